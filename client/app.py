@@ -1,0 +1,215 @@
+"""The silo's ClientApp: thin handlers that unpack a message, do the work, and pack the reply.
+
+The same object runs under the resident silo (``coterie silo``), a stock ``flower-supernode`` and
+Flower's simulation engine. It refuses what it cannot do with a reason, and takes no code from
+the server: a message is data.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from threading import Lock
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+import wire
+from client.settings import SiloSettings
+from client.training import (
+    Evaluation,
+    Stopwatch,
+    TrainPlan,
+    evaluate,
+    load_weights,
+    read_weights,
+    seed_of,
+    train,
+)
+from client.workbench import Workbench, open_workbench
+
+__all__ = ["RefusedError", "app", "workbench_of"]
+
+app = ClientApp()
+
+_workbenches: dict[str, Workbench] = {}
+_opening = Lock()
+
+
+class RefusedError(ValueError):
+    """The silo will not do what was asked. The text goes to the server."""
+
+
+def workbench_of(context: Context) -> Workbench:
+    """The workbench that belongs to this node's settings, opened once per process."""
+    key = json.dumps([context.node_id, dict(context.node_config)], sort_keys=True, default=str)
+    with _opening:
+        if key not in _workbenches:
+            settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+            _workbenches[key] = open_workbench(settings)
+        return _workbenches[key]
+
+
+@app.query("describe")
+def describe(message: Message, context: Context) -> Message:
+    """Say who this silo is. Refuses a run of another task or protocol."""
+    bench = workbench_of(context)
+    try:
+        _check_run(_config(message), bench)
+    except RefusedError as reason:
+        return wire.refusal(str(reason), message)
+    return Message(wire.encode_description(bench.describe()), reply_to=message)
+
+
+@app.query("initial")
+def initial(message: Message, context: Context) -> Message:
+    """Give the freshly initialised model of the run's seed: the server needs no torch."""
+    bench = workbench_of(context)
+    try:
+        config = _config(message)
+        _check_run(config, bench)
+        model = bench.fresh_model(_integer(config, wire.SEED, minimum=0))
+    except RefusedError as reason:
+        return wire.refusal(str(reason), message)
+    arrays = wire.encode_arrays(read_weights(model), packed=True)
+    return Message(RecordDict({wire.ARRAYS: arrays}), reply_to=message)
+
+
+@app.train()
+def train_model(message: Message, context: Context) -> Message:
+    """Train the model received on this silo's data and send it back."""
+    bench = workbench_of(context)
+    try:
+        config = _config(message)
+        _check_run(config, bench)
+        plan = _plan(config)
+        packed = _receive(message, bench)
+        round_number = _integer(config, wire.ROUND, minimum=0)
+        run_seed = _integer(config, wire.SEED, minimum=0, default=0)
+    except RefusedError as reason:
+        return wire.refusal(str(reason), message)
+    metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(bench.data.x_train)}
+    with Stopwatch() as watch:
+        if config.get(wire.EVALUATE_RECEIVED):
+            metrics |= _received_metrics(evaluate(bench.task, bench.model, bench.data))
+        seed = seed_of(
+            run_seed, bench.settings.name, round_number, str(config.get(wire.PURPOSE, ""))
+        )
+        metrics[wire.TRAIN_LOSS] = train(bench.task, bench.model, bench.data, plan, seed=seed)
+        trained = read_weights(bench.model)
+    metrics[wire.SECONDS] = watch.seconds
+    content = RecordDict(
+        {
+            wire.ARRAYS: wire.encode_arrays(trained, packed=packed),
+            wire.METRICS: MetricRecord(dict(metrics)),
+        }
+    )
+    return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def evaluate_model(message: Message, context: Context) -> Message:
+    """Evaluate the model received on this silo's test data; keep it if the server says so."""
+    bench = workbench_of(context)
+    try:
+        config = _config(message)
+        _check_run(config, bench)
+        _receive(message, bench)
+    except RefusedError as reason:
+        return wire.refusal(str(reason), message)
+    with Stopwatch() as watch:
+        result = evaluate(bench.task, bench.model, bench.data)
+    if config.get(wire.KEEP) and bench.settings.home:
+        _keep(bench, str(config.get(wire.RUN, "run")))
+    metrics = MetricRecord(
+        {
+            wire.NUM_EXAMPLES: result.num_examples,
+            wire.LOSS: result.loss,
+            wire.ERROR: result.error,
+            wire.SECONDS: watch.seconds,
+        }
+    )
+    return Message(RecordDict({wire.METRICS: metrics}), reply_to=message)
+
+
+def _received_metrics(result: Evaluation) -> dict[str, float | int]:
+    return {
+        wire.RECEIVED_LOSS: result.loss,
+        wire.RECEIVED_ERROR: result.error,
+        wire.RECEIVED_EXAMPLES: result.num_examples,
+    }
+
+
+def _receive(message: Message, bench: Workbench) -> bool:
+    """Load the message's arrays into the bench's model; return whether they came packed."""
+    record = message.content.array_records.get(wire.ARRAYS)
+    if record is None:
+        raise RefusedError(f"a {message.metadata.message_type} message needs {wire.ARRAYS!r}.")
+    try:
+        load_weights(bench.model, wire.decode_arrays(record))
+    except (wire.WireError, ValueError) as error:
+        raise RefusedError(str(error)) from None
+    return wire.is_packed(record)
+
+
+def _config(message: Message) -> ConfigRecord:
+    config = message.content.config_records.get(wire.CONFIG)
+    return ConfigRecord() if config is None else config
+
+
+def _check_run(config: ConfigRecord, bench: Workbench) -> None:
+    """Refuse another protocol or task. A plain Flower server says neither, and may go on."""
+    protocol = config.get(wire.PROTOCOL_KEY, wire.PROTOCOL)
+    if protocol != wire.PROTOCOL:
+        raise RefusedError(
+            f"silo {bench.settings.name!r} speaks protocol {wire.PROTOCOL}, the run speaks "
+            f"{protocol}. Install the same coterie version on both sides."
+        )
+    task = config.get(wire.TASK, bench.task.name)
+    if task != bench.task.name:
+        raise RefusedError(
+            f"silo {bench.settings.name!r} serves task {bench.task.name!r}, "
+            f"the run is of task {task!r}."
+        )
+
+
+def _plan(config: ConfigRecord) -> TrainPlan:
+    precision = str(config.get(wire.PRECISION, "float32"))
+    if precision not in ("float32", "bfloat16"):
+        raise RefusedError(f"precision must be float32 or bfloat16. Got {precision!r}.")
+    return TrainPlan(
+        epochs=_integer(config, wire.LOCAL_EPOCHS, minimum=1, default=1),
+        batch_size=_integer(config, wire.BATCH_SIZE, minimum=1, default=32),
+        lr=_real(config, wire.LR, default=0.01),
+        momentum=_real(config, wire.MOMENTUM, default=0.0),
+        weight_decay=_real(config, wire.WEIGHT_DECAY, default=0.0),
+        proximal_mu=_real(config, wire.PROXIMAL_MU, default=0.0),
+        precision=precision,
+    )
+
+
+def _integer(config: ConfigRecord, key: str, *, minimum: int, default: int | None = None) -> int:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+        raise RefusedError(f"{key} must be an integer of at least {minimum}. Got {value!r}.")
+    return value
+
+
+def _real(config: ConfigRecord, key: str, *, default: float) -> float:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
+    return float(value)
+
+
+def _keep(bench: Workbench, run: str) -> None:
+    """Write the model to the silo's own disk: temporary file, then rename."""
+    from safetensors.torch import save_file
+
+    folder = Path(bench.settings.home) / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
+    target = folder / f"{safe}.safetensors"
+    unfinished = target.with_suffix(".tmp")
+    save_file({k: v.contiguous() for k, v in bench.model.state_dict().items()}, unfinished)
+    unfinished.replace(target)

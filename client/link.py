@@ -1,0 +1,261 @@
+"""The silo's connection to the SuperLink: the one client-side module that touches Flower's inside.
+
+Registration, authentication, TLS, heartbeats and the wire format are Flower's own
+(``grpc_request_response``, read in 1.34). This module turns them into *receive a message* and
+*send its reply*, waits in fractions of a second where a stock SuperNode waits seconds, and
+makes the reason of a refusal visible, which Flower logs as "generator didn't yield".
+A contract test exercises it against a real SuperLink.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.client.grpc_rere_client.connection import grpc_request_response
+from flwr.common.logger import FLOWER_LOGGER
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.retry import RetryInvoker, exponential
+
+__all__ = ["FleetLink", "LinkError", "LinkLostError", "RunEndedError", "connect"]
+
+log = logging.getLogger("coterie.silo")
+
+Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+
+RETRY_S = 20.0
+"""How long one call is retried inside a connection before the connection counts as lost."""
+
+OBJECT_WAIT_S = 120.0
+"""How long an announced object may take to arrive at the SuperLink."""
+
+OBJECT_PAUSE_S = 0.01
+"""First pause before asking again for an object that is announced but not there yet."""
+
+
+class LinkError(ConnectionError):
+    """No connection to the SuperLink. ``retry`` tells whether trying again can help."""
+
+    def __init__(self, text: str, *, retry: bool = True) -> None:
+        super().__init__(text)
+        self.retry = retry
+
+
+class LinkLostError(LinkError):
+    """The connection that was there is gone."""
+
+
+class RunEndedError(RuntimeError):
+    """The message belongs to a run that has ended meanwhile."""
+
+
+class FleetLink:
+    """One live connection. Made by ``connect``."""
+
+    def __init__(self, node_id: int, calls: tuple[Callable[..., Any], ...]) -> None:
+        self.node_id = node_id
+        (
+            self._receive,
+            self._send,
+            _get_run,
+            _get_fab,  # never called: this silo runs only the code that it installed
+            self._pull_object,
+            self._push_object,
+            self._confirm,
+        ) = calls
+
+    def receive(self) -> Message | None:
+        """The next message for this silo, or None at once if there is none.
+
+        Raises:
+            LinkLostError: the SuperLink cannot be reached or does not know this silo any more.
+            RunEndedError: the message's run ended while it was being fetched.
+        """
+        with _translated():
+            received = cast(tuple[Message, ObjectTree] | None, self._receive())
+            if received is None:
+                return None
+            header, tree = received
+            run_id, message_id = header.metadata.run_id, header.metadata.message_id
+            contents = pull_objects(
+                [node.object_id for node in iterate_object_tree(tree)],
+                lambda object_id: self._pull_object(run_id, object_id),
+                initial_backoff=OBJECT_PAUSE_S,
+                backoff_cap=0.5,
+                max_time=OBJECT_WAIT_S,
+            )
+            self._confirm(run_id, message_id)
+            message = cast(Message, inflate_object_from_contents(message_id, contents))
+            message.metadata.__dict__["_message_id"] = message_id
+            return message
+
+    def send(self, reply: Message, *, seconds: float) -> None:
+        """Send a reply.
+
+        Args:
+            reply: made with ``reply_to``.
+            seconds: the silo's own time for it.
+
+        Raises:
+            LinkLostError, RunEndedError: as in ``receive``.
+        """
+        with _translated(), no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            run_id = reply.metadata.run_id
+            objects = get_all_nested_objects(reply)
+            tree = get_object_tree(reply)
+            wanted, session = self._send(reply, tree, seconds)
+            push_objects(
+                objects,
+                lambda object_id, content: self._push_object(run_id, session, object_id, content),
+                object_ids_to_push=wanted,
+            )
+
+
+@contextmanager
+def connect(
+    address: str, *, root_certificates: Path | None = None, keys: Keys | None = None
+) -> Iterator[FleetLink]:
+    """Register with a SuperLink and hold the connection.
+
+    Args:
+        address: ``HOST:PORT`` of the SuperLink's Fleet API.
+        root_certificates: PEM file of the CA; without it the connection is plain text.
+        keys: a registered key pair. Without one Flower makes a fresh one, and with it a new
+            node id, at every start.
+
+    Raises:
+        LinkError: not reachable, or refused; the text has the SuperLink's reason.
+    """
+    errors: list[grpc.RpcError] = []
+    failure: BaseException | None = None
+    entered = False
+    connection = grpc_request_response(
+        address,
+        root_certificates is None,
+        _retry_invoker(),
+        GRPC_MAX_MESSAGE_LENGTH,
+        root_certificates.read_bytes() if root_certificates else None,
+        keys,
+        _recording_stub(errors),
+    )
+    with _quiet_flower():
+        try:
+            with connection as (node_id, *calls):
+                entered = True
+                try:
+                    yield FleetLink(node_id, tuple(calls))
+                except BaseException as error:  # Flower's context manager would swallow it
+                    failure = error
+        except RuntimeError as error:
+            if entered:
+                raise
+            raise _refused(address, errors) from error
+    if failure is not None:
+        raise failure
+
+
+def _retry_invoker() -> RetryInvoker:
+    """Retry only what a moment may heal, and not for ever: the resident silo reconnects."""
+    return RetryInvoker(
+        wait_gen_factory=lambda: exponential(base_delay=0.25, max_delay=2),
+        recoverable_exceptions=grpc.RpcError,
+        max_tries=None,
+        max_time=RETRY_S,
+        should_giveup=lambda error: (
+            cast(grpc.RpcError, error).code() != grpc.StatusCode.UNAVAILABLE
+            or "handshake" in str(cast(grpc.RpcError, error).details()).lower()
+        ),
+    )
+
+
+def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
+    """Flower's stub, remembering errors that its context manager hides."""
+
+    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except grpc.RpcError as error:
+                errors.append(error)
+                raise
+
+        return call
+
+    class RecordingStub(FleetStub):
+        def __init__(self, channel: grpc.Channel) -> None:
+            super().__init__(channel)  # type: ignore[no-untyped-call]
+            for name, method in list(vars(self).items()):
+                setattr(self, name, recorded(method))
+
+    return RecordingStub
+
+
+def _refused(address: str, errors: list[grpc.RpcError]) -> LinkError:
+    if not errors:
+        return LinkError(f"no connection to the SuperLink at {address}.")
+    code, details = errors[-1].code(), str(errors[-1].details())
+    if "handshake" in details.lower():
+        return LinkError(
+            f"TLS with the SuperLink at {address} failed: {details}. The CA certificate "
+            "must be the one that signed the SuperLink's, and both must use TLS or neither.",
+            retry=False,
+        )
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return LinkError(f"the SuperLink at {address} cannot be reached: {details}")
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        return LinkError(
+            f"the SuperLink at {address} refuses this silo's key: {details} "
+            "A key is held for about a minute after a silo was killed, and as long as another "
+            "process uses it."
+        )
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return LinkError(
+            f"the SuperLink at {address} does not accept this silo: {details}. Is its key "
+            "enrolled, and is its clock right (at most 5 s ahead)?",
+            retry="timestamp" in details.lower(),
+        )
+    return LinkError(f"the SuperLink at {address} refuses this silo: {code.name}: {details}")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        code, details = error.code(), str(error.details())
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
+            raise RunEndedError(details) from error
+        raise LinkLostError(f"the SuperLink was lost: {code.name}: {details}") from error
+    except RuntimeError as error:  # an object that did not come, a node that is gone
+        raise LinkLostError(f"the SuperLink was lost: {error}") from error
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Flower logs every refused attempt as an error with its own words; ours say more."""
+    level = FLOWER_LOGGER.level
+    FLOWER_LOGGER.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        FLOWER_LOGGER.setLevel(level)

@@ -1,0 +1,118 @@
+"""What a silo is told when it starts: its own settings, never the server's.
+
+They arrive as Flower's ``node_config``, the same under the resident silo, a stock
+``flower-supernode --node-config`` and the simulation engine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tasks.base import Option
+
+__all__ = ["SettingsError", "SiloSettings"]
+
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+DATA_PREFIX = "data."
+
+
+class SettingsError(ValueError):
+    """A setting of the silo that cannot be used. The text says which and what is expected."""
+
+
+@dataclass(frozen=True)
+class SiloSettings:
+    """One silo's settings.
+
+    Attributes:
+        name: unique in the federation: letters, digits, ``.``, ``_``, ``-``.
+        task: built-in name or ``module:attribute``.
+        options: the task's data options, ``data.KEY=VALUE`` in a node config.
+        alpha: the silo's own α for HCCT, or None.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
+        threads: CPU threads of torch; 0 leaves torch's own choice. Results are bit-identical
+            only between runs with the same number.
+        home: folder in which the silo keeps what is its own; empty keeps nothing.
+    """
+
+    name: str
+    task: str = "digits"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    alpha: float | None = None
+    device: str = "auto"
+    threads: int = 1
+    home: str = ""
+
+    def __post_init__(self) -> None:
+        if not NAME_PATTERN.fullmatch(self.name):
+            raise SettingsError(
+                "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start "
+                f"with a letter or digit. Got {self.name!r}."
+            )
+        if self.alpha is not None and not 0 <= self.alpha < float("inf"):
+            raise SettingsError(f"alpha must be finite and at least 0. Got {self.alpha}.")
+        if self.threads < 0:
+            raise SettingsError(f"threads must be at least 0. Got {self.threads}.")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise SettingsError(
+                f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}."
+            )
+
+    @classmethod
+    def from_node_config(cls, config: Mapping[str, Option], *, node_id: int) -> SiloSettings:
+        """Read Flower's node config.
+
+        A node without a name is called ``silo-<partition>`` in a simulation, where Flower gives
+        ``partition-id``, else ``node-<id>``. There, and only there, the digits are cut by
+        partition so that the simulation engine works without further settings.
+
+        Raises:
+            SettingsError: an unknown key or a value out of bounds.
+        """
+        known = {"name", "task", "alpha", "device", "threads", "home"}
+        own = {k: v for k, v in config.items() if k in known}
+        options = {
+            k.removeprefix(DATA_PREFIX): v for k, v in config.items() if k.startswith(DATA_PREFIX)
+        }
+        unknown = [
+            k
+            for k in config
+            if k not in known
+            and not k.startswith(DATA_PREFIX)
+            and k not in ("partition-id", "num-partitions")
+        ]
+        if unknown:
+            raise SettingsError(
+                f"unknown setting {sorted(unknown)[0]!r}. A silo has: {', '.join(sorted(known))} "
+                f"and {DATA_PREFIX}KEY for its task."
+            )
+        partition = config.get("partition-id")
+        if "name" not in own:
+            own["name"] = f"node-{node_id}" if partition is None else f"silo-{partition}"
+            if partition is not None and not options and own.get("task", "digits") == "digits":
+                options = {"skip": int(partition) * 110, "train": 80, "test": 30}
+        alpha = own.get("alpha")
+        return cls(
+            name=str(own["name"]),
+            task=str(own.get("task", "digits")),
+            options=options,
+            alpha=None if alpha is None else float(alpha),
+            device=str(own.get("device", "auto")),
+            threads=int(own.get("threads", 1)),
+            home=str(own.get("home", "")),
+        )
+
+    def to_node_config(self) -> dict[str, Option]:
+        """The inverse of ``from_node_config``."""
+        config: dict[str, Option] = {
+            "name": self.name,
+            "task": self.task,
+            "device": self.device,
+            "threads": self.threads,
+            "home": self.home,
+        }
+        if self.alpha is not None:
+            config["alpha"] = self.alpha
+        return config | {DATA_PREFIX + key: value for key, value in self.options.items()}

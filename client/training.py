@@ -1,0 +1,200 @@
+"""Local SGD on one silo's tensors.
+
+The loop is a bare PyTorch loop: data lives on the device, a batch is an index into it, nothing
+is copied per step. Randomness comes from (run seed, silo, round, purpose) alone, so the order in
+which silos train does not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from tasks.base import Task
+from wire import Model
+
+__all__ = [
+    "Evaluation",
+    "Tensors",
+    "TrainPlan",
+    "evaluate",
+    "load_weights",
+    "read_weights",
+    "seed_of",
+    "train",
+]
+
+EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class TrainPlan:
+    """How long and how to train. Bounds are checked by whoever reads it from a message.
+
+    Attributes:
+        epochs: passes over the training data, ≥ 1.
+        batch_size: ≥ 1; the last batch of an epoch may be smaller.
+        lr: learning rate, > 0.
+        momentum, weight_decay: of SGD, ≥ 0.
+        proximal_mu: μ of FedProx's μ/2·|w − w_received|², ≥ 0.
+        precision: ``float32``, or ``bfloat16`` for autocast.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+    precision: str = "float32"
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A silo's data on its device."""
+
+    x_train: torch.Tensor
+    y_train: torch.Tensor
+    x_test: torch.Tensor
+    y_test: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Mean loss, share of wrong answers in [0, 1], number of samples."""
+
+    loss: float
+    error: float
+    num_examples: int
+
+
+def seed_of(run_seed: int, silo: str, round_number: int, purpose: str) -> int:
+    """A 63-bit seed that depends on nothing but its arguments."""
+    text = f"{run_seed}/{silo}/{round_number}/{purpose}"
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def load_weights(model: nn.Module, weights: Model) -> None:
+    """Copy arrays into the model's parameters and buffers.
+
+    Raises:
+        ValueError: names or shapes differ from the model's.
+    """
+    state = model.state_dict()
+    if list(state) != list(weights):
+        missing = sorted(set(state) ^ set(weights))
+        raise ValueError(f"the model received has other arrays than the task's: {missing[:3]}")
+    with torch.no_grad():
+        for name, own in state.items():
+            received = weights[name]
+            if tuple(own.shape) != received.shape:
+                raise ValueError(
+                    f"array {name!r} must have shape {tuple(own.shape)}. Got {received.shape}."
+                )
+            own.copy_(torch.from_numpy(np.array(received, copy=True)))
+
+
+def read_weights(model: nn.Module) -> Model:
+    """The model's parameters and buffers as numpy copies, in the model's order."""
+    return {
+        name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()
+    }
+
+
+def train(task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, *, seed: int) -> float:
+    """Train in place; return the mean loss over the last epoch's samples.
+
+    Args:
+        task: gives the loss.
+        model: changed in place.
+        data: the training part is used.
+        plan: what to do.
+        seed: of the shuffling and of the model's own randomness (dropout).
+    """
+    torch.manual_seed(seed)
+    shuffle = torch.Generator().manual_seed(seed)
+    model.train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    anchor = [p.detach().clone() for p in parameters] if plan.proximal_mu > 0 else []
+    optimizer = torch.optim.SGD(
+        parameters, lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+    x, y, device = data.x_train, data.y_train, data.x_train.device
+    total = torch.zeros((), device=device)
+    for _ in range(plan.epochs):
+        total.zero_()
+        order = torch.randperm(len(x), generator=shuffle).to(device)
+        for batch in order.split(plan.batch_size):
+            if len(batch) == 1 and len(x) > 1 and _has_batch_norm(model):
+                continue  # batch statistics of one sample do not exist
+            optimizer.zero_grad(set_to_none=True)
+            with _autocast(plan.precision, device):
+                loss = task.loss(model(x[batch]), y[batch])
+            loss.backward()
+            if anchor:
+                _add_proximal_gradient(parameters, anchor, plan.proximal_mu)
+            optimizer.step()
+            total += loss.detach() * len(batch)
+    return float(total) / len(x)
+
+
+def _add_proximal_gradient(
+    parameters: list[nn.Parameter], anchor: list[torch.Tensor], mu: float
+) -> None:
+    """Add the gradient μ·(w − w_received) of FedProx's term, without building its graph."""
+    with torch.no_grad():
+        for parameter, start in zip(parameters, anchor, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - start, alpha=mu)
+
+
+def _has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
+def _autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    if precision == "bfloat16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()
+
+
+@torch.no_grad()
+def evaluate(task: Task, model: nn.Module, data: Tensors) -> Evaluation:
+    """Loss and error on the silo's test data."""
+    model.eval()
+    n = len(data.x_test)
+    loss = torch.zeros((), device=data.x_test.device)
+    wrong = torch.zeros((), device=data.x_test.device)
+    for x, y in zip(
+        data.x_test.split(EVALUATION_BATCH), data.y_test.split(EVALUATION_BATCH), strict=True
+    ):
+        outputs = model(x)
+        loss += task.loss(outputs, y) * len(x)
+        wrong += task.errors(outputs, y)
+    return Evaluation(float(loss) / n, float(wrong) / n, n)
+
+
+class Stopwatch(AbstractContextManager["Stopwatch"]):
+    """Seconds between enter and exit, as ``seconds``."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        self._start = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds = time.perf_counter() - self._start
+
+
+def tensors(data: Mapping[str, np.ndarray], device: torch.device) -> Tensors:
+    """Move numpy arrays ``x_train, y_train, x_test, y_test`` to the device."""
+    moved = {key: torch.from_numpy(array).to(device) for key, array in data.items()}
+    return Tensors(**moved)

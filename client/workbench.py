@@ -1,0 +1,95 @@
+"""What a silo keeps warm between messages: its task, its data on the device, a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import nn
+
+from client.settings import SettingsError, SiloSettings
+from client.training import Tensors, tensors
+from tasks import Task, load_task
+from wire import Description
+
+__all__ = ["Workbench", "open_workbench"]
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A silo ready to work. ``model`` is scratch space: every message overwrites its weights."""
+
+    settings: SiloSettings
+    task: Task
+    data: Tensors
+    model: nn.Module
+    device: torch.device
+    schema: str
+
+    def describe(self) -> Description:
+        """What the silo says of itself."""
+        parameters = {name for name, _ in self.model.named_parameters()}
+        return Description(
+            name=self.settings.name,
+            num_examples=len(self.data.x_train),
+            task=self.task.name,
+            schema=self.schema,
+            alpha=self.settings.alpha,
+            device=str(self.device),
+            versions={"coterie": _version("coterie"), "torch": torch.__version__},
+            buffers=tuple(name for name in self.model.state_dict() if name not in parameters),
+        )
+
+    def fresh_model(self, seed: int) -> nn.Module:
+        """A newly initialised model; the same for the same seed on every silo."""
+        torch.manual_seed(seed)
+        return self.task.model().to(self.device)
+
+
+def open_workbench(settings: SiloSettings) -> Workbench:
+    """Load task and data and put them on the device.
+
+    Raises:
+        TaskError: task or data cannot be loaded.
+        SettingsError: the device is not there.
+    """
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = _device(settings.device)
+    task = load_task(settings.task)
+    data = task.load(settings.options)
+    on_device = tensors(
+        {key: getattr(data, key) for key in ("x_train", "y_train", "x_test", "y_test")}, device
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = task.model().to(device)
+    return Workbench(settings, task, on_device, model, device, _schema(task, model, on_device))
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise SettingsError(
+            f"device {wanted!r} was asked for, but torch finds no CUDA device. Use auto or cpu."
+        )
+    return torch.device(wanted)
+
+
+def _schema(task: Task, model: nn.Module, data: Tensors) -> str:
+    """Fingerprint of what silos must have in common to share a model; nothing about the data."""
+    described = [
+        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in model.state_dict().items()
+    ]
+    text = json.dumps([task.name, task.num_classes, list(data.x_train.shape[1:]), described])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

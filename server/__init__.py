@@ -1,0 +1,1 @@
+"""The coordinator: ServerApp, run configuration, records of runs, and the ``coterie`` command."""

@@ -1,0 +1,37 @@
+"""The ServerApp: unpack the run's configuration, run it, keep its record."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from server.config import RunConfig
+from server.link import pull_objects_promptly
+from server.run import execute, run_folder
+
+__all__ = ["app"]
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Flower calls this once per run."""
+    _log_to_stdout()
+    pull_objects_promptly()
+    config = RunConfig.read(context.run_config)
+    execute(grid, config, run_id=context.run_id, folder=run_folder(config, run_id=context.run_id))
+
+
+def _log_to_stdout() -> None:
+    """Flower carries the ServerApp's output to whoever follows the run."""
+    logger = logging.getLogger("coterie")
+    if not logger.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,124 @@
+"""The run's configuration: every key, its type, bounds and meaning, checked once at the edge.
+
+The same keys everywhere: ``coterie run --set KEY=VALUE``, ``flwr run . --run-config "KEY=VALUE"``,
+and ``[tool.flwr.app.config]`` in ``pyproject.toml``, which holds the defaults for Flower. A test
+keeps the two lists equal. ``docs/configuration.md`` is made from this class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from strategies.errors import EXIT_CONFIG, FederationError
+from strategies.roster import Churn
+
+__all__ = ["STRATEGIES", "RunConfig"]
+
+STRATEGIES = ("independent", "fedavg", "hcct")
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+class RunConfig(BaseModel):
+    """One run. Keys are written with dashes: ``local-epochs``."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=_dashed, populate_by_name=True
+    )
+
+    strategy: Literal["independent", "fedavg", "hcct"] = Field(
+        "hcct", description="Who trains with whom."
+    )
+    task: str = Field("digits", min_length=1, description="Task that every silo must serve.")
+    rounds: int = Field(20, ge=1, le=100_000, description="Number of rounds.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Same seed, same models.")
+    label: str = Field(
+        "", max_length=80, description="A name for the run's folder; empty takes the strategy's."
+    )
+    min_silos: int = Field(2, ge=1, le=100_000, description="Silos to wait for before round 1.")
+    wait_for_silos: Positive = Field(
+        120.0, description="Seconds to wait for silos before giving up."
+    )
+    round_timeout: Positive = Field(
+        600.0, description="Seconds after which a round goes on without missing replies."
+    )
+    churn: str = Field(
+        "",
+        description="Script of joins and leaves, `NAME+ROUND` and `NAME-ROUND`, for repeatable "
+        "simulations.",
+    )
+    local_epochs: int = Field(5, ge=1, le=10_000, description="Epochs of local training a round.")
+    batch_size: int = Field(16, ge=1, le=1_000_000, description="Samples of a mini-batch.")
+    lr: Positive = Field(0.1, le=1000, description="Learning rate of local SGD in round 1.")
+    lr_decay: Positive = Field(
+        0.995, le=1, description="Factor on the learning rate after every round."
+    )
+    momentum: NotNegative = Field(0.0, lt=1, description="Momentum of local SGD.")
+    weight_decay: NotNegative = Field(0.0, le=10, description="Weight decay of local SGD.")
+    proximal_mu: NotNegative = Field(
+        0.0, le=1e6, description="μ of FedProx's term in local training; 0 turns it off."
+    )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32", description="Arithmetic of local training; bfloat16 is autocast."
+    )
+    alpha: NotNegative = Field(
+        50.0,
+        description="HCCT: hunger for data. Small keeps silos apart, large puts them together. "
+        "A silo's own α goes before it.",
+    )
+    memory: NotNegative = Field(
+        1.0, le=1, description="HCCT: γ of the accumulated updates that are compared; 0 = paper."
+    )
+    similarity: Literal["parameters", "parameters+buffers"] = Field(
+        "parameters", description="HCCT: whether running statistics are compared too."
+    )
+    runs_dir: str = Field(
+        "", description="Folder of run records at the coordinator; empty takes its default."
+    )
+
+    @field_validator("churn")
+    @classmethod
+    def _churn_is_readable(cls, text: str) -> str:
+        Churn.parse(text)
+        return text
+
+    @classmethod
+    def read(cls, values: Mapping[str, Any]) -> RunConfig:
+        """Check a run's keys.
+
+        Raises:
+            FederationError: an unknown key or a value out of bounds; every problem is named.
+        """
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            problems = "; ".join(_problem(entry) for entry in error.errors())
+            raise FederationError(
+                f"the run's configuration is wrong: {problems}.",
+                phase="configuration",
+                exit_code=EXIT_CONFIG,
+            ) from None
+
+    def plain(self) -> dict[str, Any]:
+        """All keys and values, as they are written."""
+        return self.model_dump(by_alias=True)
+
+
+def _problem(entry: Any) -> str:
+    key = ".".join(str(part) for part in entry["loc"])
+    if entry["type"] == "extra_forbidden":
+        return f"unknown key {key!r} (known: {', '.join(_known())})"
+    message = entry["msg"].removeprefix("Value error, ")
+    return f"{key}: {message[0].lower()}{message[1:]}. Got {entry['input']!r}"
+
+
+def _known() -> list[str]:
+    return sorted(_dashed(name) for name in RunConfig.model_fields)

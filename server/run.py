@@ -1,0 +1,179 @@
+"""One run from configuration to record: build the strategy, drive it, write what happened."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+import wire
+from server.config import RunConfig
+from server.record import RunRecord, default_runs_dir
+from strategies import HCCT, FedAvg, Independent
+from strategies.errors import FederationError
+from strategies.exchange import exchange
+from strategies.loop import GroupStrategy, RoundReport, RunResult, check_finite
+from strategies.roster import Churn, DescribedRoster, Roster, Silo
+
+__all__ = ["execute", "run_folder", "train_config"]
+
+log = logging.getLogger("coterie.run")
+
+INITIAL_DEADLINE_S = 60.0
+
+
+def run_folder(config: RunConfig, *, run_id: int) -> Path:
+    """Where a run's record goes: its label, or its strategy, and its id."""
+    root = Path(config.runs_dir).expanduser() if config.runs_dir else default_runs_dir()
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", config.label or config.strategy)
+    return root / f"{label}-{run_id}"
+
+
+def train_config(config: RunConfig, *, run: str) -> dict[str, int | float | str | bool]:
+    """What every training message carries."""
+    return {
+        wire.TASK: config.task,
+        wire.RUN: run,
+        wire.SEED: config.seed,
+        wire.LOCAL_EPOCHS: config.local_epochs,
+        wire.BATCH_SIZE: config.batch_size,
+        wire.LR: config.lr,
+        wire.LR_DECAY: config.lr_decay,
+        wire.MOMENTUM: config.momentum,
+        wire.WEIGHT_DECAY: config.weight_decay,
+        wire.PROXIMAL_MU: config.proximal_mu,
+        wire.PRECISION: config.precision,
+    }
+
+
+def build_strategy(
+    config: RunConfig,
+    *,
+    run: str,
+    roster: Roster,
+    on_round: Callable[[RoundReport], None],
+) -> GroupStrategy[object]:
+    """The strategy that the configuration names."""
+    common = {
+        "round_timeout": config.round_timeout,
+        "train_config": train_config(config, run=run),
+        "roster": roster,
+        "on_round": on_round,
+    }
+    builders: Mapping[str, Callable[[], GroupStrategy[object]]] = {
+        "independent": lambda: Independent(**common),  # type: ignore[arg-type,return-value]
+        "fedavg": lambda: FedAvg(**common),  # type: ignore[arg-type,return-value]
+        "hcct": lambda: HCCT(  # type: ignore[arg-type,return-value]
+            alpha=config.alpha, memory=config.memory, similarity=config.similarity, **common
+        ),
+    }
+    return builders[config.strategy]()
+
+
+class _RecordingRoster:
+    """A roster that tells the record whom it waits for and who is here."""
+
+    def __init__(self, inner: DescribedRoster, record: RunRecord) -> None:
+        self.inner = inner
+        self.record = record
+        self.silos: dict[str, Silo] = {}
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """See ``strategies.roster.Roster``."""
+        self.record.event("look", round=round)
+        here = self.inner.present(grid, round=round)
+        self.silos = {silo.name: silo for silo in here}
+        return here
+
+
+def execute(grid: Grid, config: RunConfig, *, run_id: int, folder: Path) -> RunResult:
+    """Run the federation that ``config`` describes and keep its record in ``folder``.
+
+    Raises:
+        FederationError: the run cannot go on; the record says why.
+    """
+    record = RunRecord(folder, config, run_id=run_id)
+    log.info("run %s: %s, record in %s", run_id, config.strategy, folder)
+    try:
+        result = _execute(grid, config, record, run=folder.name)
+    except BaseException as error:
+        record.fail(error)
+        raise
+    record.finish({n: wire.decode_arrays(arrays) for n, arrays in result.models.items()})
+    log.info("run %s is complete: %s", run_id, folder)
+    return result
+
+
+def _execute(grid: Grid, config: RunConfig, record: RunRecord, *, run: str) -> RunResult:
+    roster = DescribedRoster(
+        task=config.task,
+        min_silos=config.min_silos,
+        deadline_s=config.wait_for_silos,
+        churn=Churn.parse(config.churn),
+    )
+    recording = _RecordingRoster(roster, record)
+
+    def on_round(report: RoundReport) -> None:
+        record.round(report, recording.silos, roster.refused)
+        log.info("%s", _line(report, config.rounds))
+
+    strategy = build_strategy(config, run=run, roster=recording, on_round=on_round)
+    here = recording.present(grid, round=1)
+    initial = initial_arrays(grid, here[0], config)
+    record.ready(recording.silos)
+    return strategy.start(grid=grid, initial_arrays=initial, num_rounds=config.rounds)
+
+
+def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
+    """w⁰: any silo gives the same for the run's seed, so the server needs neither task nor torch.
+
+    Raises:
+        FederationError: the silo gave none, or not-a-number.
+    """
+    request = Message(
+        RecordDict(
+            {
+                wire.CONFIG: ConfigRecord(
+                    {
+                        wire.PROTOCOL_KEY: wire.PROTOCOL,
+                        wire.TASK: config.task,
+                        wire.SEED: config.seed,
+                    }
+                )
+            }
+        ),
+        dst_node_id=silo.node_id,
+        message_type=wire.INITIAL,
+        group_id="0",
+    )
+    (reply,) = exchange(grid, [request], deadline_s=INITIAL_DEADLINE_S)
+    if reply is None or reply.has_error():
+        reason = "no answer" if reply is None else str(reply.error.reason)
+        raise FederationError(
+            f"silo {silo.name!r} gave no initial model: {reason}", silo=silo.name, phase="initial"
+        )
+    model = wire.decode_arrays(reply.content[wire.ARRAYS])
+    check_finite(model)
+    return wire.encode_arrays(model, packed=False)
+
+
+def _line(report: RoundReport, rounds: int) -> str:
+    """One round in one line, for a log."""
+    parts = ["final" if report.final else f"round {report.round}/{rounds}"]
+    parts.append(f"{len(report.groups)} group(s)")
+    if report.joined and report.round > 1:
+        parts.append("joined: " + ", ".join(report.joined))
+    if report.left:
+        parts.append("left: " + ", ".join(report.left))
+    if report.left_out:
+        parts.append("left out: " + ", ".join(report.left_out))
+    if report.evaluation:
+        errors = [error for _, error, _ in report.evaluation.values()]
+        mean = 100 * sum(errors) / len(errors)
+        parts.append(f"mean error after round {report.evaluated_round}: {mean:.1f} %")
+    parts.append(f"{sum(report.seconds.values()):.2f} s")
+    return " · ".join(parts)

@@ -1,0 +1,45 @@
+"""The one error of a federation: what went wrong, where, and with which exit code."""
+
+from __future__ import annotations
+
+__all__ = ["EXIT_CONFIG", "EXIT_NO_SILOS", "EXIT_RUN", "FederationError", "require"]
+
+EXIT_CONFIG = 2
+EXIT_RUN = 3
+EXIT_NO_SILOS = 4
+
+
+class FederationError(RuntimeError):
+    """A run cannot go on.
+
+    Attributes:
+        round: the round in which it happened, 0 before the first.
+        silo: the silo concerned, or empty.
+        phase: what was being done, e.g. ``train``.
+        exit_code: what a command should exit with.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        round: int = 0,
+        silo: str = "",
+        phase: str = "",
+        exit_code: int = EXIT_RUN,
+    ) -> None:
+        super().__init__(text)
+        self.round = round
+        self.silo = silo
+        self.phase = phase
+        self.exit_code = exit_code
+
+
+def require(condition: bool, text: str) -> None:
+    """Refuse a strategy's argument.
+
+    Raises:
+        FederationError: with ``text``, if the condition does not hold.
+    """
+    if not condition:
+        raise FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

@@ -1,0 +1,60 @@
+"""FedAvg: one model for everybody.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: "Communication-Efficient Learning of Deep
+Networks from Decentralized Data", AISTATS 2017, https://arxiv.org/abs/1602.05629, Algorithm 1
+with every silo in every round. With ``proximal-mu`` in the training configuration the silos'
+objective is FedProx's (Li et al., MLSys 2020, https://arxiv.org/abs/1812.06127).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from strategies.grouping import Members, average_groups, enrol, orders_from
+from strategies.loop import Group, GroupStrategy, Order, Update
+from strategies.roster import Silo
+from wire import Model
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(GroupStrategy[Members]):
+    """The size-weighted mean of all updates, every round. See ``GroupStrategy``."""
+
+    def first(self, initial: Model) -> Members:
+        """Nobody yet."""
+        return Members(initial)
+
+    def admit(self, state: Members, silos: Sequence[Silo], *, round: int) -> Members:
+        """A newcomer starts from the global model."""
+        return enrol(state, silos, _global_model(state))
+
+    def orders(
+        self, state: Members, silos: Sequence[Silo], *, round: int
+    ) -> tuple[Members, list[Order]]:
+        """Train the global model. Who was away gets today's, not the one it left with."""
+        here = tuple(silo.name for silo in silos)
+        models = {**state.models, **dict.fromkeys(here, _global_model(state))}
+        return replace(state, models=models, groups=(here,)), orders_from(models, silos)
+
+    def absorb(self, state: Members, updates: Sequence[Update], *, round: int) -> Members:
+        """The mean goes to everybody who is here; without any answer the model stays."""
+        return average_groups(state, updates)
+
+    def models(self, state: Members) -> Mapping[str, Model]:
+        """Silo → the global model (who left, the last that it had)."""
+        return state.models
+
+    def groups(self, state: Members) -> Sequence[Group]:
+        """One."""
+        return state.groups
+
+    def sizes(self, state: Members) -> Mapping[str, float]:
+        """Silo → training samples."""
+        return state.sizes
+
+
+def _global_model(state: Members) -> Model:
+    """What everybody who was here last holds; w⁰ before round 1."""
+    return state.models[state.groups[0][0]] if state.groups else state.initial

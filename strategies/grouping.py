@@ -1,0 +1,70 @@
+"""State and steps shared by strategies whose silos train in groups. Functions, no inheritance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from strategies.loop import Group, Order, Update
+from strategies.models import weighted_mean
+from strategies.roster import Silo
+from wire import Model
+
+__all__ = ["Members", "average_groups", "enrol", "mean_of_all", "orders_from"]
+
+
+@dataclass(frozen=True)
+class Members:
+    """Every silo that ever took part; who is away keeps its model and its size.
+
+    Attributes:
+        initial: w⁰.
+        models: silo → its current model.
+        sizes: silo → number of training samples, from its last accepted reply (or as stated).
+        groups: who trained together in the last round.
+    """
+
+    initial: Model
+    models: Mapping[str, Model] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+
+
+def enrol(members: Members, silos: Sequence[Silo], model: Model) -> Members:
+    """Let silos in with ``model`` as their current model."""
+    return replace(
+        members,
+        models={**members.models, **{silo.name: model for silo in silos}},
+        sizes={**members.sizes, **{silo.name: float(silo.num_examples) for silo in silos}},
+    )
+
+
+def mean_of_all(members: Members) -> Model:
+    """The size-weighted mean of the current models of who was here last; w⁰ before round 1."""
+    here = [name for group in members.groups for name in group if members.sizes[name] > 0]
+    if not here:
+        return members.initial
+    names = sorted(here)
+    return weighted_mean([members.models[n] for n in names], [members.sizes[n] for n in names])
+
+
+def orders_from(models: Mapping[str, Model], silos: Sequence[Silo]) -> list[Order]:
+    """Everybody trains from the model that it holds."""
+    return [Order(silo, models[silo.name]) for silo in silos]
+
+
+def average_groups(members: Members, updates: Sequence[Update]) -> Members:
+    """Aggregate every group of ``members.groups``: the size-weighted mean of what came back.
+
+    A member whose reply is missing or left out gets its group's mean like the others; a group
+    of which nobody answered keeps its models.
+    """
+    models = dict(members.models)
+    by_name = {update.silo.name: update for update in updates}
+    for group in members.groups:
+        answered = [by_name[name] for name in group if name in by_name]
+        if answered:
+            mean = weighted_mean([u.model for u in answered], [u.num_examples for u in answered])
+            models |= dict.fromkeys(group, mean)
+    sizes = {**members.sizes, **{name: u.num_examples for name, u in by_name.items()}}
+    return replace(members, models=models, sizes=sizes)

@@ -1,0 +1,271 @@
+"""HCCT: hierarchical clustering-based collaborative training.
+
+Sun, Kountouris, Zhang: "How to Collaborate: Towards Maximizing the Generalization Performance in
+Cross-Silo Federated Learning", IEEE TMC 2024, https://arxiv.org/abs/2401.13236; Algorithms 1–2,
+eqs. 8–17. The partition itself is ``strategies.partition.hcct``.
+
+Round 1: every silo alone, all from the same w⁰. After every round the silos that answered are
+partitioned anew; each group's model is the size-weighted mean of its members' current models,
+its members train it, and it is aggregated size-weighted.
+
+Differs from the paper:
+
+- *Memory* (``memory=1``, the default). The paper compares the updates of the last round. Those
+  of small silos turn to noise as training goes on, and the groups flap. Here the accumulated own
+  updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper.
+- A merge is made only while its benefit is positive (Algorithm 2 merges before it tests).
+- α may be one number or stated by each silo.
+- A newcomer, which the paper does not have, trains one round from the mean of all current
+  models; eqs. 15–16 against the existing groups decide which it joins. In the same round it also
+  trains from w⁰ for some more epochs, so that its memory can be compared with the others'.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import wire
+from strategies.errors import require
+from strategies.grouping import Members, average_groups, enrol, mean_of_all, orders_from
+from strategies.loop import Group, GroupStrategy, Order, RoundReport, Update
+from strategies.models import accumulate, comparable, difference, weighted_mean
+from strategies.partition.gram import gram
+from strategies.partition.hcct import partition, place
+from strategies.roster import Roster, Silo
+from wire import Model
+
+__all__ = ["HCCT", "HCCTState"]
+
+log = logging.getLogger("coterie.run")
+
+CATCH_UP = "catch-up"
+"""Purpose of a newcomer's second training in its first round, from w⁰."""
+MAX_CATCH_UP = 5
+"""Rounds' worth of epochs in a catch-up: enough to tell the groups apart on the members' scale."""
+MAX_RECORDED_SILOS = 32
+"""Up to so many silos the record of every round holds their similarity matrix."""
+
+
+@dataclass(frozen=True)
+class HCCTState:
+    """What HCCT knows between two rounds.
+
+    Attributes:
+        members: models, sizes, and the groups that trained in the last round.
+        memory: silo → c_i, its accumulated own updates (the compared arrays only).
+        alphas: silo → its own α, where it stated one.
+        planned: groups of the next round.
+        starts: silo → the model that its group of the next round starts from.
+        newcomers: silos that have not been placed yet.
+        similarity: cosines between ``compared`` silos after the last round.
+    """
+
+    members: Members
+    memory: Mapping[str, Model] = field(default_factory=dict)
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    planned: tuple[Group, ...] = ()
+    starts: Mapping[str, Model] = field(default_factory=dict)
+    newcomers: frozenset[str] = frozenset()
+    compared: tuple[str, ...] = ()
+    similarity: tuple[tuple[float, ...], ...] = ()
+
+
+class HCCT(GroupStrategy[HCCTState]):
+    """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``.
+
+    Args:
+        alpha: hunger for data, ≥ 0. 0 leaves everybody alone; large enough puts all together.
+            A silo's own α, where it states one, goes before it.
+        memory: γ in [0, 1] of the accumulated updates; 0 compares the last round's alone.
+        similarity: ``parameters``, or ``parameters+buffers`` to compare running statistics too.
+
+    The other arguments are those of ``GroupStrategy``.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float = 50.0,
+        memory: float = 1.0,
+        similarity: str = "parameters",
+        round_timeout: float = 3600.0,
+        train_config: Mapping[str, int | float | str | bool] | None = None,
+        evaluate: bool = True,
+        roster: Roster | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> None:
+        super().__init__(
+            round_timeout=round_timeout,
+            train_config=train_config,
+            evaluate=evaluate,
+            roster=roster,
+            on_round=on_round,
+        )
+        require(
+            bool(np.isfinite(alpha)) and alpha >= 0,
+            f"alpha must be finite and at least 0. Got {alpha}.",
+        )
+        require(0 <= memory <= 1, f"memory must be in [0, 1]. Got {memory}.")
+        require(
+            similarity in ("parameters", "parameters+buffers"),
+            f"similarity must be parameters or parameters+buffers. Got {similarity!r}.",
+        )
+        self.alpha, self.memory, self.similarity = float(alpha), float(memory), similarity
+
+    def first(self, initial: Model) -> HCCTState:
+        """Nobody yet."""
+        return HCCTState(Members(initial))
+
+    def admit(self, state: HCCTState, silos: Sequence[Silo], *, round: int) -> HCCTState:
+        """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
+        members = enrol(state.members, silos, mean_of_all(state.members))
+        names = {silo.name for silo in silos}
+        return replace(
+            state,
+            members=members,
+            alphas={**state.alphas, **{s.name: s.alpha for s in silos if s.alpha is not None}},
+            starts={**state.starts, **{name: members.models[name] for name in names}},
+            newcomers=state.newcomers | (names if round > 1 else set()),
+        )
+
+    def orders(
+        self, state: HCCTState, silos: Sequence[Silo], *, round: int
+    ) -> tuple[HCCTState, list[Order]]:
+        """Everybody here trains from its group's model; newcomers also from w⁰."""
+        here = {silo.name: silo for silo in silos}
+        groups = _present_groups(state.planned, here)
+        state = replace(state, members=replace(state.members, groups=groups))
+        orders = orders_from(state.starts, silos)
+        for name in sorted(state.newcomers & set(here)):
+            epochs = int(self.train_config.get(wire.LOCAL_EPOCHS, 1)) * min(round, MAX_CATCH_UP)
+            orders.append(
+                Order(
+                    here[name],
+                    state.members.initial,
+                    purpose=CATCH_UP,
+                    config={wire.LOCAL_EPOCHS: epochs},
+                )
+            )
+        return state, orders
+
+    def absorb(self, state: HCCTState, updates: Sequence[Update], *, round: int) -> HCCTState:
+        """Aggregate the groups, remember the updates, and form the next round's groups."""
+        trained = [u for u in updates if u.purpose != CATCH_UP]
+        probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
+        deltas = {u.silo.name: self._compared(u) for u in trained}
+        state = replace(
+            state,
+            members=average_groups(state.members, trained),
+            memory=self._remember(state, deltas, probes),
+        )
+        here = [name for group in state.members.groups for name in group]
+        state = self._partition(state, here, deltas)
+        return replace(state, newcomers=state.newcomers - set(deltas))
+
+    def _compared(self, update: Update) -> Model:
+        delta = difference(update.model, update.start)
+        kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
+        if not any(array.any() for array in kept.values()):
+            log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
+        return kept
+
+    def _remember(
+        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, Update]
+    ) -> dict[str, Model]:
+        memory = dict(state.memory)
+        for name, delta in deltas.items():
+            if name in state.newcomers:
+                probe = probes.get(name)
+                memory[name] = delta if probe is None else self._compared(probe)
+            else:
+                memory[name] = accumulate(memory.get(name), delta, decay=self.memory)
+        return memory
+
+    def _partition(
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model]
+    ) -> HCCTState:
+        """Groups of the next round: Algorithm 2 on the settled silos, then the newcomers."""
+        settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
+        new = sorted(n for n in state.newcomers if n in deltas)
+        compared = [*settled, *new]
+        if not compared:
+            return state
+        vectors = [state.memory[n] for n in settled] + [deltas[n] for n in new]
+        matrix = gram([list(vector.values()) for vector in vectors])
+        sizes = np.array([state.members.sizes[n] for n in compared])
+        alphas = np.array([state.alphas.get(n, self.alpha) for n in compared])
+        n = len(settled)
+        found = partition(matrix[:n, :n], sizes[:n], alpha=alphas[:n]) if n else []
+        placed = [list(group) for group in found]
+        for row in range(n, len(compared)):
+            target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
+            if target is None:
+                placed.append([row])
+            else:
+                placed[target].append(row)
+        planned = tuple(tuple(sorted(compared[i] for i in group)) for group in placed)
+        return replace(
+            state,
+            planned=tuple(sorted(planned)),
+            starts={**state.members.models, **_group_starts(state.members, planned)},
+            compared=tuple(compared),
+            similarity=_cosines(matrix),
+        )
+
+    def models(self, state: HCCTState) -> Mapping[str, Model]:
+        """Silo → the outcome of its group's last round (Algorithm 1, line 24)."""
+        return state.members.models
+
+    def next_models(self, state: HCCTState) -> Mapping[str, Model]:
+        """Silo → what its group of the next round starts from."""
+        return state.starts
+
+    def groups(self, state: HCCTState) -> Sequence[Group]:
+        """Who trained together in the last round."""
+        return state.members.groups
+
+    def sizes(self, state: HCCTState) -> Mapping[str, float]:
+        """Silo → training samples."""
+        return state.members.sizes
+
+    def details(self, state: HCCTState) -> Mapping[str, Any]:
+        """The planned groups, and the cosines where there are not too many."""
+        details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
+        if len(state.compared) <= MAX_RECORDED_SILOS:
+            details["compared"] = list(state.compared)
+            details["similarity"] = [[round(c, 6) for c in row] for row in state.similarity]
+        return details
+
+
+def _present_groups(planned: Sequence[Group], here: Mapping[str, Silo]) -> tuple[Group, ...]:
+    """The planned groups without who is away; who was in none of them is alone."""
+    kept = [tuple(name for name in group if name in here) for group in planned]
+    grouped = {name for group in kept for name in group}
+    alone = [(name,) for name in here if name not in grouped]
+    return tuple(sorted([group for group in kept if group] + alone))
+
+
+def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:
+    """Algorithm 1, line 15: the size-weighted mean of the members' current models."""
+    starts: dict[str, Model] = {}
+    for group in groups:
+        distinct = {id(members.models[name]) for name in group}
+        if len(distinct) == 1:  # nothing changed hands: keep the very same arrays
+            mean = members.models[group[0]]
+        else:
+            mean = weighted_mean(
+                [members.models[n] for n in group], [members.sizes[n] for n in group]
+            )
+        starts |= dict.fromkeys(group, mean)
+    return starts
+
+
+def _cosines(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    norms = np.sqrt(np.diag(matrix))
+    scale = np.where(norms > 0, norms, 1.0)
+    return tuple(tuple(row) for row in (matrix / scale[:, None] / scale[None, :]).tolist())

@@ -1,0 +1,670 @@
+"""The round loop that every strategy here shares: several models, joins and leaves, checked replies.
+
+An algorithm is four pure functions on a frozen state (``first``, ``admit``, ``orders``,
+``absorb``) and two views of it (``models``, ``groups``). This module turns them into a Flower
+strategy: it talks to the roster, makes the messages, exchanges them under a deadline, checks
+every reply before any arithmetic, and reports each round.
+
+Evaluation. After round t every silo holds the model that it will start round t+1 from; the
+record of round t has that model's error on the silo's own test data. Silos that described
+themselves answer for it together with their next training, so it costs no message of its own;
+other ClientApps are sent an ordinary ``evaluate``. After the last round it is the final model.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+import wire
+from strategies.errors import FederationError
+from strategies.exchange import exchange
+from strategies.models import weighted_mean
+from strategies.roster import NodeRoster, Roster, Silo
+from wire import Model
+
+__all__ = ["GroupStrategy", "Order", "RoundReport", "RunResult", "SiloReport", "Update", "check_finite"]
+
+log = logging.getLogger("coterie.run")
+
+Group = tuple[str, ...]
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Order:
+    """One piece of work for one silo: train this model.
+
+    Attributes:
+        silo: who.
+        model: what to start from.
+        purpose: empty for the round's training; names any other, which ``absorb`` then finds
+            under ``Update.purpose`` and which has its own randomness at the silo.
+        config: entries that replace the round's configuration.
+    """
+
+    silo: Silo
+    model: Model
+    purpose: str = ""
+    config: Mapping[str, int | float | str | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Update:
+    """A reply that passed every check.
+
+    Attributes:
+        silo: who trained.
+        start: the model it was sent.
+        model: what came back; same names, shapes and types, all finite.
+        num_examples: its weight, > 0.
+        metrics: the other scalars of the reply.
+        purpose: of the order.
+    """
+
+    silo: Silo
+    start: Model
+    model: Model
+    num_examples: float
+    metrics: Mapping[str, float]
+    purpose: str = ""
+
+
+@dataclass(frozen=True)
+class SiloReport:
+    """One silo in one round. Bytes are of arrays; seconds are the silo's own."""
+
+    num_examples: float
+    train_loss: float
+    seconds: float
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What happened in a round.
+
+    Attributes:
+        round: from 1; 0 for the evaluation of the initial model.
+        groups: who trained together.
+        joined, left: since the round before.
+        left_out: silo → why its update does not count.
+        silos: per silo that answered.
+        evaluation: silo → (loss, error, number of test samples) of the model held after
+            round ``evaluated_round``.
+        seconds: phase → wall seconds.
+        details: what the algorithm adds for the record.
+        final: this is the evaluation after the last round.
+    """
+
+    round: int
+    groups: tuple[Group, ...] = ()
+    joined: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    silos: Mapping[str, SiloReport] = field(default_factory=dict)
+    evaluated_round: int = 0
+    evaluation: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    final: bool = False
+
+
+@dataclass
+class RunResult(Result):
+    """Flower's ``Result`` and more. ``arrays`` is the size-weighted mean of all silos' models.
+
+    Attributes:
+        models: silo → its own final model.
+        groups: round → who trained together.
+        rounds: one report per round, then the final evaluation.
+    """
+
+    models: dict[str, ArrayRecord] = field(default_factory=dict)
+    groups: dict[int, list[list[str]]] = field(default_factory=dict)
+    rounds: list[RoundReport] = field(default_factory=list)
+
+
+class GroupStrategy(Strategy, Generic[State]):
+    """A Flower strategy in which silos may hold different models.
+
+    Args:
+        round_timeout: seconds after which a round goes on without the replies still missing.
+        train_config: entries of every training message, e.g. ``{"lr": 0.1, "local-epochs": 5}``.
+            A key ``lr-decay`` is applied here: silos get ``lr · lr-decay^(round−1)``.
+        evaluate: whether silos evaluate their models after every round.
+        roster: who takes part; by default every connected node.
+        on_round: called with every report, as soon as it is known.
+    """
+
+    def __init__(
+        self,
+        *,
+        round_timeout: float = 3600.0,
+        train_config: Mapping[str, int | float | str | bool] | None = None,
+        evaluate: bool = True,
+        roster: Roster | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> None:
+        self.round_timeout = round_timeout
+        self.train_config = dict(train_config or {})
+        self.evaluate = evaluate
+        self.roster: Roster = roster if roster is not None else NodeRoster()
+        self.on_round = on_round
+        self._reset()
+
+    def _reset(self) -> None:
+        self._state: State | None = None
+        self._silos: dict[str, Silo] = {}
+        self._sent: list[tuple[Message, Order]] = []
+        self._report = RoundReport(round=0)
+
+    # ---------------------------------------------------------------- the algorithm
+
+    @abstractmethod
+    def first(self, initial: Model) -> State:
+        """The state before round 1."""
+
+    @abstractmethod
+    def admit(self, state: State, silos: Sequence[Silo], *, round: int) -> State:
+        """The state with these silos in it, which were never in it before."""
+
+    @abstractmethod
+    def orders(
+        self, state: State, silos: Sequence[Silo], *, round: int
+    ) -> tuple[State, list[Order]]:
+        """What each silo that is here does in this round. At least one order per silo."""
+
+    @abstractmethod
+    def absorb(self, state: State, updates: Sequence[Update], *, round: int) -> State:
+        """The state after a round; ``updates`` sorted by silo, possibly none."""
+
+    @abstractmethod
+    def models(self, state: State) -> Mapping[str, Model]:
+        """Silo → the model that it owns: the outcome of its group's last round."""
+
+    def next_models(self, state: State) -> Mapping[str, Model]:
+        """Silo → the model that it will start the next round from, if that is another one."""
+        return self.models(state)
+
+    @abstractmethod
+    def groups(self, state: State) -> Sequence[Group]:
+        """Who trained together in the last round."""
+
+    @abstractmethod
+    def sizes(self, state: State) -> Mapping[str, float]:
+        """Silo → number of training samples, as far as known."""
+
+    def details(self, state: State) -> Mapping[str, Any]:
+        """What the record of a round should hold beside the groups; JSON values."""
+        return {}
+
+    # ---------------------------------------------------------------- Flower's hooks
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Look who is here and make the round's training messages."""
+        if self._state is None:
+            initial = wire.decode_arrays(arrays)
+            check_finite(initial)
+            self._state = self.first(initial)
+        here = {silo.name: silo for silo in self.roster.present(grid, round=server_round)}
+        known = self.sizes(self._state)
+        joined = [name for name in here if name not in self._silos]
+        left = tuple(name for name in self._silos if name not in here)
+        new = [here[name] for name in joined if name not in known]
+        self._state = self.admit(self._state, new, round=server_round)
+        self._state, orders = self.orders(self._state, list(here.values()), round=server_round)
+        self._silos = here
+        self._report = RoundReport(round=server_round, joined=tuple(joined), left=left)
+        return self._messages(orders, server_round, config)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Check the replies, take those that hold, and form the next state."""
+        assert self._state is not None, "configure_train comes first"
+        updates, left_out = self._checked(replies)
+        self._state = self.absorb(self._state, updates, round=server_round)
+        rounds_own = [u for u in updates if not u.purpose]
+        self._report = replace(
+            self._report,
+            groups=tuple(self.groups(self._state)),
+            left_out=left_out,
+            silos={u.silo.name: _silo_report(u) for u in rounds_own},
+            evaluated_round=server_round - 1,
+            evaluation=_received_evaluation(rounds_own),
+            details=self.details(self._state),
+        )
+        for name, reason in left_out.items():
+            log.warning("round %d: %s is left out: %s", server_round, name, reason)
+        if not rounds_own:
+            return None, None
+        metrics = {wire.TRAIN_LOSS: _mean_metric(rounds_own, wire.TRAIN_LOSS)}
+        return self._mean_arrays(), MetricRecord({k: v for k, v in metrics.items() if v == v})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Evaluation messages to silos that do not answer for it with their next training."""
+        if not self.evaluate or self._state is None:
+            return []
+        models = self.next_models(self._state)
+        plain = [silo for silo in self._silos.values() if not silo.described]
+        return self._evaluation_messages(plain, models, server_round, config)
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Mean of the silos' metrics, weighted by their test samples."""
+        evaluation = self._read_evaluation(replies)
+        if not evaluation:
+            return None
+        self._report = replace(
+            self._report, evaluated_round=server_round, evaluation=evaluation
+        )
+        return _evaluation_record(evaluation)
+
+    def summary(self) -> None:
+        """Log the configuration."""
+        log.info("%s: %s", type(self).__name__, self.train_config or "the silos' own settings")
+
+    # ---------------------------------------------------------------- the loop
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float | None = None,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> RunResult:
+        """Run the federation.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            initial_arrays: w⁰, from which every silo starts.
+            num_rounds: ≥ 1.
+            timeout: replaces ``round_timeout``.
+            train_config, evaluate_config: added to the messages' configuration.
+            evaluate_fn: evaluates the mean of all models on the server, as in Flower.
+
+        Returns:
+            Flower's result, with every silo's own model, the groups and a report per round.
+
+        Raises:
+            FederationError: no silos came, or none is left.
+        """
+        if num_rounds < 1:
+            raise FederationError(f"num_rounds must be at least 1. Got {num_rounds}.")
+        deadline_s = self.round_timeout if timeout is None else timeout
+        train_config = ConfigRecord() if train_config is None else train_config
+        evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        self._reset()
+        self.summary()
+        result = RunResult(arrays=initial_arrays)
+        _evaluate_on_server(evaluate_fn, 0, initial_arrays, result)
+        for current in range(1, num_rounds + 1):
+            clock = _Clock()
+            # 1. Who is here, and what does each of them do?
+            messages = list(
+                self.configure_train(current, result.arrays, train_config, grid)
+            )
+            clock.lap("prepare")
+            # 2. One exchange.
+            replies = self._exchange(grid, messages, deadline_s)
+            clock.lap("train")
+            # 3. State and updates give the next state.
+            arrays, metrics = self.aggregate_train(current, replies)
+            clock.lap("aggregate")
+            if arrays is not None:
+                result.arrays = arrays
+            if metrics is not None:
+                result.train_metrics_clientapp[current] = metrics
+            if self._report.evaluation and current > 1:
+                result.evaluate_metrics_clientapp[current - 1] = _evaluation_record(
+                    self._report.evaluation
+                )
+            # 4. Silos that cannot answer for it on the way are asked for their error.
+            if current < num_rounds:
+                self._evaluate_plain(grid, current, evaluate_config, deadline_s, result)
+                clock.lap("evaluate")
+            _evaluate_on_server(evaluate_fn, current, result.arrays, result)
+            # 5. The round is over.
+            self._report = replace(self._report, seconds=clock.seconds)
+            self._publish(result)
+        self._finish(grid, num_rounds, evaluate_config, deadline_s, result)
+        return result
+
+    def _exchange(
+        self, grid: Grid, messages: list[Message], deadline_s: float
+    ) -> list[Message]:
+        replies = exchange(grid, messages, deadline_s=deadline_s)
+        return [reply for reply in replies if reply is not None]
+
+    def _evaluate_plain(
+        self,
+        grid: Grid,
+        current: int,
+        config: ConfigRecord,
+        deadline_s: float,
+        result: RunResult,
+    ) -> None:
+        messages = list(self.configure_evaluate(current, result.arrays, config, grid))
+        metrics = self.aggregate_evaluate(current, self._exchange(grid, messages, deadline_s))
+        if metrics is not None:
+            result.evaluate_metrics_clientapp[current] = metrics
+
+    def _finish(
+        self,
+        grid: Grid,
+        num_rounds: int,
+        config: ConfigRecord,
+        deadline_s: float,
+        result: RunResult,
+    ) -> None:
+        """Hand every silo that is here its own model, evaluated, and close the result."""
+        assert self._state is not None
+        clock = _Clock()
+        models = self.models(self._state)
+        self._report = RoundReport(
+            round=num_rounds,
+            groups=tuple(self.groups(self._state)),
+            details=self.details(self._state),
+            evaluated_round=num_rounds,
+            final=True,
+        )
+        if self.evaluate:
+            last = ConfigRecord({**config, wire.KEEP: True})
+            messages = self._evaluation_messages(
+                list(self._silos.values()), models, num_rounds, last
+            )
+            replies = self._exchange(grid, messages, deadline_s)
+            metrics = self.aggregate_evaluate(num_rounds, replies)
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[num_rounds] = metrics
+        clock.lap("evaluate")
+        self._report = replace(self._report, seconds=clock.seconds)
+        self._publish(result)
+        result.models = {
+            name: wire.encode_arrays(model, packed=False) for name, model in models.items()
+        }
+
+    def _publish(self, result: RunResult) -> None:
+        report = self._report
+        result.rounds.append(report)
+        result.groups[report.round] = [list(group) for group in report.groups]
+        if self.on_round is not None:
+            self.on_round(report)
+
+    # ---------------------------------------------------------------- messages
+
+    def _messages(
+        self, orders: Sequence[Order], round: int, config: ConfigRecord
+    ) -> list[Message]:
+        records = _Records()
+        messages = []
+        for order in orders:
+            content = RecordDict(
+                {
+                    wire.ARRAYS: records.of(order.model, packed=order.silo.described),
+                    wire.CONFIG: self._round_config(order, round, config),
+                }
+            )
+            message = Message(
+                content,
+                dst_node_id=order.silo.node_id,
+                message_type=wire.TRAIN,
+                group_id=str(round),
+            )
+            messages.append(message)
+        self._sent = list(zip(messages, orders, strict=True))
+        return messages
+
+    def _round_config(self, order: Order, round: int, config: ConfigRecord) -> ConfigRecord:
+        entries: dict[str, Any] = {**self.train_config, **config, **order.config}
+        decay = entries.pop(wire.LR_DECAY, 1.0)
+        if wire.LR in entries:
+            entries[wire.LR] = float(entries[wire.LR]) * float(decay) ** (round - 1)
+        entries[wire.ROUND] = round
+        if order.silo.described:
+            entries[wire.PROTOCOL_KEY] = wire.PROTOCOL
+            entries[wire.EVALUATE_RECEIVED] = self.evaluate and not order.purpose
+        if order.purpose:
+            entries[wire.PURPOSE] = order.purpose
+        return ConfigRecord(entries)
+
+    def _evaluation_messages(
+        self,
+        silos: Sequence[Silo],
+        models: Mapping[str, Model],
+        round: int,
+        config: ConfigRecord,
+    ) -> list[Message]:
+        records = _Records()
+        entries: dict[str, Any] = {
+            **{k: v for k, v in self.train_config.items() if k in (wire.TASK, wire.RUN)},
+            **config,
+            wire.ROUND: round,
+        }
+        return [
+            Message(
+                RecordDict(
+                    {
+                        wire.ARRAYS: records.of(models[silo.name], packed=silo.described),
+                        wire.CONFIG: ConfigRecord(dict(entries)),
+                    }
+                ),
+                dst_node_id=silo.node_id,
+                message_type=wire.EVALUATE,
+                group_id=str(round),
+            )
+            for silo in silos
+            if silo.name in models
+        ]
+
+    # ---------------------------------------------------------------- replies
+
+    def _checked(self, replies: Iterable[Message]) -> tuple[list[Update], dict[str, str]]:
+        """Updates sorted by silo, and why the others are left out."""
+        # Pushing a message gives it its id, which its reply names.
+        pending = {message.metadata.message_id: order for message, order in self._sent}
+        updates: list[Update] = []
+        left_out: dict[str, str] = {}
+        for reply in replies:
+            order = pending.pop(reply.metadata.reply_to_message_id, None)
+            if order is None:
+                continue  # a late reply to a round that is over
+            try:
+                updates.append(check_reply(order, reply))
+            except ReplyError as error:
+                left_out[order.silo.name] = str(error)
+        for order in pending.values():
+            left_out.setdefault(order.silo.name, "it did not answer in time.")
+        return sorted(updates, key=lambda u: (u.silo.name, u.purpose)), left_out
+
+    def _read_evaluation(
+        self, replies: Iterable[Message]
+    ) -> dict[str, tuple[float, float, int]]:
+        names = {silo.node_id: silo.name for silo in self._silos.values()}
+        evaluation = {}
+        for reply in replies:
+            name = names.get(reply.metadata.src_node_id)
+            if name is None:
+                continue
+            if reply.has_error():
+                log.warning("%s was not evaluated: %s", name, reply.error.reason)
+                continue
+            metrics = wire.read_metrics(reply.content)
+            count = metrics.get(wire.NUM_EXAMPLES, 0)
+            if count <= 0:
+                log.warning("%s was not evaluated: it states %s test samples", name, count)
+                continue
+            evaluation[name] = (
+                metrics.get(wire.LOSS, float("nan")),
+                _error_of(metrics),
+                int(count),
+            )
+        return dict(sorted(evaluation.items()))
+
+    def _mean_arrays(self) -> ArrayRecord:
+        assert self._state is not None
+        models, sizes = self.models(self._state), self.sizes(self._state)
+        names = sorted(name for name in models if sizes.get(name, 0) > 0)
+        mean = weighted_mean([models[n] for n in names], [sizes[n] for n in names])
+        return wire.encode_arrays(mean, packed=False)
+
+
+class ReplyError(ValueError):
+    """Why a reply does not count."""
+
+
+def check_reply(order: Order, reply: Message) -> Update:
+    """Check a training reply against what was sent.
+
+    Raises:
+        ReplyError: an error reply, missing or undecodable arrays, other names, shapes or types,
+            NaN or infinity, or a sample count that is missing or not positive.
+    """
+    if reply.has_error():
+        raise ReplyError(str(reply.error.reason or "it answered with an error."))
+    record = reply.content.array_records.get(wire.ARRAYS)
+    if record is None:
+        raise ReplyError(f"its reply has no arrays (expected a record {wire.ARRAYS!r}).")
+    try:
+        model = wire.decode_arrays(record)
+    except wire.WireError as error:
+        raise ReplyError(str(error)) from None
+    _check_like(model, order.model)
+    metrics = wire.read_metrics(reply.content)
+    count = metrics.get(wire.NUM_EXAMPLES)
+    if count is None or not np.isfinite(count) or count <= 0:
+        raise ReplyError(f"{wire.NUM_EXAMPLES} must be a number above 0. Got {count}.")
+    ordered = {name: model[name] for name in order.model}
+    return Update(order.silo, order.model, ordered, float(count), metrics, order.purpose)
+
+
+def _check_like(model: Model, sent: Model) -> None:
+    if set(model) != set(sent):
+        odd = sorted(set(model) ^ set(sent))[:3]
+        raise ReplyError(f"its arrays differ from those sent: {', '.join(odd)}.")
+    for name, array in sent.items():
+        got = model[name]
+        if got.shape != array.shape or got.dtype != array.dtype:
+            raise ReplyError(
+                f"array {name!r} must be {array.dtype} of shape {array.shape}. "
+                f"Got {got.dtype} of shape {got.shape}."
+            )
+        if np.issubdtype(got.dtype, np.floating) and not np.isfinite(got).all():
+            raise ReplyError(f"array {name!r} holds NaN or infinity. A smaller lr may help.")
+
+
+def check_finite(model: Model) -> None:
+    """Refuse a model to start from that holds NaN or infinity.
+
+    Raises:
+        FederationError: names the first such array.
+    """
+    for name, array in model.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise FederationError(f"the initial model's array {name!r} holds NaN or infinity.")
+
+
+class _Records:
+    """Encodes each model once, so that Flower stores and hashes what is shared once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, bool], tuple[Model, ArrayRecord]] = {}
+
+    def of(self, model: Model, *, packed: bool) -> ArrayRecord:
+        key = (id(model), packed)
+        if key not in self._made:  # the model is kept, so that its id stays its own
+            self._made[key] = (model, wire.encode_arrays(model, packed=packed))
+        return self._made[key][1]
+
+
+class _Clock:
+    """Wall seconds per phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[phase] = round(now - self._last, 6)
+        self._last = now
+
+
+def _silo_report(update: Update) -> SiloReport:
+    sent = sum(array.nbytes for array in update.start.values())
+    return SiloReport(
+        num_examples=update.num_examples,
+        train_loss=update.metrics.get(wire.TRAIN_LOSS, float("nan")),
+        seconds=update.metrics.get(wire.SECONDS, float("nan")),
+        bytes_sent=sent,
+        bytes_received=sum(array.nbytes for array in update.model.values()),
+    )
+
+
+def _received_evaluation(updates: Sequence[Update]) -> dict[str, tuple[float, float, int]]:
+    return {
+        u.silo.name: (
+            u.metrics.get(wire.RECEIVED_LOSS, float("nan")),
+            u.metrics[wire.RECEIVED_ERROR],
+            int(u.metrics.get(wire.RECEIVED_EXAMPLES, 0)),
+        )
+        for u in updates
+        if wire.RECEIVED_ERROR in u.metrics
+    }
+
+
+def _error_of(metrics: Mapping[str, float]) -> float:
+    """A silo's error; a plain ClientApp may state an accuracy instead."""
+    if wire.ERROR in metrics:
+        return metrics[wire.ERROR]
+    for key in ("accuracy", "eval_acc", "eval-accuracy", "acc"):
+        if key in metrics:
+            return 1.0 - metrics[key]
+    return float("nan")
+
+
+def _evaluation_record(evaluation: Mapping[str, tuple[float, float, int]]) -> MetricRecord:
+    weights = np.array([count for _, _, count in evaluation.values()], dtype=np.float64)
+    record = {wire.NUM_EXAMPLES: int(weights.sum())}
+    means: dict[str, float] = {}
+    for i, key in enumerate((wire.LOSS, wire.ERROR)):
+        values = np.array([entry[i] for entry in evaluation.values()], dtype=np.float64)
+        if np.isfinite(values).all():
+            means[key] = float((values * weights).sum() / weights.sum())
+    return MetricRecord({**record, **means})
+
+
+def _mean_metric(updates: Sequence[Update], key: str) -> float:
+    pairs = [(u.metrics[key], u.num_examples) for u in updates if key in u.metrics]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total if total else float("nan")
+
+
+def _evaluate_on_server(
+    evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    round: int,
+    arrays: ArrayRecord,
+    result: RunResult,
+) -> None:
+    metrics = evaluate_fn(round, arrays) if evaluate_fn is not None else None
+    if metrics is not None:
+        result.evaluate_metrics_serverapp[round] = metrics

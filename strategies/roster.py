@@ -1,0 +1,299 @@
+"""Who is here, who is new, who left.
+
+Flower knows nodes; a federation knows silos by name. ``NodeRoster`` serves any ClientApp: a node
+is a silo. ``DescribedRoster`` asks every new node who it is (``query.describe``), binds names to
+nodes, and refuses what cannot take part, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+import wire
+from strategies.errors import EXIT_NO_SILOS, FederationError
+from strategies.exchange import exchange
+
+__all__ = ["Churn", "DescribedRoster", "NodeRoster", "Roster", "Silo"]
+
+log = logging.getLogger("coterie.run")
+
+DESCRIBE_DEADLINE_S = 60.0
+POLL_S = 0.05
+SAY_AGAIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One silo that is here.
+
+    Attributes:
+        name: what it is called in groups, records and files.
+        node_id: Flower's id of its present connection.
+        num_examples: training samples it stated, 0 if it stated none.
+        alpha: its own α for HCCT, or None.
+        described: it answered ``query.describe``: it understands packed models and answers a
+            train message with the error of the model received.
+        buffers: names of arrays that are statistics.
+    """
+
+    name: str
+    node_id: int
+    num_examples: int = 0
+    alpha: float | None = None
+    described: bool = False
+    buffers: tuple[str, ...] = ()
+
+
+class Roster(Protocol):
+    """What the round loop asks of a roster."""
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """Silos that are here now, sorted by name; waits if the run cannot go on without more.
+
+        Raises:
+            FederationError: too few came within the deadline.
+        """
+        ...
+
+
+@dataclass
+class NodeRoster:
+    """Every connected node is a silo called ``node-<id>``.
+
+    Attributes:
+        min_silos: wait for so many.
+        deadline_s: seconds to wait for them.
+    """
+
+    min_silos: int = 1
+    deadline_s: float = 300.0
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """See ``Roster``."""
+        nodes = _wait(
+            lambda: sorted(grid.get_node_ids()),
+            enough=self.min_silos if round <= 1 else 1,
+            deadline_s=self.deadline_s,
+            round=round,
+        )
+        return [Silo(name=f"node-{node}", node_id=node) for node in nodes]
+
+
+@dataclass(frozen=True)
+class Churn:
+    """A script of joins and leaves, to make a simulation of churn repeatable.
+
+    Attributes:
+        joins: silo → the round at which it is let in; it is waited for then.
+        leaves: silo → the round before which it has left; that is waited for.
+    """
+
+    joins: Mapping[str, int] = field(default_factory=dict)
+    leaves: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Churn:
+        """Read ``"late+7, north-3-14"``: *late* joins at round 7, *north-3* leaves before 14.
+
+        Raises:
+            ValueError: the text does not follow that form.
+        """
+        joins: dict[str, int] = {}
+        leaves: dict[str, int] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            match = re.fullmatch(r"(.+)([+-])(\d+)", part)
+            if match is None:
+                raise ValueError(
+                    f"churn must be a list of NAME+ROUND (joins) and NAME-ROUND (leaves). "
+                    f"Got {part!r}."
+                )
+            name, sign, number = match.groups()
+            (joins if sign == "+" else leaves)[name] = int(number)
+        return cls(joins, leaves)
+
+
+@dataclass
+class DescribedRoster:
+    """Silos by the name that they state; the first node with a name holds it while it is here.
+
+    Attributes:
+        task: the run's task; silos of another are refused.
+        min_silos, deadline_s: as in ``NodeRoster``.
+        churn: a script of joins and leaves.
+    """
+
+    task: str
+    min_silos: int = 1
+    deadline_s: float = 300.0
+    churn: Churn = field(default_factory=Churn)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Silo or node → why it does not take part, as far as known."""
+    _by_node: dict[int, Silo] = field(default_factory=dict)
+    _refused_nodes: dict[int, str] = field(default_factory=dict)
+    _schema: str = ""
+    _said: float = 0.0
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """See ``Roster``."""
+        due = {name for name, at in self.churn.joins.items() if at <= round}
+        gone = {name for name, at in self.churn.leaves.items() if at <= round}
+        due -= gone
+
+        deadline = time.monotonic() + self.deadline_s
+        while True:
+            here = self._look(grid, round=round)
+            names = {silo.name for silo in here}
+            missing, lingering = sorted(due - names), sorted(gone & names)
+            enough = len(here) >= (self.min_silos if round <= 1 else 1)
+            if enough and not missing and not lingering:
+                return sorted(here, key=lambda silo: silo.name)
+            self._say_waiting(len(here), missing, lingering, round)
+            if time.monotonic() >= deadline:
+                raise self._gave_up(here, missing, lingering, round)
+            time.sleep(POLL_S)
+
+    def _look(self, grid: Grid, *, round: int) -> list[Silo]:
+        """Describe new nodes and return the silos that are here and due."""
+        nodes = set(grid.get_node_ids())
+        self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)), nodes)
+        return [
+            silo
+            for node, silo in self._by_node.items()
+            if node in nodes and self.churn.joins.get(silo.name, 0) <= round
+        ]
+
+    def _describe(self, grid: Grid, new: Sequence[int], nodes: set[int]) -> None:
+        config = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: self.task}
+        messages = [
+            Message(
+                RecordDict({wire.CONFIG: ConfigRecord(dict(config))}),
+                dst_node_id=node,
+                message_type=wire.DESCRIBE,
+                group_id="0",
+            )
+            for node in new
+        ]
+        answers = exchange(grid, messages, deadline_s=DESCRIBE_DEADLINE_S)
+        read = []
+        for node, answer in zip(new, answers, strict=True):
+            described = self._read(node, answer)
+            if described is not None:
+                read.append((described, node))
+        # By name, so that which of two nodes comes first does not depend on random node ids.
+        for described, node in sorted(read, key=lambda pair: (pair[0].name, pair[1])):
+            self._admit(described, node, nodes)
+
+    def _read(self, node: int, answer: Message | None) -> wire.Description | None:
+        if answer is None:
+            return None  # asked again at the next look
+        if answer.has_error():
+            self._refuse(node, f"node {node}", str(answer.error.reason))
+            return None
+        try:
+            return wire.decode_description(answer.content)
+        except wire.WireError as error:
+            self._refuse(node, f"node {node}", str(error))
+            return None
+
+    def _admit(self, described: wire.Description, node: int, nodes: set[int]) -> None:
+        reason = self._objection(described, nodes)
+        if reason:
+            self._refuse(node, described.name, reason)
+            return
+        self._schema = self._schema or described.schema
+        for old in [n for n, silo in self._by_node.items() if silo.name == described.name]:
+            del self._by_node[old]  # it came back as another node
+        self.refused.pop(described.name, None)
+        self._by_node[node] = Silo(
+            name=described.name,
+            node_id=node,
+            num_examples=described.num_examples,
+            alpha=described.alpha,
+            described=True,
+            buffers=described.buffers,
+        )
+        log.info(
+            "silo %s is here: %d training samples, %s",
+            described.name,
+            described.num_examples,
+            described.device,
+        )
+
+    def _objection(self, described: wire.Description, nodes: set[int]) -> str:
+        if described.protocol != wire.PROTOCOL:
+            return f"it speaks protocol {described.protocol}, the run speaks {wire.PROTOCOL}."
+        if described.task != self.task:
+            return f"it serves task {described.task!r}, the run is of task {self.task!r}."
+        if described.num_examples <= 0:
+            return f"it states {described.num_examples} training samples; at least 1 is needed."
+        if self._schema and described.schema != self._schema:
+            return "its model has other arrays or classes than the other silos' (schema differs)."
+        if any(s.name == described.name and n in nodes for n, s in self._by_node.items()):
+            return "another silo of that name is already here. Give every silo its own name."
+        return ""
+
+    def _refuse(self, node: int, who: str, reason: str) -> None:
+        self._refused_nodes[node] = reason
+        self.refused[who] = reason
+        log.error("silo %s does not take part: %s", who, reason)
+
+    def _say_waiting(
+        self, here: int, missing: Sequence[str], lingering: Sequence[str], round: int
+    ) -> None:
+        if time.monotonic() - self._said < SAY_AGAIN_S:
+            return
+        self._said = time.monotonic()
+        log.info(_waiting_text(here, self.min_silos, missing, lingering, round))
+
+    def _gave_up(
+        self, here: Sequence[Silo], missing: Sequence[str], lingering: Sequence[str], round: int
+    ) -> FederationError:
+        refused = "".join(f" {who} was refused: {why}" for who, why in self.refused.items())
+        text = _waiting_text(len(here), self.min_silos, missing, lingering, round)
+        return FederationError(
+            f"gave up after {self.deadline_s:.0f} s: {text}.{refused} Start silos with "
+            "`coterie silo`, or raise wait-for-silos.",
+            round=round,
+            phase="roster",
+            exit_code=EXIT_NO_SILOS,
+        )
+
+
+def _waiting_text(
+    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], round: int
+) -> str:
+    if missing:
+        return f"round {round} waits for {', '.join(missing)} to join"
+    if lingering:
+        return f"round {round} waits for {', '.join(lingering)} to leave"
+    return f"waiting for silos: {here} of at least {min_silos if round <= 1 else 1} here"
+
+
+def _wait(look: Callable[[], list[int]], *, enough: int, deadline_s: float, round: int) -> list[int]:
+    deadline, said = time.monotonic() + deadline_s, 0.0
+    while True:
+        nodes = look()
+        if len(nodes) >= enough:
+            return nodes
+        now = time.monotonic()
+        if now >= deadline:
+            raise FederationError(
+                f"gave up after {deadline_s:.0f} s: {len(nodes)} of at least {enough} nodes are "
+                "connected.",
+                round=round,
+                phase="roster",
+                exit_code=EXIT_NO_SILOS,
+            )
+        if now - said >= SAY_AGAIN_S:
+            said = now
+            log.info("waiting for nodes: %d of at least %d connected", len(nodes), enough)
+        time.sleep(POLL_S)
+

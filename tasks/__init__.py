@@ -1,0 +1,10 @@
+"""What is learned: a model, its split into representation and head, one silo's data, a loss.
+
+``load_task("digits")`` returns a built-in task; ``load_task("module:attribute")`` one of the
+user's own (see ``docs/tasks.md``).
+"""
+
+from tasks.base import SiloData, Task, TaskError
+from tasks.registry import BUILT_IN, load_task
+
+__all__ = ["BUILT_IN", "SiloData", "Task", "TaskError", "load_task"]

@@ -1,0 +1,140 @@
+"""The contract between the silo's training loop and what is being learned.
+
+A task says four things: how a model is made, how that model splits into a representation and a
+head, how *one* silo's data is loaded, and how its error is counted. It knows nothing of
+federation. Data is plain numpy, so that loading it does not need torch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Option", "SiloData", "Task", "TaskError", "read_options"]
+
+Option = str | int | float | bool
+
+
+class TaskError(ValueError):
+    """A task that cannot be loaded, or data that cannot be trained on. The text is for the user."""
+
+
+@dataclass(frozen=True)
+class SiloData:
+    """One silo's data.
+
+    Attributes:
+        x_train: float32, shape (n, ...). The first axis counts samples.
+        y_train: int64, shape (n,). Class labels in [0, num_classes).
+        x_test: float32, shape (m, ...), with the same trailing shape as ``x_train``.
+        y_test: int64, shape (m,).
+        num_classes: number of classes of the task, also those that this silo has none of.
+    """
+
+    x_train: NDArray[np.float32]
+    y_train: NDArray[np.int64]
+    x_test: NDArray[np.float32]
+    y_test: NDArray[np.int64]
+    num_classes: int
+
+    def __post_init__(self) -> None:
+        for part, x, y in (
+            ("training", self.x_train, self.y_train),
+            ("test", self.x_test, self.y_test),
+        ):
+            if len(x) != len(y):
+                raise TaskError(
+                    f"{part} data must have one label per sample. "
+                    f"Got {len(x)} samples and {len(y)} labels."
+                )
+            if len(x) == 0:
+                raise TaskError(
+                    f"{part} data is empty. A silo must have at least one {part} sample: "
+                    "check the data folder and the silo's options."
+                )
+            if y.min() < 0 or y.max() >= self.num_classes:
+                raise TaskError(
+                    f"{part} labels must be in [0, {self.num_classes - 1}]. "
+                    f"Got labels from {y.min()} to {y.max()}."
+                )
+            if not np.isfinite(x).all():
+                raise TaskError(f"{part} data holds NaN or infinite values. Clean it first.")
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            raise TaskError(
+                "training and test samples must have one shape. "
+                f"Got {self.x_train.shape[1:]} and {self.x_test.shape[1:]}."
+            )
+
+
+class Task(ABC):
+    """What a federation learns. Subclass it, or give an object with the same methods.
+
+    Attributes:
+        name: the task's name on the wire. Server and silos must name the same one.
+        num_classes: number of classes.
+        head: prefix of the names of the head's parameters (``"head."`` by default). What is not
+            the head is the representation. Models whose ``forward`` is ``head(representation(x))``
+            can also be trained in latent space.
+    """
+
+    name: str
+    num_classes: int
+    head: str = "head."
+
+    @abstractmethod
+    def model(self) -> torch.nn.Module:
+        """Return a freshly initialised model; the caller has seeded torch."""
+
+    @abstractmethod
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        """Load one silo's data.
+
+        Args:
+            options: the silo's own settings, e.g. ``{"data": "/folder", "rotation": 90}``.
+
+        Raises:
+            TaskError: the data is missing, empty or unreadable, or an option is unknown.
+        """
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean loss of a batch: cross entropy of logits, unless the task says otherwise."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs, targets)
+
+    def errors(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Number of wrongly answered samples of a batch, a 0-d tensor."""
+        return (outputs.argmax(dim=1) != targets).sum()
+
+
+def read_options(
+    task: str, options: Mapping[str, Option], defaults: Mapping[str, Option]
+) -> dict[str, Any]:
+    """Fill in defaults, convert to the defaults' types and refuse unknown options.
+
+    Raises:
+        TaskError: an option that the task does not have, or a value of the wrong type.
+    """
+    unknown = sorted(set(options) - set(defaults))
+    if unknown:
+        raise TaskError(
+            f"task {task!r} has no option {unknown[0]!r}. It has: {', '.join(sorted(defaults))}."
+        )
+    filled: dict[str, Any] = dict(defaults)
+    for key, value in options.items():
+        kind = type(defaults[key])
+        try:
+            filled[key] = kind(value)
+        except (TypeError, ValueError):
+            raise TaskError(
+                f"option {key!r} of task {task!r} must be of type {kind.__name__}. Got {value!r}."
+            ) from None
+    return filled

@@ -1,0 +1,335 @@
+"""Built-in image tasks: MNIST, FashionMNIST, EMNIST letters, CIFAR-10.
+
+The data is the user's: option ``data`` names a folder (``tasks.image_files`` says what may be in
+it). By default the whole folder is this silo's data. In a simulation many silos share one folder:
+``split`` and its keys (``tasks.splits``) cut it, and ``silo`` says whose share to load; every silo
+computes the same cut from the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.base import Option, SiloData, Task, TaskError, read_options
+from tasks.image_files import ImageFiles, RawImages, read_images
+from tasks.shifts import permutation, rotate
+from tasks.splits import COMMON_KEYS, KINDS, Share, make_split
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Cifar10", "EmnistLetters", "FashionMnist", "ImageTask", "Mnist", "Scale", "finish"]
+
+OPTIONS: dict[str, Option] = {
+    "data": "",
+    "download": False,
+    "first-label": 0,
+    "normalise": "symmetric",
+    "train": 0,
+    "test": 0,
+    "rotation": 0.0,
+    "label-permutation": 0,
+    "split": "none",
+    "silos": 0,
+    "silo": -1,
+    "test-share": 0.0,
+}
+SPLIT_KEYS: dict[str, Option] = {
+    f"split-{key}": default
+    for keys in (COMMON_KEYS, *(kind.keys for kind in KINDS.values()))
+    for key, default in keys.items()
+    if key not in OPTIONS or key == "test"
+}
+GREY = (28, 28)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """``(pixel − shift) / width``: scalars, or arrays of the shape of one image."""
+
+    shift: float | NDArray[np.float32]
+    width: float | NDArray[np.float32]
+
+    def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
+        """Pixels 0–255, any type, to float32."""
+        return ((images.astype(np.float32) - self.shift) / self.width).astype(np.float32)
+
+
+class ImageTask(Task):
+    """Images from a folder, one network of several by name.
+
+    Options:
+        data: the folder (or an ``.npz``). Required.
+        download: fetch the data through torchvision if the folder does not have it.
+        first-label: the number of the first class in the files.
+        normalise: ``symmetric`` = pixel / 127.5 − 1; ``unit`` = pixel / 255; ``per-pixel`` = each
+            pixel standardised over the whole folder, training and test part (FedGroup).
+        train, test: at most so many samples of this silo, taken at random; 0 = all.
+        rotation: degrees anticlockwise, any angle.
+        label-permutation: number of a seeded permutation of the labels; 0 = none.
+        split: ``none`` or a kind of ``tasks.splits``; with it ``silos`` and ``silo`` (from 0),
+            and the keys of the kind as ``split-alpha``, ``split-shards``, ….
+        split-seed: seed of the split and of everything else that is random here.
+        test-share: 0 = test on this silo's share of the folder's test part; otherwise the two
+            parts are joined before they are cut, and each silo keeps this share for testing.
+
+    Attributes:
+        models: names in ``tasks.models.NETWORKS``; the first is the default.
+        shape: of one sample as the model sees it, (C, H, W).
+    """
+
+    models: tuple[str, ...]
+    shape: tuple[int, int, int]
+    files: ImageFiles
+    first_label = 0
+
+    def __init__(self, *, model: str = "") -> None:
+        self.model_name = model or self.models[0]
+        if self.model_name not in self.models:
+            raise TaskError(
+                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}."
+            )
+
+    def model(self) -> torch.nn.Module:
+        """The network that the task's name asks for, as representation and head."""
+        from tasks.models import NETWORKS, SplitModel
+
+        make = NETWORKS[self.model_name]
+        return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
+
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        """Load this silo's data.
+
+        Raises:
+            TaskError: the folder cannot be read, the split is impossible, an option is wrong.
+        """
+        chosen = self._options(options)
+        raw = self._raw(chosen)
+        if chosen["split"] == "none":
+            share = Share(np.arange(len(raw.y_train)), np.arange(len(raw.y_test)))
+            return self._silo(raw, share, chosen, _scale(raw, chosen), silo=0)
+        silo = chosen["silo"]
+        if not 0 <= silo:
+            raise TaskError("with a split, option 'silo' must say which share, from 0 on.")
+        shares = self._shares(raw, options, chosen)
+        if silo >= len(shares):
+            raise TaskError(f"silo must be in [0, {len(shares) - 1}]. Got {silo}.")
+        return self._silo(raw, shares[silo], chosen, _scale(raw, chosen), silo=silo)
+
+    def load_all(self, options: Mapping[str, Option]) -> list[SiloData]:
+        """Load every silo of a split from one reading of the folder, for simulations.
+
+        Item i equals ``load({**options, "silo": i})``.
+        """
+        chosen = self._options(options)
+        if chosen["split"] == "none":
+            raise TaskError("load_all needs a split: option 'split' names its kind.")
+        raw = self._raw(chosen)
+        scale = _scale(raw, chosen)
+        return [
+            self._silo(raw, share, chosen, scale, silo=silo)
+            for silo, share in enumerate(self._shares(raw, options, chosen))
+        ]
+
+    def _options(self, options: Mapping[str, Option]) -> dict[str, Any]:
+        defaults = {**OPTIONS, **SPLIT_KEYS, "first-label": self.first_label}
+        chosen = read_options(self.name, parse_flags(options, "download"), defaults)
+        check_bounds(chosen, ("train", "test", "label-permutation", "split-seed"))
+        if not 0 <= chosen["test-share"] < 1:
+            raise TaskError(f"test-share must be in [0, 1). Got {chosen['test-share']}.")
+        if chosen["split"] == "none":
+            stray = [k for k in options if k in SPLIT_KEYS and k != "split-seed"]
+            stray += [k for k in ("silos", "silo", "test-share") if k in options]
+            if stray:
+                raise TaskError(
+                    f"option {stray[0]!r} belongs to a split. Set split to one of "
+                    f"{', '.join(KINDS)}, or leave it out."
+                )
+        return chosen
+
+    def _raw(self, chosen: Mapping[str, Any]) -> RawImages:
+        raw = read_images(self.name, chosen["data"], self.files, download=chosen["download"])
+        first = chosen["first-label"]
+        raw = replace(raw, y_train=raw.y_train - first, y_test=raw.y_test - first)
+        for y in (raw.y_train, raw.y_test):
+            if len(y) and not 0 <= y.min() <= y.max() < self.num_classes:
+                raise TaskError(
+                    f"labels of task {self.name!r} must be in [{first}, "
+                    f"{first + self.num_classes - 1}]. Got {y.min() + first} to {y.max() + first}. "
+                    "If they count from elsewhere, set first-label."
+                )
+        return _joined(raw) if chosen["test-share"] else raw
+
+    def _shares(
+        self, raw: RawImages, options: Mapping[str, Option], chosen: Mapping[str, Any]
+    ) -> list[Share]:
+        # only the keys that were given: a key that the kind does not have must be refused
+        config = {k.removeprefix("split-"): chosen[k] for k in options if k in SPLIT_KEYS}
+        config["kind"] = chosen["split"]
+        if chosen["silos"]:
+            config["silos"] = chosen["silos"]
+        if chosen["test-share"]:
+            config["test-share"] = chosen["test-share"]
+        tests = None if chosen["test-share"] else raw.y_test
+        return make_split(config, raw.y_train, test_labels=tests, num_classes=self.num_classes)
+
+    def _silo(
+        self, raw: RawImages, share: Share, chosen: Mapping[str, Any], scale: Scale, *, silo: int
+    ) -> SiloData:
+        tests = (raw.x_train, raw.y_train) if chosen["test-share"] else (raw.x_test, raw.y_test)
+        rng = np.random.default_rng([chosen["split-seed"], 2, silo])
+        train = _cap(share.train, chosen["train"], rng)
+        test = _cap(share.test, chosen["test"], rng)
+        names = permutation(
+            self.num_classes, seed=chosen["split-seed"], number=chosen["label-permutation"]
+        )
+        if share.labels is not None:
+            names = names[share.labels]
+        turn = share.rotation + chosen["rotation"]
+        return finish(
+            (rotate(raw.x_train[train], turn), names[raw.y_train[train]]),
+            (rotate(tests[0][test], turn), names[tests[1][test]]),
+            scale=scale,
+            num_classes=self.num_classes,
+        )
+
+
+class Mnist(ImageTask):
+    """Handwritten digits, 1×28×28, 10 classes."""
+
+    name = "mnist"
+    num_classes = 10
+    models = ("cnn-fedgenp", "mclr", "mlp-128", "mlp-64", "mlp-200", "mlp-512")
+    shape = (1, 28, 28)
+    files = ImageFiles(("mnist.npz",), GREY, "MNIST/raw", torchvision=("MNIST", {}))
+
+
+class FashionMnist(ImageTask):
+    """Pieces of clothing, 1×28×28, 10 classes."""
+
+    name = "fashion-mnist"
+    num_classes = 10
+    models = ("mlp-64", "mlp-200", "mclr", "mlp-128", "mlp-512", "cnn-fedgenp")
+    shape = (1, 28, 28)
+    files = ImageFiles(
+        ("fashion_mnist.npz",), GREY, "FashionMNIST/raw", torchvision=("FashionMNIST", {})
+    )
+
+
+class EmnistLetters(ImageTask):
+    """Handwritten letters, upright, 1×28×28, 26 classes. The files' labels count from 1."""
+
+    name = "emnist-letters"
+    num_classes = 26
+    first_label = 1
+    models = ("cnn-fedgenp", "mclr", "mlp-512", "mlp-128", "mlp-64", "mlp-200")
+    shape = (1, 28, 28)
+    files = ImageFiles(
+        ("emnist_letters.npz",),
+        GREY,
+        "EMNIST/raw",
+        ("emnist-letters-train", "emnist-letters-test"),
+        transposed=True,
+        torchvision=("EMNIST", {"split": "letters"}),
+    )
+
+
+class Cifar10(ImageTask):
+    """Photographs, 3×32×32, 10 classes."""
+
+    name = "cifar10"
+    num_classes = 10
+    models = ("cnn-hcct", "cnn-fedcollab", "mclr")
+    shape = (3, 32, 32)
+    files = ImageFiles(
+        ("cifar10.npz",), (32, 32, 3), batches="cifar-10-batches-py", torchvision=("CIFAR10", {})
+    )
+
+
+def finish(
+    train: tuple[NDArray[Any], NDArray[np.int64]],
+    test: tuple[NDArray[Any], NDArray[np.int64]],
+    *,
+    scale: Scale,
+    num_classes: int,
+) -> SiloData:
+    """Scale (images, labels) and put the channels first.
+
+    Args:
+        train, test: images of shape (n, H, W) or (n, H, W, C), pixels 0–255; labels (n,).
+    """
+    x_train, x_test = (_channels_first(scale(images)) for images in (train[0], test[0]))
+    return SiloData(x_train, train[1], x_test, test[1], num_classes)
+
+
+def parse_flags(options: Mapping[str, Option], *flags: str) -> dict[str, Option]:
+    """The options with "true" and "false" of the named flags as booleans.
+
+    A command line or an environment gives text, and ``bool("false")`` is true.
+    """
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    parsed = dict(options)
+    for flag in flags:
+        if flag in options:
+            word = str(options[flag]).lower()
+            if word not in words:
+                raise TaskError(f"option {flag!r} must be true or false. Got {options[flag]!r}.")
+            parsed[flag] = words[word]
+    return parsed
+
+
+def check_bounds(chosen: Mapping[str, Any], keys: tuple[str, ...]) -> None:
+    """Refuse negative numbers."""
+    for key in keys:
+        if chosen[key] < 0:
+            raise TaskError(f"{key} must be at least 0. Got {chosen[key]}.")
+
+
+def _channels_first(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    if images.ndim == 3:
+        return np.ascontiguousarray(images[:, None])
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def _cap(part: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    if not most or most >= len(part):
+        return part
+    return np.sort(rng.choice(part, size=most, replace=False))
+
+
+def _joined(raw: RawImages) -> RawImages:
+    """Both parts as the training part."""
+    x = np.concatenate([raw.x_train, raw.x_test])
+    y = np.concatenate([raw.y_train, raw.y_test])
+    return replace(raw, x_train=x, y_train=y, x_test=raw.x_test[:0], y_test=raw.y_test[:0])
+
+
+def _scale(raw: RawImages, chosen: Mapping[str, Any]) -> Scale:
+    if chosen["normalise"] == "symmetric":
+        return Scale(127.5, 127.5)
+    if chosen["normalise"] == "unit":
+        return Scale(0.0, 255.0)
+    if chosen["normalise"] == "per-pixel":
+        return _per_pixel(raw)
+    raise TaskError(f"normalise must be symmetric, unit or per-pixel. Got {chosen['normalise']!r}.")
+
+
+def _per_pixel(raw: RawImages) -> Scale:
+    """Mean and deviation of every pixel, from sums of integers: no float copy of the data set."""
+    count = len(raw.x_train) + len(raw.x_test)
+    if count == 0:
+        raise TaskError("normalise=per-pixel needs at least one image in the folder.")
+    total, squares = 0, 0
+    for images in (raw.x_train, raw.x_test):
+        for start in range(0, len(images), 4096):
+            block = images[start : start + 4096].astype(np.int64)
+            total, squares = total + block.sum(axis=0), squares + (block * block).sum(axis=0)
+    mean = np.asarray(total) / count
+    deviation = np.sqrt(np.maximum(np.asarray(squares) / count - mean**2, 0.0))
+    # 0.001 as in the generator of FedProx: many pixels of MNIST's margin are always 0
+    return Scale(mean.astype(np.float32), (deviation + 0.001).astype(np.float32))

@@ -1,0 +1,168 @@
+"""Networks by name. Each is given as (representation, head); ``SplitModel`` joins the two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
+import torch
+from torch import nn
+
+__all__ = ["NETWORKS", "SplitModel", "small_cnn"]
+
+
+class SplitModel(nn.Module):
+    """``head(representation(x))``: the split that personal layers and generators need."""
+
+    def __init__(self, representation: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.representation = representation
+        self.head = head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits, shape (batch, classes)."""
+        out: torch.Tensor = self.head(self.representation(x))
+        return out
+
+
+def small_cnn(*, num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """For images of 1×8×8: conv 16, conv 32 (3×3), pooled to 4×4 after the first; linear head."""
+    representation = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+    )
+    return representation, nn.Linear(32 * 4 * 4, num_classes)
+
+
+def mclr(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """One softmax layer (FedGroup Table I: 7,850 parameters on MNIST)."""
+    return nn.Flatten(), nn.Linear(prod(shape), num_classes)
+
+
+def mlp(
+    *, shape: tuple[int, int, int], num_classes: int, hidden: tuple[int, ...], dropout: float = 0.0
+) -> tuple[nn.Module, nn.Module]:
+    """Fully connected layers with ReLU between; ``dropout`` on each hidden layer."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    width = prod(shape)
+    for units in hidden:
+        layers += [nn.Linear(width, units), nn.ReLU()]
+        if dropout:
+            layers.append(nn.Dropout(dropout))
+        width = units
+    return nn.Sequential(*layers), nn.Linear(width, num_classes)
+
+
+def cnn_fedbn(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """FedBN's DigitModel, HCCT's network for Digit: three convolutions, BatchNorm throughout."""
+    channels, height, width = shape
+    representation = nn.Sequential(
+        *_conv_bn(channels, 64),
+        nn.MaxPool2d(2),
+        *_conv_bn(64, 64),
+        nn.MaxPool2d(2),
+        *_conv_bn(64, 128),
+        nn.Flatten(),
+        *_linear_bn(128 * (height // 4) * (width // 4), 2048),
+        *_linear_bn(2048, 512),
+    )
+    return representation, nn.Linear(512, num_classes)
+
+
+def cnn_hcct(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """HCCT's network for CIFAR-10: conv 16, 32, 64, 128 (3×3), fc 500, dropout 0.25."""
+    channels, height, width = shape
+    representation = nn.Sequential(
+        *_conv(channels, 16),
+        *_conv(16, 32),
+        nn.MaxPool2d(2),
+        *_conv(32, 64),
+        nn.MaxPool2d(2),
+        *_conv(64, 128),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128 * (height // 8) * (width // 8), 500),
+        nn.ReLU(),
+        nn.Dropout(0.25),
+    )
+    return representation, nn.Linear(500, num_classes)
+
+
+def cnn_fedcollab(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """FedCollab's network for CIFAR-10: conv 32, 64, 64 (3×3, no padding), fc 64.
+
+    Padding and pooling are not stated; this is the common tutorial network of these widths.
+    """
+    channels, height, width = shape
+    representation = nn.Sequential(
+        *_conv(channels, 32, padding=0),
+        nn.MaxPool2d(2),
+        *_conv(32, 64, padding=0),
+        nn.MaxPool2d(2),
+        *_conv(64, 64, padding=0),
+        nn.Flatten(),
+        nn.Linear(64 * _after_valid(height) * _after_valid(width), 64),
+        nn.ReLU(),
+    )
+    return representation, nn.Linear(64, num_classes)
+
+
+def cnn_fedgenp(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """FedGenP's network (Table 2): conv 6, conv 16, fc 784, fc 32; the 32 are the latent space.
+
+    Kernel and stride are not stated; 3×3 with stride 2, as in FedGen, makes 28×28 images 16×7×7,
+    which are the table's 784.
+    """
+    channels, height, width = shape
+    flat = 16 * ((height + 3) // 4) * ((width + 3) // 4)
+    representation = nn.Sequential(
+        *_conv(channels, 6, stride=2),
+        *_conv(6, 16, stride=2),
+        nn.Flatten(),
+        nn.Linear(flat, 784),
+        nn.ReLU(),
+        nn.Linear(784, 32),
+        nn.ReLU(),
+    )
+    return representation, nn.Linear(32, num_classes)
+
+
+def _conv(inputs: int, outputs: int, *, padding: int = 1, stride: int = 1) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 3, stride=stride, padding=padding), nn.ReLU()]
+
+
+def _conv_bn(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+
+def _linear_bn(inputs: int, outputs: int) -> list[nn.Module]:
+    return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU()]
+
+
+def _after_valid(side: int) -> int:
+    """Side left by conv, pool, conv, pool, conv with 3×3 kernels and no padding."""
+    return ((side - 2) // 2 - 2) // 2 - 2
+
+
+NETWORKS: dict[str, Callable[..., tuple[nn.Module, nn.Module]]] = {
+    "mclr": mclr,
+    "mlp-64": partial(mlp, hidden=(64,), dropout=0.5),
+    "mlp-128": partial(mlp, hidden=(128,)),
+    "mlp-512": partial(mlp, hidden=(512,)),
+    "mlp-200": partial(mlp, hidden=(200, 200)),
+    "cnn-fedbn": cnn_fedbn,
+    "cnn-hcct": cnn_hcct,
+    "cnn-fedcollab": cnn_fedcollab,
+    "cnn-fedgenp": cnn_fedgenp,
+}
+"""The papers' networks by name, called with ``shape=(C, H, W), num_classes=``.
+
+mclr, mlp-128 and mlp-512: FedGroup (MNIST, FEMNIST). mlp-64: HCCT (FMNIST). mlp-200 and
+cnn-fedcollab: FedCollab (FashionMNIST, CIFAR-10). cnn-fedbn and cnn-hcct: HCCT (Digit, CIFAR-10).
+cnn-fedgenp: FedGenP (MNIST, EMNIST).
+"""

@@ -1,0 +1,74 @@
+"""From a task's name to the task: built-in ones, and the plug-in point ``module:attribute``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tasks.base import Task, TaskError
+
+__all__ = ["BUILT_IN", "load_task"]
+
+BUILT_IN: dict[str, str] = {
+    "digits": "tasks.digits:Digits",
+    "mnist": "tasks.images:Mnist",
+    "fashion-mnist": "tasks.images:FashionMnist",
+    "emnist-letters": "tasks.images:EmnistLetters",
+    "cifar10": "tasks.images:Cifar10",
+    "digit-five": "tasks.digit_five:DigitFive",
+}
+"""Name → ``module:class``. Imported only when asked for: a silo imports what it uses.
+
+``name/model`` is the same task with another of its models, e.g. ``mnist/mclr``.
+"""
+
+
+def load_task(name: str) -> Task:
+    """Return the task called ``name``.
+
+    Args:
+        name: a built-in name, alone or as ``name/model``, or ``module:attribute`` where the attribute is a ``Task``, a
+            subclass of it, or a function without arguments that returns one. The module must be
+            importable on the machine where this runs; it is never fetched from elsewhere.
+
+    Raises:
+        TaskError: no such task, or it cannot be imported. The text names the reason.
+    """
+    base, _, model = name.partition("/")
+    if base in BUILT_IN and model:
+        return _with_model(name, base, model)
+    reference = BUILT_IN.get(name, name)
+    module_name, _, attribute = reference.partition(":")
+    if not attribute:
+        raise TaskError(
+            f"no task is called {name!r}. Built in: {', '.join(sorted(BUILT_IN))}; "
+            "a task of your own is given as module:attribute."
+        )
+    try:
+        found = getattr(import_module(module_name), attribute)
+    except ImportError as error:
+        raise TaskError(
+            f"task {name!r} cannot be imported: {error}. "
+            "Install its module where this runs, or set PYTHONPATH."
+        ) from error
+    except AttributeError:
+        raise TaskError(f"module {module_name!r} has no attribute {attribute!r}.") from None
+    task = found() if callable(found) else found
+    for needed in ("name", "num_classes", "model", "load", "loss", "errors"):
+        if not hasattr(task, needed):
+            raise TaskError(f"task {name!r} has no {needed!r}. A task is a tasks.Task.")
+    if name not in BUILT_IN:
+        task.name = name  # both sides must mean the same import, whatever the class calls itself
+    return task  # type: ignore[no-any-return]
+
+
+def _with_model(name: str, base: str, model: str) -> Task:
+    """A built-in task with one of its models by name; the task is called ``name`` on the wire."""
+    module_name, _, attribute = BUILT_IN[base].partition(":")
+    kind = getattr(import_module(module_name), attribute)
+    models = getattr(kind, "models", ())
+    if model not in models:
+        offer = ", ".join(f"{base}/{other}" for other in models) or f"only {base!r} itself"
+        raise TaskError(f"task {base!r} has no model {model!r}. There is: {offer}.")
+    task: Task = kind(model=model)
+    task.name = name
+    return task
