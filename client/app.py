@@ -8,6 +8,7 @@ the server: a message is data.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from threading import Lock
 
@@ -25,10 +26,12 @@ from client.training import (
     read_weights,
     seed_of,
     train,
+    warm_up,
 )
 from client.workbench import Workbench, open_workbench
+from tasks.base import Option
 
-__all__ = ["RefusedError", "app", "workbench_of"]
+__all__ = ["RefusedError", "app", "prepare", "workbench_of"]
 
 app = ClientApp()
 
@@ -42,12 +45,30 @@ class RefusedError(ValueError):
 
 def workbench_of(context: Context) -> Workbench:
     """The workbench that belongs to this node's settings, opened once per process."""
-    key = json.dumps([context.node_id, dict(context.node_config)], sort_keys=True, default=str)
+    key = _key(context.node_config, context.node_id)
     with _opening:
         if key not in _workbenches:
             settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
             _workbenches[key] = open_workbench(settings)
         return _workbenches[key]
+
+
+def prepare(settings: SiloSettings) -> None:
+    """Open the workbench and warm it up before the silo joins, so that no round waits for it.
+
+    Raises:
+        TaskError, SettingsError: the silo cannot train as it is set up.
+    """
+    bench = open_workbench(settings)
+    warm_up(bench.task, bench.model, bench.data)
+    with _opening:
+        _workbenches[_key(settings.to_node_config(), 0)] = bench
+
+
+def _key(node_config: Mapping[str, Option], node_id: int) -> str:
+    """A named silo is its settings; a node without a name is told apart by its id."""
+    who = "" if "name" in node_config else node_id
+    return json.dumps([who, dict(node_config)], sort_keys=True, default=str)
 
 
 @app.query("describe")

@@ -80,6 +80,9 @@ class RunConfig(BaseModel):
     similarity: Literal["parameters", "parameters+buffers"] = Field(
         "parameters", description="HCCT: whether running statistics are compared too."
     )
+    solver: Literal["best", "agglomerative"] = Field(
+        "best", description="HCCT: exact or best search of the partition, or the paper's greedy."
+    )
     runs_dir: str = Field(
         "", description="Folder of run records at the coordinator; empty takes its default."
     )

@@ -35,7 +35,9 @@ FORMAT = 1
 
 
 def default_runs_dir() -> Path:
-    """``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
+    """``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
+    if os.environ.get("COTERIE_RUNS"):
+        return Path(os.environ["COTERIE_RUNS"]).expanduser()
     return Path(os.environ.get("COTERIE_HOME", "~/.coterie")).expanduser() / "runs"
 
 

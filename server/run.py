@@ -68,7 +68,12 @@ def build_strategy(
         "independent": lambda: Independent(**common),  # type: ignore[arg-type,return-value]
         "fedavg": lambda: FedAvg(**common),  # type: ignore[arg-type,return-value]
         "hcct": lambda: HCCT(  # type: ignore[arg-type,return-value]
-            alpha=config.alpha, memory=config.memory, similarity=config.similarity, **common
+            alpha=config.alpha,
+            memory=config.memory,
+            similarity=config.similarity,
+            solver=config.solver,
+            seed=config.seed,
+            **common,
         ),
     }
     return builders[config.strategy]()

@@ -13,7 +13,10 @@ Differs from the paper:
 - *Memory* (``memory=1``, the default). The paper compares the updates of the last round. Those
   of small silos turn to noise as training goes on, and the groups flap. Here the accumulated own
   updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper.
-- A merge is made only while its benefit is positive (Algorithm 2 merges before it tests).
+- *Solver* (``solver="best"``, the default). The paper's greedy merging joins small silos first,
+  whatever their kind, and never parts them. The same utility is maximised exactly for up to 12
+  silos and by a better search above. ``solver="agglomerative"`` is the paper; there a merge is
+  made only while its benefit is positive (Algorithm 2 merges before it tests).
 - α may be one number or stated by each silo.
 - A newcomer, which the paper does not have, trains one round from the mean of all current
   models; eqs. 15–16 against the existing groups decide which it joins. In the same round it also
@@ -34,8 +37,10 @@ from strategies.errors import require
 from strategies.grouping import Members, average_groups, enrol, mean_of_all, orders_from
 from strategies.loop import Group, GroupStrategy, Order, RoundReport, Update
 from strategies.models import accumulate, comparable, difference, weighted_mean
+from strategies.partition.coalition import HCCTUtility, agglomerative
 from strategies.partition.gram import gram
-from strategies.partition.hcct import partition, place
+from strategies.partition.hcct import place
+from strategies.partition.search import best_partition
 from strategies.roster import Roster, Silo
 from wire import Model
 
@@ -63,6 +68,7 @@ class HCCTState:
         starts: silo → the model that its group of the next round starts from.
         newcomers: silos that have not been placed yet.
         similarity: cosines between ``compared`` silos after the last round.
+        norms: lengths of the vectors that were compared.
     """
 
     members: Members
@@ -73,6 +79,7 @@ class HCCTState:
     newcomers: frozenset[str] = frozenset()
     compared: tuple[str, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
+    norms: tuple[float, ...] = ()
 
 
 class HCCT(GroupStrategy[HCCTState]):
@@ -83,6 +90,8 @@ class HCCT(GroupStrategy[HCCTState]):
             A silo's own α, where it states one, goes before it.
         memory: γ in [0, 1] of the accumulated updates; 0 compares the last round's alone.
         similarity: ``parameters``, or ``parameters+buffers`` to compare running statistics too.
+        solver: ``best``, or ``agglomerative`` for Algorithm 2.
+        seed: of the searches for more than 12 silos.
 
     The other arguments are those of ``GroupStrategy``.
     """
@@ -93,6 +102,8 @@ class HCCT(GroupStrategy[HCCTState]):
         alpha: float = 50.0,
         memory: float = 1.0,
         similarity: str = "parameters",
+        solver: str = "best",
+        seed: int = 0,
         round_timeout: float = 3600.0,
         train_config: Mapping[str, int | float | str | bool] | None = None,
         evaluate: bool = True,
@@ -115,7 +126,12 @@ class HCCT(GroupStrategy[HCCTState]):
             similarity in ("parameters", "parameters+buffers"),
             f"similarity must be parameters or parameters+buffers. Got {similarity!r}.",
         )
+        require(
+            solver in ("best", "agglomerative"),
+            f"solver must be best or agglomerative. Got {solver!r}.",
+        )
         self.alpha, self.memory, self.similarity = float(alpha), float(memory), similarity
+        self.solver, self.seed = solver, int(seed)
 
     def first(self, initial: Model) -> HCCTState:
         """Nobody yet."""
@@ -164,7 +180,7 @@ class HCCT(GroupStrategy[HCCTState]):
             memory=self._remember(state, deltas, probes),
         )
         here = [name for group in state.members.groups for name in group]
-        state = self._partition(state, here, deltas)
+        state = self._partition(state, here, deltas, round=round)
         return replace(state, newcomers=state.newcomers - set(deltas))
 
     def _compared(self, update: Update) -> Model:
@@ -187,9 +203,9 @@ class HCCT(GroupStrategy[HCCTState]):
         return memory
 
     def _partition(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model]
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], *, round: int
     ) -> HCCTState:
-        """Groups of the next round: Algorithm 2 on the settled silos, then the newcomers."""
+        """Groups of the next round: the settled silos anew, then the newcomers among them."""
         settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
         compared = [*settled, *new]
@@ -200,7 +216,7 @@ class HCCT(GroupStrategy[HCCTState]):
         sizes = np.array([state.members.sizes[n] for n in compared])
         alphas = np.array([state.alphas.get(n, self.alpha) for n in compared])
         n = len(settled)
-        found = partition(matrix[:n, :n], sizes[:n], alpha=alphas[:n]) if n else []
+        found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], round) if n else []
         placed = [list(group) for group in found]
         for row in range(n, len(compared)):
             target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
@@ -215,7 +231,16 @@ class HCCT(GroupStrategy[HCCTState]):
             starts={**state.members.models, **_group_starts(state.members, planned)},
             compared=tuple(compared),
             similarity=_cosines(matrix),
+            norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
         )
+
+    def _solve(
+        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, round: int
+    ) -> list[list[int]]:
+        objective = HCCTUtility.from_gram(matrix, sizes, alpha=alphas)
+        if self.solver == "agglomerative":
+            return agglomerative(objective).groups
+        return best_partition(objective, rng=np.random.default_rng([self.seed, round])).groups
 
     def models(self, state: HCCTState) -> Mapping[str, Model]:
         """Silo → the outcome of its group's last round (Algorithm 1, line 24)."""
@@ -239,6 +264,7 @@ class HCCT(GroupStrategy[HCCTState]):
         if len(state.compared) <= MAX_RECORDED_SILOS:
             details["compared"] = list(state.compared)
             details["similarity"] = [[round(c, 6) for c in row] for row in state.similarity]
+            details["norms"] = [float(f"{norm:.6g}") for norm in state.norms]
         return details
 
 

@@ -1,7 +1,7 @@
 """Reading image data sets from the user's folder, with numpy alone.
 
-Three layouts: one ``.npz`` with ``x_train, y_train, x_test, y_test``; idx files as torchvision keeps
-them (``MNIST/raw/train-images-idx3-ubyte.gz``, packed or not); CIFAR-10's python batches as
+Three layouts: one ``.npz`` with ``x_train, y_train, x_test, y_test``; idx files as torchvision
+keeps them (``MNIST/raw/train-images-idx3-ubyte.gz``, packed or not); CIFAR-10's python batches as
 torchvision unpacks them. torchvision itself is imported only to download, and only when asked.
 """
 
@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tasks.base import TaskError
 
-__all__ = ["ImageFiles", "RawImages", "read_images", "read_npz"]
+__all__ = ["ImageFiles", "Images", "RawImages", "read_images", "read_npz"]
 
 Pixels = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -30,20 +30,29 @@ PARTS = ("x_train", "y_train", "x_test", "y_test")
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error, pickle.PickleError)
 
 
-@dataclass(frozen=True)
-class RawImages:
-    """A whole data set as it lies in its folder.
+class Images(NamedTuple):
+    """Images and their labels.
 
     Attributes:
-        x_train, x_test: uint8, shape (n, H, W) or (n, H, W, C).
-        y_train, y_test: int64, shape (n,), as in the files.
+        x: uint8, shape (n, H, W) or (n, H, W, C).
+        y: int64, shape (n,).
+    """
+
+    x: Pixels
+    y: Labels
+
+
+@dataclass(frozen=True)
+class RawImages:
+    """A whole data set as it lies in its folder, labels as in the files.
+
+    Attributes:
+        train, test: the two parts.
         extra: what else an ``.npz`` held, e.g. ``i_train`` or ``src_train``.
     """
 
-    x_train: Pixels
-    y_train: Labels
-    x_test: Pixels
-    y_test: Labels
+    train: Images
+    test: Images
     extra: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -99,13 +108,18 @@ def read_images(task: str, folder: str, files: ImageFiles, *, download: bool = F
             f"task {task!r} needs option 'data': a folder that holds {files.expected()}."
         )
     root = Path(folder).expanduser()
-    found = _find(root, files)
-    if found is None and download:
-        _download(task, root, files)
+    try:
         found = _find(root, files)
-    if found is None:
-        raise TaskError(_missing(task, root, files))
-    return _checked(found, _read(found, files), files)
+        if found is None and download:
+            _download(task, root, files)
+            found = _find(root, files)
+        if found is None:
+            raise TaskError(_missing(task, root, files))
+    except OSError as error:
+        raise _unreadable(root, error) from error
+    raw = _read(found, files)
+    train = _checked(found, "train", raw.train, files)
+    return RawImages(train, _checked(found, "test", raw.test, files), raw.extra)
 
 
 def read_npz(path: Path) -> RawImages:
@@ -124,10 +138,8 @@ def read_npz(path: Path) -> RawImages:
             arrays = {name: archive[name] for name in archive.files}
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
-    return RawImages(
-        *(arrays.pop(name) for name in PARTS),
-        extra=arrays,
-    )
+    train = Images(arrays.pop("x_train"), arrays.pop("y_train"))
+    return RawImages(train, Images(arrays.pop("x_test"), arrays.pop("y_test")), arrays)
 
 
 def _find(root: Path, files: ImageFiles) -> Path | None:
@@ -166,35 +178,38 @@ def _read(found: Path, files: ImageFiles) -> RawImages:
         return read_npz(found)
     if files.batches:
         return _read_batches(found)
-    arrays = []
-    for part in files.idx_names:
-        images = _read_idx(found, f"{part}-images-idx3-ubyte")
-        arrays.append(
-            images.transpose(0, 2, 1) if files.transposed and images.ndim == 3 else images
+    train, test = (_read_idx_part(found, name, files) for name in files.idx_names)
+    return RawImages(train, test)
+
+
+def _read_idx_part(folder: Path, name: str, files: ImageFiles) -> Images:
+    images = _read_idx(folder, f"{name}-images-idx3-ubyte")
+    if files.transposed and images.ndim == 3:
+        images = images.transpose(0, 2, 1)
+    return Images(images, _read_idx(folder, f"{name}-labels-idx1-ubyte").astype(np.int64))
+
+
+def _any_image(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
+
+
+def _checked(found: Path, part: str, images: Images, files: ImageFiles) -> Images:
+    """The same with a grey channel axis dropped, or an error that says what does not fit."""
+    x, y = images
+    if files.shape is not None and x.shape[1:] == (*files.shape, 1):
+        x = x[..., 0]
+    fits = _any_image(x.shape) if files.shape is None else x.shape[1:] == files.shape
+    if x.dtype != np.uint8 or not fits:
+        shape = "(n, H, W) or (n, H, W, 3)" if files.shape is None else ("n", *files.shape)
+        raise TaskError(
+            f"x_{part} in {found} must be uint8 of shape {shape}. Got {x.dtype} {x.shape}."
         )
-        arrays.append(_read_idx(found, f"{part}-labels-idx1-ubyte").astype(np.int64))
-    return RawImages(*arrays)
-
-
-def _checked(found: Path, raw: RawImages, files: ImageFiles) -> RawImages:
-    """The same with a channel axis of one dropped, or an error that says what does not fit."""
-    fixed = []
-    for part in ("train", "test"):
-        x, y = getattr(raw, f"x_{part}"), getattr(raw, f"y_{part}")
-        if files.shape is not None and x.shape[1:] == (*files.shape, 1):
-            x = x[..., 0]
-        if x.dtype != np.uint8 or (files.shape is not None and x.shape[1:] != files.shape):
-            shape = "(n, H, W[, C])" if files.shape is None else f"(n, {str(files.shape)[1:]}"
-            raise TaskError(
-                f"x_{part} in {found} must be uint8 of shape {shape}. Got {x.dtype} {x.shape}."
-            )
-        if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
-            raise TaskError(
-                f"y_{part} in {found} must be integers of shape {x.shape[:1]}, one label per image. "
-                f"Got {y.dtype} {y.shape}."
-            )
-        fixed += [x, y.astype(np.int64, copy=False)]
-    return RawImages(*fixed, extra=raw.extra)
+    if y.dtype.kind not in "iu" or y.shape != x.shape[:1]:
+        raise TaskError(
+            f"y_{part} in {found} must be integers of shape {x.shape[:1]}, one label per image. "
+            f"Got {y.dtype} {y.shape}."
+        )
+    return Images(x, y.astype(np.int64, copy=False))
 
 
 def _unreadable(path: Path, error: Exception) -> TaskError:
@@ -251,20 +266,17 @@ class _ArraysOnly(pickle.Unpickler):
 
 
 def _read_batches(folder: Path) -> RawImages:
-    train = [_read_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
-    test = _read_batch(folder / "test_batch")
-    return RawImages(
-        np.concatenate([x for x, _ in train]), np.concatenate([y for _, y in train]), *test
-    )
+    batches = [_read_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
+    train = Images(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
+    return RawImages(train, _read_batch(folder / "test_batch"))
 
 
-def _read_batch(path: Path) -> tuple[Pixels, Labels]:
-    """Images (n, 32, 32, 3) and labels (n,)."""
+def _read_batch(path: Path) -> Images:
     try:
         with path.open("rb") as file:
             batch = _load_arrays(file)
         images = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
-        return images.transpose(0, 2, 3, 1), np.asarray(batch[b"labels"], dtype=np.int64)
+        return Images(images.transpose(0, 2, 3, 1), np.asarray(batch[b"labels"], dtype=np.int64))
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
 

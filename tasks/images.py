@@ -9,14 +9,14 @@ computes the same cut from the same keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tasks.base import Option, SiloData, Task, TaskError, read_options
-from tasks.image_files import ImageFiles, RawImages, read_images
+from tasks.image_files import ImageFiles, Images, RawImages, read_images
 from tasks.shifts import permutation, rotate
 from tasks.splits import COMMON_KEYS, KINDS, Share, make_split
 
@@ -43,8 +43,9 @@ SPLIT_KEYS: dict[str, Option] = {
     f"split-{key}": default
     for keys in (COMMON_KEYS, *(kind.keys for kind in KINDS.values()))
     for key, default in keys.items()
-    if key not in OPTIONS or key == "test"
+    if key not in ("silos", "test-share")  # these two go by their own names
 }
+LABEL_KINDS = tuple(kind for kind in KINDS if kind != "by-domain")  # these have one domain
 GREY = (28, 28)
 
 
@@ -111,10 +112,10 @@ class ImageTask(Task):
         chosen = self._options(options)
         raw = self._raw(chosen)
         if chosen["split"] == "none":
-            share = Share(np.arange(len(raw.y_train)), np.arange(len(raw.y_test)))
+            share = Share(np.arange(len(raw.train.y)), np.arange(len(raw.test.y)))
             return self._silo(raw, share, chosen, _scale(raw, chosen), silo=0)
         silo = chosen["silo"]
-        if not 0 <= silo:
+        if silo < 0:
             raise TaskError("with a split, option 'silo' must say which share, from 0 on.")
         shares = self._shares(raw, options, chosen)
         if silo >= len(shares):
@@ -142,28 +143,38 @@ class ImageTask(Task):
         check_bounds(chosen, ("train", "test", "label-permutation", "split-seed"))
         if not 0 <= chosen["test-share"] < 1:
             raise TaskError(f"test-share must be in [0, 1). Got {chosen['test-share']}.")
+        if chosen["split"] != "none" and chosen["split"] not in LABEL_KINDS:
+            raise TaskError(
+                f"split must be none or one of {', '.join(LABEL_KINDS)}. Got {chosen['split']!r}."
+            )
         if chosen["split"] == "none":
             stray = [k for k in options if k in SPLIT_KEYS and k != "split-seed"]
             stray += [k for k in ("silos", "silo", "test-share") if k in options]
             if stray:
                 raise TaskError(
                     f"option {stray[0]!r} belongs to a split. Set split to one of "
-                    f"{', '.join(KINDS)}, or leave it out."
+                    f"{', '.join(LABEL_KINDS)}, or leave it out."
                 )
         return chosen
 
     def _raw(self, chosen: Mapping[str, Any]) -> RawImages:
         raw = read_images(self.name, chosen["data"], self.files, download=chosen["download"])
         first = chosen["first-label"]
-        raw = replace(raw, y_train=raw.y_train - first, y_test=raw.y_test - first)
-        for y in (raw.y_train, raw.y_test):
+        train, test = (
+            Images(raw.train.x, raw.train.y - first),
+            Images(raw.test.x, raw.test.y - first),
+        )
+        for y in (train.y, test.y):
             if len(y) and not 0 <= y.min() <= y.max() < self.num_classes:
                 raise TaskError(
                     f"labels of task {self.name!r} must be in [{first}, "
                     f"{first + self.num_classes - 1}]. Got {y.min() + first} to {y.max() + first}. "
                     "If they count from elsewhere, set first-label."
                 )
-        return _joined(raw) if chosen["test-share"] else raw
+        if not chosen["test-share"]:
+            return RawImages(train, test)
+        both = join(train, test)
+        return RawImages(both, both)  # both parts of a share are indices into the whole
 
     def _shares(
         self, raw: RawImages, options: Mapping[str, Option], chosen: Mapping[str, Any]
@@ -175,16 +186,15 @@ class ImageTask(Task):
             config["silos"] = chosen["silos"]
         if chosen["test-share"]:
             config["test-share"] = chosen["test-share"]
-        tests = None if chosen["test-share"] else raw.y_test
-        return make_split(config, raw.y_train, test_labels=tests, num_classes=self.num_classes)
+        tests = None if chosen["test-share"] else raw.test.y
+        return make_split(config, raw.train.y, test_labels=tests, num_classes=self.num_classes)
 
     def _silo(
         self, raw: RawImages, share: Share, chosen: Mapping[str, Any], scale: Scale, *, silo: int
     ) -> SiloData:
-        tests = (raw.x_train, raw.y_train) if chosen["test-share"] else (raw.x_test, raw.y_test)
         rng = np.random.default_rng([chosen["split-seed"], 2, silo])
-        train = _cap(share.train, chosen["train"], rng)
-        test = _cap(share.test, chosen["test"], rng)
+        train = cap(share.train, chosen["train"], rng)
+        test = cap(share.test, chosen["test"], rng)
         names = permutation(
             self.num_classes, seed=chosen["split-seed"], number=chosen["label-permutation"]
         )
@@ -192,8 +202,8 @@ class ImageTask(Task):
             names = names[share.labels]
         turn = share.rotation + chosen["rotation"]
         return finish(
-            (rotate(raw.x_train[train], turn), names[raw.y_train[train]]),
-            (rotate(tests[0][test], turn), names[tests[1][test]]),
+            (rotate(raw.train.x[train], turn), names[raw.train.y[train]]),
+            (rotate(raw.test.x[test], turn), names[raw.test.y[test]]),
             scale=scale,
             num_classes=self.num_classes,
         )
@@ -296,17 +306,16 @@ def _channels_first(images: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
-def _cap(part: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def cap(part: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """At most ``most`` of the indices, at random and sorted; 0 = all."""
     if not most or most >= len(part):
         return part
     return np.sort(rng.choice(part, size=most, replace=False))
 
 
-def _joined(raw: RawImages) -> RawImages:
-    """Both parts as the training part."""
-    x = np.concatenate([raw.x_train, raw.x_test])
-    y = np.concatenate([raw.y_train, raw.y_test])
-    return replace(raw, x_train=x, y_train=y, x_test=raw.x_test[:0], y_test=raw.y_test[:0])
+def join(first: Images, second: Images) -> Images:
+    """Both sets one after the other."""
+    return Images(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]))
 
 
 def _scale(raw: RawImages, chosen: Mapping[str, Any]) -> Scale:
@@ -321,11 +330,12 @@ def _scale(raw: RawImages, chosen: Mapping[str, Any]) -> Scale:
 
 def _per_pixel(raw: RawImages) -> Scale:
     """Mean and deviation of every pixel, from sums of integers: no float copy of the data set."""
-    count = len(raw.x_train) + len(raw.x_test)
+    parts = [raw.train.x] if raw.test is raw.train else [raw.train.x, raw.test.x]
+    count = sum(len(images) for images in parts)
     if count == 0:
         raise TaskError("normalise=per-pixel needs at least one image in the folder.")
     total, squares = 0, 0
-    for images in (raw.x_train, raw.x_test):
+    for images in parts:
         for start in range(0, len(images), 4096):
             block = images[start : start + 4096].astype(np.int64)
             total, squares = total + block.sum(axis=0), squares + (block * block).sum(axis=0)

@@ -27,16 +27,17 @@ class SplitModel(nn.Module):
 
 
 def small_cnn(*, num_classes: int) -> tuple[nn.Module, nn.Module]:
-    """For images of 1×8×8: conv 16, conv 32 (3×3), pooled to 4×4 after the first; linear head."""
+    """For images of 1×8×8: conv 16, conv 32 (3×3), each pooled by 2; linear head from 128."""
     representation = nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.ReLU(),
         nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1),
         nn.ReLU(),
+        nn.MaxPool2d(2),
         nn.Flatten(),
     )
-    return representation, nn.Linear(32 * 4 * 4, num_classes)
+    return representation, nn.Linear(32 * 2 * 2, num_classes)
 
 
 def mclr(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:

@@ -26,9 +26,10 @@ def load_task(name: str) -> Task:
     """Return the task called ``name``.
 
     Args:
-        name: a built-in name, alone or as ``name/model``, or ``module:attribute`` where the attribute is a ``Task``, a
-            subclass of it, or a function without arguments that returns one. The module must be
-            importable on the machine where this runs; it is never fetched from elsewhere.
+        name: a built-in name, alone or as ``name/model``, or ``module:attribute`` where the
+            attribute is a ``Task``, a subclass of it, or a function without arguments that returns
+            one. The module must be importable on the machine where this runs; it is never fetched
+            from elsewhere.
 
     Raises:
         TaskError: no such task, or it cannot be imported. The text names the reason.

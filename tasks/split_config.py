@@ -226,6 +226,8 @@ def make_split(
     cuts = cut(y[used], shares.train, rng=rng, units=None if own_units is None else own_units[used])
     trains = [used[part] for part in cuts]
     if t is None:
+        if chosen["test"] == "all":
+            raise TaskError("test='all' needs test labels: there is no test part here.")
         pairs = [_hold_out(part, chosen["test-share"], own_units, rng) for part in trains]
     else:
         tests = _test_parts(t, shares.test, chosen, test_units, rng)

@@ -1,0 +1,349 @@
+"""Speed of the partition numerics beside their limits, measured side by side in one run.
+
+    python -m benchmarks.partition [--quick]
+
+Writes benchmarks/results/partition.json and partition.md. Every time is the smallest of a few
+repetitions; what is compared is measured in turn, so that other load hits both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from strategies.partition import fedgroup
+from strategies.partition.coalition import (
+    FedCollabBound,
+    HCCTUtility,
+    agglomerative,
+    optimal,
+    relocation,
+)
+from strategies.partition.gram import gram, replace_row
+
+RESULTS = Path(__file__).parent / "results"
+GRAM_SIZES = [
+    (20, 100_000),
+    (20, 1_000_000),
+    (20, 10_000_000),
+    (100, 100_000),
+    (100, 1_000_000),
+    (300, 100_000),
+    (300, 1_000_000),
+    (1000, 10_000),
+    (1000, 100_000),
+    (1000, 1_000_000),
+]
+Row = dict[str, Any]
+
+
+def fastest(calls: Sequence[Callable[[], object]], *, repeat: int) -> list[float]:
+    """Smallest time in seconds of each call, taken in turn."""
+    times = [[] for _ in calls]  # type: list[list[float]]
+    for _ in range(repeat):
+        for call, seconds in zip(calls, times, strict=True):
+            start = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - start)
+    return [min(seconds) for seconds in times]
+
+
+# --- Gram matrix ----------------------------------------------------------------------------------
+
+
+def free_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def random_updates(num_silos: int, num_parameters: int) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    updates = np.empty((num_silos, num_parameters), dtype=np.float32)
+    for row in updates:
+        rng.random(out=row, dtype=np.float32)
+        row -= 0.5
+    return updates
+
+
+def as_layers(updates: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """The same numbers as twenty named layers per silo, each a view."""
+    cuts = np.linspace(0, updates.shape[1], 21).astype(int)
+    return [
+        {f"layer{k}": row[a:b] for k, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))}
+        for row in updates
+    ]
+
+
+def measure_gram(num_silos: int, num_parameters: int) -> Row:
+    """Ours beside one N x P by P x N float32 product (sgemm)."""
+    sizes: Row = {"silos": num_silos, "parameters": num_parameters}
+    if 4 * num_silos * num_parameters > 0.6 * free_bytes():
+        return {**sizes, "skipped": "not enough free memory"}
+    updates = random_updates(num_silos, num_parameters)
+    layers = as_layers(updates)
+    repeat = 3 if num_silos * num_parameters >= 1e8 else 7
+    # Shifted by one column, the two factors are different matrices for numpy, which would use
+    # the faster syrk for a matrix and its own transpose; nothing is copied.
+    blas, syrk, ours, layered = fastest(
+        [
+            lambda: updates[:, :-1] @ updates[:, 1:].T,
+            lambda: updates @ updates.T,
+            lambda: gram(updates),
+            lambda: gram(layers),
+        ],
+        repeat=repeat,
+    )
+    known = gram(updates)
+    replaced = fastest([lambda: replace_row(known, updates, 0)], repeat=2)[0]
+    return {
+        **sizes,
+        "blas_s": blas,
+        "syrk_s": syrk,
+        "gram_s": ours,
+        "gram_layers_s": layered,
+        "replace_row_s": replaced,
+        "ratio": ours / blas,
+        "ratio_layers": layered / blas,
+        "error": cosine_error(updates, known),
+    }
+
+
+def cosine_error(updates: np.ndarray, result: np.ndarray) -> float:
+    """Largest error over |u_i||u_j| against float64, on the first 20 silos."""
+    wide = updates[:20].astype(np.float64)
+    truth = wide @ wide.T
+    norms = np.sqrt(np.outer(truth.diagonal(), truth.diagonal()))
+    return float((np.abs(result[:20, :20] - truth) / norms).max())
+
+
+# --- solvers --------------------------------------------------------------------------------------
+
+
+def silos(num_silos: int, num_parameters: int = 200) -> tuple[np.ndarray, np.ndarray]:
+    """Updates around one hidden direction for every twenty silos, and sizes."""
+    rng = np.random.default_rng(num_silos)
+    centres = rng.standard_normal((max(2, num_silos // 20), num_parameters))
+    updates = centres[rng.integers(len(centres), size=num_silos)]
+    return updates + rng.standard_normal(updates.shape), rng.integers(20, 500, num_silos)
+
+
+def literal_partition(updates: np.ndarray, sizes: np.ndarray, alpha: float) -> list[list[int]]:
+    """Algorithm 2 word by word on P-dimensional vectors, benefits recorded as in the paper."""
+
+    def utility(group: tuple[int, ...]) -> float:
+        rows = list(group)
+        total = sizes[rows].sum()
+        mean = (sizes[rows, None] / total * updates[rows]).sum(axis=0)
+        norm = np.linalg.norm(mean)
+        cosines = [updates[i] @ mean / (np.linalg.norm(updates[i]) * norm) for i in rows]
+        return float(-alpha / total * len(rows) + sum(cosines))
+
+    groups = [(i,) for i in range(len(sizes))]
+    value = {group: utility(group) for group in groups}
+    benefit: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+    while len(groups) > 1:
+        for k, a in enumerate(groups):
+            for b in groups[k + 1 :]:
+                if (a, b) not in benefit:
+                    benefit[a, b] = utility(a + b) - value[a] - value[b]
+        pairs = [(a, b) for k, a in enumerate(groups) for b in groups[k + 1 :]]
+        a, b = max(pairs, key=lambda pair: benefit[pair])
+        if benefit[a, b] <= 0:
+            break
+        value[a + b] = utility(a + b)
+        groups = [a + b if group == a else group for group in groups if group != b]
+    return sorted(sorted(group) for group in groups)
+
+
+def measure_literal(num_silos: int, num_parameters: int = 10_000) -> Row:
+    """Updates to groups, all merging: the literal version beside Gram matrix and agglomeration."""
+    updates, sizes = silos(num_silos, num_parameters)
+
+    def ours() -> list[list[int]]:
+        return agglomerative(HCCTUtility.from_gram(gram(updates), sizes, alpha=1e4)).groups
+
+    equal = ours() == literal_partition(updates, sizes, 1e4)
+    literal, quick = fastest([lambda: literal_partition(updates, sizes, 1e4), ours], repeat=2)
+    return {
+        "silos": num_silos,
+        "parameters": num_parameters,
+        "literal_s": literal,
+        "ours_s": quick,
+        "faster": literal / quick,
+        "same_groups": equal,
+    }
+
+
+def measure_agglomerative(num_silos: int, alpha: float) -> Row:
+    updates, sizes = silos(num_silos)
+    products = gram(updates)
+    result = agglomerative(HCCTUtility.from_gram(products, sizes, alpha=alpha))
+    seconds = fastest(
+        [lambda: agglomerative(HCCTUtility.from_gram(products, sizes, alpha=alpha))], repeat=3
+    )[0]
+    return {
+        "silos": num_silos,
+        "alpha": alpha,
+        "groups": len(result.groups),
+        "merges": result.num_steps,
+        "seconds": seconds,
+    }
+
+
+def measure_optimal(num_silos: int) -> Row:
+    updates, sizes = silos(num_silos)
+    objective = HCCTUtility.from_gram(gram(updates), sizes, alpha=100)
+    best = optimal(objective)
+    greedy = agglomerative(objective)
+    return {
+        "silos": num_silos,
+        "seconds": fastest([lambda: optimal(objective)], repeat=3)[0],
+        "objective": best.objective,
+        "agglomerative_objective": greedy.objective,
+    }
+
+
+def measure_others() -> list[Row]:
+    rng = np.random.default_rng(0)
+    half = np.triu(rng.random((20, 20)), 1)
+    bound = FedCollabBound.from_distances(half + half.T, rng.integers(14, 2100, 20), c=10)
+    products = gram(silos(1000)[0])
+
+    def edc_groups() -> object:
+        return fedgroup.cold_start(
+            products, num_groups=5, measure="edc", rng=np.random.default_rng(0)
+        )
+
+    cases: dict[str, Callable[[], object]] = {
+        "FedCollab relocation, 20 silos, 100 restarts": lambda: relocation(
+            bound, rng=np.random.default_rng(0)
+        ),
+        "EDC, 1,000 silos, 5 directions": lambda: fedgroup.edc(products, num_directions=5),
+        "EDC and k-means++, 1,000 silos, 5 groups": edc_groups,
+        "MADC, 1,000 silos": lambda: fedgroup.madc(products),
+    }
+    return [{"what": what, "seconds": fastest([call], repeat=2)[0]} for what, call in cases.items()]
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+
+def table(rows: Sequence[Row], columns: dict[str, str]) -> str:
+    """Markdown of the rows; `columns` maps keys to headings."""
+    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---:|" * len(columns)]
+    for row in rows:
+        lines.append("| " + " | ".join(cell(row.get(key, "")) for key in columns) + " |")
+    return "\n".join(lines)
+
+
+def cell(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def report(results: dict[str, Any]) -> str:
+    machine = results["machine"]
+    return "\n\n".join(
+        [
+            "# Partition numerics",
+            f"`python -m benchmarks.partition` on {machine['cores']} shared cores, numpy "
+            f"{machine['numpy']}. Smallest of several repetitions, in seconds.",
+            "## Gram matrix (float32 updates) beside the BLAS limit",
+            "BLAS: one N x P by P x N `sgemm`. Ours reads a matrix in place; *layers* are twenty "
+            "named arrays per silo. numpy's `X @ X.T` is the symmetric product (half the work) "
+            "without float64 accumulation. Error: against float64, over |u_i||u_j|.",
+            table(
+                results["gram"],
+                {
+                    "silos": "N",
+                    "parameters": "P",
+                    "blas_s": "BLAS",
+                    "syrk_s": "X @ X.T",
+                    "gram_s": "ours",
+                    "gram_layers_s": "ours, layers",
+                    "ratio": "ours / BLAS",
+                    "ratio_layers": "layers / BLAS",
+                    "replace_row_s": "replace one row",
+                    "error": "error",
+                    "skipped": "",
+                },
+            ),
+            "## HCCT's Algorithm 2, from updates to groups, all merging",
+            table(
+                results["literal"],
+                {
+                    "silos": "N",
+                    "parameters": "P",
+                    "literal_s": "literal",
+                    "ours_s": "ours, Gram included",
+                    "faster": "times faster",
+                    "same_groups": "same groups",
+                },
+            ),
+            "## Agglomeration from a given Gram matrix",
+            table(
+                results["agglomerative"],
+                {
+                    "silos": "N",
+                    "alpha": "alpha",
+                    "groups": "groups",
+                    "merges": "merges",
+                    "seconds": "seconds",
+                },
+            ),
+            "## Exact optimum",
+            table(
+                results["optimal"],
+                {
+                    "silos": "N",
+                    "seconds": "seconds",
+                    "objective": "optimum",
+                    "agglomerative_objective": "agglomerative",
+                },
+            ),
+            "## Others",
+            table(results["others"], {"what": "what", "seconds": "seconds"}),
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="leave out the largest sizes")
+    quick = parser.parse_args().quick
+    warnings.simplefilter("ignore", RuntimeWarning)
+    sizes = [(n, p) for n, p in GRAM_SIZES if not quick or n * p <= 1e8]
+    results = {
+        "machine": {
+            "cores": os.cpu_count(),
+            "architecture": platform.machine(),
+            "numpy": np.__version__,
+        },
+        "gram": [measure_gram(n, p) for n, p in sizes],
+        "literal": [measure_literal(n) for n in (5, 10, 20, 40)],
+        "agglomerative": [
+            measure_agglomerative(n, alpha) for n in (100, 300, 1000) for alpha in (0.0, 1e2, 1e9)
+        ],
+        "optimal": [measure_optimal(n) for n in range(8, 17)],
+        "others": measure_others(),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "partition.json").write_text(json.dumps(results, indent=2) + "\n")
+    (RESULTS / "partition.md").write_text(report(results))
+    print(report(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The silo's process: ``python -m client``, also ``coterie silo``."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+__all__ = ["main"]
+
+EXIT_CONFIG, EXIT_LINK = 2, 5
+
+EXAMPLE = """\
+examples:
+  coterie silo --name hospital-b --task digits --set train=120
+  coterie silo --name north --task my_task:Task --set data=/data/north --superlink fl.example:9092
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of a silo."""
+    own = argparse.ArgumentParser(
+        prog="coterie silo",
+        description="Serve a federation from this machine: one long-lived process that trains on "
+        "its own data and talks gRPC to the SuperLink. End it with SIGTERM or Ctrl-C.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    own.add_argument("--name", required=True, help="the silo's name, unique in the federation")
+    own.add_argument("--task", default="digits", help="built-in name, or module:attribute")
+    own.add_argument(
+        "--set",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the task, e.g. data=/folder; may be given several times",
+    )
+    own.add_argument(
+        "--superlink", default="127.0.0.1:9092", metavar="HOST:PORT", help="its Fleet API"
+    )
+    own.add_argument("--root-certificates", type=Path, help="PEM file of the CA; without: no TLS")
+    own.add_argument("--alpha", type=float, help="this silo's own hunger for data (HCCT)")
+    own.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    own.add_argument("--threads", type=int, default=1, help="CPU threads; 0 is torch's choice")
+    own.add_argument("--home", default="", help="folder for the silo's own models")
+    own.add_argument(
+        "--patience",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="give up after so long without a SuperLink",
+    )
+    own.add_argument("--verbose", action="store_true", help="log every message")
+    return own
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a silo; return its exit status."""
+    given = parser().parse_args(arguments)
+    logging.basicConfig(
+        level=logging.DEBUG if given.verbose else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+        stream=sys.stderr,
+    )
+    for noisy in ("asyncio", "flwr", "grpc"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    from client.settings import SettingsError
+    from tasks.base import TaskError
+
+    try:
+        return _serve(given)
+    except (SettingsError, TaskError, OSError) as error:
+        from client.link import LinkError
+
+        print(f"coterie silo: {error}", file=sys.stderr)
+        return EXIT_LINK if isinstance(error, LinkError) else EXIT_CONFIG
+
+
+def _serve(given: argparse.Namespace) -> int:
+    from client.settings import SiloSettings
+
+    settings = SiloSettings(
+        name=given.name,
+        task=given.task,
+        options=_options(given.options),
+        alpha=given.alpha,
+        device=given.device,
+        threads=given.threads,
+        home=given.home,
+    )
+    from client.app import app, prepare
+    from client.silo import Connection, GaveUpError, Silo
+
+    prepare(settings)  # a silo that cannot train says so here, before it joins
+    silo = Silo(
+        app,
+        settings,
+        Connection(given.superlink, given.root_certificates, patience_s=given.patience),
+    )
+    silo.stop_on_signals()
+    try:
+        silo.run()
+    except GaveUpError as error:
+        print(f"coterie silo: {error}", file=sys.stderr)
+        return EXIT_LINK
+    return 0
+
+
+def _options(pairs: Sequence[str]) -> dict[str, str]:
+    from client.settings import SettingsError
+
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise SettingsError(f"--set takes KEY=VALUE. Got {pair!r}.")
+        options[key] = value
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+"""The ``coterie`` command. Each part is imported when its command runs, so that --help is quick."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="coterie",
+    help="Cross-silo federated learning that finds out who should train with whom.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="Start with:  coterie demo",
+)
+
+SuperLinkOption = Annotated[
+    str, typer.Option("--superlink", metavar="HOST:PORT", help="The SuperLink's Control API.")
+]
+CertificateOption = Annotated[
+    Path | None,
+    typer.Option("--root-certificates", help="PEM file of the CA; without it: no TLS."),
+]
+RunsOption = Annotated[
+    Path | None, typer.Option("--runs-dir", help="Folder of run records.", file_okay=False)
+]
+
+
+@app.command(epilog="Example:  coterie demo --seed 3 --alpha 50")
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Of data, models and training.")] = 0,
+    rounds: Annotated[int, typer.Option(min=6, max=500)] = 20,
+    alpha: Annotated[float, typer.Option(min=0, help="HCCT's hunger for data.")] = 50.0,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder for everything. [default: runs/demo-<time>]")
+    ] = None,
+) -> None:
+    """Ten silos on this machine find out who should train with whom, in about a minute."""
+    from rich.console import Console
+
+    from server.demo import demo as run_demo
+
+    run_demo(Console(), seed=seed, rounds=rounds, alpha=alpha, folder=folder)
+
+
+@app.command(epilog="Example:  coterie superlink --fleet-port 9092 --runs-dir ./runs")
+def superlink(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    fleet_port: Annotated[int, typer.Option(help="For silos.")] = 9092,
+    control_port: Annotated[int, typer.Option(help="For operators.")] = 9093,
+    runtime_port: Annotated[int, typer.Option(help="For the ServerApp.")] = 9091,
+    runs_dir: RunsOption = None,
+) -> None:
+    """Run the coordinating SuperLink in the foreground, without TLS."""
+    from server.record import default_runs_dir
+    from server.superlink import Ports, command, environment, require_free
+
+    ports = Ports(runtime=runtime_port, fleet=fleet_port, control=control_port)
+    require_free(host, ports)
+    line = command(host, ports)
+    own = environment(default_runs_dir().parent)
+    if runs_dir is not None:
+        own["COTERIE_RUNS"] = str(runs_dir.expanduser().resolve())
+    typer.echo(f"SuperLink: silos connect to {host}:{fleet_port}, operators to {host}:{control_port}")
+    typer.echo("This one is without TLS and lets every silo in: for one machine or a trusted network.")
+    sys.stdout.flush()
+    os.execve(line[0], line, own)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def silo(context: typer.Context) -> None:
+    """Serve a federation from this machine with this machine's data."""
+    # The silo is a program of its own: the coordinator's code is not loaded at a silo.
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "client", *context.args])
+
+
+@app.command(
+    epilog="Example:  coterie run hcct --alpha 50 --rounds 20 --min-silos 9 --set lr=0.1",
+)
+def run(
+    strategy: Annotated[str, typer.Argument(help="independent, fedavg or hcct.")],
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="HCCT: hunger for data.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same models.")] = None,
+    task: Annotated[str | None, typer.Option(help="Task that every silo must serve.")] = None,
+    min_silos: Annotated[int | None, typer.Option(help="Wait for so many.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of docs/configuration.md."),
+    ] = None,
+    superlink: SuperLinkOption = "127.0.0.1:9093",
+    root_certificates: CertificateOption = None,
+    runs_dir: RunsOption = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Do not follow the run.")] = False,
+) -> None:
+    """Submit a run to a SuperLink and follow it."""
+    named = {
+        "rounds": rounds,
+        "alpha": alpha,
+        "seed": seed,
+        "task": task,
+        "min-silos": min_silos,
+        "runs-dir": None if runs_dir is None else str(runs_dir.expanduser().resolve()),
+    }
+    given: dict[str, Any] = {k: v for k, v in named.items() if v is not None}
+    given |= {"strategy": strategy, **_pairs(settings or [])}
+    from server.commands import submit_and_follow
+
+    raise typer.Exit(submit_and_follow(given, superlink, root_certificates, detach=detach))
+
+
+@app.command(epilog="Example:  coterie status --superlink 127.0.0.1:9093")
+def status(
+    superlink: SuperLinkOption = "127.0.0.1:9093", root_certificates: CertificateOption = None
+) -> None:
+    """Say whether a SuperLink answers, how many silos are connected, and which runs it knows."""
+    from server.commands import print_status
+
+    print_status(superlink, root_certificates)
+
+
+@app.command(epilog="Example:  coterie runs --runs-dir ./runs")
+def runs(runs_dir: RunsOption = None) -> None:
+    """List the runs recorded on this machine."""
+    from server.commands import print_runs
+
+    print_runs(runs_dir)
+
+
+def _pairs(settings: list[str]) -> dict[str, Any]:
+    """``KEY=VALUE`` as Flower reads it: numbers and booleans in TOML, anything else is text."""
+    import tomllib
+
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"--set takes KEY=VALUE. Got {setting!r}.")
+        try:
+            found[key] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            found[key] = value
+    return found
+
+
+def main() -> None:
+    """Run the command; errors that a person can mend are one line and an exit status."""
+    from strategies.errors import FederationError
+
+    try:
+        app()
+    except FederationError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

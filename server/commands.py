@@ -1,0 +1,119 @@
+"""What the commands of an operator do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from server.config import RunConfig
+from server.follow import Progress
+from server.link import Control, control
+from server.local import follow_run
+from server.record import default_runs_dir
+from server.run import run_folder
+from server.view import percent, showing
+from strategies.errors import EXIT_RUN
+
+__all__ = ["print_runs", "print_status", "submit_and_follow"]
+
+LOG_DEADLINE_S = 7 * 24 * 3600.0
+
+
+def submit_and_follow(
+    keys: Mapping[str, Any], address: str, certificates: Path | None, *, detach: bool
+) -> int:
+    """Submit a run and show it until it ends; return the exit status."""
+    keys = {"runs-dir": str(default_runs_dir()), **keys}
+    config = RunConfig.read(keys)
+    console = Console()
+    with control(address, root_certificates=certificates) as calls:
+        run_id = calls.submit(config)
+        folder = run_folder(config, run_id=run_id)
+        console.print(f"run {run_id} is submitted; its record: {folder}", soft_wrap=True)
+        if detach:
+            return 0
+        if not _is_local(address):
+            return _follow_log(console, calls, run_id)
+        with showing(console, Progress(config.strategy)) as show:
+            last = follow_run(calls, run_id, folder, show)
+    if last["status"] != "completed":
+        console.print(f"the run failed: {last.get('error')}", style="red", markup=False)
+        return EXIT_RUN
+    _print_final(console, folder)
+    return 0
+
+
+def _is_local(address: str) -> bool:
+    """Whether the record can be read where this command runs."""
+    return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+
+
+def _follow_log(console: Console, calls: Control, run_id: int) -> int:
+    """Follow a run elsewhere by what its ServerApp prints."""
+    for line in calls.log_lines(run_id, deadline_s=LOG_DEADLINE_S):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    (info,) = calls.runs(run_id)
+    console.print(f"run {run_id}: {info.status} {info.sub_status} {info.details}", markup=False)
+    return 0 if info.sub_status == "completed" else EXIT_RUN
+
+
+def _print_final(console: Console, folder: Path) -> None:
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    table = Table("silo", "samples", "group", "error")
+    group_of = {n: i + 1 for i, group in enumerate(record["final-groups"]) for n in group}
+    for name, entry in record.get("final-evaluation", {}).items():
+        samples = record["silos"][name]["num-examples"]
+        table.add_row(escape(name), str(samples), str(group_of[name]), percent(entry["error"]))
+    console.print(table)
+    console.print(f"{record['seconds']:.1f} s; models and record: {folder}", soft_wrap=True)
+
+
+def print_status(address: str, certificates: Path | None) -> None:
+    """Connected silos and known runs."""
+    console = Console()
+    with control(address, root_certificates=certificates) as calls:
+        online, known = calls.num_online(), calls.runs()
+    console.print(f"SuperLink at {address}: {online} silos connected, {len(known)} runs")
+    if known:
+        table = Table("run", "status", "submitted", "details")
+        for info in known:
+            state = f"{info.status} {info.sub_status}".strip()
+            table.add_row(str(info.run_id), state, info.pending_at[:19], escape(info.details))
+        console.print(table)
+
+
+def print_runs(folder: Path | None) -> None:
+    """Recorded runs, newest last."""
+    console = Console()
+    root = folder or default_runs_dir()
+    records = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    if not records:
+        console.print(f"no runs are recorded in {root}", soft_wrap=True)
+        return
+    table = Table("run", "strategy", "status", "started", "rounds", "silos", "mean error")
+    for path in records:
+        table.add_row(*_summary(path))
+    console.print(table)
+
+
+def _summary(path: Path) -> list[str]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        errors = [entry["error"] for entry in record.get("final-evaluation", {}).values()]
+        return [
+            escape(path.parent.name),
+            record["config"]["strategy"],
+            record["status"],
+            record["started"][:19],
+            f"{len(record['rounds'])}/{record['config']['rounds']}",
+            str(len(record["silos"])),
+            percent(sum(errors) / len(errors)) if errors else "–",
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [escape(path.parent.name), "", f"damaged: {type(error).__name__}", "", "", "", ""]

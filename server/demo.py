@@ -1,0 +1,336 @@
+"""``coterie demo``: ten silos on this machine find out who should train with whom.
+
+Nine silos hold scikit-learn's digits in three hidden kinds (upright, turned by 90°, labels
+shifted by 3). Independent training, FedAvg and HCCT run over the same processes; in the HCCT run
+a tenth silo joins after a third of the rounds and one leaves after two thirds.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from server.follow import Progress
+from server.local import LocalFederation, SiloSpec
+from server.record import write_atomically
+from server.superlink import Ports
+from server.view import percent, showing
+from strategies.errors import FederationError
+from strategies.partition.hcct import alpha_path
+
+__all__ = ["KINDS", "SIZES", "Outcome", "demo", "hidden_groups", "newcomer", "silos"]
+
+KINDS: Mapping[str, Mapping[str, int]] = {
+    "upright": {},
+    "turned": {"rotation": 90},
+    "shifted": {"label-shift": 3},
+}
+SIZES = (40, 70, 120)
+NUM_TEST = 70
+NEWCOMER, NEWCOMER_SIZE = "upright-late", 30
+LEAVER = "shifted-2"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the demo found. Errors are shares in [0, 1]; a missing one was never measured."""
+
+    folder: Path
+    errors: Mapping[str, Mapping[str, float]]
+    samples: Mapping[str, int]
+    groups: list[list[str]]
+    hidden: list[list[str]]
+    seconds: float
+    peak_memory: int
+    hashes: Mapping[str, Mapping[str, str]]
+
+
+def silos(seed: int) -> list[SiloSpec]:
+    """The nine silos: three kinds of three sizes, no sample in common."""
+    specs, skip = [], 0
+    for kind, options in KINDS.items():
+        for i, size in enumerate(SIZES, start=1):
+            specs.append(_spec(f"{kind}-{i}", size, skip, seed, options))
+            skip += size + NUM_TEST
+    return specs
+
+
+def newcomer(seed: int) -> SiloSpec:
+    """The tenth silo, upright."""
+    skip = 3 * (sum(SIZES) + 3 * NUM_TEST)
+    return _spec(NEWCOMER, NEWCOMER_SIZE, skip, seed, KINDS["upright"])
+
+
+def _spec(name: str, size: int, skip: int, seed: int, options: Mapping[str, int]) -> SiloSpec:
+    cut = {"train": size, "test": NUM_TEST, "skip": skip, "split-seed": seed}
+    return SiloSpec(name, options={**cut, **options})
+
+
+def hidden_groups(names: list[str]) -> list[list[str]]:
+    """What the algorithm is not told: silos by the kind of their data."""
+    kinds = [[n for n in sorted(names) if n.startswith(kind)] for kind in KINDS]
+    return sorted(group for group in kinds if group)
+
+
+def demo(
+    console: Console,
+    *,
+    seed: int = 0,
+    rounds: int = 20,
+    alpha: float = 50.0,
+    folder: Path | None = None,
+    ports: Ports | None = None,
+) -> Outcome:
+    """Run the demo and print what it found.
+
+    Args:
+        console: where to.
+        seed: of data, models and training.
+        rounds: at least 6, so that there is time to join and to leave.
+        alpha: HCCT's hunger for data.
+        folder: for everything; by default a new one under ``runs/``.
+        ports: of the SuperLink; by default free ones.
+
+    Raises:
+        FederationError: something did not start, or a run failed.
+    """
+    if rounds < 6:
+        raise FederationError(f"the demo needs at least 6 rounds. Got {rounds}.")
+    started = time.monotonic()
+    folder = folder or Path("runs") / datetime.now().strftime("demo-%Y%m%d-%H%M%S")
+    specs = silos(seed)
+    common = {
+        "rounds": rounds,
+        "seed": seed,
+        "local-epochs": 5,
+        "batch-size": 16,
+        "lr": 0.1,
+        "lr-decay": 0.995,
+        "min-silos": len(specs),
+    }
+    console.print(
+        f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
+        f"talking gRPC to a SuperLink on this machine. Everything is in {folder}/",
+        soft_wrap=True,
+    )
+    with LocalFederation(folder, ports=ports) as federation, _MemoryWatch(federation) as memory:
+        for spec in specs:
+            federation.start_silo(spec)
+        federation.wait_for_silos(len(specs))
+        console.print(f"{len(specs)} silos are connected after {_since(started)}.")
+        records = {
+            "alone": _run(console, federation, "alone", strategy="independent", **common),
+            "global": _run(console, federation, "global", strategy="fedavg", **common),
+            "hcct": _run_hcct(console, federation, seed, rounds, alpha, common),
+        }
+    outcome = _outcome(folder, records, time.monotonic() - started, memory.peak)
+    _print_outcome(console, outcome, records["hcct"], alpha)
+    return outcome
+
+
+def _since(started: float) -> str:
+    return f"{time.monotonic() - started:.1f} s"
+
+
+class _MemoryWatch:
+    """Samples the memory of the whole federation while the demo runs."""
+
+    def __init__(self, federation: LocalFederation) -> None:
+        self.federation = federation
+        self.peak = 0
+        self._on = True
+        self._pool = ThreadPoolExecutor(max_workers=1)
+
+    def __enter__(self) -> _MemoryWatch:
+        self._future = self._pool.submit(self._watch)
+        return self
+
+    def _watch(self) -> None:
+        while self._on:
+            self.peak = max(self.peak, self.federation.memory())
+            time.sleep(2.0)
+
+    def __exit__(self, *_: object) -> None:
+        self._on = False
+        self._pool.shutdown(wait=True)
+
+
+def _run(
+    console: Console,
+    federation: LocalFederation,
+    title: str,
+    *,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    **keys: Any,
+) -> dict[str, Any]:
+    """One run with its live view; return its record."""
+    run_id, folder = federation.submit(label=title, **keys)
+    with showing(console, Progress(title)) as show:
+
+        def take(event: dict[str, Any]) -> None:
+            show(event)
+            on_event(event)
+
+        last = federation.follow(run_id, folder, take)
+    if last["status"] != "completed":
+        raise FederationError(f"the run {title!r} failed: {last.get('error')}")
+    return _read(folder)
+
+
+def _run_hcct(
+    console: Console,
+    federation: LocalFederation,
+    seed: int,
+    rounds: int,
+    alpha: float,
+    common: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The run in which one joins and one leaves.
+
+    The rounds at which that happens are part of the run's configuration (``churn``), so that
+    two demos with one seed are equal; that it happens is real: a process starts, one ends.
+    """
+    join, leave = round(rounds / 3), round(2 * rounds / 3) + 1
+
+    def on_event(event: dict[str, Any]) -> None:
+        # Started two rounds early, because a Python with torch takes seconds to start.
+        if event["event"] == "look" and event["round"] == max(join - 2, 2):
+            federation.start_silo(newcomer(seed))
+        if event["event"] == "look" and event["round"] == leave:
+            federation.end_silo(LEAVER)
+
+    return _run(
+        console,
+        federation,
+        "HCCT",
+        on_event=on_event,
+        strategy="hcct",
+        alpha=alpha,
+        churn=f"{NEWCOMER}+{join}, {LEAVER}-{leave}",
+        **common,
+    )
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def _outcome(
+    folder: Path, records: Mapping[str, dict[str, Any]], seconds: float, peak: int
+) -> Outcome:
+    errors = {title: _last_errors(record) for title, record in records.items()}
+    hcct = records["hcct"]
+    groups = hcct["final-groups"]
+    return Outcome(
+        folder=folder,
+        errors=errors,
+        samples={n: int(s["num-examples"]) for n, s in hcct["silos"].items()},
+        groups=groups,
+        hidden=hidden_groups([name for group in groups for name in group]),
+        seconds=seconds,
+        peak_memory=peak,
+        hashes={title: record["model-hashes"] for title, record in records.items()},
+    )
+
+
+def _last_errors(record: dict[str, Any]) -> dict[str, float]:
+    """Every silo's error when it was last measured: who left keeps its last."""
+    found: dict[str, float] = {}
+    for entry in record["rounds"]:
+        for name, one in entry.get("evaluation-after", {}).items():
+            found[name] = one["error"]
+    for name, one in record.get("final-evaluation", {}).items():
+        found[name] = one["error"]
+    return found
+
+
+# ---------------------------------------------------------------- what is printed at the end
+
+
+def _print_outcome(
+    console: Console, outcome: Outcome, record: dict[str, Any], alpha: float
+) -> None:
+    console.print()
+    console.print(_table(outcome))
+    found = "found exactly" if outcome.groups == outcome.hidden else "NOT found"
+    console.print(f"The three hidden groups were [bold]{found}[/]:")
+    console.print(_group_table(outcome))
+    console.print(_alpha_text(record, alpha), soft_wrap=True)
+    console.print(
+        f"{outcome.seconds:.0f} s in all, at most {outcome.peak_memory / 1e9:.1f} GB of memory. "
+        f"Models, records and logs: {outcome.folder}/",
+        soft_wrap=True,
+    )
+    summary = outcome.folder / "summary.txt"
+    plain = Console(file=summary.open("w", encoding="utf-8"), width=100)
+    plain.print(_table(outcome))
+    plain.print(_group_table(outcome))
+    plain.file.close()
+
+
+def _table(outcome: Outcome) -> Table:
+    table = Table(title="Error on each silo's own test data", title_justify="left")
+    for column in ("silo", "samples", "group", "alone", "global", "HCCT"):
+        table.add_column(column, justify="left" if column == "silo" else "right")
+    group_of = {n: i + 1 for i, group in enumerate(outcome.groups) for n in group}
+    names = sorted(outcome.errors["hcct"], key=lambda n: (group_of.get(n, 99), n))
+    for name in names:
+        table.add_row(
+            escape(name) + _remark(name),
+            str(outcome.samples.get(name, "")),
+            str(group_of.get(name, "left")),
+            *(_cell(outcome.errors[run].get(name)) for run in ("alone", "global", "hcct")),
+        )
+    table.add_section()
+    shared = [n for n in names if all(n in outcome.errors[r] for r in outcome.errors)]
+    means = [float(np.mean([outcome.errors[r][n] for n in shared])) for r in outcome.errors]
+    table.add_row(f"mean of the {len(shared)}", "", "", *(f"[bold]{percent(m)}[/]" for m in means))
+    return table
+
+
+def _remark(name: str) -> str:
+    return {NEWCOMER: " (joined late)", LEAVER: " (left early)"}.get(name, "")
+
+
+def _cell(error: float | None) -> str:
+    return "–" if error is None else percent(error)
+
+
+def _group_table(outcome: Outcome) -> Table:
+    table = Table("group", "found by HCCT", "hidden in the data", show_lines=False)
+    for i in range(max(len(outcome.groups), len(outcome.hidden))):
+        row = [g[i] if i < len(g) else [] for g in (outcome.groups, outcome.hidden)]
+        table.add_row(str(i + 1), *(escape(", ".join(names)) for names in row))
+    return table
+
+
+def _alpha_text(record: dict[str, Any], alpha: float) -> str:
+    """What α does, computed from this very run."""
+    final = record["rounds"][-1]
+    cosines, norms = np.array(final["similarity"]), np.array(final["norms"])
+    sizes = [record["silos"][name]["num-examples"] for name in final["compared"]]
+    path = alpha_path(cosines * np.outer(norms, norms), sizes)
+    steps = []
+    for stretch in path:
+        if stretch.ratio < 1.15 and len(stretch.groups) not in (1, len(sizes)):
+            continue  # passing states between two lasting ones
+        high = "∞" if np.isinf(stretch.alpha_high) else f"{stretch.alpha_high:.0f}"
+        steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
+    return (
+        f"α is the hunger for data: a silo's utility is −α/D + cos(its update, its group's), with "
+        f"D the group's samples. This run had α = {alpha:g}. On its last updates the paper's "
+        f"greedy merging gives this many groups: α {', '.join(steps)}. Small α leaves silos "
+        "alone, large α puts all together; in between are those that learn the same."
+    )

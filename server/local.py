@@ -1,0 +1,206 @@
+"""A federation on this machine for demos, tests and benchmarks: SuperLink and silos as processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from server.config import RunConfig
+from server.follow import events
+from server.link import Control, control
+from server.run import run_folder
+from server.superlink import Ports, SuperLink
+from strategies.errors import FederationError
+
+__all__ = ["LocalFederation", "SiloSpec", "follow_run"]
+
+JOIN_DEADLINE_S = 120.0
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 15.0
+
+
+@dataclass(frozen=True)
+class SiloSpec:
+    """How to start one silo."""
+
+    name: str
+    task: str = "digits"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    alpha: float | None = None
+    threads: int = 1
+
+    def arguments(self, address: str, home: Path) -> list[str]:
+        """The silo's command line, after ``python -m client``."""
+        own = ["--name", self.name, "--task", self.task, "--superlink", address]
+        own += ["--threads", str(self.threads), "--home", str(home)]
+        own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
+        for key, value in self.options.items():
+            own += ["--set", f"{key}={value}"]
+        return own
+
+
+class LocalFederation:
+    """A SuperLink and silos, each a process of its own. A context manager."""
+
+    def __init__(self, folder: Path, *, ports: Ports | None = None) -> None:
+        self.folder = folder
+        self.runs_dir = folder / "runs"
+        self.superlink = SuperLink(folder / "superlink", ports=ports)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> LocalFederation:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.superlink.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes.values():
+            self._reap(process)
+        self.superlink.stop()
+
+    @staticmethod
+    def _reap(process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_DEADLINE_S)
+
+    def log_of(self, name: str) -> Path:
+        """A silo's log file."""
+        return self.folder / "silos" / name / "silo.log"
+
+    def start_silo(self, spec: SiloSpec, *, environment: Mapping[str, str] | None = None) -> None:
+        """Start a silo's process; it joins by itself when it is ready."""
+        home = self.folder / "silos" / spec.name
+        home.mkdir(parents=True, exist_ok=True)
+        with self.log_of(spec.name).open("ab") as log:
+            self.processes[spec.name] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "client",
+                    *spec.arguments(self.superlink.fleet_address, home),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **(environment or {})},
+                start_new_session=True,
+            )
+
+    def end_silo(self, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
+        """Signal a silo's process."""
+        self.processes[name].send_signal(how)
+
+    def wait_for_silos(self, count: int) -> None:
+        """Wait until so many silos are connected.
+
+        Raises:
+            FederationError: a silo ended, with its last words, or too few came in two minutes.
+        """
+        deadline = time.monotonic() + JOIN_DEADLINE_S
+        self.superlink.wait()
+        with control(self.superlink.control_address) as calls:
+            while (online := calls.num_online()) < count:
+                self._raise_for_ended()
+                if time.monotonic() > deadline:
+                    raise FederationError(
+                        f"{online} of {count} silos connected within {JOIN_DEADLINE_S:.0f} s. "
+                        f"Their logs are in {self.folder / 'silos'}."
+                    )
+                time.sleep(0.1)
+
+    def _raise_for_ended(self) -> None:
+        for name, process in self.processes.items():
+            if process.poll() not in (None, 0):
+                log = self.log_of(name)
+                words = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+                raise FederationError(
+                    f"silo {name!r} ended with status {process.returncode}. Its log ends:\n{words}",
+                    silo=name,
+                )
+
+    def submit(self, **keys: Any) -> tuple[int, Path]:
+        """Start a run; return its id and the folder of its record."""
+        config = RunConfig.read({"runs-dir": str(self.runs_dir), **_dashed(keys)})
+        with control(self.superlink.control_address) as calls:
+            run_id = calls.submit(config)
+        return run_id, run_folder(config, run_id=run_id)
+
+    def follow(
+        self, run_id: int, folder: Path, take: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Give a run's events to ``take`` until it ends; return the last one."""
+        with control(self.superlink.control_address) as calls:
+            return follow_run(calls, run_id, folder, take)
+
+    def run(self, **keys: Any) -> tuple[Path, dict[str, Any]]:
+        """Submit and wait; return the record's folder and the last event."""
+        run_id, folder = self.submit(**keys)
+        return folder, self.follow(run_id, folder, lambda event: None)
+
+    def memory(self) -> int:
+        """Bytes of memory of all processes together, shared pages counted once."""
+        own = [self.superlink.pid, *(p.pid for p in self.processes.values() if p.poll() is None)]
+        return sum(_proportional_memory(pid) for pid in _with_children(own))
+
+
+def follow_run(
+    calls: Control, run_id: int, folder: Path, take: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Follow a run whose record is on this machine."""
+
+    def ended() -> str | None:
+        found = calls.runs(run_id)
+        if not found or not found[0].ended:
+            return None
+        return f"{found[0].sub_status}: {found[0].details}"
+
+    last: dict[str, Any] = {}
+    for event in events(folder, start_deadline_s=START_DEADLINE_S, ended=ended):
+        take(event)
+        last = event
+    return last
+
+
+def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("_", "-"): value for key, value in keys.items()}
+
+
+def _with_children(pids: Sequence[int]) -> set[int]:
+    """These processes and all that descend from them."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue  # it ended meanwhile
+            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
+    found = set(pids)
+    while True:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        if not more:
+            return found
+        found |= more
+
+
+def _proportional_memory(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # it ended meanwhile
+    return 0

@@ -1,0 +1,176 @@
+"""Starting a SuperLink, with the settings that this project relies on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from strategies.errors import EXIT_CONFIG, FederationError
+
+__all__ = ["Ports", "SuperLink", "command", "environment", "require_free"]
+
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class Ports:
+    """The SuperLink's three APIs: for the ServerApp, for silos, for operators."""
+
+    runtime: int = 9091
+    fleet: int = 9092
+    control: int = 9093
+
+    @classmethod
+    def free(cls) -> Ports:
+        """Three ports that nothing listens on."""
+        sockets = [socket.socket() for _ in range(3)]
+        try:
+            for s in sockets:
+                s.bind(("127.0.0.1", 0))
+            return cls(*(s.getsockname()[1] for s in sockets))
+        finally:
+            for s in sockets:
+                s.close()
+
+
+def require_free(host: str, ports: Ports) -> None:
+    """Refuse ports that are taken, before anything starts.
+
+    Raises:
+        FederationError: names the port, what it is for and the option that changes it.
+    """
+    for name in ("runtime", "fleet", "control"):
+        port = getattr(ports, name)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise FederationError(
+                    f"port {port} on {host} ({name} API) cannot be used: {error.strerror}. "
+                    f"Stop what listens there, or choose another with --{name}-port.",
+                    phase="start",
+                    exit_code=EXIT_CONFIG,
+                ) from None
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Environment of a SuperLink: no telemetry, no update check, its files under ``home``."""
+    own_scripts = str(Path(sys.executable).parent)
+    return {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_HOME": str(home / "flwr"),
+        "COTERIE_HOME": str(home),
+        # The SuperLink starts its helpers by name.
+        "PATH": own_scripts + os.pathsep + os.environ.get("PATH", ""),
+    }
+
+
+def command(host: str, ports: Ports) -> list[str]:
+    """The command line of a plain-text SuperLink."""
+    program = shutil.which("flower-superlink", path=str(Path(sys.executable).parent))
+    if program is None:
+        raise FederationError(
+            "flower-superlink is not installed beside this Python.", exit_code=EXIT_CONFIG
+        )
+    return [
+        program,
+        "--insecure",
+        "--disable-runtime-dependency-installation",
+        "--serverappio-api-address",
+        f"{host}:{ports.runtime}",
+        "--fleet-api-address",
+        f"{host}:{ports.fleet}",
+        "--control-api-address",
+        f"{host}:{ports.control}",
+    ]
+
+
+class SuperLink:
+    """A SuperLink as a child process, for demos, tests and benchmarks. A context manager."""
+
+    def __init__(self, home: Path, *, host: str = "127.0.0.1", ports: Ports | None = None) -> None:
+        self.home = home
+        self.host = host
+        self.ports = ports or Ports.free()
+        self.log = home / "superlink.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the SuperLink's process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def fleet_address(self) -> str:
+        """Where silos connect."""
+        return f"{self.host}:{self.ports.fleet}"
+
+    @property
+    def control_address(self) -> str:
+        """Where runs are submitted."""
+        return f"{self.host}:{self.ports.control}"
+
+    def start(self, *, extra_environment: Mapping[str, str] | None = None) -> None:
+        """Start without waiting until it answers; see ``wait``."""
+        require_free(self.host, self.ports)
+        self.home.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(self.host, self.ports),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**environment(self.home), **(extra_environment or {})},
+                start_new_session=True,
+            )
+
+    def wait(self) -> None:
+        """Wait until every API listens.
+
+        Raises:
+            FederationError: it ended, or does not answer within a minute; with its last words.
+        """
+        deadline = time.monotonic() + START_DEADLINE_S
+        while not all(self._listens(p) for p in (self.ports.fleet, self.ports.control)):
+            ended = self._process is None or self._process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                words = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+                raise FederationError(f"the SuperLink did not start. Its log ends:\n{words}")
+            time.sleep(0.05)
+
+    def _listens(self, port: int) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(0.2)
+            return probe.connect_ex((self.host, port)) == 0
+
+    def stop(self) -> None:
+        """End it and its helpers."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(STOP_DEADLINE_S)
+        self._process = None
+
+    def __enter__(self) -> SuperLink:
+        self.start()
+        self.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
