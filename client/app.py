@@ -184,7 +184,7 @@ def _check_run(config: ConfigRecord, bench: Workbench) -> None:
     if protocol != wire.PROTOCOL:
         raise RefusedError(
             f"silo {bench.settings.name!r} speaks protocol {wire.PROTOCOL}, the run speaks "
-            f"{protocol}. Install the same coterie version on both sides."
+            f"{protocol!r}. Install the same coterie version on both sides."
         )
     task = config.get(wire.TASK, bench.task.name)
     if task != bench.task.name:

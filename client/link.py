@@ -163,7 +163,7 @@ def connect(
             with connection as (node_id, *calls):
                 entered = True
                 try:
-                    yield FleetLink(node_id, tuple(calls))
+                    yield FleetLink(node_id, cast(tuple[Callable[..., Any], ...], tuple(calls)))
                 except BaseException as error:  # Flower's context manager would swallow it
                     failure = error
         except RuntimeError as error:
@@ -203,7 +203,7 @@ def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
 
     class RecordingStub(FleetStub):
         def __init__(self, channel: grpc.Channel) -> None:
-            super().__init__(channel)  # type: ignore[no-untyped-call]
+            super().__init__(channel)
             for name, method in list(vars(self).items()):
                 setattr(self, name, recorded(method))
 

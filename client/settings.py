@@ -56,9 +56,7 @@ class SiloSettings:
         if self.threads < 0:
             raise SettingsError(f"threads must be at least 0. Got {self.threads}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
-            raise SettingsError(
-                f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}."
-            )
+            raise SettingsError(f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}.")
 
     @classmethod
     def from_node_config(cls, config: Mapping[str, Option], *, node_id: int) -> SiloSettings:

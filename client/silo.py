@@ -180,4 +180,3 @@ class Silo:
         else:
             log.debug("answered a %s message of round %s", meta.message_type, meta.group_id)
         return reply
-

@@ -39,7 +39,8 @@ def demo(
     rounds: Annotated[int, typer.Option(min=6, max=500)] = 20,
     alpha: Annotated[float, typer.Option(min=0, help="HCCT's hunger for data.")] = 50.0,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for everything. [default: runs/demo-<time>]")
+        Path | None,
+        typer.Option("--dir", help="Folder for everything. [default: runs/demo-<time>]"),
     ] = None,
 ) -> None:
     """Ten silos on this machine find out who should train with whom, in about a minute."""
@@ -68,8 +69,12 @@ def superlink(
     own = environment(default_runs_dir().parent)
     if runs_dir is not None:
         own["COTERIE_RUNS"] = str(runs_dir.expanduser().resolve())
-    typer.echo(f"SuperLink: silos connect to {host}:{fleet_port}, operators to {host}:{control_port}")
-    typer.echo("This one is without TLS and lets every silo in: for one machine or a trusted network.")
+    typer.echo(
+        f"SuperLink: silos connect to {host}:{fleet_port}, operators to {host}:{control_port}"
+    )
+    typer.echo(
+        "This one is without TLS and lets every silo in: for one machine or a trusted network."
+    )
     sys.stdout.flush()
     os.execve(line[0], line, own)
 

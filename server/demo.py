@@ -23,7 +23,6 @@ from rich.table import Table
 
 from server.follow import Progress
 from server.local import LocalFederation, SiloSpec
-from server.record import write_atomically
 from server.superlink import Ports
 from server.view import percent, showing
 from strategies.errors import FederationError
@@ -110,7 +109,7 @@ def demo(
     started = time.monotonic()
     folder = folder or Path("runs") / datetime.now().strftime("demo-%Y%m%d-%H%M%S")
     specs = silos(seed)
-    common = {
+    common: dict[str, Any] = {
         "rounds": rounds,
         "seed": seed,
         "local-epochs": 5,

@@ -107,7 +107,9 @@ class InProcessGrid(Grid):
         try:
             reply = self.app(message, context)
         except Exception as error:
-            reply = Message(Error(wire.FAILED, f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = Message(
+                Error(wire.FAILED, f"{type(error).__name__}: {error}"), reply_to=message
+            )
         return _stamped(reply, node_id)
 
 

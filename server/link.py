@@ -38,7 +38,7 @@ def pull_objects_promptly() -> None:
     from flwr.supercore.inflatable import inflatable_utils
 
     defaults = inflatable_utils.pull_objects.__kwdefaults__
-    assert {"initial_backoff", "backoff_cap"} <= set(defaults), "Flower's pull_objects changed"
+    assert defaults and {"initial_backoff", "backoff_cap"} <= set(defaults)
     defaults["initial_backoff"], defaults["backoff_cap"] = 0.01, 0.5
 
 
@@ -66,7 +66,7 @@ class Control:
     def __init__(self, channel: grpc.Channel, address: str) -> None:
         from flwr.proto.control_pb2_grpc import ControlStub
 
-        self._stub = ControlStub(channel)  # type: ignore[no-untyped-call]
+        self._stub = ControlStub(channel)
         self._address = address
 
     def submit(self, config: RunConfig) -> int:
@@ -202,4 +202,3 @@ def _manifest() -> dict[str, Any]:
             }
         },
     }
-

@@ -1,4 +1,4 @@
-"""A federation on this machine for demos, tests and benchmarks: SuperLink and silos as processes."""
+"""A federation on this machine, each part a process of its own: for demos, tests, benchmarks."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """A run's folder: everything about the run, written so that a crash leaves the last good state.
 
-    <runs>/<label>-<id>/
-        run.json              configuration, versions, silos, every round, times, bytes, outcome
-        events.jsonl          the same as it happens, one JSON object a line; the live view reads it
-        run.log               what the coordinator logged
-        models/<silo>.safetensors   each silo's final model
+<runs>/<label>-<id>/
+    run.json              configuration, versions, silos, every round, times, bytes, outcome
+    events.jsonl          the same as it happens, one JSON object a line; the live view reads it
+    run.log               what the coordinator logged
+    models/<silo>.safetensors   each silo's final model
 """
 
 from __future__ import annotations

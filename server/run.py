@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -56,27 +57,26 @@ def build_strategy(
     run: str,
     roster: Roster,
     on_round: Callable[[RoundReport], None],
-) -> GroupStrategy[object]:
+) -> GroupStrategy[Any]:
     """The strategy that the configuration names."""
-    common = {
+    common: dict[str, Any] = {
         "round_timeout": config.round_timeout,
         "train_config": train_config(config, run=run),
         "roster": roster,
         "on_round": on_round,
     }
-    builders: Mapping[str, Callable[[], GroupStrategy[object]]] = {
-        "independent": lambda: Independent(**common),  # type: ignore[arg-type,return-value]
-        "fedavg": lambda: FedAvg(**common),  # type: ignore[arg-type,return-value]
-        "hcct": lambda: HCCT(  # type: ignore[arg-type,return-value]
-            alpha=config.alpha,
-            memory=config.memory,
-            similarity=config.similarity,
-            solver=config.solver,
-            seed=config.seed,
-            **common,
-        ),
-    }
-    return builders[config.strategy]()
+    if config.strategy == "independent":
+        return Independent(**common)
+    if config.strategy == "fedavg":
+        return FedAvg(**common)
+    return HCCT(
+        alpha=config.alpha,
+        memory=config.memory,
+        similarity=config.similarity,
+        solver=config.solver,
+        seed=config.seed,
+        **common,
+    )
 
 
 class _RecordingRoster:
@@ -161,7 +161,7 @@ def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
         raise FederationError(
             f"silo {silo.name!r} gave no initial model: {reason}", silo=silo.name, phase="initial"
         )
-    model = wire.decode_arrays(reply.content[wire.ARRAYS])
+    model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
     check_finite(model)
     return wire.encode_arrays(model, packed=False)
 

@@ -49,7 +49,9 @@ def line_of(progress: Progress, event: dict[str, Any]) -> str:
     if kind == "start":
         return f"{progress.title}: waiting for silos"
     if kind == "ready":
-        return f"{progress.title}: {len(event['silos'])} silos are here: {', '.join(event['silos'])}"
+        return (
+            f"{progress.title}: {len(event['silos'])} silos are here: {', '.join(event['silos'])}"
+        )
     if kind == "round":
         return _round_line(progress, event)
     if kind == "end":

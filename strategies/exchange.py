@@ -19,9 +19,7 @@ answered within 20 ms, a round of an hour costs the SuperLink next to nothing.""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 1.0
 
 
-def exchange(
-    grid: Grid, messages: Sequence[Message], *, deadline_s: float
-) -> list[Message | None]:
+def exchange(grid: Grid, messages: Sequence[Message], *, deadline_s: float) -> list[Message | None]:
     """Send messages and collect their replies.
 
     Args:

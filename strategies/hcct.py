@@ -272,7 +272,7 @@ def _present_groups(planned: Sequence[Group], here: Mapping[str, Silo]) -> tuple
     """The planned groups without who is away; who was in none of them is alone."""
     kept = [tuple(name for name in group if name in here) for group in planned]
     grouped = {name for group in kept for name in group}
-    alone = [(name,) for name in here if name not in grouped]
+    alone: list[Group] = [(name,) for name in here if name not in grouped]
     return tuple(sorted([group for group in kept if group] + alone))
 
 

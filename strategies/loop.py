@@ -1,4 +1,4 @@
-"""The round loop that every strategy here shares: several models, joins and leaves, checked replies.
+"""The round loop that every strategy shares: several models, joins and leaves, checked replies.
 
 An algorithm is four pure functions on a frozen state (``first``, ``admit``, ``orders``,
 ``absorb``) and two views of it (``models``, ``groups``). This module turns them into a Flower
@@ -32,7 +32,15 @@ from strategies.models import weighted_mean
 from strategies.roster import NodeRoster, Roster, Silo
 from wire import Model
 
-__all__ = ["GroupStrategy", "Order", "RoundReport", "RunResult", "SiloReport", "Update", "check_finite"]
+__all__ = [
+    "GroupStrategy",
+    "Order",
+    "RoundReport",
+    "RunResult",
+    "SiloReport",
+    "Update",
+    "check_finite",
+]
 
 log = logging.getLogger("coterie.run")
 
@@ -271,9 +279,7 @@ class GroupStrategy(Strategy, Generic[State]):
         evaluation = self._read_evaluation(replies)
         if not evaluation:
             return None
-        self._report = replace(
-            self._report, evaluated_round=server_round, evaluation=evaluation
-        )
+        self._report = replace(self._report, evaluated_round=server_round, evaluation=evaluation)
         return _evaluation_record(evaluation)
 
     def summary(self) -> None:
@@ -320,9 +326,7 @@ class GroupStrategy(Strategy, Generic[State]):
         for current in range(1, num_rounds + 1):
             clock = _Clock()
             # 1. Who is here, and what does each of them do?
-            messages = list(
-                self.configure_train(current, result.arrays, train_config, grid)
-            )
+            messages = list(self.configure_train(current, result.arrays, train_config, grid))
             clock.lap("prepare")
             # 2. One exchange.
             replies = self._exchange(grid, messages, deadline_s)
@@ -349,9 +353,7 @@ class GroupStrategy(Strategy, Generic[State]):
         self._finish(grid, num_rounds, evaluate_config, deadline_s, result)
         return result
 
-    def _exchange(
-        self, grid: Grid, messages: list[Message], deadline_s: float
-    ) -> list[Message]:
+    def _exchange(self, grid: Grid, messages: list[Message], deadline_s: float) -> list[Message]:
         replies = exchange(grid, messages, deadline_s=deadline_s)
         return [reply for reply in replies if reply is not None]
 
@@ -412,9 +414,7 @@ class GroupStrategy(Strategy, Generic[State]):
 
     # ---------------------------------------------------------------- messages
 
-    def _messages(
-        self, orders: Sequence[Order], round: int, config: ConfigRecord
-    ) -> list[Message]:
+    def _messages(self, orders: Sequence[Order], round: int, config: ConfigRecord) -> list[Message]:
         records = _Records()
         messages = []
         for order in orders:
@@ -496,9 +496,7 @@ class GroupStrategy(Strategy, Generic[State]):
             left_out.setdefault(order.silo.name, "it did not answer in time.")
         return sorted(updates, key=lambda u: (u.silo.name, u.purpose)), left_out
 
-    def _read_evaluation(
-        self, replies: Iterable[Message]
-    ) -> dict[str, tuple[float, float, int]]:
+    def _read_evaluation(self, replies: Iterable[Message]) -> dict[str, tuple[float, float, int]]:
         names = {silo.node_id: silo.name for silo in self._silos.values()}
         evaluation = {}
         for reply in replies:

@@ -42,7 +42,8 @@ def _mean_array(
 ) -> NDArray[np.generic]:
     first = arrays[0]
     if not np.issubdtype(first.dtype, np.floating):
-        return np.maximum.reduce(arrays)
+        longest: NDArray[np.generic] = np.maximum.reduce(arrays)
+        return longest
     mean = np.zeros(first.shape, dtype=np.float64)
     for array, weight in zip(arrays, weights, strict=True):
         mean += weight * array.astype(np.float64)

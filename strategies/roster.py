@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -171,7 +171,7 @@ class DescribedRoster:
         ]
 
     def _describe(self, grid: Grid, new: Sequence[int], nodes: set[int]) -> None:
-        config = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: self.task}
+        config: dict[str, Any] = {wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: self.task}
         messages = [
             Message(
                 RecordDict({wire.CONFIG: ConfigRecord(dict(config))}),
@@ -277,7 +277,9 @@ def _waiting_text(
     return f"waiting for silos: {here} of at least {min_silos if round <= 1 else 1} here"
 
 
-def _wait(look: Callable[[], list[int]], *, enough: int, deadline_s: float, round: int) -> list[int]:
+def _wait(
+    look: Callable[[], list[int]], *, enough: int, deadline_s: float, round: int
+) -> list[int]:
     deadline, said = time.monotonic() + deadline_s, 0.0
     while True:
         nodes = look()
@@ -296,4 +298,3 @@ def _wait(look: Callable[[], list[int]], *, enough: int, deadline_s: float, roun
             said = now
             log.info("waiting for nodes: %d of at least %d connected", len(nodes), enough)
         time.sleep(POLL_S)
-

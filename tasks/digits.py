@@ -65,8 +65,8 @@ class Digits(Task):
         images, labels = _digits()
         order = np.random.default_rng(chosen["split-seed"]).permutation(NUM_SAMPLES)
         mine = order[skip : skip + train + test]
-        x = np.rot90(images[mine], chosen["rotation"] // 90, axes=(1, 2))[:, None]
-        x = np.ascontiguousarray(x, dtype=np.float32) / 16.0
+        turned = np.rot90(images[mine], chosen["rotation"] // 90, axes=(1, 2))[:, None]
+        x = np.ascontiguousarray(turned, dtype=np.float32) / np.float32(16)
         y = (labels[mine] + chosen["label-shift"]) % self.num_classes
         return SiloData(x[:train], y[:train], x[train:], y[train:], self.num_classes)
 

@@ -5,8 +5,8 @@ of background and stroke, neighbouring digits and blur. It is not freely at hand
 like from the fonts that a machine has. Figures with it are not figures with SynthDigits, and other
 fonts give other images: say so wherever they are shown, and name the fonts.
 
-How hard they are, with the 22 faces of DejaVu: FedBN's network, trained on 185 of them for 50 epochs
-(batch 64, lr 0.1), errs on about half of 400 others (one run).
+How hard they are, with the 22 faces of DejaVu: FedBN's network, trained on 185 of them for 50
+epochs (batch 64, lr 0.1), errs on half of 400 others (0.50, one run).
 """
 
 from __future__ import annotations

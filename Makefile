@@ -1,0 +1,54 @@
+# What CI runs and what a person types. `make help` lists it.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN     = $(VENV)/bin
+SILENT_PIP = --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev demo test check e2e bench-overhead bench-partition clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "coterie needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	@echo "Installing coterie (PyTorch is a large download: some minutes the first time)"
+	@$(BIN)/python -m pip install $(SILENT_PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	@echo "Installing coterie and its development tools (some minutes the first time)"
+	@$(BIN)/python -m pip install $(SILENT_PIP) --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+setup: $(VENV)/.installed ## Make the virtual environment and install
+
+setup-dev: $(VENV)/.installed-dev ## The same with the development tools
+
+demo: setup ## Ten silos on this machine find out who should train with whom
+	@$(BIN)/coterie demo $(ARGS)
+
+test: setup-dev ## Fast tests
+	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+check: setup-dev ## Linter, types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+e2e: setup-dev ## Tests with real processes and real gRPC
+	@$(BIN)/python -m pytest -m e2e $(ARGS)
+
+bench-overhead: setup ## Round overhead: stock SuperNodes beside resident silos, same run
+	@$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+bench-partition: setup ## Gram matrix and solvers beside their limits
+	@$(BIN)/python -m benchmarks.partition $(ARGS)
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,458 @@
+"""Round overhead of a deployment: stock SuperNodes beside resident silos, in one run.
+
+    python -m benchmarks.overhead                 # everything; some minutes
+    python -m benchmarks.overhead --only rounds   # rounds, sizes, start or training
+
+The training step is empty, so a round's time is overhead. Writes ``results/overhead.json`` and
+``results/overhead.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import tomli_w
+
+from benchmarks.overhead_app import NUM_LAYERS
+from server.link import control
+from server.local import LocalFederation, SiloSpec
+from server.superlink import Ports, SuperLink
+
+RESULTS = Path(__file__).parent / "results"
+APP = Path(__file__).with_name("overhead_app.py")
+NODES = 4
+SMALL_MB = 0.4
+
+
+# ---------------------------------------------------------------- a run of one of the two loops
+
+
+def submit(superlink: SuperLink, component: str, out: Path, **keys: Any) -> int:
+    """Ship ``overhead_app`` as a Flower app and start it."""
+    from flwr.cli.build import build_fab_from_files
+    from flwr.common.serde import fab_to_proto
+    from flwr.proto.control_pb2 import StartRunRequest
+    from flwr.supercore.fab import Fab
+
+    manifest = {
+        "project": {
+            "name": "overhead",
+            "version": "1.0.0",
+            "license": "Apache-2.0",
+            "dependencies": ["flwr>=1.34,<1.35"],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "coterie",
+                    "components": {
+                        "serverapp": f"overhead_app:{component}",
+                        "clientapp": "overhead_app:client_app",
+                    },
+                    "config": {"out": str(out), **keys},
+                }
+            }
+        },
+    }
+    files = {"pyproject.toml": tomli_w.dumps(manifest).encode(), "overhead_app.py": APP}
+    content, _ = build_fab_from_files(files)
+    fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+    with control(superlink.control_address) as calls:
+        reply = calls._call("StartRun", StartRunRequest(fab=fab_to_proto(fab)))
+    return int(reply.run_id)
+
+
+def round_times(
+    superlink: SuperLink, component: str, *, deadline_s: float, **keys: Any
+) -> list[float]:
+    """Run one of the loops; return its round times in seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "seconds.json"
+        run_id = submit(superlink, component, out, **keys)
+        deadline = time.monotonic() + deadline_s
+        while not out.exists():
+            with control(superlink.control_address) as calls:
+                (info,) = calls.runs(run_id)
+            if info.ended and not out.exists():
+                raise RuntimeError(f"the {component} run ended without a result: {info.details}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the {component} run took longer than {deadline_s:.0f} s")
+            time.sleep(0.5)
+        time.sleep(0.2)
+        seconds: list[float] = json.loads(out.read_text())
+    return seconds
+
+
+@contextmanager
+def processes(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[None]:
+    """Start programs and end them afterwards."""
+    environment = {
+        **os.environ,
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_HOME": str(folder / "flwr"),
+        "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
+        "PYTHONPATH": str(APP.parents[1]),
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "nodes.log").open("wb") as log:
+        running = [
+            subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+            for command in commands
+        ]
+        try:
+            yield
+        finally:
+            for process in running:
+                process.terminate()
+            for process in running:
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def stock_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
+    """Command lines of Flower's own SuperNodes."""
+    return [
+        [
+            "flower-supernode",
+            "--insecure",
+            "--superlink",
+            superlink.fleet_address,
+            "--clientappio-api-address",
+            f"127.0.0.1:{Ports.free().fleet}",
+        ]
+        for _ in range(count)
+    ]
+
+
+def resident_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
+    """Command lines of resident silos with the same empty app."""
+    own = [sys.executable, "-m", "benchmarks.overhead", "--silo", superlink.fleet_address]
+    return [[*own, f"silo-{i}"] for i in range(count)]
+
+
+def serve(address: str, name: str) -> None:
+    """One resident silo with the empty app. torch is loaded, as a real silo has it."""
+    import torch
+
+    from benchmarks.overhead_app import client_app
+    from client.settings import SiloSettings
+    from client.silo import Connection, Silo
+
+    torch.set_num_threads(1)
+    silo = Silo(client_app, SiloSettings(name=name), Connection(address))
+    silo.stop_on_signals()
+    silo.run()
+
+
+def resident_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
+    """Round times with resident silos; the first round, in which they are met, is left out."""
+    with (
+        SuperLink(folder / "superlink") as superlink,
+        processes(resident_nodes(superlink, count), folder),
+    ):
+        _wait_online(superlink, count)
+        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
+        return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
+
+
+def stock_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
+    """Round times with stock SuperNodes and Flower's loop, without the first round."""
+    with (
+        SuperLink(folder / "superlink") as superlink,
+        processes(stock_nodes(superlink, count), folder),
+    ):
+        _wait_online(superlink, count)
+        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
+        return round_times(superlink, "stock_app", deadline_s=900, **keys)[1:]
+
+
+def _wait_online(superlink: SuperLink, count: int) -> None:
+    deadline = time.monotonic() + 120
+    with control(superlink.control_address) as calls:
+        while calls.num_online() < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{calls.num_online()} of {count} nodes connected in 120 s")
+            time.sleep(0.1)
+
+
+# ---------------------------------------------------------------- the floor: a bare gRPC stream
+
+CHUNK = 5 * 1024 * 1024
+
+
+class _Stream(grpc.GenericRpcHandler):
+    """Sends ``size`` bytes down, takes what comes up; no serialisation at all."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        def down(request: bytes, context: object) -> Iterator[bytes]:
+            yield from _chunks(self.size)
+
+        def up(requests: Iterator[bytes], context: object) -> bytes:
+            return str(sum(len(part) for part in requests)).encode()
+
+        if details.method.endswith("down"):
+            return grpc.unary_stream_rpc_method_handler(down)
+        return grpc.stream_unary_rpc_method_handler(up)
+
+
+def _chunks(size: int) -> Iterator[bytes]:
+    whole, rest = divmod(size, CHUNK)
+    block = os.urandom(min(size, CHUNK))
+    for _ in range(whole):
+        yield block
+    if rest:
+        yield block[:rest]
+
+
+OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+def bare_stream(count: int, megabytes: float, repeats: int, folder: Path) -> list[float]:
+    """Seconds in which ``count`` processes each fetch a model and send one, over plain gRPC."""
+    size = int(megabytes * 1e6)
+    server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
+    server.add_generic_rpc_handlers([_Stream(size)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    gates = [folder / f"go-{i}" for i in range(repeats)]
+    folder.mkdir(parents=True, exist_ok=True)
+    own = [sys.executable, "-m", "benchmarks.overhead", "--stream", f"127.0.0.1:{port}", str(size)]
+    seconds = []
+    with processes([[*own, str(folder), str(i), str(repeats)] for i in range(count)], folder / "p"):
+        for r, gate in enumerate(gates):
+            _until([folder / f"ready-{i}-{r}" for i in range(count)])
+            started = time.perf_counter()
+            gate.touch()
+            _until([folder / f"done-{i}-{r}" for i in range(count)])
+            seconds.append(time.perf_counter() - started)
+    server.stop(None)
+    return seconds
+
+
+def stream(address: str, size: int, folder: Path, index: int, repeats: int) -> None:
+    """The other end of ``bare_stream``."""
+    channel = grpc.insecure_channel(address, options=OPTIONS)
+    down, up = channel.unary_stream("/bare/down"), channel.stream_unary("/bare/up")
+    for r in range(repeats):
+        (folder / f"ready-{index}-{r}").touch()
+        _until([folder / f"go-{r}"])
+        assert sum(len(part) for part in down(b"")) == size
+        assert int(up(_chunks(size))) == size
+        (folder / f"done-{index}-{r}").touch()
+
+
+def _until(files: Sequence[Path]) -> None:
+    deadline = time.monotonic() + 300
+    while not all(file.exists() for file in files):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited 300 s for {files[0].name}")
+        time.sleep(0.001)
+
+
+# ---------------------------------------------------------------- the start of a run
+
+
+def start_of_run(repeats: int, folder: Path) -> list[float]:
+    """Seconds from typing ``coterie run`` to the first training message, on a warm SuperLink."""
+    seconds = []
+    with LocalFederation(folder) as federation:
+        for i in range(NODES):
+            options = {"train": 40, "test": 30, "skip": 70 * i}
+            federation.start_silo(SiloSpec(f"silo-{i}", options=options))
+        federation.wait_for_silos(NODES)
+        federation.run(strategy="fedavg", rounds=1, min_silos=NODES)  # now everything is warm
+        for _ in range(repeats):
+            before = set(federation.runs_dir.iterdir())
+            started = time.time()
+            subprocess.run(
+                [
+                    *(sys.executable, "-m", "server.cli", "run", "fedavg", "--rounds", "1"),
+                    *("--min-silos", str(NODES), "--superlink"),
+                    *(federation.superlink.control_address, "--runs-dir"),
+                    str(federation.runs_dir),
+                ],
+                check=True,
+                capture_output=True,
+            )
+            (folder_of_run,) = set(federation.runs_dir.iterdir()) - before
+            events = (folder_of_run / "events.jsonl").read_text().splitlines()
+            ready = next(e for e in map(json.loads, events) if e["event"] == "ready")
+            seconds.append(ready["at"] - started)
+    return seconds
+
+
+# ---------------------------------------------------------------- local training
+
+
+def local_training(repeats: int) -> list[tuple[float, float]]:
+    """(ours, bare) seconds of the same epochs on the same tensors, in turn."""
+    import torch
+
+    from client.training import TrainPlan, tensors, train
+    from tasks import load_task
+
+    torch.set_num_threads(1)
+    task = load_task("digits")
+    data = task.load({"train": 1000, "test": 70})
+    moved = tensors(
+        {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")},
+        torch.device("cpu"),
+    )
+    plan = TrainPlan(epochs=4, batch_size=16, lr=0.1)
+    model = task.model()
+
+    def ours() -> None:
+        train(task, model, moved, plan, seed=1)
+
+    def bare() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=plan.lr)
+        x, y = moved.x_train, moved.y_train
+        for _ in range(plan.epochs):
+            order = torch.randperm(len(x))
+            for start in range(0, len(x), plan.batch_size):
+                batch = order[start : start + plan.batch_size]
+                optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(model(x[batch]), y[batch])
+                loss.backward()
+                optimizer.step()
+
+    ours(), bare()
+    return [(_timed(ours), _timed(bare)) for _ in range(repeats)]
+
+
+def _timed(work: Any) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+# ---------------------------------------------------------------- all together
+
+
+def spread(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, 90th percentile, number."""
+    ordered = sorted(seconds)
+    return {
+        "median": statistics.median(ordered),
+        "p90": ordered[min(len(ordered) - 1, round(0.9 * (len(ordered) - 1)))],
+        "rounds": len(ordered),
+    }
+
+
+def measure_rounds(folder: Path, rounds: int) -> dict[str, Any]:
+    """Four stock nodes, four and ten resident ones, with the small model."""
+    found = {
+        "stock, 4 nodes": spread(stock_rounds(NODES, SMALL_MB, 6, folder / "stock")),
+        "resident, 4 silos": spread(resident_rounds(NODES, SMALL_MB, rounds, folder / "four")),
+        "resident, 10 silos": spread(resident_rounds(10, SMALL_MB, rounds, folder / "ten")),
+    }
+    found["stock / resident"] = (
+        found["stock, 4 nodes"]["median"] / found["resident, 4 silos"]["median"]
+    )
+    return found
+
+
+def measure_sizes(folder: Path, sizes: Sequence[float]) -> dict[str, Any]:
+    """Models of growing size with four silos, beside a bare stream of the same bytes."""
+    found = {}
+    for megabytes in sizes:
+        rounds = 5 if megabytes < 200 else 3
+        ours = resident_rounds(NODES, megabytes, rounds, folder / f"ours-{megabytes}")
+        bare = bare_stream(NODES, megabytes, 3, folder / f"bare-{megabytes}")
+        found[f"{megabytes:g} MB"] = {
+            "resident": statistics.median(ours),
+            "bare gRPC": statistics.median(bare),
+            "ratio": statistics.median(ours) / statistics.median(bare),
+        }
+    return found
+
+
+def report(results: dict[str, Any]) -> str:
+    """The results as Markdown."""
+    lines = ["# Overhead of a deployment", "", "Made by `make bench-overhead`.", ""]
+    lines.append(f"Machine: {os.cpu_count()} cores. Model of {NUM_LAYERS} arrays.")
+    if "rounds" in results:
+        lines += ["", "| 0.4 MB, empty training step | median s | 90 % s | rounds |"]
+        lines.append("|---|---|---|---|")
+        for name, row in results["rounds"].items():
+            if isinstance(row, dict):
+                lines.append(
+                    f"| {name} | {row['median']:.3f} | {row['p90']:.3f} | {row['rounds']} |"
+                )
+        lines += ["", f"Stock / resident: {results['rounds']['stock / resident']:.0f} ×."]
+    if "sizes" in results:
+        lines += [
+            "",
+            "| model, 4 silos | round s | bare gRPC stream s | ratio |",
+            "|---|---|---|---|",
+        ]
+        for name, row in results["sizes"].items():
+            lines.append(
+                f"| {name} | {row['resident']:.2f} | {row['bare gRPC']:.2f} | {row['ratio']:.1f} |"
+            )
+    if "start" in results:
+        row = results["start"]
+        lines += ["", "From `coterie run` to the first training message, warm SuperLink: "]
+        lines[-1] += f"median {row['median']:.2f} s, 90 % {row['p90']:.2f} s."
+    if "training" in results:
+        row = results["training"]
+        lines += ["", f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)."]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Measure, print, store."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=["rounds", "sizes", "start", "training"])
+    parser.add_argument("--sizes", default="0.4,50,500", help="MB, for --only sizes")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--silo", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--stream", nargs=5, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.silo:
+        return serve(*given.silo)
+    if given.stream:
+        address, size, folder, index, repeats = given.stream
+        return stream(address, int(size), Path(folder), int(index), int(repeats))
+    stored = RESULTS / "overhead.json"
+    results = json.loads(stored.read_text()) if given.only and stored.exists() else {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if given.only in (None, "training"):
+            pairs = local_training(9)
+            results["training"] = {"ratio": statistics.median(a / b for a, b in pairs)}
+        if given.only in (None, "rounds"):
+            results["rounds"] = measure_rounds(folder, given.rounds)
+        if given.only in (None, "start"):
+            results["start"] = spread(start_of_run(8, folder / "start"))
+        if given.only in (None, "sizes"):
+            sizes = [float(size) for size in given.sizes.split(",")]
+            results["sizes"] = measure_sizes(folder, sizes)
+    RESULTS.mkdir(exist_ok=True)
+    stored.write_text(json.dumps(results, indent=1) + "\n")
+    (RESULTS / "overhead.md").write_text(report(results))
+    print(report(results))
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The apps that ``benchmarks.overhead`` measures: an empty training step, and two round loops.
+
+This file is shipped to the ServerApp's process as the whole of a Flower app, and imported by the
+silos. Both loops send the same arrays to the same nodes and write their round times to a file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+
+NUM_LAYERS = 8
+
+client_app = ClientApp()
+
+
+@client_app.train()
+def train(message: Message, context: Context) -> Message:
+    """Send the model back as it came."""
+    metrics = MetricRecord({"num-examples": 1, "seconds": 0.0})
+    content = RecordDict({"arrays": message.content["arrays"], "metrics": metrics})
+    return Message(content, reply_to=message)
+
+
+@client_app.query("describe")
+def describe(message: Message, context: Context) -> Message:
+    """A coterie silo that understands packed models."""
+    import wire
+
+    name = str(context.node_config.get("name", context.node_id))
+    description = wire.Description(name=name, num_examples=1, task="echo", schema="echo")
+    return Message(wire.encode_description(description), reply_to=message)
+
+
+def arrays_of(megabytes: float) -> ArrayRecord:
+    """A model of eight layers."""
+    per_layer = int(megabytes * 1e6 / 4 / NUM_LAYERS)
+    rng = np.random.default_rng(0)
+    return ArrayRecord(
+        [rng.standard_normal(per_layer, dtype=np.float32) for _ in range(NUM_LAYERS)]
+    )
+
+
+stock_app = ServerApp()
+
+
+@stock_app.main()
+def stock(grid: Grid, context: Context) -> None:
+    """Flower's FedAvg with Flower's grid loop."""
+    config = context.run_config
+    num_nodes, rounds = int(config["nodes"]), int(config["rounds"])
+    starts: list[float] = []
+
+    class Timed(FlowerFedAvg):
+        """Notes when a round begins."""
+
+        def configure_train(  # type: ignore[no-untyped-def]
+            self, server_round, arrays, config, grid
+        ):
+            starts.append(time.perf_counter())
+            return super().configure_train(server_round, arrays, config, grid)
+
+    strategy = Timed(
+        fraction_evaluate=0.0, min_train_nodes=num_nodes, min_available_nodes=num_nodes
+    )
+    strategy.start(grid, arrays_of(float(config["megabytes"])), num_rounds=rounds)
+    starts.append(time.perf_counter())
+    _write(config, [b - a for a, b in itertools.pairwise(starts)])
+
+
+resident_app = ServerApp()
+
+
+@resident_app.main()
+def resident(grid: Grid, context: Context) -> None:
+    """coterie's FedAvg with coterie's loop."""
+    from server.link import pull_objects_promptly
+    from strategies import FedAvg
+    from strategies.roster import DescribedRoster
+
+    pull_objects_promptly()
+    config = context.run_config
+    seconds: list[float] = []
+
+    def on_round(report) -> None:  # type: ignore[no-untyped-def]
+        if not report.final:
+            seconds.append(sum(report.seconds.values()))
+
+    strategy = FedAvg(
+        roster=DescribedRoster("echo", int(config["nodes"])), on_round=on_round, evaluate=False
+    )
+    strategy.start(
+        grid,
+        arrays_of(float(config["megabytes"])),
+        num_rounds=int(config["rounds"]),
+        train_config=ConfigRecord({}),
+    )
+    _write(config, seconds)
+
+
+def _write(config: object, seconds: list[float]) -> None:
+    Path(str(config["out"])).write_text(json.dumps(seconds))  # type: ignore[index]

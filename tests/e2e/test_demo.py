@@ -1,0 +1,36 @@
+"""The demo as a person runs it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from server.demo import Outcome, demo
+
+
+def run(folder: Path) -> tuple[Outcome, str]:
+    """A short demo, and what it printed."""
+    console = Console(file=io.StringIO(), width=120)
+    outcome = demo(console, seed=3, rounds=9, folder=folder)
+    assert isinstance(console.file, io.StringIO)
+    return outcome, console.file.getvalue()
+
+
+@pytest.mark.timeout(300)
+def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
+    tmp_path: Path,
+) -> None:
+    first, text = run(tmp_path / "first")
+    assert first.groups == first.hidden
+    assert sum(len(group) for group in first.groups) == 9, "one joined, one left"
+    means = {run: sum(e.values()) / len(e) for run, e in first.errors.items()}
+    assert means["hcct"] < means["alone"] and means["hcct"] < means["global"]
+    assert first.peak_memory < 5e9
+    assert "upright-late joined" in text and "shifted-2 left" in text
+    assert "found exactly" in text
+    assert "α is the hunger for data" in text
+    second, _ = run(tmp_path / "second")
+    assert second.hashes == first.hashes
