@@ -12,9 +12,11 @@ import argparse
 import json
 import os
 import platform
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -76,20 +78,18 @@ def random_updates(num_silos: int, num_parameters: int) -> np.ndarray:
 def as_layers(updates: np.ndarray) -> list[dict[str, np.ndarray]]:
     """The same numbers as twenty named layers per silo, each a view."""
     cuts = np.linspace(0, updates.shape[1], 21).astype(int)
-    return [
-        {f"layer{k}": row[a:b] for k, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))}
-        for row in updates
-    ]
+    return [{f"layer{k}": row[a:b] for k, (a, b) in enumerate(pairwise(cuts))} for row in updates]
 
 
 def measure_gram(num_silos: int, num_parameters: int) -> Row:
     """Ours beside one N x P by P x N float32 product (sgemm)."""
+    print(f"Gram matrix, {num_silos} silos, {num_parameters} parameters", file=sys.stderr)
     sizes: Row = {"silos": num_silos, "parameters": num_parameters}
     if 4 * num_silos * num_parameters > 0.6 * free_bytes():
         return {**sizes, "skipped": "not enough free memory"}
     updates = random_updates(num_silos, num_parameters)
     layers = as_layers(updates)
-    repeat = 3 if num_silos * num_parameters >= 1e8 else 7
+    repeat = 2 if num_silos * num_parameters >= 1e9 else 5
     # Shifted by one column, the two factors are different matrices for numpy, which would use
     # the faster syrk for a matrix and its own transpose; nothing is copied.
     blas, syrk, ours, layered = fastest(
@@ -102,7 +102,7 @@ def measure_gram(num_silos: int, num_parameters: int) -> Row:
         repeat=repeat,
     )
     known = gram(updates)
-    replaced = fastest([lambda: replace_row(known, updates, 0)], repeat=2)[0]
+    replaced = fastest([lambda: replace_row(known, updates, 0)], repeat=1)[0]
     return {
         **sizes,
         "blas_s": blas,
@@ -146,7 +146,7 @@ def literal_partition(updates: np.ndarray, sizes: np.ndarray, alpha: float) -> l
         cosines = [updates[i] @ mean / (np.linalg.norm(updates[i]) * norm) for i in rows]
         return float(-alpha / total * len(rows) + sum(cosines))
 
-    groups = [(i,) for i in range(len(sizes))]
+    groups: list[tuple[int, ...]] = [(i,) for i in range(len(sizes))]
     value = {group: utility(group) for group in groups}
     benefit: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
     while len(groups) > 1:

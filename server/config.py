@@ -110,9 +110,31 @@ class RunConfig(BaseModel):
                 exit_code=EXIT_CONFIG,
             ) from None
 
+    @classmethod
+    def table(cls) -> str:
+        """All keys as a Markdown table, for ``docs/configuration.md``."""
+        lines = ["| key | default | bounds | meaning |", "|---|---|---|---|"]
+        properties = cls.model_json_schema(by_alias=True)["properties"]
+        for key, entry in properties.items():
+            default = f"`{entry['default']!r}`".replace("'", '"')
+            lines.append(f"| `{key}` | {default} | {_bounds(entry)} | {entry['description']} |")
+        return "\n".join(lines) + "\n"
+
     def plain(self) -> dict[str, Any]:
         """All keys and values, as they are written."""
         return self.model_dump(by_alias=True)
+
+
+def _bounds(entry: Mapping[str, Any]) -> str:
+    if "enum" in entry:
+        return ", ".join(entry["enum"])
+    signs = (
+        ("minimum", "≥"),
+        ("exclusiveMinimum", ">"),
+        ("maximum", "≤"),
+        ("exclusiveMaximum", "<"),
+    )
+    return ", ".join(f"{sign} {entry[name]:g}" for name, sign in signs if name in entry)
 
 
 def _problem(entry: Any) -> str:

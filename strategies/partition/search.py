@@ -35,9 +35,7 @@ def best_partition(
     """
     if objective.single.shape[1] <= EXACT_SILOS:
         return optimal(objective)
-    polished = relocation(
-        objective, rng=rng, num_restarts=1, start=agglomerative(objective).groups
-    )
+    polished = relocation(objective, rng=rng, num_restarts=1, start=agglomerative(objective).groups)
     searched = relocation(objective, rng=rng, num_restarts=num_restarts)
     gains = [found.objective * objective.sign for found in (polished, searched)]
     return polished if gains[0] >= gains[1] else searched

@@ -1,0 +1,460 @@
+"""HCCT's partition, the placing of newcomers, and the choice of alpha and of the layer.
+
+Source: "HCCT: Hierarchical Clustering-Based Collaborative Training" for cross-silo federated
+learning, eqs. 8-17 and 19, Algorithm 2. Differs from the paper in testing before it merges, in
+taking one alpha per silo where asked, and in `choose_alpha`, which the paper does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from strategies.partition import _check
+from strategies.partition._check import FloatArray, Groups
+from strategies.partition.coalition import (
+    TOLERANCE,
+    HCCTUtility,
+    Solver,
+    agglomerative,
+    move_gains,
+    solve,
+)
+
+__all__ = [
+    "AlphaChoice",
+    "LayerChoice",
+    "Stretch",
+    "alpha_interval",
+    "alpha_path",
+    "choose_alpha",
+    "layer_choice",
+    "partition",
+    "place",
+    "placement_benefits",
+    "stay_intervals",
+]
+
+
+def partition(gram: ArrayLike, sizes: ArrayLike, *, alpha: float | ArrayLike) -> Groups:
+    """Return the groups of Algorithm 2 for N silos: sorted lists, ordered by their first silo.
+
+    Args:
+        gram: (N, N) inner products of the updates, e.g. from `strategies.partition.gram.gram`.
+        sizes: (N,) numbers of training samples, > 0.
+        alpha: the paper's trade-off constant, >= 0; large means hungry for data. One number, or
+            one per silo.
+
+    Example: updates (1, 0), (1, 0.1) and (0, 1) of silos with 100 samples each::
+
+        >>> partition([[1, 1, 0], [1, 1.01, 0.1], [0, 0.1, 1]], [100, 100, 100], alpha=10)
+        [[0, 1], [2]]
+
+    Raises ValueError like `HCCTUtility.from_gram`.
+    """
+    return agglomerative(HCCTUtility.from_gram(gram, sizes, alpha=alpha)).groups
+
+
+# --- newcomers ------------------------------------------------------------------------------------
+
+
+def place(
+    gram: ArrayLike,
+    sizes: ArrayLike,
+    groups: Iterable[Sequence[int]],
+    *,
+    alpha: float | ArrayLike,
+    newcomer: int,
+) -> int | None:
+    """Return the index of the group a newcomer joins, or None where it stays alone.
+
+    It joins the group of largest benefit (eqs. 15-16), if that is > 0; the lowest index of
+    equals. Several newcomers at once are placed one by one against the same groups, so that
+    their order does not matter. Arguments as in `placement_benefits`.
+    """
+    checked, objective = _placing(gram, sizes, groups, alpha, newcomer)
+    benefits = _benefits(objective, checked, newcomer)
+    if not len(benefits) or benefits.max() <= TOLERANCE * objective.scale:
+        return None
+    return int(benefits.argmax())
+
+
+def placement_benefits(
+    gram: ArrayLike,
+    sizes: ArrayLike,
+    groups: Iterable[Sequence[int]],
+    *,
+    alpha: float | ArrayLike,
+    newcomer: int,
+) -> FloatArray:
+    """Return (K,) benefits of a newcomer's joining each of K groups, eq. 15.
+
+    Args:
+        gram: (N, N) inner products of the updates of the members and of the newcomer.
+        sizes: (N,) numbers of training samples, > 0.
+        groups: the existing groups, by row of `gram`, in the order in which the answer counts
+            them. Rows in no group play no part.
+        alpha: as in `partition`, the newcomer's own included.
+        newcomer: the newcomer's row.
+
+    Raises ValueError for bad matrices and for a newcomer that is in a group already.
+    """
+    checked, objective = _placing(gram, sizes, groups, alpha, newcomer)
+    return _benefits(objective, checked, newcomer)
+
+
+def _placing(
+    gram: ArrayLike,
+    sizes: ArrayLike,
+    groups: Iterable[Sequence[int]],
+    alpha: float | ArrayLike,
+    newcomer: int,
+) -> tuple[Groups, HCCTUtility]:
+    objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
+    num_silos = objective.single.shape[1]
+    given = [list(group) for group in groups]
+    _check.groups(given, num_silos=num_silos, cover=False)
+    newcomer = _check.integer("newcomer", newcomer, low=0, high=num_silos - 1)
+    if any(newcomer in group for group in given):
+        raise _check.fail("newcomer", "in no group", f"{newcomer}")
+    return given, objective
+
+
+def _benefits(objective: HCCTUtility, groups: Groups, newcomer: int) -> FloatArray:
+    def value(members: Sequence[int]) -> float:
+        return float(objective.member_values(members).sum())
+
+    alone = value([newcomer])
+    return np.array([value([*group, newcomer]) - value(group) - alone for group in groups])
+
+
+# --- alpha ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """One partition and the interval of alpha over which it is the answer."""
+
+    alpha_low: float
+    alpha_high: float
+    groups: Groups
+
+    @property
+    def ratio(self) -> float:
+        """alpha_high / alpha_low: the length of the stretch on a log scale."""
+        return self.alpha_high / self.alpha_low if self.alpha_low > 0 else float("inf")
+
+
+@dataclass(frozen=True)
+class AlphaChoice:
+    """The alpha chosen by persistence, or None with the reason.
+
+    groups: the partition at that alpha; None where there is no choice.
+    ratio: length (high / low) of the longest stretch of a non-trivial partition, 1.0 if none.
+    """
+
+    alpha: float | None
+    groups: Groups | None
+    ratio: float
+    reason: str
+    path: tuple[Stretch, ...]
+
+
+def alpha_path(
+    gram: ArrayLike,
+    sizes: ArrayLike,
+    *,
+    solver: Solver = "agglomerative",
+    rng: np.random.Generator | None = None,
+    num_points: int = 48,
+    rtol: float = 1e-3,
+    num_restarts: int = 20,
+) -> tuple[Stretch, ...]:
+    """Return the partitions from all alone (alpha = 0) to all together (alpha = infinity).
+
+    Stretches follow each other without gaps. `num_points` values of alpha, evenly spaced in
+    log alpha between the first pair that gains by merging (known exactly) and the first alpha
+    that puts everybody together, are solved; wherever neighbours differ the change is bisected
+    to a relative `rtol`. A partition that lives only between two grid points of equal answers is
+    not seen. With `relocation` every alpha is solved from the same random numbers.
+    """
+    objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
+    _check.integer("num_points", num_points, low=2, high=100_000)
+    answer = _answers(objective, solver, rng, num_restarts)
+    num_silos = objective.single.shape[1]
+    everyone = [list(range(num_silos))]
+    if num_silos == 1:
+        return (Stretch(0.0, float("inf"), everyone),)
+    low, high = _alpha_range(objective, answer)
+    grid = np.geomspace(low, high, num_points)
+    grid[0], grid[-1] = low, high
+    points = [(float(alpha), answer(float(alpha))) for alpha in grid]
+    for left, right in list(pairwise(points)):
+        points += _between(answer, left, right, rtol)
+    return _stretches(sorted(points, key=lambda point: point[0]))
+
+
+_Answer = Callable[[float], Groups]
+_Point = tuple[float, Groups]
+
+
+def _answers(
+    objective: HCCTUtility,
+    solver: Solver,
+    rng: np.random.Generator | None,
+    num_restarts: int,
+) -> _Answer:
+    """Return alpha -> groups, the same function of alpha at every call."""
+    seed = None if rng is None else int(rng.integers(2**63))
+
+    def answer(alpha: float) -> Groups:
+        again = None if seed is None else np.random.default_rng(seed)
+        return solve(
+            objective.with_alpha(alpha), solver=solver, rng=again, num_restarts=num_restarts
+        ).groups
+
+    return answer
+
+
+def _alpha_range(objective: HCCTUtility, answer: _Answer) -> tuple[float, float]:
+    """Return an alpha at which all are alone (if any > 0), and one at which all are together."""
+    first = _first_merge(objective)
+    num_silos = objective.single.shape[1]
+    samples = objective.single[1]
+    # Silos with equal updates merge at any alpha > 0: begin where alpha no longer matters.
+    low = max(first * (1 - 1e-9), 1e-6 * float(samples.min()))
+    while first > 0 and len(answer(low)) < num_silos:
+        low *= 0.5
+    high = 2 * max(low, float(samples.max()))
+    while len(answer(high)) > 1:
+        high *= 2
+    while high / 2 > low and len(answer(high / 2)) == 1:
+        high /= 2
+    return low, high
+
+
+def _first_merge(objective: HCCTUtility) -> float:
+    """Smallest alpha at which two single silos gain by merging: eq. 15 is linear in alpha."""
+    samples, ones = objective.single[1], objective.single[2]
+    i, j = np.triu_indices(len(samples), k=1)
+    pair = objective.pair
+    own = np.diagonal(pair, axis1=1, axis2=2)
+    zero = np.zeros(len(i))
+    counts = np.stack([zero, samples[i] + samples[j], ones[i] + ones[j]])
+    together = objective.gain(counts, own[:, i] + own[:, j] + 2 * pair[:, i, j])
+    alone = objective.gain(objective.single * [[0.0], [1.0], [1.0]], own)
+    saved = 1 / samples[i] + 1 / samples[j] - 2 / (samples[i] + samples[j])
+    lost = alone[i] + alone[j] - together
+    return max(float((lost / saved).min()), 0.0)
+
+
+def _between(answer: _Answer, left: _Point, right: _Point, rtol: float) -> list[_Point]:
+    """Bisect until neighbours that differ are within `rtol`; return the points in between."""
+    if left[1] == right[1] or right[0] / left[0] - 1 <= rtol:
+        return []
+    alpha = float(np.sqrt(left[0] * right[0]))
+    middle = (alpha, answer(alpha))
+    return [
+        middle,
+        *_between(answer, left, middle, rtol),
+        *_between(answer, middle, right, rtol),
+    ]
+
+
+def _stretches(points: Sequence[_Point]) -> tuple[Stretch, ...]:
+    """Join points of equal answers; a border lies in the (geometric) middle of two answers."""
+    stretches = []
+    low = 0.0
+    for here, there in pairwise(points):
+        if here[1] != there[1]:
+            border = float(np.sqrt(here[0] * there[0]))
+            stretches.append(Stretch(low, border, here[1]))
+            low = border
+    return (*stretches, Stretch(low, float("inf"), points[-1][1]))
+
+
+def alpha_interval(
+    gram: ArrayLike,
+    sizes: ArrayLike,
+    groups: Iterable[Sequence[int]],
+    alpha: float,
+    *,
+    solver: Solver = "agglomerative",
+    rng: np.random.Generator | None = None,
+    num_restarts: int = 20,
+    step: float = 1.1,
+    rtol: float = 1e-3,
+) -> tuple[float, float]:
+    """Return the interval of alpha around `alpha` over which the solver's answer is `groups`.
+
+    Walks from `alpha` in both directions by the factor `step` and bisects the change to `rtol`;
+    (0, infinity) is for a partition that never changes. A change undone within one step is not
+    seen. Raises ValueError where `groups` is not the answer at `alpha`.
+    """
+    objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
+    alpha = _check.number("alpha", alpha, above=True)
+    answer = _answers(objective, solver, rng, num_restarts)
+    given = _check.groups(groups, num_silos=objective.single.shape[1])
+    if answer(alpha) != given:
+        raise _check.fail("groups", f"the answer of {solver} at alpha = {alpha:g}", given)
+    if objective.single.shape[1] == 1:
+        return 0.0, float("inf")
+    low, high = _alpha_range(objective, answer)
+    low, high = min(low, alpha), max(high, alpha)
+    down = _walk(answer, given, alpha, 1 / step, low, rtol)
+    up = _walk(answer, given, alpha, step, high, rtol)
+    return down or 0.0, up or float("inf")
+
+
+def _walk(
+    answer: _Answer, groups: Groups, alpha: float, factor: float, limit: float, rtol: float
+) -> float | None:
+    """Return where, going from alpha to the limit, the answer changes; None if it does not."""
+    here = alpha
+    while here != limit:
+        there = min(here * factor, limit) if factor > 1 else max(here * factor, limit)
+        if answer(there) != groups:
+            return _bisect(answer, groups, here, there, rtol)
+        here = there
+    return None
+
+
+def _bisect(answer: _Answer, groups: Groups, same: float, other: float, rtol: float) -> float:
+    while abs(other / same - 1) > rtol:
+        middle = float(np.sqrt(same * other))
+        same, other = (middle, other) if answer(middle) == groups else (same, middle)
+    return float(np.sqrt(same * other))
+
+
+def stay_intervals(
+    gram: ArrayLike, sizes: ArrayLike, groups: Iterable[Sequence[int]]
+) -> tuple[tuple[float, float], ...]:
+    """Return for each silo the interval of alpha in which it has no reason to leave its group.
+
+    That is, where neither its moving to another group nor its training alone would raise the
+    total utility, all others staying where they are. Exact: the gain of a move is linear in
+    alpha. (nan, nan) for a silo that has a better place at every alpha.
+    """
+    objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
+    checked = _check.groups(groups, num_silos=objective.single.shape[1])
+    at_zero = move_gains(objective, checked)
+    slope = move_gains(objective.with_alpha(1.0), checked) - np.where(at_zero > -np.inf, at_zero, 0)
+    return tuple(_never_positive(*lines) for lines in zip(at_zero, slope, strict=True))
+
+
+def _never_positive(at_zero: FloatArray, slope: FloatArray) -> tuple[float, float]:
+    """Return the alphas >= 0 at which no line ``at_zero + slope * alpha`` is above 0."""
+    low, high = 0.0, float("inf")
+    for start, rise in zip(at_zero.tolist(), slope.tolist(), strict=True):
+        if start == -np.inf:
+            continue
+        if rise < 0:
+            low = max(low, -start / rise)
+        elif rise > 0:
+            high = min(high, -start / rise)
+        elif start > TOLERANCE:
+            high = -1.0
+    return (low, high) if low <= high else (float("nan"), float("nan"))
+
+
+def choose_alpha(
+    gram: ArrayLike,
+    sizes: ArrayLike,
+    *,
+    threshold: float = 2.0,
+    solver: Solver = "agglomerative",
+    rng: np.random.Generator | None = None,
+    num_points: int = 48,
+) -> AlphaChoice:
+    """Choose alpha by persistence: where one non-trivial partition lasts longest in log alpha.
+
+    Non-trivial is neither all alone nor all together. If its stretch is at least `threshold`
+    long (alpha_high / alpha_low), the answer is the geometric mean of its ends; otherwise None,
+    and the caller has to decide by other means, e.g. validation errors of the partitions on the
+    path. On the project's three-group digits silos the true partition lasts a factor 3.2-4.7
+    once updates are informative, every other less than 1.7; hence the default 2.
+
+    A stretch that begins at alpha = 0 (two silos with equal updates) has infinite length; its
+    alpha is ``alpha_high / threshold``. N <= 2 has no non-trivial partition.
+    """
+    threshold = _check.number("threshold", threshold, low=1.0, above=True)
+    path = alpha_path(gram, sizes, solver=solver, rng=rng, num_points=num_points)
+    num_silos = np.asarray(sizes).shape[0]
+    candidates = [stretch for stretch in path if 1 < len(stretch.groups) < num_silos]
+    longest = max(candidates, key=lambda stretch: stretch.ratio, default=None)
+    if longest is None or longest.ratio < threshold:
+        ratio = 1.0 if longest is None else longest.ratio
+        reason = (
+            f"nothing non-trivial persists: the longest stretch is a factor {ratio:.2f}, "
+            f"{threshold:g} is needed"
+        )
+        return AlphaChoice(None, None, ratio, reason, path)
+    low = longest.alpha_low or longest.alpha_high / threshold**2
+    alpha = float(np.sqrt(low * longest.alpha_high))
+    reason = f"{len(longest.groups)} groups persist over a factor {longest.ratio:.2f} of alpha"
+    return AlphaChoice(alpha, longest.groups, longest.ratio, reason, path)
+
+
+# --- HCCT-E ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LayerChoice:
+    """The layer of largest relative variance, eq. 19, and every layer's score."""
+
+    layer: str
+    scores: dict[str, float]
+
+
+def layer_choice(updates: Sequence[Mapping[str, ArrayLike]]) -> LayerChoice:
+    """Choose the layer on which silos differ most, for HCCT-E (eq. 19).
+
+    Args:
+        updates: one mapping per silo from parameter name to array, equal names and shapes. A
+            layer is a module with all its parameters: the name without its last dotted part.
+
+    The score of layer l is ``sum_i |g_i[l] - mean[l]|^2 / (N |mean[l]|^2)``, which makes the
+    paper's Var / Mean a number without a unit: infinite where silos differ about a mean of zero,
+    0 where all are equal. The first of equals is chosen.
+
+    Raises ValueError for no silo, no layer, other names or shapes, and values not finite.
+    """
+    if not len(updates) or not updates[0]:
+        raise _check.fail("updates", "of at least one silo and layer", "none")
+    spread: dict[str, float] = {}
+    centre: dict[str, float] = {}
+    for name in updates[0]:
+        layer = name.rpartition(".")[0] or name
+        variance, mean = _moments(updates, name)
+        spread[layer] = spread.get(layer, 0.0) + variance
+        centre[layer] = centre.get(layer, 0.0) + mean
+    scores = {layer: _ratio(spread[layer], centre[layer]) for layer in spread}
+    return LayerChoice(max(scores, key=lambda layer: scores[layer]), scores)
+
+
+def _moments(updates: Sequence[Mapping[str, ArrayLike]], name: str) -> tuple[float, float]:
+    """Return the mean squared distance from the mean update, and the mean's squared norm."""
+    arrays = []
+    for silo, update in enumerate(updates):
+        if update.keys() != updates[0].keys():
+            raise ValueError(f"updates must have the layers of silo 0. Silo {silo} has others.")
+        arrays.append(np.asarray(update[name]))
+        if arrays[-1].shape != arrays[0].shape or not np.isfinite(arrays[-1]).all():
+            raise ValueError(
+                f"updates must be finite and of one shape. Silo {silo}, layer {name} is not."
+            )
+    mean = np.zeros(arrays[0].shape)
+    for array in arrays:
+        mean += array / len(arrays)
+    distances = [np.square(array - mean).sum() for array in arrays]
+    return float(np.mean(distances)), float(np.square(mean).sum())
+
+
+def _ratio(variance: float, mean: float) -> float:
+    if mean > 0:
+        return variance / mean
+    return float("inf") if variance > 0 else 0.0
