@@ -67,8 +67,10 @@ PURPOSE: Final = "purpose"
 """Distinguishes messages of one type to one silo in one round; part of the silo's seed."""
 KEEP: Final = "keep"
 """The evaluated model is the silo's own from now on: it writes it to its disk."""
+PERSONAL: Final = "personal"
+"""Layers that stay at the silo: ``head``, or a prefix of array names. Never sent either way."""
 RUN: Final = "run"
-"""The run's name, for the file that the silo keeps."""
+"""The run's name, for the files that the silo keeps."""
 
 # Keys of metrics, silo to server.
 NUM_EXAMPLES: Final = "num-examples"

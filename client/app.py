@@ -16,6 +16,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 import wire
+from client import personal
 from client.settings import SiloSettings
 from client.training import (
     Evaluation,
@@ -90,9 +91,10 @@ def initial(message: Message, context: Context) -> Message:
         config = _config(message)
         _check_run(config, bench)
         model = bench.fresh_model(_integer(config, wire.SEED, minimum=0))
+        names = _personal(config, bench)
     except RefusedError as reason:
         return wire.refusal(str(reason), message)
-    arrays = wire.encode_arrays(read_weights(model), packed=True)
+    arrays = wire.encode_arrays(personal.without(read_weights(model), names), packed=True)
     return Message(RecordDict({wire.ARRAYS: arrays}), reply_to=message)
 
 
@@ -104,7 +106,8 @@ def train_model(message: Message, context: Context) -> Message:
         config = _config(message)
         _check_run(config, bench)
         plan = _plan(config)
-        packed = _receive(message, bench)
+        names = _personal(config, bench)
+        packed = _receive(message, bench, names)
         round_number = _integer(config, wire.ROUND, minimum=0)
         run_seed = _integer(config, wire.SEED, minimum=0, default=0)
     except RefusedError as reason:
@@ -113,15 +116,16 @@ def train_model(message: Message, context: Context) -> Message:
     with Stopwatch() as watch:
         if config.get(wire.EVALUATE_RECEIVED):
             metrics |= _received_metrics(evaluate(bench.task, bench.model, bench.data))
-        seed = seed_of(
-            run_seed, bench.settings.name, round_number, str(config.get(wire.PURPOSE, ""))
-        )
+        purpose = str(config.get(wire.PURPOSE, ""))
+        seed = seed_of(run_seed, bench.settings.name, round_number, purpose)
         metrics[wire.TRAIN_LOSS] = train(bench.task, bench.model, bench.data, plan, seed=seed)
         trained = read_weights(bench.model)
     metrics[wire.SECONDS] = watch.seconds
+    if not purpose:
+        personal.keep(bench, trained, names, run=_run(config), round=round_number)
     content = RecordDict(
         {
-            wire.ARRAYS: wire.encode_arrays(trained, packed=packed),
+            wire.ARRAYS: wire.encode_arrays(personal.without(trained, names), packed=packed),
             wire.METRICS: MetricRecord(dict(metrics)),
         }
     )
@@ -135,13 +139,13 @@ def evaluate_model(message: Message, context: Context) -> Message:
     try:
         config = _config(message)
         _check_run(config, bench)
-        _receive(message, bench)
+        _receive(message, bench, _personal(config, bench))
     except RefusedError as reason:
         return wire.refusal(str(reason), message)
     with Stopwatch() as watch:
         result = evaluate(bench.task, bench.model, bench.data)
     if config.get(wire.KEEP) and bench.settings.home:
-        _keep(bench, str(config.get(wire.RUN, "run")))
+        _keep(bench, _run(config))
     metrics = MetricRecord(
         {
             wire.NUM_EXAMPLES: result.num_examples,
@@ -161,13 +165,38 @@ def _received_metrics(result: Evaluation) -> dict[str, float | int]:
     }
 
 
-def _receive(message: Message, bench: Workbench) -> bool:
-    """Load the message's arrays into the bench's model; return whether they came packed."""
+def _run(config: ConfigRecord) -> str:
+    return str(config.get(wire.RUN, "run"))
+
+
+def _personal(config: ConfigRecord, bench: Workbench) -> tuple[str, ...]:
+    """Names of the arrays that stay at this silo in this run."""
+    try:
+        return personal.personal_names(bench, str(config.get(wire.PERSONAL, "")))
+    except personal.PersonalError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _receive(message: Message, bench: Workbench, names: tuple[str, ...]) -> bool:
+    """Load the message's arrays, completed by the personal ones, into the bench's model.
+
+    Returns whether they came packed.
+    """
+    config = _config(message)
     record = message.content.array_records.get(wire.ARRAYS)
     if record is None:
         raise RefusedError(f"a {message.metadata.message_type} message needs {wire.ARRAYS!r}.")
     try:
-        load_weights(bench.model, wire.decode_arrays(record))
+        shared = wire.decode_arrays(record)
+        whole = personal.complete(
+            bench,
+            shared,
+            names,
+            run=_run(config),
+            seed=_integer(config, wire.SEED, minimum=0, default=0),
+            fresh=bool(config.get(wire.PURPOSE)),
+        )
+        load_weights(bench.model, whole)
     except (wire.WireError, ValueError) as error:
         raise RefusedError(str(error)) from None
     return wire.is_packed(record)

@@ -45,6 +45,13 @@ Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 RETRY_S = 20.0
 """How long one call is retried inside a connection before the connection counts as lost."""
 
+CONNECT_RETRY_S = 2.0
+"""The same while connecting: the resident silo tries again anyway, and says so each time."""
+
+CALL_DEADLINE_S = 120.0
+"""Deadline of one call, which carries 5 MB at most. Flower sets none, and a SuperLink that stops
+in the middle of a call would be waited for for ever."""
+
 OBJECT_WAIT_S = 120.0
 """How long an announced object may take to arrive at the SuperLink."""
 
@@ -149,10 +156,11 @@ def connect(
     errors: list[grpc.RpcError] = []
     failure: BaseException | None = None
     entered = False
+    invoker = _retry_invoker()
     connection = grpc_request_response(
         address,
         root_certificates is None,
-        _retry_invoker(),
+        invoker,
         GRPC_MAX_MESSAGE_LENGTH,
         root_certificates.read_bytes() if root_certificates else None,
         keys,
@@ -161,7 +169,7 @@ def connect(
     with _quiet_flower():
         try:
             with connection as (node_id, *calls):
-                entered = True
+                entered, invoker.max_time = True, RETRY_S
                 try:
                     yield FleetLink(node_id, cast(tuple[Callable[..., Any], ...], tuple(calls)))
                 except BaseException as error:  # Flower's context manager would swallow it
@@ -180,7 +188,7 @@ def _retry_invoker() -> RetryInvoker:
         wait_gen_factory=lambda: exponential(base_delay=0.25, max_delay=2),
         recoverable_exceptions=grpc.RpcError,
         max_tries=None,
-        max_time=RETRY_S,
+        max_time=CONNECT_RETRY_S,
         should_giveup=lambda error: (
             cast(grpc.RpcError, error).code() != grpc.StatusCode.UNAVAILABLE
             or "handshake" in str(cast(grpc.RpcError, error).details()).lower()
@@ -189,10 +197,11 @@ def _retry_invoker() -> RetryInvoker:
 
 
 def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
-    """Flower's stub, remembering errors that its context manager hides."""
+    """Flower's stub with a deadline, remembering errors that its context manager hides."""
 
     def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs.setdefault("timeout", CALL_DEADLINE_S)
             try:
                 return method(*args, **kwargs)
             except grpc.RpcError as error:

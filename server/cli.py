@@ -143,6 +143,19 @@ def runs(runs_dir: RunsOption = None) -> None:
     print_runs(runs_dir)
 
 
+@app.command(epilog="Example:  coterie explain hcct-1234 --silo north-2 --round 5")
+def explain(
+    run: Annotated[str, typer.Argument(help="A run's folder, name or id.")],
+    silo: Annotated[str | None, typer.Option(help="Only this silo.")] = None,
+    round: Annotated[int | None, typer.Option(help="After this round. [default: the last]")] = None,
+    runs_dir: RunsOption = None,
+) -> None:
+    """Say why each silo is in its group: utilities, cosines, and the α in which it would stay."""
+    from server.explain import print_explanation
+
+    print_explanation(run, silo=silo, round=round, root=runs_dir)
+
+
 def _pairs(settings: list[str]) -> dict[str, Any]:
     """``KEY=VALUE`` as Flower reads it: numbers and booleans in TOML, anything else is text."""
     import tomllib

@@ -83,6 +83,22 @@ class RunConfig(BaseModel):
     solver: Literal["best", "agglomerative"] = Field(
         "best", description="HCCT: exact or best search of the partition, or the paper's greedy."
     )
+    layers: str = Field(
+        "all",
+        description="HCCT: arrays that are compared: `all`, `auto` (HCCT-E: the layer of largest "
+        "relative variance after round 1), or a prefix of array names.",
+    )
+    regroup_every: int = Field(1, ge=1, le=100_000, description="HCCT: rounds between partitions.")
+    settle_after: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="HCCT: keep the partition once it was the same so often; 0 never does.",
+    )
+    personal: str = Field(
+        "",
+        description="Layers that never leave a silo: `head` (HCCT-P), or a prefix of array names.",
+    )
     runs_dir: str = Field(
         "", description="Folder of run records at the coordinator; empty takes its default."
     )

@@ -320,7 +320,7 @@ def _alpha_text(record: dict[str, Any], alpha: float) -> str:
     final = record["rounds"][-1]
     cosines, norms = np.array(final["similarity"]), np.array(final["norms"])
     sizes = [record["silos"][name]["num-examples"] for name in final["compared"]]
-    path = alpha_path(cosines * np.outer(norms, norms), sizes)
+    path = alpha_path(cosines * np.outer(norms, norms), sizes, solver="optimal")
     steps = []
     for stretch in path:
         if stretch.ratio < 1.15 and len(stretch.groups) not in (1, len(sizes)):
@@ -329,7 +329,7 @@ def _alpha_text(record: dict[str, Any], alpha: float) -> str:
         steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
     return (
         f"α is the hunger for data: a silo's utility is −α/D + cos(its update, its group's), with "
-        f"D the group's samples. This run had α = {alpha:g}. On its last updates the paper's "
-        f"greedy merging gives this many groups: α {', '.join(steps)}. Small α leaves silos "
-        "alone, large α puts all together; in between are those that learn the same."
+        f"D the group's samples. This run had α = {alpha:g}. Its last updates give this "
+        f"many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
+        "together; in between, those stay together that learn the same."
     )

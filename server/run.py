@@ -36,7 +36,10 @@ def run_folder(config: RunConfig, *, run_id: int) -> Path:
 
 def train_config(config: RunConfig, *, run: str) -> dict[str, int | float | str | bool]:
     """What every training message carries."""
-    return {
+    own: dict[str, int | float | str | bool] = (
+        {wire.PERSONAL: config.personal} if config.personal else {}
+    )
+    return own | {
         wire.TASK: config.task,
         wire.RUN: run,
         wire.SEED: config.seed,
@@ -74,6 +77,9 @@ def build_strategy(
         memory=config.memory,
         similarity=config.similarity,
         solver=config.solver,
+        layers=config.layers,
+        regroup_every=config.regroup_every,
+        settle_after=config.settle_after,
         seed=config.seed,
         **common,
     )
@@ -147,6 +153,7 @@ def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
                         wire.PROTOCOL_KEY: wire.PROTOCOL,
                         wire.TASK: config.task,
                         wire.SEED: config.seed,
+                        wire.PERSONAL: config.personal,
                     }
                 )
             }

@@ -14,7 +14,7 @@ Differs from the paper:
   of small silos turn to noise as training goes on, and the groups flap. Here the accumulated own
   updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper.
 - *Solver* (``solver="best"``, the default). The paper's greedy merging joins small silos first,
-  whatever their kind, and never parts them. The same utility is maximised exactly for up to 12
+  whatever their kind, and never parts them. The same utility is maximised exactly for up to 16
   silos and by a better search above. ``solver="agglomerative"`` is the paper; there a merge is
   made only while its benefit is positive (Algorithm 2 merges before it tests).
 - α may be one number or stated by each silo.
@@ -33,13 +33,13 @@ from typing import Any
 import numpy as np
 
 import wire
-from strategies.errors import require
+from strategies.errors import EXIT_CONFIG, FederationError, require
 from strategies.grouping import Members, average_groups, enrol, mean_of_all, orders_from
 from strategies.loop import Group, GroupStrategy, Order, RoundReport, Update
 from strategies.models import accumulate, comparable, difference, weighted_mean
 from strategies.partition.coalition import HCCTUtility, agglomerative
 from strategies.partition.gram import gram
-from strategies.partition.hcct import place
+from strategies.partition.hcct import layer_choice, place
 from strategies.partition.search import best_partition
 from strategies.roster import Roster, Silo
 from wire import Model
@@ -67,6 +67,8 @@ class HCCTState:
         planned: groups of the next round.
         starts: silo → the model that its group of the next round starts from.
         newcomers: silos that have not been placed yet.
+        layer: prefix of the array names that are compared (HCCT-E); empty compares all.
+        unchanged: how often in a row the partition came out the same.
         similarity: cosines between ``compared`` silos after the last round.
         norms: lengths of the vectors that were compared.
     """
@@ -77,6 +79,8 @@ class HCCTState:
     planned: tuple[Group, ...] = ()
     starts: Mapping[str, Model] = field(default_factory=dict)
     newcomers: frozenset[str] = frozenset()
+    layer: str = ""
+    unchanged: int = 0
     compared: tuple[str, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
     norms: tuple[float, ...] = ()
@@ -91,7 +95,12 @@ class HCCT(GroupStrategy[HCCTState]):
         memory: γ in [0, 1] of the accumulated updates; 0 compares the last round's alone.
         similarity: ``parameters``, or ``parameters+buffers`` to compare running statistics too.
         solver: ``best``, or ``agglomerative`` for Algorithm 2.
-        seed: of the searches for more than 12 silos.
+        seed: of the searches for more than 16 silos.
+        layers: ``all``; ``auto`` for HCCT-E, which compares the one layer of largest relative
+            variance after round 1 (eqs. 19–20); or a prefix of array names.
+        regroup_every: rounds between two partitions; 1 is the paper.
+        settle_after: once the partition of the silos has been the same so many times in a row it
+            is kept, and only newcomers are placed; 0 never stops.
 
     The other arguments are those of ``GroupStrategy``.
     """
@@ -104,6 +113,9 @@ class HCCT(GroupStrategy[HCCTState]):
         similarity: str = "parameters",
         solver: str = "best",
         seed: int = 0,
+        layers: str = "all",
+        regroup_every: int = 1,
+        settle_after: int = 0,
         round_timeout: float = 3600.0,
         train_config: Mapping[str, int | float | str | bool] | None = None,
         evaluate: bool = True,
@@ -131,7 +143,11 @@ class HCCT(GroupStrategy[HCCTState]):
             f"solver must be best or agglomerative. Got {solver!r}.",
         )
         self.alpha, self.memory, self.similarity = float(alpha), float(memory), similarity
+        require(regroup_every >= 1, f"regroup_every must be at least 1. Got {regroup_every}.")
+        require(settle_after >= 0, f"settle_after must be at least 0. Got {settle_after}.")
         self.solver, self.seed = solver, int(seed)
+        self.layers = layers
+        self.regroup_every, self.settle_after = int(regroup_every), int(settle_after)
 
     def first(self, initial: Model) -> HCCTState:
         """Nobody yet."""
@@ -172,8 +188,9 @@ class HCCT(GroupStrategy[HCCTState]):
     def absorb(self, state: HCCTState, updates: Sequence[Update], *, round: int) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
         trained = [u for u in updates if u.purpose != CATCH_UP]
+        state = self._choose_layer(state, trained)
         probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
-        deltas = {u.silo.name: self._compared(u) for u in trained}
+        deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
         state = replace(
             state,
             members=average_groups(state.members, trained),
@@ -183,9 +200,28 @@ class HCCT(GroupStrategy[HCCTState]):
         state = self._partition(state, here, deltas, round=round)
         return replace(state, newcomers=state.newcomers - set(deltas))
 
-    def _compared(self, update: Update) -> Model:
+    def _choose_layer(self, state: HCCTState, trained: Sequence[Update]) -> HCCTState:
+        """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
+        if self.layers == "all" or state.layer or not trained:
+            return state
+        if self.layers != "auto":
+            return replace(state, layer=self.layers)
+        choice = layer_choice([self._compared(update, "") for update in trained])
+        scores = ", ".join(f"{name} {score:.3g}" for name, score in choice.scores.items())
+        log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
+        return replace(state, layer=choice.layer + ".")
+
+    def _compared(self, update: Update, layer: str) -> Model:
         delta = difference(update.model, update.start)
         kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
+        kept = {name: array for name, array in kept.items() if name.startswith(layer)}
+        if not kept:
+            raise FederationError(
+                f"layers = {layer!r} names no array that can be compared. The update has: "
+                f"{', '.join(list(delta)[:6])}.",
+                phase="configuration",
+                exit_code=EXIT_CONFIG,
+            )
         if not any(array.any() for array in kept.values()):
             log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
         return kept
@@ -197,7 +233,7 @@ class HCCT(GroupStrategy[HCCTState]):
         for name, delta in deltas.items():
             if name in state.newcomers:
                 probe = probes.get(name)
-                memory[name] = delta if probe is None else self._compared(probe)
+                memory[name] = delta if probe is None else self._compared(probe, state.layer)
             else:
                 memory[name] = accumulate(memory.get(name), delta, decay=self.memory)
         return memory
@@ -216,7 +252,12 @@ class HCCT(GroupStrategy[HCCTState]):
         sizes = np.array([state.members.sizes[n] for n in compared])
         alphas = np.array([state.alphas.get(n, self.alpha) for n in compared])
         n = len(settled)
-        found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], round) if n else []
+        kept = self._kept(state, settled, round)
+        found = (
+            kept if kept is not None else self._solve(matrix[:n, :n], sizes[:n], alphas[:n], round)
+        )
+        before = _restricted(state.planned, settled)
+        same = [[settled[i] for i in group] for group in found] == before
         placed = [list(group) for group in found]
         for row in range(n, len(compared)):
             target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
@@ -229,14 +270,26 @@ class HCCT(GroupStrategy[HCCTState]):
             state,
             planned=tuple(sorted(planned)),
             starts={**state.members.models, **_group_starts(state.members, planned)},
+            unchanged=state.unchanged + 1 if same else 0,
             compared=tuple(compared),
             similarity=_cosines(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
         )
 
+    def _kept(self, state: HCCTState, settled: Sequence[str], round: int) -> list[list[int]] | None:
+        """The groups that stand, as rows of ``settled``, or None where they are formed anew."""
+        stands = bool(self.settle_after) and state.unchanged >= self.settle_after
+        due = (round - 1) % self.regroup_every == 0
+        if not state.planned or (due and not stands):
+            return None
+        rows = {name: row for row, name in enumerate(settled)}
+        return [[rows[name] for name in group] for group in _restricted(state.planned, settled)]
+
     def _solve(
         self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, round: int
     ) -> list[list[int]]:
+        if not len(sizes):
+            return []
         objective = HCCTUtility.from_gram(matrix, sizes, alpha=alphas)
         if self.solver == "agglomerative":
             return agglomerative(objective).groups
@@ -261,6 +314,8 @@ class HCCT(GroupStrategy[HCCTState]):
     def details(self, state: HCCTState) -> Mapping[str, Any]:
         """The planned groups, and the cosines where there are not too many."""
         details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
+        if state.layer:
+            details["layer"] = state.layer
         if len(state.compared) <= MAX_RECORDED_SILOS:
             details["compared"] = list(state.compared)
             details["similarity"] = [[round(c, 6) for c in row] for row in state.similarity]
@@ -274,6 +329,14 @@ def _present_groups(planned: Sequence[Group], here: Mapping[str, Silo]) -> tuple
     grouped = {name for group in kept for name in group}
     alone: list[Group] = [(name,) for name in here if name not in grouped]
     return tuple(sorted([group for group in kept if group] + alone))
+
+
+def _restricted(planned: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
+    """The groups among ``names`` only, in the order of a partition; the others of them alone."""
+    wanted = set(names)
+    groups = [[name for name in group if name in wanted] for group in planned]
+    grouped = {name for group in groups for name in group}
+    return sorted([group for group in groups if group] + [[n] for n in names if n not in grouped])
 
 
 def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:

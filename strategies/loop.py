@@ -44,6 +44,9 @@ __all__ = [
 
 log = logging.getLogger("coterie.run")
 
+EVALUATION_KEYS = (wire.TASK, wire.RUN, wire.SEED, wire.PERSONAL)
+"""Entries of the training configuration that an evaluation needs too."""
+
 Group = tuple[str, ...]
 State = TypeVar("State")
 
@@ -456,7 +459,7 @@ class GroupStrategy(Strategy, Generic[State]):
     ) -> list[Message]:
         records = _Records()
         entries: dict[str, Any] = {
-            **{k: v for k, v in self.train_config.items() if k in (wire.TASK, wire.RUN)},
+            **{k: v for k, v in self.train_config.items() if k in EVALUATION_KEYS},
             **config,
             wire.ROUND: round,
         }

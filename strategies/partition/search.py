@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from strategies.partition.coalition import (
+    MAX_OPTIMAL_SILOS,
     Objective,
     Partition,
     agglomerative,
@@ -14,8 +15,8 @@ from strategies.partition.coalition import (
 
 __all__ = ["EXACT_SILOS", "best_partition"]
 
-EXACT_SILOS = 12
-"""Up to so many silos every partition is considered, in tens of milliseconds."""
+EXACT_SILOS = MAX_OPTIMAL_SILOS
+"""Up to so many silos the optimum is found exactly, in less than a tenth of a second."""
 
 
 def best_partition(

@@ -1,0 +1,104 @@
+"""Personal layers: arrays that never leave the silo, kept per run, surviving a restart.
+
+In HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. Here any
+strategy can: a run names the layers, the silo completes the model it receives with its own, and
+takes them out of what it sends.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors.numpy import load_file, save_file
+
+from client.training import read_weights
+from client.workbench import Workbench
+from wire import Model
+
+__all__ = ["PersonalError", "complete", "keep", "personal_names", "without"]
+
+_kept: dict[tuple[str, str], Model] = {}
+"""(silo, run) → personal arrays, for silos without a home folder and as a cache for the others."""
+
+
+class PersonalError(ValueError):
+    """The layers named cannot be personal. The text says why."""
+
+
+def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
+    """Names of the arrays that stay here.
+
+    Args:
+        bench: of the silo.
+        layers: ``head`` for the task's head, or a prefix of array names; empty for none.
+
+    Raises:
+        PersonalError: nothing, or everything, is named so.
+    """
+    if not layers:
+        return ()
+    prefix = bench.task.head if layers == "head" else layers
+    names = list(bench.model.state_dict())
+    chosen = tuple(name for name in names if name.startswith(prefix))
+    if not chosen:
+        raise PersonalError(f"no array is named {prefix}…; the model has {', '.join(names[:6])}, …")
+    if len(chosen) == len(names):
+        raise PersonalError(f"{prefix!r} names every array: nothing would be shared.")
+    return chosen
+
+
+def without(model: Model, names: tuple[str, ...]) -> Model:
+    """The shared part of a model."""
+    return {name: array for name, array in model.items() if name not in names}
+
+
+def complete(
+    bench: Workbench, shared: Model, names: tuple[str, ...], *, run: str, seed: int, fresh: bool
+) -> Model:
+    """The model received with this silo's personal arrays put in.
+
+    Args:
+        bench: of the silo.
+        shared: what was received.
+        names: of the personal arrays.
+        run: whose personal arrays to take; a run not seen before starts from ``seed``.
+        seed: of the run's initial model.
+        fresh: take the initial ones whatever is kept (for probes from w⁰).
+    """
+    if not names:
+        return shared
+    own = None if fresh else _load(bench, run)
+    if own is None:
+        own = read_weights(bench.fresh_model(seed))
+    order = bench.model.state_dict()
+    return {
+        name: own[name] if name in names else shared[name]
+        for name in order
+        if name in names or name in shared
+    }
+
+
+def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, round: int) -> None:
+    """Remember the personal arrays of a trained model, on disk if the silo has a home."""
+    if not names:
+        return
+    own = {name: model[name] for name in names}
+    _kept[(bench.settings.name, run)] = own
+    if bench.settings.home:
+        file = _file(bench, run)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = file.with_suffix(".tmp")
+        save_file(own, unfinished, metadata={"round": str(round)})
+        unfinished.replace(file)
+
+
+def _load(bench: Workbench, run: str) -> Model | None:
+    key = (bench.settings.name, run)
+    if key not in _kept and bench.settings.home and _file(bench, run).exists():
+        _kept[key] = dict(load_file(_file(bench, run)))
+    return _kept.get(key)
+
+
+def _file(bench: Workbench, run: str) -> Path:
+    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
+    return Path(bench.settings.home) / "personal" / f"{safe}.safetensors"

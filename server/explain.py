@@ -1,0 +1,183 @@
+"""``coterie explain``: why a silo is where it is, from a run's record.
+
+HCCT's groups maximise the silos' utilities. For every silo this prints its utility alone, in its
+group and in the best other group, its cosines, and the interval of α in which it would stay.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from server.record import default_runs_dir
+from strategies.errors import EXIT_CONFIG, FederationError
+from strategies.partition.coalition import HCCTUtility, evaluate
+from strategies.partition.hcct import stay_intervals
+
+__all__ = ["Reason", "explain", "find_run", "print_explanation"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why one silo is where it is after a round.
+
+    Attributes:
+        silo: its name.
+        group: the others in its group.
+        alone, inside: its own utility alone and in its group.
+        elsewhere: the best other group, or empty; ``outside`` its own utility there.
+        gain: change of everybody's total utility by its best move (≤ 0 if nothing is better).
+        cosine: of its update with its group's mean update.
+        stay: α within which no move of this silo alone would be better; NaN if there is none.
+    """
+
+    silo: str
+    group: tuple[str, ...]
+    alone: float
+    inside: float
+    elsewhere: tuple[str, ...]
+    outside: float
+    gain: float
+    cosine: float
+    stay: tuple[float, float]
+
+
+def find_run(name: str, root: Path | None) -> Path:
+    """A run's folder by path, by name, or by the end of its name (the run's id).
+
+    Raises:
+        FederationError: none, or several.
+    """
+    if (Path(name) / "run.json").exists():
+        return Path(name)
+    folder = root or default_runs_dir()
+    found = sorted(p.parent for p in folder.glob("*/run.json") if p.parent.name.endswith(name))
+    if len(found) != 1:
+        raise FederationError(
+            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them.",
+            exit_code=EXIT_CONFIG,
+        )
+    return found[0]
+
+
+def explain(record: dict[str, Any], *, round: int | None = None) -> tuple[int, list[Reason]]:
+    """The reasons of all silos after a round (the last by default), and that round.
+
+    Raises:
+        FederationError: the run is of another strategy, or the record has no similarities.
+    """
+    entry = _entry(record, round)
+    names: list[str] = entry["compared"]
+    alphas = np.array([_alpha(record, name) for name in names])
+    sizes = np.array([float(record["silos"][name]["num-examples"]) for name in names])
+    cosines, norms = np.array(entry["similarity"]), np.array(entry["norms"])
+    gram = cosines * np.outer(norms, norms)
+    groups = [[names.index(n) for n in group if n in names] for group in entry["planned"]]
+    groups = sorted(group for group in groups if group)
+    objective = HCCTUtility.from_gram(gram, sizes, alpha=alphas)
+    chosen = evaluate(objective, groups)
+    stays = stay_intervals(gram, sizes, groups)
+    reasons = []
+    for i, name in enumerate(names):
+        own = next(group for group in groups if i in group)
+        move = chosen.alternatives[i]
+        others = [g for g in groups if i not in g]
+        best = max(others, key=lambda g: _utility(objective, [*g, i], i), default=[])
+        reasons.append(
+            Reason(
+                silo=name,
+                group=tuple(names[j] for j in own if j != i),
+                alone=_utility(objective, [i], i),
+                inside=chosen.values[i],
+                elsewhere=tuple(names[j] for j in best),
+                outside=_utility(objective, [*best, i], i) if best else float("nan"),
+                gain=move.gain,
+                cosine=chosen.values[i] + float(alphas[i] / sizes[own].sum()),
+                stay=stays[i],
+            )
+        )
+    return int(entry["round"]), reasons
+
+
+def _entry(record: dict[str, Any], round: int | None) -> dict[str, Any]:
+    if record["config"]["strategy"] != "hcct":
+        raise FederationError(
+            f"explain is for hcct; this run is {record['config']['strategy']}.",
+            exit_code=EXIT_CONFIG,
+        )
+    rounds = record["rounds"]
+    found = [e for e in rounds if round is None or e["round"] == round]
+    if not found:
+        raise FederationError(
+            f"round must be in [1, {len(rounds)}]. Got {round}.", exit_code=EXIT_CONFIG
+        )
+    if "similarity" not in found[-1]:
+        raise FederationError(
+            "the record holds no similarities: runs of more than 32 silos do not keep them.",
+            exit_code=EXIT_CONFIG,
+        )
+    entry: dict[str, Any] = found[-1]
+    return entry
+
+
+def _alpha(record: dict[str, Any], name: str) -> float:
+    own = record["silos"][name]["alpha"]
+    return float(record["config"]["alpha"] if own is None else own)
+
+
+def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
+    values: NDArray[np.float64] = objective.member_values(members)
+    return float(values[members.index(silo)])
+
+
+def print_explanation(name: str, *, silo: str | None, round: int | None, root: Path | None) -> None:
+    """Print the reasons as a table."""
+    folder = find_run(name, root)
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    at, reasons = explain(record, round=round)
+    shown = [reason for reason in reasons if silo in (None, reason.silo)]
+    if not shown:
+        known = ", ".join(reason.silo for reason in reasons)
+        raise FederationError(
+            f"no silo {silo!r} in round {at}. There are: {known}.", exit_code=EXIT_CONFIG
+        )
+    console = Console()
+    console.print(
+        f"{folder.name}: groups formed after round {at}, α = {record['config']['alpha']:g}. "
+        "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
+        soft_wrap=True,
+    )
+    groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
+    for number, group in enumerate(groups, start=1):
+        console.print(f"  group {number}: {', '.join(group)}", markup=False, soft_wrap=True)
+    table = Table("silo", "group", "cosine")
+    for column in ("alone", "in group", "best other", "total if moved", "stays for α"):
+        table.add_column(column, justify="right")
+    for reason in shown:
+        table.add_row(*_cells(reason, groups))
+    console.print(table)
+
+
+def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str]:
+    low, high = reason.stay
+    stay = "–" if np.isnan(low) else f"{low:.3g} – {'∞' if np.isinf(high) else f'{high:.3g}'}"
+    number = groups.index(tuple(sorted((reason.silo, *reason.group)))) + 1
+    other = groups.index(tuple(sorted(reason.elsewhere))) + 1 if reason.elsewhere else 0
+    return [
+        escape(reason.silo),
+        str(number),
+        f"{reason.cosine:.2f}",
+        f"{reason.alone:.2f}",
+        f"{reason.inside:.2f}",
+        f"{reason.outside:.2f} ({other})" if other else "–",
+        f"{reason.gain:+.2f}",
+        stay,
+    ]
