@@ -9,6 +9,7 @@ says itself in its answer to ``query.describe``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +17,6 @@ from typing import Final
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import load as unpack
 from safetensors.numpy import save as pack
 
@@ -30,6 +30,7 @@ __all__ = [
     "encode_arrays",
     "encode_description",
     "is_packed",
+    "is_silo_name",
     "num_bytes",
     "refusal",
 ]
@@ -63,6 +64,8 @@ PROXIMAL_MU: Final = "proximal-mu"
 PRECISION: Final = "precision"
 EVALUATE_RECEIVED: Final = "evaluate-received"
 """Ask a train message to be answered with the error of the model it brought as well."""
+HOLDOUT: Final = "holdout"
+"""Share of the training data to keep out of this training, and to measure the received model on."""
 PURPOSE: Final = "purpose"
 """Distinguishes messages of one type to one silo in one round; part of the silo's seed."""
 KEEP: Final = "keep"
@@ -79,6 +82,7 @@ LOSS: Final = "loss"
 ERROR: Final = "error"
 SECONDS: Final = "seconds"
 """The silo's own time for the work, in seconds, without transport."""
+HOLDOUT_ERROR: Final = "holdout-error"
 RECEIVED_LOSS: Final = "received-loss"
 RECEIVED_ERROR: Final = "received-error"
 RECEIVED_EXAMPLES: Final = "received-num-examples"
@@ -126,6 +130,11 @@ class Description:
     protocol: int = PROTOCOL
 
 
+def is_silo_name(name: str) -> bool:
+    """A name that can be a file and a word in a log: letters, digits, ``.``, ``_``, ``-``."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is not None
+
+
 def encode_description(description: Description) -> RecordDict:
     """Return the content of the answer to ``query.describe``."""
     config = ConfigRecord(
@@ -169,7 +178,7 @@ def decode_description(content: RecordDict) -> Description:
         )
     except KeyError as missing:
         raise WireError(f"a description needs {missing}.") from None
-    except (AttributeError, TypeError, json.JSONDecodeError) as error:
+    except Exception as error:  # values from elsewhere, of any kind
         raise WireError(f"a description cannot be read: {error}") from None
     return described
 
@@ -196,8 +205,8 @@ def encode_arrays(model: Model, *, packed: bool) -> ArrayRecord:
             the time when packed. Only silos that described themselves understand it.
     """
     if not packed:
-        return ArrayRecord({name: Array(np.ascontiguousarray(a)) for name, a in model.items()})
-    blob = pack({name: np.ascontiguousarray(array) for name, array in model.items()})
+        return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in model.items()})
+    blob = pack({name: np.asarray(array, order="C") for name, array in model.items()})
     order = json.dumps(list(model)).encode()
     return ArrayRecord(
         {PACKED_NAME: Array("uint8", (len(blob),), PACKED_NAME, _with_order(order, blob))}
@@ -222,7 +231,7 @@ def decode_arrays(record: ArrayRecord) -> Model:
     """
     try:
         if not is_packed(record):
-            return {name: array.numpy() for name, array in record.items()}
+            return {name: _plain_array(name, array) for name, array in record.items()}
         data = record[PACKED_NAME].data
         length = int.from_bytes(data[:8], "little")
         order = json.loads(data[8 : 8 + length])
@@ -232,8 +241,15 @@ def decode_arrays(record: ArrayRecord) -> Model:
         return {name: arrays[name] for name in order}
     except WireError:
         raise
-    except (ValueError, TypeError, KeyError, EOFError, OSError, SafetensorError) as error:
+    except Exception as error:  # bytes from elsewhere: numpy and json raise all sorts of things
         raise WireError(f"arrays cannot be decoded: {error}") from None
+
+
+def _plain_array(name: str, array: Array) -> NDArray[np.generic]:
+    decoded = array.numpy()
+    if not isinstance(decoded, np.ndarray):  # numpy also opens archives of arrays
+        raise WireError(f"{name!r} is not one array.")
+    return decoded
 
 
 def num_bytes(record: RecordDict) -> int:

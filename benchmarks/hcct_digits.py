@@ -25,8 +25,8 @@ from server.run import build_strategy, initial_arrays
 from strategies.roster import DescribedRoster
 
 RESULTS = Path(__file__).parent / "results"
-SETTLED = 3
-"""Rounds after which the groups should stand."""
+SETTLED = 7
+"""From this round on the groups should stand; ``auto`` needs six to find its α."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "alone": {"strategy": "independent"},
@@ -38,6 +38,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "memory 1, best partition, α = 25": {"alpha": 25.0},
     "**memory 1, best partition, α = 50** (default)": {},
     "memory 1, best partition, α = 100": {"alpha": 100.0},
+    "memory 1, best partition, α = auto": {"alpha": "auto"},
+    "HCCT-E (one layer), α = 50": {"layers": "auto"},
+    "HCCT-P (personal head), α = 50": {"personal": "head"},
 }
 
 
@@ -72,7 +75,7 @@ def table(results: dict[str, list[dict[str, Any]]], seeds: int) -> str:
     lines = [
         "# HCCT on the demo's silos",
         "",
-        f"Nine silos of scikit-learn's digits, three hidden groups, 20 rounds, seeds 0–{seeds - 1}.",
+        f"Nine silos of scikit-learn's digits, three hidden groups, 20 rounds, {seeds} seeds.",
         "Made by `python -m benchmarks.hcct_digits`. Errors in %, mean over silos; mean ± standard",
         "deviation over seeds, and the best and the worst seed.",
         "",

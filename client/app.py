@@ -23,6 +23,8 @@ from client.training import (
     Stopwatch,
     TrainPlan,
     evaluate,
+    has_batch_norm,
+    hold_out,
     load_weights,
     read_weights,
     seed_of,
@@ -105,20 +107,28 @@ def train_model(message: Message, context: Context) -> Message:
     try:
         config = _config(message)
         _check_run(config, bench)
-        plan = _plan(config)
+        plan = _plan(config, bench)
         names = _personal(config, bench)
         packed = _receive(message, bench, names)
         round_number = _integer(config, wire.ROUND, minimum=0)
         run_seed = _integer(config, wire.SEED, minimum=0, default=0)
+        purpose = str(config.get(wire.PURPOSE, ""))
+        holdout = _real(config, wire.HOLDOUT, default=0.0)
+        _check_holdout(holdout, bench)
     except RefusedError as reason:
         return wire.refusal(str(reason), message)
     metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(bench.data.x_train)}
     with Stopwatch() as watch:
         if config.get(wire.EVALUATE_RECEIVED):
             metrics |= _received_metrics(evaluate(bench.task, bench.model, bench.data))
-        purpose = str(config.get(wire.PURPOSE, ""))
         seed = seed_of(run_seed, bench.settings.name, round_number, purpose)
-        metrics[wire.TRAIN_LOSS] = train(bench.task, bench.model, bench.data, plan, seed=seed)
+        data = bench.data
+        if holdout:
+            data = hold_out(
+                data, holdout, seed=seed_of(run_seed, bench.settings.name, 0, "holdout")
+            )
+            metrics[wire.HOLDOUT_ERROR] = evaluate(bench.task, bench.model, data).error
+        metrics[wire.TRAIN_LOSS] = train(bench.task, bench.model, data, plan, seed=seed)
         trained = read_weights(bench.model)
     metrics[wire.SECONDS] = watch.seconds
     if not purpose:
@@ -223,10 +233,12 @@ def _check_run(config: ConfigRecord, bench: Workbench) -> None:
         )
 
 
-def _plan(config: ConfigRecord) -> TrainPlan:
+def _plan(config: ConfigRecord, bench: Workbench) -> TrainPlan:
     precision = str(config.get(wire.PRECISION, "float32"))
     if precision not in ("float32", "bfloat16"):
         raise RefusedError(f"precision must be float32 or bfloat16. Got {precision!r}.")
+    if config.get(wire.BATCH_SIZE) == 1 and has_batch_norm(bench.model):
+        raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
     return TrainPlan(
         epochs=_integer(config, wire.LOCAL_EPOCHS, minimum=1, default=1),
         batch_size=_integer(config, wire.BATCH_SIZE, minimum=1, default=32),
@@ -236,6 +248,15 @@ def _plan(config: ConfigRecord) -> TrainPlan:
         proximal_mu=_real(config, wire.PROXIMAL_MU, default=0.0),
         precision=precision,
     )
+
+
+def _check_holdout(share: float, bench: Workbench) -> None:
+    num_samples = len(bench.data.x_train)
+    if share and (share > 0.5 or num_samples < 2):
+        raise RefusedError(
+            f"{wire.HOLDOUT} must be in [0, 0.5] and needs at least 2 training samples. "
+            f"Got {share} and {num_samples} samples."
+        )
 
 
 def _integer(config: ConfigRecord, key: str, *, minimum: int, default: int | None = None) -> int:

@@ -17,6 +17,9 @@ from wire import Model
 
 __all__ = ["PersonalError", "complete", "keep", "personal_names", "without"]
 
+MAX_RUNS = 4
+"""Runs whose personal arrays a process keeps in memory for one silo."""
+
 _kept: dict[tuple[str, str], Model] = {}
 """(silo, run) → personal arrays, for silos without a home folder and as a cache for the others."""
 
@@ -83,7 +86,11 @@ def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, ro
     if not names:
         return
     own = {name: model[name] for name in names}
-    _kept[(bench.settings.name, run)] = own
+    silo = bench.settings.name
+    _kept.pop((silo, run), None)
+    for old in [key for key in _kept if key[0] == silo][: -MAX_RUNS + 1]:
+        del _kept[old]
+    _kept[(silo, run)] = own
     if bench.settings.home:
         file = _file(bench, run)
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tasks.base import Option
+from wire import is_silo_name
 
 __all__ = ["SettingsError", "SiloSettings"]
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 DATA_PREFIX = "data."
 
 
@@ -46,7 +47,7 @@ class SiloSettings:
     home: str = ""
 
     def __post_init__(self) -> None:
-        if not NAME_PATTERN.fullmatch(self.name):
+        if not is_silo_name(self.name):
             raise SettingsError(
                 "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start "
                 f"with a letter or digit. Got {self.name!r}."
@@ -96,9 +97,9 @@ class SiloSettings:
             name=str(own["name"]),
             task=str(own.get("task", "digits")),
             options=options,
-            alpha=None if alpha is None else float(alpha),
+            alpha=None if alpha is None else _number("alpha", alpha, float),
             device=str(own.get("device", "auto")),
-            threads=int(own.get("threads", 1)),
+            threads=_number("threads", own.get("threads", 1), int),
             home=str(own.get("home", "")),
         )
 
@@ -114,3 +115,13 @@ class SiloSettings:
         if self.alpha is not None:
             config["alpha"] = self.alpha
         return config | {DATA_PREFIX + key: value for key, value in self.options.items()}
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _number(name: str, value: Option, kind: type[Number]) -> Number:
+    try:
+        return kind(value)
+    except ValueError:
+        raise SettingsError(f"{name} must be a number. Got {value!r}.") from None

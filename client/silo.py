@@ -169,7 +169,7 @@ class Silo:
         except _LeavingError:
             log.info("told to end: run %s round %s is left", meta.run_id, meta.group_id)
             return wire.refusal(f"silo {self.settings.name!r} is shutting down.", message)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a task that calls sys.exit must not end the silo
             log.exception("the app failed on a %s message", meta.message_type)
             reason = f"silo {self.settings.name!r}: {type(error).__name__}"
             return Message(Error(wire.FAILED, reason), reply_to=message)

@@ -27,6 +27,8 @@ __all__ = [
     "Tensors",
     "TrainPlan",
     "evaluate",
+    "has_batch_norm",
+    "hold_out",
     "load_weights",
     "read_weights",
     "seed_of",
@@ -131,9 +133,10 @@ def train(task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, *, seed:
     total = torch.zeros((), device=device)
     for _ in range(plan.epochs):
         total.zero_()
+        seen = 0
         order = torch.randperm(len(x), generator=shuffle).to(device)
         for batch in order.split(plan.batch_size):
-            if len(batch) == 1 and len(x) > 1 and _has_batch_norm(model):
+            if len(batch) == 1 and len(x) > 1 and has_batch_norm(model):
                 continue  # batch statistics of one sample do not exist
             for parameter in parameters:
                 parameter.grad = None
@@ -144,7 +147,8 @@ def train(task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, *, seed:
                 _add_proximal_gradient(parameters, anchor, plan.proximal_mu)
             _sgd_step(parameters, buffers, plan)
             total += loss.detach() * len(batch)
-    return float(total) / len(x)
+            seen += len(batch)
+    return float(total) / seen
 
 
 def _sgd_step(
@@ -180,7 +184,8 @@ def _add_proximal_gradient(
                 parameter.grad.add_(parameter - start, alpha=mu)
 
 
-def _has_batch_norm(model: nn.Module) -> bool:
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether training normalises by the statistics of a batch, which one sample does not have."""
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
@@ -204,6 +209,20 @@ def evaluate(task: Task, model: nn.Module, data: Tensors) -> Evaluation:
         loss += task.loss(outputs, y) * len(x)
         wrong += task.errors(outputs, y)
     return Evaluation(float(loss) / n, float(wrong) / n, n)
+
+
+def hold_out(data: Tensors, share: float, *, seed: int) -> Tensors:
+    """The training data without a share of it, which takes the place of the test data.
+
+    Args:
+        data: of the silo, at least 2 training samples.
+        share: in (0, 0.5]; at least one sample is held out.
+        seed: of the choice; the same seed holds out the same samples.
+    """
+    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))
+    count = max(1, round(share * len(order)))
+    held, kept = order[:count].to(data.x_train.device), order[count:].to(data.x_train.device)
+    return Tensors(data.x_train[kept], data.y_train[kept], data.x_train[held], data.y_train[held])
 
 
 def warm_up(task: Task, model: nn.Module, data: Tensors) -> None:

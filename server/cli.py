@@ -96,7 +96,9 @@ def silo(context: typer.Context) -> None:
 def run(
     strategy: Annotated[str, typer.Argument(help="independent, fedavg or hcct.")],
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
-    alpha: Annotated[float | None, typer.Option(help="HCCT: hunger for data.")] = None,
+    alpha: Annotated[
+        str | None, typer.Option(metavar="NUMBER|auto", help="HCCT: hunger for data.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same models.")] = None,
     task: Annotated[str | None, typer.Option(help="Task that every silo must serve.")] = None,
     min_silos: Annotated[int | None, typer.Option(help="Wait for so many.")] = None,
@@ -112,7 +114,7 @@ def run(
     """Submit a run to a SuperLink and follow it."""
     named = {
         "rounds": rounds,
-        "alpha": alpha,
+        "alpha": alpha if alpha is None else _value(alpha),
         "seed": seed,
         "task": task,
         "min-silos": min_silos,
@@ -158,18 +160,22 @@ def explain(
 
 def _pairs(settings: list[str]) -> dict[str, Any]:
     """``KEY=VALUE`` as Flower reads it: numbers and booleans in TOML, anything else is text."""
-    import tomllib
-
     found: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise typer.BadParameter(f"--set takes KEY=VALUE. Got {setting!r}.")
-        try:
-            found[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            found[key] = value
+        found[key] = _value(value)
     return found
+
+
+def _value(text: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def main() -> None:

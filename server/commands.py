@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from server.config import RunConfig
 from server.follow import Progress
@@ -69,7 +69,7 @@ def _print_final(console: Console, folder: Path) -> None:
     group_of = {n: i + 1 for i, group in enumerate(record["final-groups"]) for n in group}
     for name, entry in record.get("final-evaluation", {}).items():
         samples = record["silos"][name]["num-examples"]
-        table.add_row(escape(name), str(samples), str(group_of[name]), percent(entry["error"]))
+        table.add_row(Text(name), str(samples), str(group_of[name]), percent(entry["error"]))
     console.print(table)
     console.print(f"{record['seconds']:.1f} s; models and record: {folder}", soft_wrap=True)
 
@@ -84,7 +84,7 @@ def print_status(address: str, certificates: Path | None) -> None:
         table = Table("run", "status", "submitted", "details")
         for info in known:
             state = f"{info.status} {info.sub_status}".strip()
-            table.add_row(str(info.run_id), state, info.pending_at[:19], escape(info.details))
+            table.add_row(str(info.run_id), state, info.pending_at[:19], Text(info.details))
         console.print(table)
 
 
@@ -102,12 +102,12 @@ def print_runs(folder: Path | None) -> None:
     console.print(table)
 
 
-def _summary(path: Path) -> list[str]:
+def _summary(path: Path) -> list[str | Text]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         errors = [entry["error"] for entry in record.get("final-evaluation", {}).values()]
         return [
-            escape(path.parent.name),
+            Text(path.parent.name),
             record["config"]["strategy"],
             record["status"],
             record["started"][:19],
@@ -116,4 +116,4 @@ def _summary(path: Path) -> list[str]:
             percent(sum(errors) / len(errors)) if errors else "–",
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [escape(path.parent.name), "", f"damaged: {type(error).__name__}", "", "", "", ""]
+        return [Text(path.parent.name), "", f"damaged: {type(error).__name__}", "", "", "", ""]

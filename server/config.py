@@ -69,10 +69,10 @@ class RunConfig(BaseModel):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Arithmetic of local training; bfloat16 is autocast."
     )
-    alpha: NotNegative = Field(
+    alpha: NotNegative | Literal["auto"] = Field(
         50.0,
         description="HCCT: hunger for data. Small keeps silos apart, large puts them together. "
-        "A silo's own α goes before it.",
+        "`auto` finds it in a short trial. A silo's own α goes before it.",
     )
     memory: NotNegative = Field(
         1.0, le=1, description="HCCT: γ of the accumulated updates that are compared; 0 = paper."
@@ -142,6 +142,10 @@ class RunConfig(BaseModel):
 
 
 def _bounds(entry: Mapping[str, Any]) -> str:
+    if "anyOf" in entry:
+        return " or ".join(filter(None, (_bounds(one) for one in entry["anyOf"])))
+    if "const" in entry:
+        return str(entry["const"])
     if "enum" in entry:
         return ", ".join(entry["enum"])
     signs = (
@@ -154,7 +158,7 @@ def _bounds(entry: Mapping[str, Any]) -> str:
 
 
 def _problem(entry: Any) -> str:
-    key = ".".join(str(part) for part in entry["loc"])
+    key = str(entry["loc"][0])  # what follows are the members of a union
     if entry["type"] == "extra_forbidden":
         return f"unknown key {key!r} (known: {', '.join(_known())})"
     message = entry["msg"].removeprefix("Value error, ")

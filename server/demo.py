@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from server.follow import Progress
 from server.local import LocalFederation, SiloSpec
@@ -268,7 +268,7 @@ def _print_outcome(
     console.print(_group_table(outcome))
     console.print(_alpha_text(record, alpha), soft_wrap=True)
     console.print(
-        f"{outcome.seconds:.0f} s in all, at most {outcome.peak_memory / 1e9:.1f} GB of memory. "
+        f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
         f"Models, records and logs: {outcome.folder}/",
         soft_wrap=True,
     )
@@ -279,6 +279,10 @@ def _print_outcome(
     plain.file.close()
 
 
+def _memory_text(peak: int) -> str:
+    return f", at most {peak / 1e9:.1f} GB of memory" if peak else ""
+
+
 def _table(outcome: Outcome) -> Table:
     table = Table(title="Error on each silo's own test data", title_justify="left")
     for column in ("silo", "samples", "group", "alone", "global", "HCCT"):
@@ -287,7 +291,7 @@ def _table(outcome: Outcome) -> Table:
     names = sorted(outcome.errors["hcct"], key=lambda n: (group_of.get(n, 99), n))
     for name in names:
         table.add_row(
-            escape(name) + _remark(name),
+            Text(name + _remark(name)),
             str(outcome.samples.get(name, "")),
             str(group_of.get(name, "left")),
             *(_cell(outcome.errors[run].get(name)) for run in ("alone", "global", "hcct")),
@@ -311,7 +315,7 @@ def _group_table(outcome: Outcome) -> Table:
     table = Table("group", "found by HCCT", "hidden in the data", show_lines=False)
     for i in range(max(len(outcome.groups), len(outcome.hidden))):
         row = [g[i] if i < len(g) else [] for g in (outcome.groups, outcome.hidden)]
-        table.add_row(str(i + 1), *(escape(", ".join(names)) for names in row))
+        table.add_row(str(i + 1), *(Text(", ".join(names)) for names in row))
     return table
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from server.record import default_runs_dir
 from strategies.errors import EXIT_CONFIG, FederationError
@@ -76,7 +76,7 @@ def explain(record: dict[str, Any], *, round: int | None = None) -> tuple[int, l
     """
     entry = _entry(record, round)
     names: list[str] = entry["compared"]
-    alphas = np.array([_alpha(record, name) for name in names])
+    alphas = np.array([_alpha(record, entry, name) for name in names])
     sizes = np.array([float(record["silos"][name]["num-examples"]) for name in names])
     cosines, norms = np.array(entry["similarity"]), np.array(entry["norms"])
     gram = cosines * np.outer(norms, norms)
@@ -128,9 +128,10 @@ def _entry(record: dict[str, Any], round: int | None) -> dict[str, Any]:
     return entry
 
 
-def _alpha(record: dict[str, Any], name: str) -> float:
+def _alpha(record: dict[str, Any], entry: dict[str, Any], name: str) -> float:
+    """The silo's own α, else what the run found (auto), else what it was given."""
     own = record["silos"][name]["alpha"]
-    return float(record["config"]["alpha"] if own is None else own)
+    return float(entry.get("alpha", record["config"]["alpha"]) if own is None else own)
 
 
 def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
@@ -151,7 +152,7 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
         )
     console = Console()
     console.print(
-        f"{folder.name}: groups formed after round {at}, α = {record['config']['alpha']:g}. "
+        f"{folder.name}: groups formed after round {at}, α = {record['config']['alpha']}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
         soft_wrap=True,
     )
@@ -166,13 +167,13 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
     console.print(table)
 
 
-def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str]:
+def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
     low, high = reason.stay
     stay = "–" if np.isnan(low) else f"{low:.3g} – {'∞' if np.isinf(high) else f'{high:.3g}'}"
     number = groups.index(tuple(sorted((reason.silo, *reason.group)))) + 1
     other = groups.index(tuple(sorted(reason.elsewhere))) + 1 if reason.elsewhere else 0
     return [
-        escape(reason.silo),
+        Text(reason.silo),
         str(number),
         f"{reason.cosine:.2f}",
         f"{reason.alone:.2f}",

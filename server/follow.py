@@ -70,6 +70,7 @@ class Progress:
     status: str = "waiting"
     config: dict[str, Any] = field(default_factory=dict)
     groups: list[list[str]] = field(default_factory=list)
+    regrouped: bool = False
     joined: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
@@ -102,6 +103,7 @@ class Progress:
 
     def _feed_round(self, event: dict[str, Any]) -> None:
         self.round = event["round"]
+        self.regrouped = event["groups"] != self.groups
         self.groups = event["groups"]
         for name in event["joined"]:
             self.joined.setdefault(name, self.round)

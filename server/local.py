@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from server.config import RunConfig
 from server.follow import events
 from server.link import Control, control
+from server.processes import family, proportional_memory
 from server.run import run_folder
 from server.superlink import Ports, SuperLink
 from strategies.errors import FederationError
@@ -153,7 +154,7 @@ class LocalFederation:
     def memory(self) -> int:
         """Bytes of memory of all processes together, shared pages counted once."""
         own = [self.superlink.pid, *(p.pid for p in self.processes.values() if p.poll() is None)]
-        return sum(_proportional_memory(pid) for pid in _with_children(own))
+        return sum(proportional_memory(pid) for pid in family(own))
 
 
 def follow_run(
@@ -176,31 +177,3 @@ def follow_run(
 
 def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("_", "-"): value for key, value in keys.items()}
-
-
-def _with_children(pids: Sequence[int]) -> set[int]:
-    """These processes and all that descend from them."""
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat = (entry / "stat").read_text()
-            except OSError:
-                continue  # it ended meanwhile
-            parents[int(entry.name)] = int(stat.rpartition(")")[2].split()[1])
-    found = set(pids)
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            return found
-        found |= more
-
-
-def _proportional_memory(pid: int) -> int:
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # it ended meanwhile
-    return 0

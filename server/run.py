@@ -111,10 +111,11 @@ def execute(grid: Grid, config: RunConfig, *, run_id: int, folder: Path) -> RunR
     log.info("run %s: %s, record in %s", run_id, config.strategy, folder)
     try:
         result = _execute(grid, config, record, run=folder.name)
+        models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
+        record.finish(models)
     except BaseException as error:
         record.fail(error)
         raise
-    record.finish({n: wire.decode_arrays(arrays) for n, arrays in result.models.items()})
     log.info("run %s is complete: %s", run_id, folder)
     return result
 
@@ -163,12 +164,19 @@ def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
         group_id="0",
     )
     (reply,) = exchange(grid, [request], deadline_s=INITIAL_DEADLINE_S)
-    if reply is None or reply.has_error():
-        reason = "no answer" if reply is None else str(reply.error.reason)
+    if reply is None or reply.has_error() or wire.ARRAYS not in reply.content.array_records:
+        reason = "no answer" if reply is None else "no arrays in its answer"
+        if reply is not None and reply.has_error():
+            reason = str(reply.error.reason)
         raise FederationError(
             f"silo {silo.name!r} gave no initial model: {reason}", silo=silo.name, phase="initial"
         )
-    model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+    try:
+        model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+    except wire.WireError as error:
+        raise FederationError(
+            f"silo {silo.name!r} gave no initial model: {error}", silo=silo.name, phase="initial"
+        ) from None
     check_finite(model)
     return wire.encode_arrays(model, packed=False)
 

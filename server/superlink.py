@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from server.processes import family
 from strategies.errors import EXIT_CONFIG, FederationError
 
 __all__ = ["Ports", "SuperLink", "command", "environment", "require_free"]
@@ -159,6 +162,8 @@ class SuperLink:
         """End it and its helpers."""
         if self._process is None:
             return
+        # A ServerApp runs in a session of its own and would outlive a SuperLink that is ended.
+        helpers = family([self._process.pid]) - {self._process.pid}
         self._process.terminate()
         try:
             self._process.wait(STOP_DEADLINE_S)
@@ -166,6 +171,9 @@ class SuperLink:
             self._process.kill()
             self._process.wait(STOP_DEADLINE_S)
         self._process = None
+        for pid in helpers:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def __enter__(self) -> SuperLink:
         self.start()

@@ -8,7 +8,6 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -62,7 +61,10 @@ def line_of(progress: Progress, event: dict[str, Any]) -> str:
 
 def _round_line(progress: Progress, event: dict[str, Any]) -> str:
     parts = [f"{progress.title}: round {event['round']}/{progress.rounds}"]
-    parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in event["groups"]))
+    if progress.regrouped:
+        parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in event["groups"]))
+    else:
+        parts.append(f"the same {len(event['groups'])} group(s)")
     if event["round"] > 1:
         parts += [f"{name} joined" for name in event["joined"]]
     parts += [f"{name} left" for name in event["left"]]
@@ -115,7 +117,7 @@ def _silo_table(progress: Progress) -> RenderableType:
         style = GROUP_STYLES[group_of[name] % len(GROUP_STYLES)]
         joined = progress.joined.get(name, 1)
         table.add_row(
-            escape(name),
+            Text(name),
             f"{progress.samples.get(name, 0):.0f}",
             Text(f"■ {group_of[name] + 1}", style=style),
             "–" if error is None else percent(error),

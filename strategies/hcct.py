@@ -33,6 +33,8 @@ from typing import Any
 import numpy as np
 
 import wire
+from strategies.alpha import Trial, candidates, continue_trial, open_trial, verdict
+from strategies.alpha import orders as trial_orders
 from strategies.errors import EXIT_CONFIG, FederationError, require
 from strategies.grouping import Members, average_groups, enrol, mean_of_all, orders_from
 from strategies.loop import Group, GroupStrategy, Order, RoundReport, Update
@@ -69,6 +71,8 @@ class HCCTState:
         newcomers: silos that have not been placed yet.
         layer: prefix of the array names that are compared (HCCT-E); empty compares all.
         unchanged: how often in a row the partition came out the same.
+        alpha: what ``auto`` chose.
+        trial: what ``auto`` is trying.
         similarity: cosines between ``compared`` silos after the last round.
         norms: lengths of the vectors that were compared.
     """
@@ -81,6 +85,8 @@ class HCCTState:
     newcomers: frozenset[str] = frozenset()
     layer: str = ""
     unchanged: int = 0
+    alpha: float | None = None
+    trial: Trial | None = None
     compared: tuple[str, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
     norms: tuple[float, ...] = ()
@@ -91,7 +97,8 @@ class HCCT(GroupStrategy[HCCTState]):
 
     Args:
         alpha: hunger for data, ≥ 0. 0 leaves everybody alone; large enough puts all together.
-            A silo's own α, where it states one, goes before it.
+            A silo's own α, where it states one, goes before it. ``auto`` finds it in a short trial
+            (``strategies.alpha``).
         memory: γ in [0, 1] of the accumulated updates; 0 compares the last round's alone.
         similarity: ``parameters``, or ``parameters+buffers`` to compare running statistics too.
         solver: ``best``, or ``agglomerative`` for Algorithm 2.
@@ -108,7 +115,7 @@ class HCCT(GroupStrategy[HCCTState]):
     def __init__(
         self,
         *,
-        alpha: float = 50.0,
+        alpha: float | str = 50.0,
         memory: float = 1.0,
         similarity: str = "parameters",
         solver: str = "best",
@@ -130,8 +137,9 @@ class HCCT(GroupStrategy[HCCTState]):
             on_round=on_round,
         )
         require(
-            bool(np.isfinite(alpha)) and alpha >= 0,
-            f"alpha must be finite and at least 0. Got {alpha}.",
+            alpha == "auto"
+            or (not isinstance(alpha, str) and bool(np.isfinite(alpha)) and alpha >= 0),
+            f"alpha must be finite and at least 0, or 'auto'. Got {alpha!r}.",
         )
         require(0 <= memory <= 1, f"memory must be in [0, 1]. Got {memory}.")
         require(
@@ -142,7 +150,8 @@ class HCCT(GroupStrategy[HCCTState]):
             solver in ("best", "agglomerative"),
             f"solver must be best or agglomerative. Got {solver!r}.",
         )
-        self.alpha, self.memory, self.similarity = float(alpha), float(memory), similarity
+        self.alpha = None if alpha == "auto" else float(alpha)
+        self.memory, self.similarity = float(memory), similarity
         require(regroup_every >= 1, f"regroup_every must be at least 1. Got {regroup_every}.")
         require(settle_after >= 0, f"settle_after must be at least 0. Got {settle_after}.")
         self.solver, self.seed = solver, int(seed)
@@ -172,7 +181,7 @@ class HCCT(GroupStrategy[HCCTState]):
         here = {silo.name: silo for silo in silos}
         groups = _present_groups(state.planned, here)
         state = replace(state, members=replace(state.members, groups=groups))
-        orders = orders_from(state.starts, silos)
+        orders = self._round_orders(state, silos)
         for name in sorted(state.newcomers & set(here)):
             epochs = int(self.train_config.get(wire.LOCAL_EPOCHS, 1)) * min(round, MAX_CATCH_UP)
             orders.append(
@@ -185,9 +194,16 @@ class HCCT(GroupStrategy[HCCTState]):
             )
         return state, orders
 
+    def _round_orders(self, state: HCCTState, silos: Sequence[Silo]) -> list[Order]:
+        if state.trial is None:
+            return orders_from(state.starts, silos)
+        tried = {name for group in state.trial.groups for name in group}
+        others = [silo for silo in silos if silo.name not in tried]
+        return trial_orders(state.trial, silos) + orders_from(state.starts, others)
+
     def absorb(self, state: HCCTState, updates: Sequence[Update], *, round: int) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
-        trained = [u for u in updates if u.purpose != CATCH_UP]
+        trained = [u for u in updates if not u.purpose]
         state = self._choose_layer(state, trained)
         probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
@@ -197,8 +213,42 @@ class HCCT(GroupStrategy[HCCTState]):
             memory=self._remember(state, deltas, probes),
         )
         here = [name for group in state.members.groups for name in group]
+        if state.trial is not None:
+            return self._continue_trial(state, updates)
+        if self.alpha is None and state.alpha is None:
+            return self._open_trial(state, here)
         state = self._partition(state, here, deltas, round=round)
         return replace(state, newcomers=state.newcomers - set(deltas))
+
+    def _open_trial(self, state: HCCTState, here: Sequence[str]) -> HCCTState:
+        """Begin to look for α, from what the silos' first updates say."""
+        names = sorted(name for name in here if name in state.memory)
+        if not names:
+            return state
+        matrix = gram([list(state.memory[name].values()) for name in names])
+        sizes = np.array([state.members.sizes[name] for name in names])
+        found = candidates(matrix, sizes, names)
+        trial = open_trial(found, state.members.models, state.members.sizes)
+        return replace(state, trial=trial, starts=dict(state.members.models))
+
+    def _continue_trial(self, state: HCCTState, updates: Sequence[Update]) -> HCCTState:
+        """Go on with the trial, or take the winner's groups, models and α."""
+        assert state.trial is not None
+        trial = continue_trial(state.trial, updates)
+        models = dict(state.members.models)
+        if trial.rounds_left:
+            return replace(state, trial=trial, starts=models)
+        best, _ = verdict(trial)
+        for group in best.groups:
+            models |= dict.fromkeys(group, trial.models[group])
+        return replace(
+            state,
+            trial=None,
+            alpha=best.alpha,
+            members=replace(state.members, models=models),
+            planned=best.groups,
+            starts=models,
+        )
 
     def _choose_layer(self, state: HCCTState, trained: Sequence[Update]) -> HCCTState:
         """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
@@ -209,7 +259,10 @@ class HCCT(GroupStrategy[HCCTState]):
         choice = layer_choice([self._compared(update, "") for update in trained])
         scores = ", ".join(f"{name} {score:.3g}" for name, score in choice.scores.items())
         log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
-        return replace(state, layer=choice.layer + ".")
+        names = self._compared(trained[0], "")
+        dotted = choice.layer + "."  # the module's arrays, not those of another with a longer name
+        layer = dotted if any(name.startswith(dotted) for name in names) else choice.layer
+        return replace(state, layer=layer)
 
     def _compared(self, update: Update, layer: str) -> Model:
         delta = difference(update.model, update.start)
@@ -250,7 +303,8 @@ class HCCT(GroupStrategy[HCCTState]):
         vectors = [state.memory[n] for n in settled] + [deltas[n] for n in new]
         matrix = gram([list(vector.values()) for vector in vectors])
         sizes = np.array([state.members.sizes[n] for n in compared])
-        alphas = np.array([state.alphas.get(n, self.alpha) for n in compared])
+        common = self.alpha if self.alpha is not None else state.alpha
+        alphas = np.array([state.alphas.get(n, common) for n in compared])
         n = len(settled)
         kept = self._kept(state, settled, round)
         found = (
@@ -270,7 +324,7 @@ class HCCT(GroupStrategy[HCCTState]):
             state,
             planned=tuple(sorted(planned)),
             starts={**state.members.models, **_group_starts(state.members, planned)},
-            unchanged=state.unchanged + 1 if same else 0,
+            unchanged=_confirmed(state.unchanged, formed=kept is None, same=same),
             compared=tuple(compared),
             similarity=_cosines(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
@@ -314,6 +368,8 @@ class HCCT(GroupStrategy[HCCTState]):
     def details(self, state: HCCTState) -> Mapping[str, Any]:
         """The planned groups, and the cosines where there are not too many."""
         details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
+        if self.alpha is None:
+            details["alpha"] = state.alpha
         if state.layer:
             details["layer"] = state.layer
         if len(state.compared) <= MAX_RECORDED_SILOS:
@@ -329,6 +385,13 @@ def _present_groups(planned: Sequence[Group], here: Mapping[str, Silo]) -> tuple
     grouped = {name for group in kept for name in group}
     alone: list[Group] = [(name,) for name in here if name not in grouped]
     return tuple(sorted([group for group in kept if group] + alone))
+
+
+def _confirmed(before: int, *, formed: bool, same: bool) -> int:
+    """How often in a row the partition came out the same; a round that formed none says nothing."""
+    if not formed:
+        return before
+    return before + 1 if same else 0
 
 
 def _restricted(planned: Sequence[Group], names: Sequence[str]) -> list[list[str]]:

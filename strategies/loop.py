@@ -44,6 +44,9 @@ __all__ = [
 
 log = logging.getLogger("coterie.run")
 
+MAX_EXAMPLES = 1e15
+"""More training samples than anybody has; sums of such counts are still exact numbers."""
+
 EVALUATION_KEYS = (wire.TASK, wire.RUN, wire.SEED, wire.PERSONAL)
 """Entries of the training configuration that an evaluation needs too."""
 
@@ -494,9 +497,9 @@ class GroupStrategy(Strategy, Generic[State]):
             try:
                 updates.append(check_reply(order, reply))
             except ReplyError as error:
-                left_out[order.silo.name] = str(error)
+                _leave_out(left_out, order, str(error))
         for order in pending.values():
-            left_out.setdefault(order.silo.name, "it did not answer in time.")
+            _leave_out(left_out, order, "it did not answer in time.")
         return sorted(updates, key=lambda u: (u.silo.name, u.purpose)), left_out
 
     def _read_evaluation(self, replies: Iterable[Message]) -> dict[str, tuple[float, float, int]]:
@@ -511,7 +514,7 @@ class GroupStrategy(Strategy, Generic[State]):
                 continue
             metrics = wire.read_metrics(reply.content)
             count = metrics.get(wire.NUM_EXAMPLES, 0)
-            if count <= 0:
+            if not np.isfinite(count) or count <= 0:
                 log.warning("%s was not evaluated: it states %s test samples", name, count)
                 continue
             evaluation[name] = (
@@ -552,10 +555,18 @@ def check_reply(order: Order, reply: Message) -> Update:
     _check_like(model, order.model)
     metrics = wire.read_metrics(reply.content)
     count = metrics.get(wire.NUM_EXAMPLES)
-    if count is None or not np.isfinite(count) or count <= 0:
+    if count is None or not 0 < count <= MAX_EXAMPLES:
         raise ReplyError(f"{wire.NUM_EXAMPLES} must be a number above 0. Got {count}.")
     ordered = {name: model[name] for name in order.model}
     return Update(order.silo, order.model, ordered, float(count), metrics, order.purpose)
+
+
+def _leave_out(left_out: dict[str, str], order: Order, reason: str) -> None:
+    """A silo is left out when its own training is; what else was asked of it is only logged."""
+    if order.purpose:
+        log.warning("%s: its %s is left out: %s", order.silo.name, order.purpose, reason)
+    else:
+        left_out[order.silo.name] = reason
 
 
 def _check_like(model: Model, sent: Model) -> None:
@@ -630,6 +641,8 @@ def _received_evaluation(updates: Sequence[Update]) -> dict[str, tuple[float, fl
         )
         for u in updates
         if wire.RECEIVED_ERROR in u.metrics
+        and np.isfinite(u.metrics.get(wire.RECEIVED_EXAMPLES, 0))
+        and u.metrics.get(wire.RECEIVED_EXAMPLES, 0) > 0
     }
 
 

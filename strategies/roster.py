@@ -25,7 +25,7 @@ __all__ = ["Churn", "DescribedRoster", "NodeRoster", "Roster", "Silo"]
 
 log = logging.getLogger("coterie.run")
 
-DESCRIBE_DEADLINE_S = 60.0
+DESCRIBE_DEADLINE_S = 20.0
 POLL_S = 0.05
 SAY_AGAIN_S = 10.0
 
@@ -138,6 +138,7 @@ class DescribedRoster:
     """Silo or node → why it does not take part, as far as known."""
     _by_node: dict[int, Silo] = field(default_factory=dict)
     _refused_nodes: dict[int, str] = field(default_factory=dict)
+    _doubles: dict[int, str] = field(default_factory=dict)
     _schema: str = ""
     _said: float = 0.0
 
@@ -163,6 +164,10 @@ class DescribedRoster:
     def _look(self, grid: Grid, *, round: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""
         nodes = set(grid.get_node_ids())
+        held = {silo.name for node, silo in self._by_node.items() if node in nodes}
+        for node in [n for n, name in self._doubles.items() if name not in held]:
+            del self._doubles[node]
+            self._refused_nodes.pop(node, None)
         self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)), nodes)
         return [
             silo
@@ -206,7 +211,16 @@ class DescribedRoster:
     def _admit(self, described: wire.Description, node: int, nodes: set[int]) -> None:
         reason = self._objection(described, nodes)
         if reason:
-            self._refuse(node, described.name, reason)
+            self._refuse(node, described.name if wire.is_silo_name(described.name) else "", reason)
+            return
+        if any(s.name == described.name and n in nodes for n, s in self._by_node.items()):
+            # Not for good: a silo that was killed and came back waits until its old node is gone.
+            self._doubles[node] = described.name
+            self._refuse(
+                node,
+                described.name,
+                "another silo of that name is already here. Give every silo its own name.",
+            )
             return
         self._schema = self._schema or described.schema
         for old in [n for n, silo in self._by_node.items() if silo.name == described.name]:
@@ -232,15 +246,18 @@ class DescribedRoster:
             return f"it speaks protocol {described.protocol}, the run speaks {wire.PROTOCOL}."
         if described.task != self.task:
             return f"it serves task {described.task!r}, the run is of task {self.task!r}."
+        if not wire.is_silo_name(described.name):
+            return "its name must have 1 to 64 letters, digits, '.', '_' or '-'."
+        if described.alpha is not None and not 0 <= described.alpha < float("inf"):
+            return f"its alpha must be finite and at least 0. Got {described.alpha}."
         if described.num_examples <= 0:
             return f"it states {described.num_examples} training samples; at least 1 is needed."
         if self._schema and described.schema != self._schema:
             return "its model has other arrays or classes than the other silos' (schema differs)."
-        if any(s.name == described.name and n in nodes for n, s in self._by_node.items()):
-            return "another silo of that name is already here. Give every silo its own name."
         return ""
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
+        who = who or f"node {node}"
         self._refused_nodes[node] = reason
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)

@@ -38,9 +38,7 @@ def test_the_data_is_scikit_learns() -> None:
     data = load(train=20, test=10, skip=10, split_seed=4)
     x = np.concatenate([data.x_train, data.x_test])[:, 0]
     np.testing.assert_array_equal(x, (bunch.images[order] / 16).astype(np.float32))
-    np.testing.assert_array_equal(
-        np.concatenate([data.y_train, data.y_test]), bunch.target[order]
-    )
+    np.testing.assert_array_equal(np.concatenate([data.y_train, data.y_test]), bunch.target[order])
 
 
 def test_disjoint_ranges_share_no_sample_and_together_are_the_whole() -> None:

@@ -177,10 +177,11 @@ def with_bad(value: float) -> np.ndarray:
     [
         ({"x_train": np.zeros((0, 2), np.float32), "y_train": np.zeros(0, int)},
          "training data is empty"),
-        ({"x_test": np.zeros((0, 2), np.float32), "y_test": np.zeros(0, int)}, "test data is empty"),
+        ({"x_test": np.zeros((0, 2), np.float32), "y_test": np.zeros(0, int)},
+         "test data is empty"),
         ({"y_train": np.array([0, 1])}, "one label per sample. Got 4 samples and 2 labels"),
         ({"y_test": np.array([0])}, "test data must have one label"),
-        ({"y_train": np.array([0, 1, 3, 1])}, r"labels must be in \[0, 2\]. Got labels from 0 to 3"),
+        ({"y_train": np.array([0, 1, 3, 1])}, r"must be in \[0, 2\]. Got labels from 0 to 3"),
         ({"y_test": np.array([-1, 1, 2])}, "Got labels from -1 to 2"),
         ({"x_test": with_bad(np.nan)}, "test data holds NaN or infinite"),
         ({"x_test": with_bad(-np.inf)}, "test data holds NaN or infinite"),

@@ -1,0 +1,461 @@
+"""The silo's ClientApp through messages: what it answers and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from safetensors.numpy import load_file
+from torch import nn
+
+import client.app
+import client.personal
+import wire
+from client.app import app, prepare, workbench_of
+from client.settings import SettingsError, SiloSettings
+from client.training import read_weights
+from tasks import BUILT_IN, TaskError
+from tasks.digits import Digits
+from tests.conftest import assert_equal_models, digits_config
+from wire import Model, decode_arrays, decode_description, encode_arrays
+
+
+@pytest.fixture(autouse=True)
+def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.app, "_workbenches", {})
+
+
+def context(node_config: dict[str, Any], node_id: int = 3) -> Context:
+    return Context(
+        run_id=1, node_id=node_id, node_config=node_config, state=RecordDict(), run_config={}
+    )
+
+
+def ask(
+    kind: str,
+    node_config: dict[str, Any] | None = None,
+    *,
+    model: Model | None = None,
+    packed: bool = True,
+    **config: Any,
+) -> Message:
+    """Send one message to a silo; underscores in keys stand for dashes."""
+    records: dict[str, Any] = {
+        wire.CONFIG: ConfigRecord({k.replace("_", "-"): v for k, v in config.items()})
+    }
+    if model is not None:
+        records[wire.ARRAYS] = encode_arrays(model, packed=packed)
+    message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
+    return app(message, context(node_config or digits_config("a")))
+
+
+def initial(seed: int = 0, node_config: dict[str, Any] | None = None) -> Model:
+    return decode_arrays(ask(wire.INITIAL, node_config, seed=seed).content[wire.ARRAYS])
+
+
+TRAINING: dict[str, Any] = {
+    "protocol": wire.PROTOCOL,
+    "task": "digits",
+    "seed": 0,
+    "server_round": 1,
+    "local_epochs": 1,
+    "batch_size": 8,
+    "lr": 0.05,
+}
+
+
+def train(model: Model, node_config: dict[str, Any] | None = None, **changes: Any) -> Message:
+    packed = changes.pop("packed", True)
+    return ask(wire.TRAIN, node_config, model=model, packed=packed, **(TRAINING | changes))
+
+
+# ---------------------------------------------------------------- describe
+
+
+def test_a_silo_describes_itself() -> None:
+    described = decode_description(ask(wire.DESCRIBE, digits_config("a", alpha=3.0)).content)
+    assert (described.name, described.num_examples, described.task) == ("a", 20, "digits")
+    assert (described.alpha, described.device) == (3.0, "cpu")
+    assert described.protocol == wire.PROTOCOL
+    assert described.buffers == ()
+    assert set(described.versions or {}) == {"coterie", "torch"}
+
+
+def test_two_silos_of_one_task_have_one_schema_whatever_their_data() -> None:
+    schemas = {
+        decode_description(ask(wire.DESCRIBE, digits_config(name, i, **cut)).content).schema
+        for i, (name, cut) in enumerate([("a", {}), ("b", {"data.train": 7})])
+    }
+    assert len(schemas) == 1
+
+
+class Normed(Digits):
+    """The digits with a BatchNorm, whose counter is a 0-dimensional array."""
+
+    name = "normed"
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))
+
+
+def make_normed() -> Normed:
+    return Normed()
+
+
+@pytest.fixture
+def normed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Node config of a silo whose model has BatchNorm."""
+    import sys
+    import types
+
+    module = types.ModuleType("own_normed")
+    module.make = make_normed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_normed", module)
+    monkeypatch.setitem(BUILT_IN, "normed", "own_normed:make")
+    return digits_config("a", task="normed")
+
+
+def test_running_statistics_are_described_as_buffers(normed: dict[str, Any]) -> None:
+    described = decode_description(ask(wire.DESCRIBE, normed).content)
+    assert described.buffers == ("1.running_mean", "1.running_var", "1.num_batches_tracked")
+
+
+def test_another_model_is_another_schema(normed: dict[str, Any]) -> None:
+    one = decode_description(ask(wire.DESCRIBE, normed).content).schema
+    assert one != decode_description(ask(wire.DESCRIBE).content).schema
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_model_with_batch_norm_goes_to_the_silo_and_back(
+    normed: dict[str, Any], packed: bool
+) -> None:
+    reply = train(initial(node_config=normed), normed, packed=packed, task="normed")
+    assert not reply.has_error(), reply.error.reason
+    trained = decode_arrays(reply.content[wire.ARRAYS])
+    assert trained["1.num_batches_tracked"].shape == ()
+    assert int(trained["1.num_batches_tracked"]) == 3  # 20 samples by 8
+
+
+# ---------------------------------------------------------------- initial
+
+
+def test_every_silo_gives_the_same_initial_model_for_a_seed() -> None:
+    first = initial(5, digits_config("a"))
+    train(first)
+    assert_equal_models(initial(5, digits_config("b", 1)), first)
+    assert_equal_models(initial(5, digits_config("a")), first)
+    assert not np.array_equal(initial(6)["head.weight"], first["head.weight"])
+
+
+# ---------------------------------------------------------------- train
+
+
+def test_training_answers_with_weights_like_those_sent_and_its_metrics() -> None:
+    start = initial()
+    reply = train(start)
+    trained = decode_arrays(reply.content[wire.ARRAYS])
+    metrics = wire.read_metrics(reply.content)
+    assert list(trained) == list(start)
+    assert not np.array_equal(trained["head.weight"], start["head.weight"])
+    assert set(metrics) == {"num-examples", "train-loss", "seconds"}
+    assert metrics["num-examples"] == 20
+    assert metrics["train-loss"] > 0 and metrics["seconds"] > 0
+
+
+def test_the_same_training_is_bit_identical_and_round_purpose_silo_and_seed_change_it() -> None:
+    start = initial()
+
+    def weights(**changes: Any) -> np.ndarray:
+        return decode_arrays(train(start, **changes).content[wire.ARRAYS])["head.weight"]
+
+    first = weights()
+    np.testing.assert_array_equal(weights(), first)
+    same_data_other_name = digits_config("b", 0)
+    for changes in (
+        {"server_round": 2},
+        {"purpose": "catch-up"},
+        {"seed": 1},
+        {"node_config": same_data_other_name},
+    ):
+        assert not np.array_equal(weights(**changes), first), changes
+
+
+def test_training_starts_from_the_model_sent_not_from_the_last_one() -> None:
+    start = initial()
+    first = decode_arrays(train(start).content[wire.ARRAYS])
+    train(first, server_round=2)
+    assert_equal_models(decode_arrays(train(start).content[wire.ARRAYS]), first)
+
+
+def test_the_answer_is_packed_exactly_where_the_question_was() -> None:
+    for packed in (True, False):
+        reply = train(initial(), packed=packed)
+        assert wire.is_packed(reply.content[wire.ARRAYS]) is packed
+
+
+def test_packed_or_not_the_training_is_the_same() -> None:
+    one, other = (
+        decode_arrays(train(initial(), packed=packed).content[wire.ARRAYS])
+        for packed in (True, False)
+    )
+    assert_equal_models(one, other)
+
+
+def test_a_train_message_can_ask_for_the_error_of_the_model_it_brought() -> None:
+    start = initial()
+    asked = train(start, evaluate_received=True)
+    metrics = wire.read_metrics(asked.content)
+    alone = wire.read_metrics(ask(wire.EVALUATE, model=start).content)
+    assert metrics["received-error"] == alone["error"]
+    assert metrics["received-loss"] == alone["loss"]
+    assert metrics["received-num-examples"] == alone["num-examples"] == 20
+    plain = train(start, evaluate_received=False)
+    assert "received-error" not in wire.read_metrics(plain.content)
+    assert_equal_models(
+        decode_arrays(asked.content[wire.ARRAYS]), decode_arrays(plain.content[wire.ARRAYS])
+    )
+
+
+def test_a_flower_server_that_knows_nothing_of_coterie_is_answered() -> None:
+    """Arrays and a round, nothing else: default training of one epoch."""
+    reply = ask(wire.TRAIN, model=initial(), packed=False, server_round=1)
+    assert not reply.has_error()
+    assert not wire.is_packed(reply.content[wire.ARRAYS])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"local_epochs": 0}, "local-epochs must be an integer of at least 1. Got 0"),
+        ({"local_epochs": 1.5}, "local-epochs"),
+        ({"local_epochs": True}, "local-epochs"),
+        ({"batch_size": 0}, "batch-size"),
+        ({"batch_size": "big"}, "batch-size"),
+        ({"lr": -0.1}, "lr must be a number of at least 0"),
+        ({"lr": math.nan}, "lr"),
+        ({"lr": math.inf}, "lr"),
+        ({"lr": "fast"}, "lr"),
+        ({"momentum": -1.0}, "momentum"),
+        ({"weight_decay": math.nan}, "weight-decay"),
+        ({"proximal_mu": -1.0}, "proximal-mu"),
+        ({"precision": "float8"}, "precision must be float32 or bfloat16. Got 'float8'"),
+        ({"server_round": -1}, "server-round"),
+        ({"server_round": "one"}, "server-round"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 0.5}, "seed"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    reply = train(initial(), **changes)
+    assert reply.has_error()
+    assert reply.error.code == wire.REFUSED
+    assert said in reply.error.reason
+
+
+# ---------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("kind", [wire.DESCRIBE, wire.INITIAL, wire.TRAIN, wire.EVALUATE])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"protocol": 2}, "the run speaks 2"),
+        ({"protocol": "1"}, "the run speaks '1'"),
+        ({"task": "mnist"}, "serves task 'digits', the run is of task 'mnist'"),
+    ],
+)
+def test_another_protocol_or_task_is_refused_with_the_reason(
+    kind: str, changes: dict[str, Any], said: str
+) -> None:
+    reply = ask(kind, model=initial(), **(TRAINING | changes))
+    assert reply.has_error()
+    assert reply.error.code == wire.REFUSED
+    assert said in reply.error.reason and "'a'" in reply.error.reason
+
+
+@pytest.mark.parametrize("kind", [wire.TRAIN, wire.EVALUATE])
+def test_a_message_without_arrays_is_refused(kind: str) -> None:
+    reply = ask(kind, **TRAINING)
+    assert reply.error.reason == f"a {kind} message needs 'arrays'."
+
+
+@pytest.mark.parametrize("kind", [wire.TRAIN, wire.EVALUATE])
+def test_another_model_is_refused_and_the_next_message_is_answered(kind: str) -> None:
+    good = initial()
+    for bad in (
+        {k: v for k, v in good.items() if k != "head.bias"},
+        good | {"head.bias": np.zeros(11, np.float32)},
+    ):
+        reply = ask(kind, model=bad, **TRAINING)
+        assert reply.error.code == wire.REFUSED
+        assert "head.bias" in reply.error.reason
+    assert not ask(kind, model=good, **TRAINING).has_error()
+
+
+# ---------------------------------------------------------------- evaluate, keep
+
+
+def test_evaluation_is_on_the_silos_test_data() -> None:
+    metrics = wire.read_metrics(ask(wire.EVALUATE, model=initial()).content)
+    assert set(metrics) == {"num-examples", "loss", "error", "seconds"}
+    assert metrics["num-examples"] == 20
+    assert 0 <= metrics["error"] <= 1
+
+
+def test_a_model_to_keep_is_written_to_the_silos_home(tmp_path: Path) -> None:
+    config = digits_config("a", home=str(tmp_path / "home"))
+    model = initial()
+    assert not ask(wire.EVALUATE, config, model=model, keep=True, run="hcct-7").has_error()
+    kept = tmp_path / "home" / "models" / "hcct-7.safetensors"
+    loaded = load_file(kept)
+    assert set(loaded) == set(model)
+    for name, array in model.items():
+        np.testing.assert_array_equal(loaded[name], array)
+    assert [file.name for file in kept.parent.iterdir()] == ["hcct-7.safetensors"]
+
+
+def test_a_runs_name_cannot_lead_out_of_the_silos_home(tmp_path: Path) -> None:
+    config = digits_config("a", home=str(tmp_path / "home"))
+    ask(wire.EVALUATE, config, model=initial(), keep=True, run="../../out/side")
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert [file.parent for file in files] == [tmp_path / "home" / "models"]
+
+
+def test_nothing_is_kept_without_being_told_or_without_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ask(wire.EVALUATE, digits_config("a", home=str(tmp_path / "home")), model=initial(), run="r")
+    ask(wire.EVALUATE, digits_config("b", 1), model=initial(), keep=True, run="r")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- workbench
+
+
+def test_a_named_silo_opens_its_workbench_once_and_an_unnamed_one_per_node() -> None:
+    named, plain = digits_config("a"), {"data.train": 5, "data.test": 5, "device": "cpu"}
+    assert workbench_of(context(named, 1)) is workbench_of(context(dict(named), 2))
+    assert workbench_of(context(plain, 1)) is workbench_of(context(plain, 1))
+    first, second = workbench_of(context(plain, 1)), workbench_of(context(plain, 2))
+    assert (first.settings.name, second.settings.name) == ("node-1", "node-2")
+
+
+def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = SiloSettings("a", options={"train": "5", "test": "5"}, device="cpu")
+    prepare(settings)
+    monkeypatch.setattr(client.app, "open_workbench", lambda _: pytest.fail("opened twice"))
+    described = decode_description(ask(wire.DESCRIBE, settings.to_node_config()).content)
+    assert (described.name, described.num_examples) == ("a", 5)
+
+
+def test_warming_up_leaves_no_trace_in_what_is_trained() -> None:
+    config = digits_config("a")
+    cold = decode_arrays(train(initial(), config).content[wire.ARRAYS])
+    client.app._workbenches.clear()
+    prepare(SiloSettings.from_node_config(config, node_id=3))
+    assert_equal_models(decode_arrays(train(initial(), config).content[wire.ARRAYS]), cold)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"task": "nonsense"}, TaskError),
+        ({"options": {"train": 0}}, TaskError),
+        pytest.param(
+            {"device": "cuda"},
+            SettingsError,
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here"),
+        ),
+    ],
+)
+def test_a_silo_that_cannot_train_is_refused_before_it_joins(
+    changes: dict[str, Any], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        prepare(SiloSettings("a", **changes))
+
+
+def test_opening_a_workbench_leaves_torchs_random_state_alone() -> None:
+    torch.manual_seed(4)
+    expected = torch.rand(1)
+    torch.manual_seed(4)
+    bench = workbench_of(context(digits_config("a")))
+    assert torch.rand(1) == expected
+    assert list(read_weights(bench.model)) == list(initial())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    yield
+    assert torch.get_num_threads() == 1
+
+
+# ---------------------------------------------------------------- personal layers
+
+
+HEAD = {"head.weight", "head.bias"}
+
+
+@pytest.fixture
+def personal_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.personal, "_kept", {})
+
+
+def shared_initial() -> Model:
+    reply = ask(wire.INITIAL, seed=0, personal="head")
+    return decode_arrays(reply.content[wire.ARRAYS])
+
+
+@pytest.mark.usefixtures("personal_memory")
+def test_personal_layers_never_leave_the_silo() -> None:
+    shared = shared_initial()
+    assert not set(shared) & HEAD
+    reply = train(shared, personal="head", run="r")
+    trained = decode_arrays(reply.content[wire.ARRAYS])
+    assert list(trained) == list(shared)
+
+
+@pytest.mark.usefixtures("personal_memory")
+@pytest.mark.parametrize("restart", [False, True])
+def test_personal_layers_go_on_from_round_to_round_also_after_a_restart(
+    restart: bool, tmp_path: Path
+) -> None:
+    """The second round's answer is that of a silo that trained its whole model on."""
+    config = digits_config("a", home=str(tmp_path))
+    shared = decode_arrays(
+        train(shared_initial(), config, personal="head", run="r").content["arrays"]
+    )
+    if restart:
+        client.personal._kept.clear()
+        client.app._workbenches.clear()
+    second = train(shared, config, server_round=2, personal="head", run="r")
+    whole = decode_arrays(train(initial(), config).content["arrays"])
+    plain = decode_arrays(train(whole, config, server_round=2).content["arrays"])
+    expected = {name: array for name, array in plain.items() if name not in HEAD}
+    assert_equal_models(decode_arrays(second.content["arrays"]), expected)
+
+
+@pytest.mark.usefixtures("personal_memory")
+def test_personal_layers_are_of_one_run() -> None:
+    shared = shared_initial()
+    first = train(shared, personal="head", run="one")
+    other = train(shared, personal="head", run="two")
+    assert_equal_models(
+        decode_arrays(other.content["arrays"]), decode_arrays(first.content["arrays"])
+    )
+
+
+@pytest.mark.usefixtures("personal_memory")
+@pytest.mark.parametrize(("layers", "said"), [("tail", "no array is named tail"), ("", "")])
+def test_personal_layers_that_are_not_there_are_refused(layers: str, said: str) -> None:
+    reply = train(initial(), personal=layers)
+    assert reply.has_error() is bool(said)
+    if said:
+        assert reply.error.code == wire.REFUSED and said in reply.error.reason

@@ -1,0 +1,312 @@
+"""Local training against torch's own optimiser and autograd, and its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client.training import (
+    Tensors,
+    TrainPlan,
+    evaluate,
+    load_weights,
+    read_weights,
+    seed_of,
+    train,
+    warm_up,
+)
+from tasks.base import SiloData, Task
+from tests.conftest import assert_equal_models
+
+
+class Small(Task):
+    """Three classes from four numbers, with any network."""
+
+    name = "small"
+    num_classes = 3
+
+    def __init__(self, make: Callable[[], nn.Module]) -> None:
+        self.make = make
+
+    def model(self) -> nn.Module:
+        return self.make()
+
+    def load(self, options: Any) -> SiloData:
+        raise NotImplementedError
+
+
+def linear() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def with_dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def some_data(n: int = 10, m: int = 7) -> Tensors:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(n + m, 4, generator=generator)
+    y = torch.randint(0, 3, (n + m,), generator=generator)
+    return Tensors(x[:n], y[:n], x[n:], y[n:])
+
+
+def fresh(make: Callable[[], nn.Module] = linear) -> tuple[Task, nn.Module]:
+    task = Small(make)
+    torch.manual_seed(0)
+    return task, task.model()
+
+
+def trained(plan: TrainPlan, *, seed: int = 1, make: Any = linear, n: int = 10) -> dict[str, Any]:
+    task, model = fresh(make)
+    train(task, model, some_data(n), plan, seed=seed)
+    return read_weights(model)
+
+
+PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
+
+
+# ---------------------------------------------------------------- seeds
+
+
+def test_seeds_depend_on_every_argument() -> None:
+    seeds = [
+        seed_of(0, "a", 1, ""),
+        seed_of(1, "a", 1, ""),
+        seed_of(0, "b", 1, ""),
+        seed_of(0, "a", 2, ""),
+        seed_of(0, "a", 1, "catch-up"),
+        seed_of(0, "a1", 1, ""),
+        seed_of(0, "a", 11, ""),
+    ]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_a_seed_is_the_same_for_ever() -> None:
+    """sha256("0/a/1/")[:8], little endian, halved: recorded runs can be repeated later."""
+    import hashlib
+
+    digest = hashlib.sha256(b"7/north/3/catch-up").digest()
+    assert seed_of(7, "north", 3, "catch-up") == int.from_bytes(digest[:8], "little") // 2
+
+
+@pytest.mark.parametrize("make", [linear, with_dropout, with_batch_norm])
+def test_the_same_seed_gives_bit_identical_weights_and_another_does_not(make: Any) -> None:
+    assert_equal_models(trained(PLAN, seed=1, make=make), trained(PLAN, seed=1, make=make))
+    first, other = trained(PLAN, seed=1, make=make), trained(PLAN, seed=2, make=make)
+    assert any(not np.array_equal(first[k], other[k]) for k in first)
+
+
+def test_training_does_not_depend_on_what_ran_before() -> None:
+    first = trained(PLAN, make=with_dropout)
+    torch.rand(17)
+    trained(PLAN, seed=99, make=with_dropout)
+    assert_equal_models(trained(PLAN, make=with_dropout), first)
+
+
+# ---------------------------------------------------------------- what is minimised
+
+
+def by_hand(plan: TrainPlan, seed: int, n: int = 10) -> dict[str, Any]:
+    """The explicit objective, loss + μ/2·|w − w_received|², with torch.optim.SGD and autograd."""
+    _, model = fresh()
+    data = some_data(n)
+    anchor = [p.detach().clone() for p in model.parameters()]
+    optimiser = torch.optim.SGD(
+        model.parameters(), lr=plan.lr, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+    shuffle = torch.Generator().manual_seed(seed)
+    for _ in range(plan.epochs):
+        for batch in torch.randperm(n, generator=shuffle).split(plan.batch_size):
+            optimiser.zero_grad()
+            loss = nn.functional.cross_entropy(model(data.x_train[batch]), data.y_train[batch])
+            far = sum(((p - a) ** 2).sum() for p, a in zip(model.parameters(), anchor, strict=True))
+            (loss + plan.proximal_mu / 2 * far).backward()
+            optimiser.step()
+    return read_weights(model)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.05},
+        {"proximal_mu": 0.7},
+        {"momentum": 0.5, "weight_decay": 0.01, "proximal_mu": 2.0},
+    ],
+    ids=str,
+)
+def test_training_equals_torch_optim_sgd_on_the_explicit_objective(
+    changes: dict[str, float],
+) -> None:
+    plan = TrainPlan(epochs=3, batch_size=4, lr=0.1, **changes)
+    ours, theirs = trained(plan, seed=5), by_hand(plan, 5)
+    for name, array in theirs.items():
+        np.testing.assert_allclose(ours[name], array, rtol=1e-5, atol=1e-6)
+    plain = trained(TrainPlan(epochs=3, batch_size=4, lr=0.1), seed=5)
+    assert not changes or any(not np.allclose(plain[k], ours[k], atol=1e-4) for k in plain)
+
+
+def test_a_large_mu_holds_the_model_where_it_was() -> None:
+    _, model = fresh()
+    start = read_weights(model)
+    ours = trained(TrainPlan(epochs=5, batch_size=4, lr=0.01, proximal_mu=50.0))
+    free = trained(TrainPlan(epochs=5, batch_size=4, lr=0.01))
+
+    def moved(weights: dict[str, Any]) -> float:
+        return sum(float(np.square(weights[k] - start[k]).sum()) for k in start)
+
+    assert moved(ours) < 0.2 * moved(free)
+
+
+def test_frozen_parameters_stay() -> None:
+    task, model = fresh()
+    model[0].weight.requires_grad_(False)
+    before = read_weights(model)
+    train(task, model, some_data(), PLAN, seed=1)
+    after = read_weights(model)
+    np.testing.assert_array_equal(before["0.weight"], after["0.weight"])
+    assert not np.array_equal(before["2.weight"], after["2.weight"])
+
+
+def test_the_loss_reported_is_the_mean_over_the_last_epochs_samples() -> None:
+    """With a learning rate of almost nothing it is the loss of the model itself."""
+    task, model = fresh()
+    data = some_data(10)
+    expected = float(nn.functional.cross_entropy(model(data.x_train), data.y_train))
+    got = train(task, model, data, TrainPlan(epochs=2, batch_size=4, lr=1e-12), seed=1)
+    assert got == pytest.approx(expected, rel=1e-5)
+
+
+def test_bfloat16_trains_float32_weights_to_nearly_the_same_model() -> None:
+    exact = trained(PLAN)
+    half = trained(TrainPlan(epochs=2, batch_size=4, lr=0.1, precision="bfloat16"))
+    for name, array in exact.items():
+        assert half[name].dtype == np.float32
+        np.testing.assert_allclose(half[name], array, atol=0.02)
+    assert any(not np.array_equal(half[k], exact[k]) for k in exact)
+
+
+# ---------------------------------------------------------------- BatchNorm
+
+
+def test_a_last_batch_of_one_is_skipped_where_batch_norm_cannot_have_it() -> None:
+    task, model = fresh(with_batch_norm)
+    train(task, model, some_data(9), TrainPlan(epochs=1, batch_size=4, lr=0.1), seed=1)
+    assert int(model[1].num_batches_tracked) == 2
+
+
+def test_a_last_batch_of_one_counts_where_there_is_no_batch_norm() -> None:
+    plan = TrainPlan(epochs=2, batch_size=4, lr=0.1)
+    np.testing.assert_allclose(
+        trained(plan, n=9)["0.weight"], by_hand(plan, 1, n=9)["0.weight"], atol=1e-6
+    )
+
+
+def test_the_loss_of_an_epoch_with_a_skipped_sample_is_the_mean_of_the_others() -> None:
+    class Constant(Small):
+        def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return outputs.sum() * 0 + 2.0
+
+    torch.manual_seed(0)
+    task = Constant(with_batch_norm)
+    plan = TrainPlan(epochs=1, batch_size=4, lr=0.1)
+    assert train(task, task.model(), some_data(9), plan, seed=1) == pytest.approx(2.0)
+
+
+# ---------------------------------------------------------------- weights
+
+
+def test_weights_that_are_read_and_loaded_are_the_same_bit_for_bit() -> None:
+    _, model = fresh(with_batch_norm)
+    weights = read_weights(model)
+    torch.manual_seed(9)
+    other = with_batch_norm()
+    load_weights(other, weights)
+    assert_equal_models(read_weights(other), weights)
+
+
+def test_weights_read_are_copies_and_weights_loaded_are_not_held() -> None:
+    _, model = fresh()
+    weights = read_weights(model)
+    weights["0.weight"][:] = 7
+    assert not (model[0].weight == 7).any()
+    load_weights(model, weights)
+    weights["0.weight"][:] = 8
+    assert (model[0].weight == 7).all()
+
+
+@pytest.mark.parametrize("change", ["missing", "more", "shape", "transposed"])
+def test_other_weights_than_the_models_are_refused_by_name(change: str) -> None:
+    _, model = fresh()
+    weights = read_weights(model)
+    if change == "missing":
+        del weights["2.bias"]
+    elif change == "more":
+        weights["9.bias"] = np.zeros(1, np.float32)
+    elif change == "shape":
+        weights["2.bias"] = np.zeros(4, np.float32)
+    else:
+        weights["2.bias"] = weights["2.bias"][None]
+    with pytest.raises(ValueError, match=r"[29]\.bias"):
+        load_weights(model, weights)
+
+
+def test_read_only_arrays_can_be_loaded() -> None:
+    """What is decoded from a message's bytes cannot be written to."""
+    _, model = fresh()
+    weights = read_weights(model)
+    for array in weights.values():
+        array.setflags(write=False)
+    load_weights(model, weights)
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_evaluation_is_the_mean_loss_and_the_share_of_wrong_answers() -> None:
+    task, model = fresh(with_dropout)
+    data = some_data(4, 50)
+    result = evaluate(task, model, data)
+    with torch.no_grad():
+        outputs = model.eval()(data.x_test)
+    assert result.num_examples == 50
+    assert result.error == pytest.approx(
+        float((outputs.argmax(1) != data.y_test).float().mean()), abs=1e-6
+    )
+    expected = float(nn.functional.cross_entropy(outputs, data.y_test))
+    assert result.loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_in_several_batches_weighs_the_last_by_its_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    task, model = fresh()
+    data = some_data(4, 50)
+    whole = evaluate(task, model, data)
+    monkeypatch.setattr("client.training.EVALUATION_BATCH", 16)
+    assert evaluate(task, model, data).loss == pytest.approx(whole.loss, rel=1e-5)
+    assert evaluate(task, model, data).error == whole.error
+
+
+def test_evaluation_does_not_change_the_model() -> None:
+    task, model = fresh(with_batch_norm)
+    before = read_weights(model)
+    evaluate(task, model, some_data())
+    assert_equal_models(read_weights(model), before)
+
+
+@pytest.mark.parametrize("n", [1, 2, 10])
+def test_warming_up_works_with_the_smallest_silos(n: int) -> None:
+    task, model = fresh()
+    warm_up(task, model, some_data(n, 1))

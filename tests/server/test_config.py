@@ -1,0 +1,156 @@
+"""The run's configuration: one list of keys, checked once."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import wire
+from server.config import STRATEGIES, RunConfig
+from server.run import build_strategy, run_folder, train_config
+from strategies import HCCT, FederationError
+from strategies.errors import EXIT_CONFIG
+from strategies.roster import NodeRoster
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_key_has_a_description_and_is_in_the_table() -> None:
+    table = RunConfig.table()
+    for name, field in RunConfig.model_fields.items():
+        assert field.description, name
+        assert f"| `{name.replace('_', '-')}` |" in table
+        assert field.description in table
+    assert len(table.splitlines()) == 2 + len(RunConfig.model_fields)
+
+
+def test_flowers_list_of_keys_in_pyproject_equals_the_defaults() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = project["tool"]["flwr"]["app"]["config"]
+    assert listed == RunConfig().plain()
+    assert list(listed) and {k: type(v) for k, v in listed.items()} == {
+        k: type(v) for k, v in RunConfig().plain().items()
+    }
+
+
+def test_the_written_table_of_keys_is_the_one_made_from_the_class() -> None:
+    """docs/configuration.md holds ``RunConfig.table()``."""
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert RunConfig.table().strip() in text
+
+
+def test_every_value_is_one_that_flower_can_carry() -> None:
+    assert all(isinstance(v, str | int | float | bool) for v in RunConfig().plain().values())
+
+
+def test_a_configuration_comes_back_from_its_plain_form() -> None:
+    config = RunConfig.read({"strategy": "fedavg", "local-epochs": 3, "churn": "a+2"})
+    assert RunConfig.read(config.plain()) == config
+    assert config.local_epochs == 3
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        RunConfig().rounds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("strategy", "magic"),
+        ("strategy", "HCCT"),
+        ("task", ""),
+        ("rounds", 0),
+        ("rounds", 2.5),
+        ("rounds", "many"),
+        ("seed", -1),
+        ("seed", 2**31),
+        ("label", "x" * 81),
+        ("min-silos", 0),
+        ("wait-for-silos", 0),
+        ("wait-for-silos", math.nan),
+        ("round-timeout", -1),
+        ("round-timeout", math.inf),
+        ("churn", "late"),
+        ("local-epochs", 0),
+        ("batch-size", 0),
+        ("lr", 0),
+        ("lr", math.nan),
+        ("lr-decay", 0),
+        ("lr-decay", 1.01),
+        ("momentum", 1),
+        ("momentum", -0.1),
+        ("weight-decay", -1),
+        ("proximal-mu", math.inf),
+        ("precision", "float16"),
+        ("alpha", -1),
+        ("alpha", math.inf),
+        ("memory", 1.5),
+        ("similarity", "labels"),
+        ("solver", "magic"),
+    ],
+)
+def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
+    with pytest.raises(FederationError) as caught:
+        RunConfig.read({key: value})
+    assert f"wrong: {key}" in str(caught.value)
+    assert f"Got {value!r}" in str(caught.value)
+    assert (caught.value.exit_code, caught.value.phase) == (EXIT_CONFIG, "configuration")
+    assert EXIT_CONFIG == 2
+
+
+def test_an_unknown_key_is_refused_with_what_there_is() -> None:
+    with pytest.raises(FederationError, match=r"unknown key 'alhpa' \(known: alpha, ") as caught:
+        RunConfig.read({"alhpa": 3})
+    assert caught.value.exit_code == EXIT_CONFIG
+
+
+def test_every_problem_is_named_at_once() -> None:
+    with pytest.raises(FederationError) as caught:
+        RunConfig.read({"rounds": 0, "lr": -1, "colour": "red"})
+    for key in ("rounds", "lr", "colour"):
+        assert key in str(caught.value)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_strategy_can_be_built(name: str) -> None:
+    config = RunConfig.read({"strategy": name, "round-timeout": 7})
+    built = build_strategy(config, run="r", roster=NodeRoster(), on_round=lambda report: None)
+    assert type(built).__name__.lower() == name
+    assert built.round_timeout == 7
+
+
+def test_hcct_is_built_with_what_the_configuration_says() -> None:
+    config = RunConfig.read(
+        {"alpha": 3.5, "memory": 0.25, "similarity": "parameters+buffers",
+         "solver": "agglomerative", "seed": 11}
+    )  # fmt: skip
+    built = build_strategy(config, run="r", roster=NodeRoster(), on_round=lambda report: None)
+    assert isinstance(built, HCCT)
+    assert (built.alpha, built.memory, built.seed) == (3.5, 0.25, 11)
+    assert (built.similarity, built.solver) == ("parameters+buffers", "agglomerative")
+
+
+def test_training_messages_carry_every_key_of_local_training() -> None:
+    keys = ["seed", "local-epochs", "batch-size", "lr", "lr-decay", "momentum", "weight-decay",
+            "proximal-mu", "precision", "task"]  # fmt: skip
+    changed = {"seed": 3, "local-epochs": 2, "batch-size": 4, "lr": 0.7, "lr-decay": 0.9,
+               "momentum": 0.1, "weight-decay": 0.2, "proximal-mu": 0.3, "precision": "bfloat16",
+               "task": "mnist"}  # fmt: skip
+    sent = train_config(RunConfig.read(changed), run="name-7")
+    assert {key: sent[key] for key in keys} == changed
+    assert sent[wire.RUN] == "name-7"
+
+
+def test_a_runs_folder_is_its_label_and_id_and_stays_where_runs_are(tmp_path: Path) -> None:
+    config = RunConfig.read({"runs-dir": str(tmp_path), "label": "../../a b/ü"})
+    folder = run_folder(config, run_id=7)
+    assert folder.parent == tmp_path
+    assert folder.name.endswith("-7")
+    assert "/" not in folder.name and " " not in folder.name
+    plain = RunConfig.read({"runs-dir": str(tmp_path), "strategy": "fedavg"})
+    assert run_folder(plain, run_id=8) == tmp_path / "fedavg-8"

@@ -1,0 +1,70 @@
+"""The demo's nine silos without processes: what it shows must hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.app import app
+from server.config import RunConfig
+from server.demo import KINDS, NEWCOMER, SIZES, hidden_groups, newcomer, silos
+from server.inprocess import InProcessGrid
+from server.local import SiloSpec
+from server.run import execute
+from strategies.loop import RunResult
+from tasks import load_task
+
+ROUNDS = 6
+FOUND_BY = 4
+
+
+def node(spec: SiloSpec) -> dict[str, Any]:
+    own = {"name": spec.name, "task": spec.task, "device": "cpu", "threads": 1}
+    return own | {f"data.{key}": value for key, value in spec.options.items()}
+
+
+def run(strategy: str, seed: int, folder: Path) -> RunResult:
+    keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, "min-silos": 9, "alpha": 50.0}
+    grid = InProcessGrid(app, [node(spec) for spec in silos(seed)])
+    return execute(grid, RunConfig.read(keys), run_id=1, folder=folder / strategy)
+
+
+def mean_error(result: RunResult) -> float:
+    evaluation = result.rounds[-1].evaluation
+    assert len(evaluation) == 9
+    return float(np.mean([error for _, error, _ in evaluation.values()]))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_hcct_finds_the_three_hidden_groups_and_everybody_gains(seed: int, tmp_path: Path) -> None:
+    results = {name: run(name, seed, tmp_path) for name in ("independent", "fedavg", "hcct")}
+    hidden = hidden_groups([spec.name for spec in silos(seed)])
+    groups = results["hcct"].groups
+    assert all(sorted(groups[t]) == hidden for t in range(FOUND_BY, ROUNDS + 1)), groups
+    alone, together, hcct = (mean_error(results[n]) for n in ("independent", "fedavg", "hcct"))
+    assert hcct < alone - 0.03
+    assert hcct < together - 0.1
+
+
+def test_the_demos_silos_share_no_sample_and_have_the_sizes_that_it_says() -> None:
+    specs = [*silos(3), newcomer(3)]
+    used: set[int] = set()
+    for spec in specs:
+        first, size = int(spec.options["skip"]), int(spec.options["train"] + spec.options["test"])
+        mine = set(range(first, first + size))
+        assert not used & mine
+        used |= mine
+        load_task("digits").load(spec.options)
+    assert sorted(int(spec.options["train"]) for spec in specs) == sorted([*SIZES * 3, 30])
+
+
+def test_the_hidden_groups_are_those_of_the_kinds() -> None:
+    names = [spec.name for spec in silos(0)]
+    groups = hidden_groups([*names, NEWCOMER])
+    assert len(groups) == len(KINDS) == 3
+    assert sorted(map(len, groups)) == [3, 3, 4]
+    assert next(group for group in groups if NEWCOMER in group)[0].startswith("upright")
+    assert hidden_groups(["turned-1"]) == [["turned-1"]]

@@ -1,0 +1,92 @@
+"""``coterie explain``: the reasons agree with the utilities by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from server.explain import explain, find_run, print_explanation
+from strategies.errors import FederationError
+
+ALPHA, SIZES = 20.0, {"a": 100, "b": 100, "c": 50}
+COSINES = [[1.0, 0.8, 0.1], [0.8, 1.0, 0.0], [0.1, 0.0, 1.0]]
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    """A run of one round: a and b together, c alone, all updates of length 1."""
+    entry = {
+        "round": 1,
+        "planned": [["a", "b"], ["c"]],
+        "compared": ["a", "b", "c"],
+        "similarity": COSINES,
+        "norms": [1.0, 1.0, 1.0],
+    }
+    return {
+        "config": {"strategy": "hcct", "alpha": ALPHA},
+        "silos": {n: {"num-examples": size, "alpha": None} for n, size in SIZES.items()},
+        "rounds": [entry | changes],
+    }
+
+
+def test_utilities_are_those_of_the_definition() -> None:
+    _, (a, _, c) = explain(record())
+    mean = np.sqrt((1 + 1 + 2 * 0.8) / 4)  # length of the mean of two unit updates
+    cosine = (1 + 0.8) / 2 / mean
+    assert a.alone == pytest.approx(-ALPHA / 100 + 1)
+    assert a.inside == pytest.approx(-ALPHA / 200 + cosine)
+    assert a.cosine == pytest.approx(cosine)
+    assert (a.group, a.elsewhere) == (("b",), ("c",))
+    assert (c.group, c.inside, c.elsewhere) == ((), pytest.approx(-ALPHA / 50 + 1), ("a", "b"))
+    assert c.gain < 0, "c is better alone"
+    low, high = c.stay
+    assert low <= ALPHA <= high
+
+
+def test_a_silos_own_alpha_goes_before_the_runs() -> None:
+    own = record()
+    own["silos"]["c"]["alpha"] = 1000.0
+    assert explain(own)[1][2].gain > 0, "hungry enough to join"
+
+
+def test_the_alpha_that_auto_found_is_used() -> None:
+    found = record(alpha=0.0)
+    found["config"]["alpha"] = "auto"
+    assert explain(found)[1][0].alone == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"config": {"strategy": "fedavg"}}, "explain is for hcct"),
+        ({"rounds": []}, "round must be in"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(FederationError, match=said):
+        explain(record() | change)
+
+
+def test_a_round_without_similarities_says_why() -> None:
+    without = record()
+    del without["rounds"][0]["similarity"]
+    with pytest.raises(FederationError, match="more than 32 silos"):
+        explain(without)
+
+
+def test_runs_are_found_by_folder_name_or_id(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "hcct-123"
+    folder.mkdir()
+    (folder / "run.json").write_text(json.dumps(record()))
+    assert find_run(str(folder), None) == find_run("123", tmp_path) == folder
+    with pytest.raises(FederationError, match="0 runs"):
+        find_run("999", tmp_path)
+    print_explanation("123", silo="a", round=1, root=tmp_path)
+    assert "group 1: a, b" in capsys.readouterr().out
+    with pytest.raises(FederationError, match="no silo 'z'"):
+        print_explanation("123", silo="z", round=None, root=tmp_path)

@@ -1,0 +1,176 @@
+"""Following a run from what it writes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import server.follow
+from server.follow import Progress, events
+from strategies import FederationError
+
+CONFIG = {"rounds": 5}
+
+
+def round_event(number: int = 1, **changes: Any) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "event": "round",
+        "round": number,
+        "groups": [["a", "b"], ["c"]],
+        "joined": [],
+        "left": [],
+        "left-out": {},
+        "seconds": {"prepare": 0.1, "train": 0.4},
+        "silos": {
+            name: {"num-examples": 10, "bytes-sent": 100, "bytes-received": 50} for name in "abc"
+        },
+    }
+    return event | changes
+
+
+def errors(**values: float | None) -> dict[str, Any]:
+    return {name: {"error": error} for name, error in values.items()}
+
+
+def write(folder: Path, *parts: dict[str, Any] | str) -> None:
+    folder.mkdir(exist_ok=True)
+    with (folder / "events.jsonl").open("a", encoding="utf-8") as file:
+        for part in parts:
+            file.write(part if isinstance(part, str) else json.dumps(part) + "\n")
+
+
+def never() -> str | None:
+    return None
+
+
+# ---------------------------------------------------------------- events
+
+
+def test_events_are_given_in_order_until_the_end(tmp_path: Path) -> None:
+    told = [{"event": "start"}, {"event": "round"}, {"event": "end"}, {"event": "after"}]
+    write(tmp_path, *told)
+    assert list(events(tmp_path, start_deadline_s=1, ended=never)) == told[:3]
+
+
+def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
+    write(tmp_path, {"event": "start"}, '{"event": "ro')
+
+    def go_on() -> None:
+        time.sleep(0.15)
+        write(tmp_path, 'und", "n": 1}\n{"event": "end"}\n')
+
+    writer = threading.Thread(target=go_on)
+    writer.start()
+    told = list(events(tmp_path, start_deadline_s=5, ended=never))
+    writer.join()
+    assert told == [{"event": "start"}, {"event": "round", "n": 1}, {"event": "end"}]
+
+
+def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
+    def begin() -> None:
+        time.sleep(0.1)
+        write(tmp_path / "later", {"event": "end"})
+
+    writer = threading.Thread(target=begin)
+    writer.start()
+    told = list(events(tmp_path / "later", start_deadline_s=5, ended=never))
+    writer.join()
+    assert told == [{"event": "end"}]
+
+
+def test_a_run_that_does_not_begin_in_time_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="has not begun after 0 s"):
+        list(events(tmp_path / "nothing", start_deadline_s=0.1, ended=never))
+
+
+def test_a_run_that_is_over_without_saying_so_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.follow, "CHECK_S", 0.01)
+    write(tmp_path, {"event": "start"})
+    told = []
+    with pytest.raises(FederationError, match="without a record of its end: it was stopped"):
+        for event in events(tmp_path, start_deadline_s=9, ended=lambda: "it was stopped"):
+            told.append(event)
+    assert told == [{"event": "start"}]
+
+
+# ---------------------------------------------------------------- progress
+
+
+def fed(*told: dict[str, Any]) -> Progress:
+    progress = Progress("HCCT")
+    for event in told:
+        progress.feed(event)
+    return progress
+
+
+START = {"event": "start", "config": CONFIG}
+
+
+def test_progress_begins_with_waiting() -> None:
+    assert Progress("x").status == "waiting"
+    progress = fed(START)
+    assert (progress.status, progress.rounds, progress.round) == ("waiting for silos", 5, 0)
+    assert fed(START, {"event": "ready", "silos": ["a"]}).status == "training"
+    assert fed(START, {"event": "look", "round": 3}).status == "round 3"
+
+
+def test_progress_adds_up_bytes_and_takes_the_last_groups_and_errors() -> None:
+    progress = fed(
+        START,
+        round_event(1, evaluation=errors(a=0.5, b=0.3, c=0.1)),
+        round_event(2, groups=[["a"], ["b", "c"]], evaluation=errors(a=0.2, b=None)),
+    )
+    assert progress.round == 2
+    assert progress.groups == [["a"], ["b", "c"]]
+    assert progress.errors == {"a": 0.2, "b": 0.3, "c": 0.1}
+    assert progress.bytes == 2 * 3 * 150
+    assert progress.samples == {"a": 10, "b": 10, "c": 10}
+    assert progress.mean_error == pytest.approx(0.2)
+    assert progress.round_seconds == pytest.approx([0.5, 0.5])
+
+
+def test_the_mean_error_is_of_those_who_are_here() -> None:
+    here = [["a", "b"]]
+    progress = fed(
+        START,
+        round_event(1, evaluation=errors(a=0.5, b=0.3, c=0.9)),
+        round_event(2, groups=here, left=["c"]),
+    )
+    assert progress.mean_error == pytest.approx(0.4)
+    assert progress.left == {"c": 2}
+    assert fed(START).mean_error is None
+
+
+def test_who_comes_back_has_not_left_and_joined_when_it_first_came() -> None:
+    progress = fed(
+        START,
+        round_event(1, joined=["a", "b", "c"]),
+        round_event(2, left=["c"]),
+        round_event(4, joined=["c"]),
+    )
+    assert progress.left == {}
+    assert progress.joined == {"a": 1, "b": 1, "c": 1}
+
+
+def test_replies_left_out_are_named_with_round_and_reason() -> None:
+    progress = fed(START, round_event(2, **{"left-out": {"b": "NaN"}}))
+    assert progress.left_out == ["round 2: b: NaN"]
+
+
+def test_the_final_evaluation_counts_and_its_time_is_no_rounds() -> None:
+    final = round_event(5, evaluation=errors(a=0.1), silos={}) | {"event": "final"}
+    progress = fed(START, round_event(5), final)
+    assert progress.errors["a"] == 0.1
+    assert len(progress.round_seconds) == 1
+
+
+def test_the_end_brings_status_and_reason() -> None:
+    progress = fed(START, {"event": "end", "status": "failed", "error": "no silos", "seconds": 3})
+    assert (progress.status, progress.error) == ("failed", "no silos")

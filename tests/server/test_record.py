@@ -1,0 +1,328 @@
+"""A run's folder: what is in it, and that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message
+from safetensors.numpy import load_file
+
+import server.record
+import wire
+from client.app import app
+from server.config import RunConfig
+from server.follow import events
+from server.inprocess import InProcessGrid
+from server.record import RunRecord, default_runs_dir, model_hash, write_atomically
+from server.run import execute
+from strategies import FederationError
+from strategies.errors import EXIT_NO_SILOS
+from strategies.loop import RoundReport, RunResult
+from tests.conftest import arrays_of, digits_config
+
+SHORT = {
+    "rounds": 3,
+    "local-epochs": 1,
+    "batch-size": 10,
+    "wait-for-silos": 0.3,
+    "round-timeout": 5.0,
+    "min-silos": 3,
+}
+
+
+def three() -> list[dict[str, Any]]:
+    return [digits_config(name, i) for i, name in enumerate(("a", "b", "c"))]
+
+
+def record(folder: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return read
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    text = (folder / "events.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def execute_in(folder: Path, grid: InProcessGrid | None = None, **changes: Any) -> RunResult:
+    keys = SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
+    grid = grid or InProcessGrid(app, three())
+    return execute(grid, RunConfig.read(keys), run_id=42, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]:
+    """A run of HCCT over three silos, recorded."""
+    folder = tmp_path_factory.mktemp("runs") / "hcct-42"
+    return folder, execute_in(folder)
+
+
+# ---------------------------------------------------------------- files
+
+
+def test_a_file_is_written_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
+    target = tmp_path / "run.json"
+    write_atomically(target, b"first")
+    write_atomically(target, b"second")
+    assert target.read_bytes() == b"second"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_crash_while_writing_leaves_the_last_good_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "run.json"
+    write_atomically(target, b"good")
+
+    def crash(descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(server.record.os, "fsync", crash)
+    with pytest.raises(OSError, match="no space"):
+        write_atomically(target, b"half of it")
+    assert target.read_bytes() == b"good"
+
+
+def test_equal_models_have_equal_hashes_whatever_the_order_and_others_do_not() -> None:
+    model = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, np.float32)}
+    same = dict(reversed(list(model.items())))
+    assert model_hash(model) == model_hash(same)
+    others = [
+        model | {"w": model["w"].reshape(3, 2)},
+        model | {"w": model["w"].astype(np.float64)},
+        model | {"b": np.nextafter(model["b"], np.float32(1))},
+        {"x": model["w"], "b": model["b"]},
+    ]
+    assert len({model_hash(model), *map(model_hash, others)}) == 5
+
+
+def test_records_go_where_the_operator_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COTERIE_HOME", str(tmp_path / "home"))
+    assert default_runs_dir() == tmp_path / "home" / "runs"
+    monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "elsewhere"))
+    assert default_runs_dir() == tmp_path / "elsewhere"
+
+
+# ---------------------------------------------------------------- a run that ended well
+
+
+def test_a_finished_run_says_what_it_was(finished: tuple[Path, RunResult]) -> None:
+    data = record(finished[0])
+    assert (data["status"], data["run-id"], data["format"]) == ("completed", "42", 1)
+    assert data["config"] == RunConfig.read(SHORT).plain()
+    assert set(data["versions"]) == {"python", "coterie", "flwr", "numpy"}
+    assert data["seconds"] >= data["seconds-to-first-training"] >= 0
+    assert data["silos"]["a"] == {"num-examples": 20, "alpha": None, "node-id": "1"}
+    assert data["refused"] == {}
+    assert "error" not in data
+
+
+def test_every_round_is_recorded_with_its_groups_silos_bytes_and_times(
+    finished: tuple[Path, RunResult],
+) -> None:
+    folder, result = finished
+    rounds = record(folder)["rounds"]
+    assert [entry["round"] for entry in rounds] == [1, 2, 3]
+    for entry in rounds:
+        assert entry["groups"] == result.groups[entry["round"]]
+        assert set(entry["silos"]) == {"a", "b", "c"}
+        assert all(s["bytes-sent"] == 4 * 6090 for s in entry["silos"].values())
+        assert all(s["seconds"] > 0 and s["train-loss"] > 0 for s in entry["silos"].values())
+        assert {"prepare", "train", "aggregate"} <= set(entry["seconds"])
+        assert len(entry["similarity"]) == 3
+
+
+def test_every_evaluation_is_filed_with_the_round_whose_models_it_is_of(
+    finished: tuple[Path, RunResult],
+) -> None:
+    folder, result = finished
+    data = record(folder)
+    for report in result.rounds:
+        expected = {name: error for name, (_, error, _) in report.evaluation.items()}
+        if report.evaluated_round == 0:
+            filed = data["initial-evaluation"]
+        else:
+            filed = data["rounds"][report.evaluated_round - 1]["evaluation-after"]
+        assert {name: entry["error"] for name, entry in filed.items()} == expected
+        assert set(expected) == {"a", "b", "c"}
+    assert data["final-evaluation"] == data["rounds"][-1]["evaluation-after"]
+    assert data["final-groups"] == data["rounds"][-1]["groups"]
+
+
+def test_final_models_are_kept_with_their_hashes(finished: tuple[Path, RunResult]) -> None:
+    folder, result = finished
+    hashes = record(folder)["model-hashes"]
+    assert sorted(file.name for file in (folder / "models").iterdir()) == [
+        "a.safetensors", "b.safetensors", "c.safetensors",
+    ]  # fmt: skip
+    for name, arrays in result.models.items():
+        loaded = load_file(folder / "models" / f"{name}.safetensors")
+        assert model_hash(loaded) == model_hash(arrays_of(arrays)) == hashes[name]
+
+
+def test_events_tell_the_run_as_it_happened(finished: tuple[Path, RunResult]) -> None:
+    told = lines(finished[0])
+    kinds = [event["event"] for event in told]
+    assert kinds[:4] == ["start", "look", "ready", "look"]
+    assert kinds[-2:] == ["final", "end"]
+    assert kinds.count("round") == 3
+    assert [event["at"] for event in told] == sorted(event["at"] for event in told)
+    assert told[2]["silos"] == ["a", "b", "c"]
+    assert told[-1]["status"] == "completed"
+    followed = list(events(finished[0], start_deadline_s=1, ended=lambda: None))
+    assert followed == told
+
+
+def test_the_log_is_kept_and_the_logger_let_go(finished: tuple[Path, RunResult]) -> None:
+    assert (finished[0] / "run.log").exists()
+    handlers = logging.getLogger("coterie").handlers
+    assert not any(isinstance(handler, logging.FileHandler) for handler in handlers)
+
+
+def test_the_same_run_gives_the_same_models(
+    finished: tuple[Path, RunResult], tmp_path: Path
+) -> None:
+    execute_in(tmp_path / "again")
+    assert record(tmp_path / "again")["model-hashes"] == record(finished[0])["model-hashes"]
+    execute_in(tmp_path / "other", seed=1)
+    assert record(tmp_path / "other")["model-hashes"] != record(finished[0])["model-hashes"]
+
+
+def test_the_record_is_whole_after_every_round(tmp_path: Path) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def watching(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == wire.TRAIN and context.node_config["name"] == "a":
+            data = record(tmp_path / "run")
+            seen.append((data["status"], len(data["rounds"])))
+        return app(message, context)
+
+    execute_in(tmp_path / "run", InProcessGrid(watching, three()), strategy="fedavg")  # type: ignore[arg-type]
+    assert seen == [("running", 0), ("running", 1), ("running", 2)]
+
+
+# ---------------------------------------------------------------- a run that went wrong
+
+
+def test_a_run_without_silos_is_recorded_as_failed_with_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(FederationError) as caught:
+        execute_in(tmp_path / "run", InProcessGrid(app, three()[:1]))
+    assert caught.value.exit_code == EXIT_NO_SILOS
+    data = record(tmp_path / "run")
+    assert data["status"] == "failed"
+    assert "1 of at least 3 here" in data["error"]
+    told = lines(tmp_path / "run")
+    assert [event["event"] for event in told] == ["start", "look", "end"]
+    assert told[-1]["error"] == data["error"]
+
+
+def test_silos_that_are_refused_are_in_the_record(tmp_path: Path) -> None:
+    nodes = [*three(), digits_config("a", 3)]
+    execute_in(tmp_path / "run", InProcessGrid(app, nodes))
+    assert "another silo of that name" in record(tmp_path / "run")["refused"]["a"]
+
+
+def test_a_silo_of_another_task_is_refused_with_the_silos_own_reason(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="serves task 'digits', the run is of task 'mnist'"):
+        execute_in(tmp_path / "run", task="mnist")
+
+
+def test_a_reply_left_out_is_in_record_events_and_log(tmp_path: Path) -> None:
+    def failing(message: Message, context: Context) -> Message:
+        meta = message.metadata
+        name = context.node_config["name"]
+        if meta.message_type == wire.TRAIN and name == "b" and meta.group_id == "2":
+            return Message(Error(wire.FAILED, "the disk is full"), reply_to=message)
+        return app(message, context)
+
+    grid = InProcessGrid(failing, three())  # type: ignore[arg-type]
+    execute_in(tmp_path / "run", grid)
+    data = record(tmp_path / "run")
+    assert data["status"] == "completed"
+    assert [entry["left-out"] for entry in data["rounds"]] == [{}, {"b": "the disk is full"}, {}]
+    assert set(data["rounds"][1]["silos"]) == {"a", "c"}
+    assert "b is left out: the disk is full" in (tmp_path / "run" / "run.log").read_text()
+
+
+@pytest.mark.parametrize("answer", ["error", "nothing", "nan"])
+def test_a_silo_that_gives_no_initial_model_ends_the_run_with_its_name(
+    answer: str, tmp_path: Path
+) -> None:
+    def failing(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == wire.INITIAL:
+            if answer == "error":
+                return wire.refusal("no.", message)
+            if answer == "nothing":
+                del reply.content[wire.ARRAYS]
+            else:
+                model = wire.decode_arrays(reply.content[wire.ARRAYS])
+                bad = {k: a * np.float32(np.nan) for k, a in model.items()}
+                reply.content[wire.ARRAYS] = wire.encode_arrays(bad, packed=True)
+        return reply
+
+    grid = InProcessGrid(failing, three())  # type: ignore[arg-type]
+    with pytest.raises(FederationError):
+        execute_in(tmp_path / "run", grid)
+    assert record(tmp_path / "run")["status"] == "failed"
+
+
+def test_an_interrupted_run_is_recorded_as_failed(tmp_path: Path) -> None:
+    def interrupted(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == wire.TRAIN:
+            raise KeyboardInterrupt
+        return app(message, context)
+
+    with pytest.raises(KeyboardInterrupt):
+        execute_in(tmp_path / "run", InProcessGrid(interrupted, three()))  # type: ignore[arg-type]
+    data = record(tmp_path / "run")
+    assert (data["status"], data["error"]) == ("failed", "KeyboardInterrupt")
+
+
+def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(target: Path, content: bytes) -> None:
+        if target.suffix == ".safetensors":
+            raise OSError("no space left on device")
+        write_atomically(target, content)
+
+    monkeypatch.setattr(server.record, "write_atomically", full)
+    with pytest.raises(OSError, match="no space"):
+        execute_in(tmp_path / "run", rounds=1)
+    assert record(tmp_path / "run")["status"] == "failed"
+
+
+@pytest.mark.parametrize("name", ["../../outside", "../run"])
+def test_a_model_is_never_written_outside_the_models_folder(name: str, tmp_path: Path) -> None:
+    """Also where a silo states a name that leads elsewhere: refusing the name is fine."""
+
+    def lying(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == wire.DESCRIBE and context.node_config["name"] == "c":
+            reply.content[wire.CONFIG]["name"] = name
+        return reply
+
+    grid = InProcessGrid(lying, three())  # type: ignore[arg-type]
+    execute_in(tmp_path / "runs" / "run", grid, rounds=1, min_silos=2)
+    files = {str(f.relative_to(tmp_path)) for f in tmp_path.rglob("*.safetensors")}
+    assert {Path(f).parent for f in files} == {Path("runs/run/models")}
+
+
+def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
+    kept = RunRecord(tmp_path / "run", RunConfig(), run_id=1)
+    report = RoundReport(
+        round=1, groups=(("a",),), evaluated_round=0, evaluation={"a": (float("nan"), 0.5, 3)}
+    )
+    kept.round(report, {}, {})
+    kept.finish({})
+    text = (tmp_path / "run" / "run.json").read_text()
+    assert "NaN" not in text
+    assert record(tmp_path / "run")["initial-evaluation"]["a"]["loss"] is None

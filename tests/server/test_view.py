@@ -1,0 +1,156 @@
+"""What a person sees: lines, a picture, and names that are text whatever is in them."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from server.follow import Progress
+from server.view import line_of, megabytes, percent, picture, showing
+
+START = {"event": "start", "config": {"rounds": 5}}
+NAMES = ["[red]", "<script>alert(1)</script>", "[/bold]x", "[link=file:///x]y[/link]", "a\\"]
+
+
+def round_event(names: list[str], number: int = 2, **changes: Any) -> dict[str, Any]:
+    event: dict[str, Any] = {
+        "event": "round",
+        "round": number,
+        "groups": [names[:1], names[1:]] if len(names) > 1 else [names],
+        "joined": [],
+        "left": [],
+        "left-out": {},
+        "seconds": {"train": 0.25, "aggregate": 0.01},
+        "silos": {n: {"num-examples": 40, "bytes-sent": 10, "bytes-received": 10} for n in names},
+        "evaluation": {n: {"error": 0.25} for n in names},
+    }
+    return event | changes
+
+
+def shown(event: dict[str, Any], *before: dict[str, Any]) -> str:
+    progress = Progress("HCCT")
+    for told in (*before, event):
+        progress.feed(told)
+    return line_of(progress, event)
+
+
+def drawn(progress: Progress, width: int = 160) -> str:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False)
+    console.print(picture(progress))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return text
+
+
+# ---------------------------------------------------------------- lines
+
+
+def test_a_round_is_one_line_with_groups_error_and_times() -> None:
+    line = shown(round_event(["a", "b", "c"]), START)
+    assert line == (
+        "HCCT: round 2/5 · groups {a} {b, c} · mean error 25.0 % · train 0.25 s, aggregate 0.01 s"
+    )
+
+
+def test_joins_leaves_and_replies_left_out_are_named() -> None:
+    event = round_event(["a"], joined=["a"], left=["z"], **{"left-out": {"b": "too late"}})
+    line = shown(event, START)
+    assert "a joined" in line and "z left" in line and "b left out (too late)" in line
+    first = shown(round_event(["a"], 1, joined=["a"]), START)
+    assert "joined" not in first  # everybody does in round 1
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (START, "HCCT: waiting for silos"),
+        ({"event": "ready", "silos": ["a", "b"]}, "HCCT: 2 silos are here: a, b"),
+        ({"event": "end", "status": "completed", "seconds": 3.21}, "HCCT: completed after 3.2 s"),
+        (
+            {"event": "end", "status": "failed", "seconds": 3.0, "error": "no silos"},
+            "HCCT: failed after 3.0 s: no silos",
+        ),
+        ({"event": "look", "round": 3}, ""),
+    ],
+)
+def test_other_events_are_a_line_or_nothing(event: dict[str, Any], line: str) -> None:
+    assert shown(event) == line
+
+
+def test_without_a_terminal_every_event_is_a_plain_line() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    progress = Progress("HCCT")
+    with showing(console, progress) as take:
+        take(START)
+        take({"event": "look", "round": 1})
+        take(round_event(["a", "b"], 1))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert len(text.splitlines()) == 2  # long lines are not broken
+    assert "\x1b" not in text
+    assert progress.round == 1
+
+
+# ---------------------------------------------------------------- names are text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_with_markup_are_printed_as_they_are(name: str) -> None:
+    console = Console(file=io.StringIO(), width=40, force_terminal=False)
+    with showing(console, Progress(f"run {name}")) as take:
+        take(START)
+        take({"event": "ready", "silos": [name]})
+        take(round_event([name], joined=[name], left=[name], **{"left-out": {name: "[b]no[/b]"}}))
+        take({"event": "end", "status": "failed", "seconds": 1.0, "error": f"lost {name}"})
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert lines[0] == f"run {name}: waiting for silos"
+    assert lines[1].endswith(f"1 silos are here: {name}")
+    assert f"{{{name}}} · {name} joined · {name} left · {name} left out ([b]no[/b])" in lines[2]
+    assert lines[3].endswith(f"lost {name}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_with_markup_are_drawn_as_they_are(name: str) -> None:
+    progress = Progress(f"run {name}")
+    progress.feed(START)
+    progress.feed(round_event([name, "b"], left=[name], **{"left-out": {name: "[b]no[/b]"}}))
+    text = drawn(progress)
+    rows = [line.strip() for line in text.splitlines()]
+    assert any(row.startswith(f"{name} ") and "■ 1" in row for row in rows)
+    assert f"run {name}" in text
+    assert f"{name} left before round 2" in text
+    assert "[b]no[/b]" in text
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def test_the_picture_has_round_groups_errors_and_who_joined_late() -> None:
+    progress = Progress("HCCT")
+    assert "HCCT" in drawn(progress)
+    progress.feed(START)
+    progress.feed(round_event(["a", "b", "late"], 3, joined=["late"]))
+    text = drawn(progress)
+    assert "round 3/5" in text and "mean error 25.0 %" in text
+    (late,) = [line for line in text.splitlines() if line.strip().startswith("late")]
+    assert "joined in round 3" in late and "25.0 %" in late and "40" in late
+
+
+def test_a_silo_that_was_not_evaluated_has_no_error() -> None:
+    progress = Progress("HCCT")
+    progress.feed(round_event(["a"], evaluation={"a": {"error": None}}))
+    assert "–" in drawn(progress)
+
+
+def test_a_crowd_of_silos_does_not_fill_the_screen() -> None:
+    progress = Progress("HCCT")
+    progress.feed(round_event([f"s{i:03d}" for i in range(100)]))
+    text = drawn(progress)
+    assert "… and 76 more" in text
+    assert len(text.splitlines()) < 32
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert percent(0.0761) == "7.6 %"
+    assert megabytes(2_540_000) == "2.5 MB moved"

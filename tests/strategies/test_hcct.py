@@ -1,0 +1,433 @@
+"""HCCT's state from round to round, on updates made by hand."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from strategies import HCCT, FederationError
+from strategies.hcct import CATCH_UP, HCCTState
+from strategies.loop import Order, Update
+from strategies.models import weighted_mean
+from strategies.partition.gram import gram
+from strategies.partition.hcct import partition
+from strategies.roster import Silo
+from tests.conftest import assert_equal_models
+from wire import LOCAL_EPOCHS, Model
+
+INITIAL: Model = {"w": np.zeros(4, np.float32), "b": np.zeros((2, 2), np.float32)}
+
+EAST, NORTH = [1.0, 0, 0, 0], [0, 1.0, 0, 0]
+NEAR_EAST, NEAR_NORTH = [1.0, 0.2, 0, 0], [0.2, 1.0, 0, 0]
+
+
+def silos(*names: str, alpha: Mapping[str, float] | None = None, size: int = 100) -> list[Silo]:
+    own = alpha or {}
+    return [
+        Silo(name, i, num_examples=size, alpha=own.get(name), described=True)
+        for i, name in enumerate(names, start=1)
+    ]
+
+
+def moved(model: Model, by: Sequence[float]) -> Model:
+    step = np.array(by, np.float32)
+    return {"w": model["w"] + step, "b": model["b"] + step.reshape(2, 2)}
+
+
+def reply(order: Order, by: Sequence[float], size: float = 100) -> Update:
+    return Update(order.silo, order.model, moved(order.model, by), size, {}, order.purpose)
+
+
+def play(
+    strategy: HCCT,
+    state: HCCTState,
+    here: Sequence[Silo],
+    moves: Mapping[str, Sequence[float] | None],
+    *,
+    round: int,
+    probes: Mapping[str, Sequence[float]] | None = None,
+    sizes: Mapping[str, float] | None = None,
+) -> HCCTState:
+    """One round: new silos are admitted, each moves as told; None does not answer."""
+    known = strategy.sizes(state)
+    state = strategy.admit(state, [s for s in here if s.name not in known], round=round)
+    state, orders = strategy.orders(state, here, round=round)
+    updates = []
+    for order in orders:
+        by = (probes or {}).get(order.silo.name) if order.purpose else moves[order.silo.name]
+        if by is not None:
+            updates.append(reply(order, by, (sizes or {}).get(order.silo.name, 100)))
+    return strategy.absorb(state, updates, round=round)
+
+
+def rounds(
+    strategy: HCCT, here: Sequence[Silo], *moves: Mapping[str, Sequence[float] | None]
+) -> HCCTState:
+    state = strategy.first(INITIAL)
+    for number, move in enumerate(moves, start=1):
+        state = play(strategy, state, here, move, round=number)
+    return state
+
+
+FOUR = {"a": EAST, "b": NEAR_EAST, "c": NORTH, "d": NEAR_NORTH}
+PAIRS = (("a", "b"), ("c", "d"))
+
+
+# ---------------------------------------------------------------- rounds
+
+
+def test_in_round_one_everybody_trains_alone_from_the_initial_model() -> None:
+    strategy, here = HCCT(), silos("a", "b", "c", "d")
+    state = strategy.admit(strategy.first(INITIAL), here, round=1)
+    state, orders = strategy.orders(state, here, round=1)
+    assert [(o.silo.name, o.purpose) for o in orders] == [(n, "") for n in "abcd"]
+    assert all(order.model is INITIAL for order in orders)
+    assert strategy.groups(state) == (("a",), ("b",), ("c",), ("d",))
+
+
+def test_after_round_one_those_who_move_alike_are_planned_together() -> None:
+    state = rounds(HCCT(alpha=50), silos("a", "b", "c", "d"), FOUR)
+    assert state.planned == PAIRS
+    assert state.members.groups == (("a",), ("b",), ("c",), ("d",))  # of the round that was
+    for name, by in FOUR.items():
+        assert_equal_models(state.members.models[name], moved(INITIAL, by))
+
+
+def test_a_group_starts_from_the_weighted_mean_of_its_members_models() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1, sizes={"a": 300, "b": 100})
+    mean = weighted_mean([moved(INITIAL, EAST), moved(INITIAL, NEAR_EAST)], [300, 100])
+    _, orders = strategy.orders(state, here, round=2)
+    start = {order.silo.name: order.model for order in orders}
+    assert start["a"] is start["b"]
+    assert_equal_models(start["a"], mean)
+    assert_equal_models(dict(strategy.next_models(state)["b"]), mean)
+
+
+def test_a_groups_model_is_the_weighted_mean_of_what_its_members_sent() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1)
+    start = strategy.next_models(state)["a"]
+    state = play(strategy, state, here, FOUR, round=2, sizes={"a": 10, "b": 30})
+    expected = weighted_mean([moved(start, EAST), moved(start, NEAR_EAST)], [10, 30])
+    assert_equal_models(dict(strategy.models(state)["a"]), expected)
+    assert strategy.models(state)["a"] is strategy.models(state)["b"]
+    assert strategy.groups(state) == PAIRS
+
+
+def test_alpha_zero_leaves_everybody_alone_and_a_huge_one_puts_all_together() -> None:
+    here = silos("a", "b", "c", "d")
+    assert rounds(HCCT(alpha=0), here, FOUR).planned == (("a",), ("b",), ("c",), ("d",))
+    assert rounds(HCCT(alpha=1e9), here, FOUR).planned == (("a", "b", "c", "d"),)
+
+
+def test_a_silos_own_alpha_goes_before_the_runs() -> None:
+    """Two silos that differ merge only where one of them is hungry."""
+    moves = {"a": [1.0, 0, 0, 0], "b": [0.5, 0.8, 0, 0]}
+    assert rounds(HCCT(alpha=1), silos("a", "b"), moves).planned == (("a",), ("b",))
+    hungry = silos("a", "b", alpha={"a": 200.0})
+    assert rounds(HCCT(alpha=1), hungry, moves).planned == (("a", "b"),)
+    content = silos("a", "b", alpha={"a": 0.0, "b": 0.0})
+    assert rounds(HCCT(alpha=1e9), content, moves).planned == (("a",), ("b",))
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(("memory", "expected"), [(1.0, 3.0), (0.5, 1.75), (0.0, 1.0)])
+def test_own_updates_are_accumulated(memory: float, expected: float) -> None:
+    state = rounds(HCCT(memory=memory, alpha=0), silos("a"), *[{"a": EAST}] * 3)
+    np.testing.assert_allclose(state.memory["a"]["w"], [expected, 0, 0, 0])
+
+
+def test_an_update_is_what_the_silo_did_itself_not_what_its_group_became() -> None:
+    state = rounds(
+        HCCT(alpha=1e9), silos("a", "b"), {"a": EAST, "b": NORTH}, {"a": EAST, "b": NORTH}
+    )
+    np.testing.assert_array_equal(state.memory["a"]["w"], [2, 0, 0, 0])
+    np.testing.assert_array_equal(state.memory["b"]["w"], [0, 2, 0, 0])
+
+
+def test_with_memory_one_odd_round_does_not_part_friends_and_without_it_does() -> None:
+    here = silos("a", "b", "c", "d")
+    odd = {"a": EAST, "b": [0, 0, 0.3, 0], "c": NORTH, "d": NEAR_NORTH}
+    moves = [FOUR, FOUR, FOUR, odd]
+    assert rounds(HCCT(alpha=20, memory=1), here, *moves).planned == PAIRS
+    assert rounds(HCCT(alpha=20, memory=0), here, *moves).planned != PAIRS
+
+
+def test_counters_and_running_statistics_are_not_compared_unless_asked_for() -> None:
+    initial = {
+        "w": np.zeros(2, np.float32),
+        "bn.running_mean": np.zeros(2, np.float32),
+        "x": np.zeros(2, np.float32),
+        "n": np.array(0, np.int64),
+    }
+    silo = Silo("a", 1, num_examples=10, described=True, buffers=("bn.running_mean", "x"))
+    new = {k: v + 1 for k, v in initial.items()}
+    for similarity, kept in (("parameters", {"w"}), ("parameters+buffers", set(initial) - {"n"})):
+        strategy = HCCT(similarity=similarity)
+        state = strategy.admit(strategy.first(initial), [silo], round=1)
+        state, (order,) = strategy.orders(state, [silo], round=1)
+        state = strategy.absorb(state, [Update(silo, order.model, new, 10, {})], round=1)
+        assert set(state.memory["a"]) == kept
+
+
+# ---------------------------------------------------------------- who does not answer
+
+
+def test_who_does_not_answer_stays_in_its_group_and_gets_its_model() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR, FOUR | {"b": None})
+    assert strategy.groups(state) == PAIRS
+    assert state.planned == PAIRS
+    assert strategy.models(state)["b"] is strategy.models(state)["a"]
+    np.testing.assert_allclose(state.memory["b"]["w"], NEAR_EAST)
+
+
+def test_who_never_answered_is_alone_until_it_does() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR | {"b": None})
+    assert state.planned == (("a",), ("c", "d"))
+    state, orders = strategy.orders(state, here, round=2)
+    assert strategy.groups(state) == (("a",), ("b",), ("c", "d"))
+    assert_equal_models(dict(next(o.model for o in orders if o.silo.name == "b")), INITIAL)
+    state = strategy.absorb(state, [reply(o, FOUR[o.silo.name]) for o in orders], round=2)
+    assert state.planned == PAIRS
+
+
+def test_a_round_without_any_answer_changes_nothing() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    before = rounds(strategy, here, FOUR)
+    after = play(strategy, before, here, dict.fromkeys("abcd"), round=2)
+    assert after.planned == before.planned
+    assert dict(after.memory) == dict(before.memory)
+    assert dict(after.members.models) == dict(before.members.models)
+
+
+def test_a_silo_that_leaves_keeps_its_model_and_the_others_go_on() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR, FOUR)
+    held = strategy.models(state)["d"]
+    rest = [silo for silo in here if silo.name != "d"]
+    state = play(strategy, state, rest, FOUR, round=3)
+    assert strategy.groups(state) == (("a", "b"), ("c",))
+    assert strategy.models(state)["d"] is held
+    assert state.planned == (("a", "b"), ("c",))
+    state = play(strategy, state, here, FOUR, round=4)
+    assert strategy.groups(state) == (("a", "b"), ("c",), ("d",))  # it comes back alone
+    assert state.planned == PAIRS
+    np.testing.assert_allclose(state.memory["d"]["w"], 3 * np.array(NEAR_NORTH), rtol=1e-6)
+
+
+# ---------------------------------------------------------------- newcomers
+
+
+def newcomer_round(
+    move: Sequence[float], *, round: int = 3, probe: Sequence[float] | None = NEAR_NORTH
+) -> tuple[HCCT, HCCTState, list[Order]]:
+    strategy = HCCT(alpha=50, train_config={LOCAL_EPOCHS: 2})
+    here = silos("a", "b", "c", "d")
+    state = rounds(strategy, here, *[FOUR] * (round - 1))
+    everybody = [*here, Silo("e", 9, num_examples=100, described=True)]
+    admitted = strategy.admit(state, everybody[-1:], round=round)
+    _, orders = strategy.orders(admitted, everybody, round=round)
+    probes = {} if probe is None else {"e": probe}
+    state = play(strategy, state, everybody, FOUR | {"e": move}, round=round, probes=probes)
+    return strategy, state, orders
+
+
+def test_a_newcomer_trains_from_the_mean_of_all_models_and_from_the_initial_one() -> None:
+    strategy, state, orders = newcomer_round(NORTH)
+    own = [order for order in orders if order.silo.name == "e"]
+    assert [order.purpose for order in own] == ["", CATCH_UP]
+    before = rounds(strategy, silos("a", "b", "c", "d"), FOUR, FOUR)
+    expected = weighted_mean([before.members.models[n] for n in "abcd"], [100] * 4)
+    assert_equal_models(dict(own[0].model), expected)
+    assert own[1].model is INITIAL
+    assert strategy.groups(state) == (("a", "b"), ("c", "d"), ("e",))
+
+
+@pytest.mark.parametrize(("round", "epochs"), [(2, 4), (3, 6), (9, 10)])
+def test_a_newcomers_catch_up_is_as_long_as_the_rounds_it_missed_up_to_five(
+    round: int, epochs: int
+) -> None:
+    _, _, orders = newcomer_round(NORTH, round=round)
+    assert orders[-1].config == {LOCAL_EPOCHS: epochs}
+
+
+@pytest.mark.parametrize(("move", "group"), [(NEAR_NORTH, 1), (NEAR_EAST, 0)])
+def test_a_newcomer_is_placed_with_those_it_moves_like(move: Sequence[float], group: int) -> None:
+    _, state, _ = newcomer_round(move)
+    assert "e" in state.planned[group]
+    assert state.newcomers == frozenset()
+
+
+def test_a_newcomer_that_moves_like_nobody_stays_alone() -> None:
+    strategy = HCCT(alpha=5)
+    here = silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR, FOUR)
+    everybody = [*here, Silo("e", 9, num_examples=100, described=True)]
+    state = play(strategy, state, everybody, FOUR | {"e": [0, 0, -1.0, 0]}, round=3)
+    assert state.planned == (*PAIRS, ("e",))
+
+
+def test_a_newcomers_memory_is_its_catch_up_or_its_update_where_that_failed() -> None:
+    _, state, _ = newcomer_round(NORTH, probe=[0, 5.0, 0, 0])
+    np.testing.assert_array_equal(state.memory["e"]["w"], [0, 5, 0, 0])
+    _, state, _ = newcomer_round(NORTH, probe=None)
+    np.testing.assert_allclose(state.memory["e"]["w"], NORTH, rtol=1e-6)
+
+
+def test_a_newcomer_that_did_not_answer_is_still_one_in_the_next_round() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR, FOUR)
+    everybody = [*here, Silo("e", 9, num_examples=100, described=True)]
+    state = play(strategy, state, everybody, FOUR | {"e": None}, round=3)
+    assert state.newcomers == {"e"}
+    assert state.planned == PAIRS
+    state, orders = strategy.orders(state, everybody, round=4)
+    assert [o.purpose for o in orders if o.silo.name == "e"] == ["", CATCH_UP]
+
+
+# ---------------------------------------------------------------- the rest
+
+
+def test_a_zero_update_is_warned_about_and_hurts_nobody(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="coterie.run"):
+        state = rounds(HCCT(alpha=50), silos("a", "b", "c"), FOUR | {"c": [0, 0, 0, 0]})
+    assert "silo c sent a zero update" in caplog.text
+    assert ("a", "b") in state.planned or state.planned == (("a", "b", "c"),)
+    assert np.isfinite(np.array(state.similarity)).all()
+
+
+def test_states_are_never_changed_in_place() -> None:
+    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    states, copies = [strategy.first(INITIAL)], []
+    for number in range(1, 4):
+        copies.append(copy.deepcopy(states[-1]))
+        states.append(play(strategy, states[-1], here, FOUR, round=number))
+
+    def same(one: Any, other: Any) -> bool:
+        if isinstance(one, Mapping):
+            return list(one) == list(other) and all(same(one[k], other[k]) for k in one)
+        if isinstance(one, np.ndarray):
+            return np.array_equal(one, other)
+        if hasattr(one, "__dataclass_fields__"):
+            return all(same(getattr(one, f), getattr(other, f)) for f in one.__dataclass_fields__)
+        return bool(one == other)
+
+    assert all(same(a, b) for a, b in zip(states, copies, strict=False))
+
+
+def test_the_papers_solver_gives_the_partition_of_algorithm_2() -> None:
+    differed = 0
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        names = "abcdefg"
+        moves = {n: rng.normal(size=4).tolist() for n in names}
+        alphas = {n: float(rng.uniform(0, 100)) for n in names[:3]}
+        here = silos(*names, alpha=alphas)
+        state = rounds(HCCT(alpha=30, solver="agglomerative"), here, moves)
+        vectors = [list(state.memory[n].values()) for n in names]
+        expected = partition(gram(vectors), [100] * 7, alpha=[alphas.get(n, 30.0) for n in names])
+        assert [[names[i] for i in g] for g in expected] == [list(g) for g in state.planned]
+        best = rounds(HCCT(alpha=30), here, moves)
+        differed += best.planned != state.planned
+    assert differed > 0  # and the better solver is another one
+
+
+def test_more_silos_than_the_exact_solver_takes_are_grouped_too() -> None:
+    names = [f"s{i:02d}" for i in range(15)]
+    rng = np.random.default_rng(0)
+    centres = 3 * np.eye(4)
+    moves = {n: (centres[i % 3] + 0.2 * rng.normal(size=4)).tolist() for i, n in enumerate(names)}
+    states = [rounds(HCCT(alpha=50, seed=4), silos(*names), moves) for _ in range(2)]
+    assert states[0].planned == states[1].planned == tuple(tuple(names[i::3]) for i in range(3))
+
+
+def test_details_name_the_planned_groups_and_the_cosines_of_few_silos() -> None:
+    strategy = HCCT(alpha=50)
+    details = strategy.details(rounds(strategy, silos("a", "b", "c", "d"), FOUR))
+    assert details["planned"] == [["a", "b"], ["c", "d"]]
+    assert details["compared"] == ["a", "b", "c", "d"]
+    cosines = np.array(details["similarity"])
+    np.testing.assert_allclose(np.diag(cosines), 1)
+    assert cosines[0, 1] == pytest.approx(1 / math.hypot(1, 0.2), abs=1e-6)
+    many = silos(*(f"s{i}" for i in range(33)))
+    crowded = rounds(HCCT(alpha=1e9), many, {silo.name: EAST for silo in many})
+    assert set(HCCT().details(crowded)) == {"planned"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"alpha": -1}, "alpha must be .*Got -1"),
+        ({"alpha": math.nan}, "alpha"),
+        ({"alpha": math.inf}, "alpha"),
+        ({"memory": -0.1}, "memory"),
+        ({"memory": 1.1}, "memory"),
+        ({"memory": math.nan}, "memory"),
+        ({"similarity": "weights"}, "similarity"),
+        ({"solver": "magic"}, "solver must be best or agglomerative. Got 'magic'"),
+    ],
+)
+def test_an_argument_out_of_bounds_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(FederationError, match=said) as caught:
+        HCCT(**changes)
+    assert caught.value.exit_code == 2
+
+
+# ---------------------------------------------------------------- HCCT-E, schedule
+
+
+def test_with_a_prefix_only_those_arrays_are_compared() -> None:
+    state = rounds(HCCT(layers="b"), silos("a", "b"), {"a": EAST, "b": NORTH})
+    assert set(state.memory["a"]) == {"b"}
+    with pytest.raises(FederationError, match="'nothing' names no array that can be compared"):
+        rounds(HCCT(layers="nothing"), silos("a"), {"a": EAST})
+
+
+def test_hcct_e_compares_one_layer_also_where_names_have_no_dots() -> None:
+    """Plain Flower models often call their arrays 0, 1, 2 …"""
+    state = rounds(HCCT(layers="auto", alpha=50), silos("a", "b", "c", "d"), FOUR, FOUR)
+    assert len(state.memory["a"]) == 1
+    assert state.planned == PAIRS
+
+
+SWAPPED = {"a": EAST, "c": NEAR_EAST, "b": NORTH, "d": NEAR_NORTH}
+OTHER_PAIRS = (("a", "c"), ("b", "d"))
+
+
+@pytest.mark.parametrize(("every", "rounds_until"), [(1, 2), (2, 3), (3, 4)])
+def test_silos_are_regrouped_every_so_many_rounds(every: int, rounds_until: int) -> None:
+    """From round 2 on they move otherwise; without memory the next partition shows it."""
+    strategy, here = HCCT(alpha=20, memory=0, regroup_every=every), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR)
+    for number in range(2, rounds_until):
+        state = play(strategy, state, here, SWAPPED, round=number)
+        assert state.planned == PAIRS
+    state = play(strategy, state, here, SWAPPED, round=rounds_until)
+    assert state.planned == OTHER_PAIRS
+
+
+def test_a_partition_that_was_the_same_often_enough_is_kept() -> None:
+    here = silos("a", "b", "c", "d")
+    moves = [FOUR] * 3 + [SWAPPED] * 2
+    assert rounds(HCCT(alpha=20, memory=0, settle_after=2), here, *moves).planned == PAIRS
+    assert rounds(HCCT(alpha=20, memory=0, settle_after=3), here, *moves).planned == OTHER_PAIRS
+
+
+def test_rounds_without_a_partition_do_not_confirm_one() -> None:
+    """Every third round is partitioned anew; one partition alone is no reason to settle."""
+    strategy = HCCT(alpha=20, memory=0, regroup_every=3, settle_after=2)
+    state = rounds(strategy, silos("a", "b", "c", "d"), FOUR, *[SWAPPED] * 3)
+    assert state.planned == OTHER_PAIRS

@@ -1,0 +1,190 @@
+"""HCCT-E, HCCT-P, regrouping on a schedule, α found in a trial, on the digits in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import wire
+from client.app import app
+from server.config import RunConfig
+from server.demo import hidden_groups, silos
+from server.inprocess import InProcessGrid
+from server.run import build_strategy, initial_arrays
+from strategies import HCCT
+from strategies.alpha import Candidate, Trial, candidates, continue_trial, open_trial, verdict
+from strategies.errors import FederationError
+from strategies.loop import RunResult, Update
+from strategies.roster import DescribedRoster, Silo
+
+
+def run(seed: int = 0, home: str = "", **keys: Any) -> RunResult:
+    """HCCT on the demo's nine silos."""
+    configs = []
+    for s in silos(seed):
+        data = {f"data.{k}": v for k, v in s.options.items()}
+        own = {"home": f"{home}/{s.name}"} if home else {}
+        configs.append({"name": s.name, "threads": 1, **data, **own})
+    config = RunConfig.read({"seed": seed, "min-silos": 9, "rounds": 6, **keys})
+    grid = InProcessGrid(app, configs)
+    roster = DescribedRoster("digits", 9)
+    label = f"family-{sorted(keys.items())}"
+    strategy = build_strategy(config, run=label, roster=roster, on_round=lambda report: None)
+    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
+    return strategy.start(grid=grid, initial_arrays=initial, num_rounds=config.rounds)
+
+
+def mean_error(result: RunResult) -> float:
+    return float(np.mean([error for _, error, _ in result.rounds[-1].evaluation.values()]))
+
+
+HIDDEN = hidden_groups([s.name for s in silos(0)])
+
+
+def test_hcct_e_compares_one_layer_and_says_which() -> None:
+    result = run(layers="auto", rounds=3)
+    layers = {r.details["layer"] for r in result.rounds}
+    assert len(layers) == 1
+    assert layers.pop() in ("head.", "representation.0.", "representation.3.")
+
+
+def test_a_layer_given_by_prefix_is_the_one_compared() -> None:
+    assert run(layers="head.", rounds=2).rounds[0].details["layer"] == "head."
+
+
+def test_a_prefix_that_names_nothing_is_refused() -> None:
+    with pytest.raises(FederationError, match="names no array"):
+        run(layers="tail.", rounds=2)
+
+
+def test_personal_layers_are_never_on_the_wire_and_differ_between_silos() -> None:
+    result = run(personal="head", rounds=4)
+    for arrays in result.models.values():
+        assert all(not name.startswith("head.") for name in arrays)
+    assert mean_error(result) < mean_error(run(strategy="fedavg", rounds=4))
+
+
+def test_personal_layers_survive_a_restart_of_the_silo(tmp_path: Any) -> None:
+    from safetensors.numpy import load_file
+
+    from client import personal
+
+    run(personal="head", rounds=2, home=str(tmp_path), label="restart")
+    files = sorted(tmp_path.glob("*/personal/*.safetensors"))
+    assert len(files) == 9
+    heads = [load_file(file) for file in files]
+    assert set(heads[0]) == {"head.weight", "head.bias"}
+    assert not np.array_equal(heads[0]["head.weight"], heads[1]["head.weight"])
+    kept = dict(personal._kept)
+    personal._kept.clear()  # as after a restart
+    try:
+        from client.settings import SiloSettings
+        from client.workbench import open_workbench
+
+        first = silos(0)[0]
+        settings = SiloSettings(first.name, options=first.options, home=str(tmp_path / first.name))
+        bench = open_workbench(settings)
+        names = personal.personal_names(bench, "head")
+        shared = {n: t.numpy() for n, t in bench.model.state_dict().items() if n not in names}
+        (file,) = (tmp_path / first.name / "personal").iterdir()
+        whole = personal.complete(bench, shared, names, run=file.stem, seed=0, fresh=False)
+        assert np.array_equal(whole["head.weight"], load_file(file)["head.weight"])
+        assert list(whole) == list(bench.model.state_dict())
+    finally:
+        personal._kept.update(kept)
+
+
+def test_layers_that_name_nothing_or_everything_cannot_be_personal() -> None:
+    from client.personal import PersonalError, personal_names
+    from client.settings import SiloSettings
+    from client.workbench import open_workbench
+
+    with pytest.raises(FederationError, match="no array is named"):
+        run(personal="tail", rounds=1)
+    bench = open_workbench(SiloSettings("x", options=silos(0)[0].options))
+    bench.task.head = ""  # every name starts with it
+    with pytest.raises(PersonalError, match="nothing would be shared"):
+        personal_names(bench, "head")
+
+
+def test_groups_change_only_when_they_are_formed_anew() -> None:
+    result = run(**{"regroup-every": 3, "rounds": 8})
+    groups = [result.groups[t] for t in range(1, 9)]
+    changes = [t for t in range(2, 9) if groups[t - 1] != groups[t - 2]]
+    assert set(changes) <= {2, 5, 8}
+
+
+def test_a_settled_partition_is_kept() -> None:
+    result = run(**{"settle-after": 2, "rounds": 8})
+    groups = [result.groups[t] for t in range(1, 9)]
+    assert groups[-1] == HIDDEN
+    first = next(t for t in range(3, 9) if groups[t - 1] == groups[t - 2] == groups[t - 3])
+    assert all(g == groups[first - 1] for g in groups[first - 1 :])
+
+
+def test_auto_finds_an_alpha_that_gives_the_hidden_groups() -> None:
+    result = run(alpha="auto", rounds=9)
+    assert result.groups[9] == HIDDEN
+    alpha = result.rounds[-1].details["alpha"]
+    assert 20 < alpha < 80
+    assert all(len(result.groups[t]) == 9 for t in range(1, 6)), "the trial begins alone"
+
+
+def test_auto_needs_silos_that_hold_out_data() -> None:
+    trial = Trial((Candidate((("a",),), 0.0, 1.0),), {("a",): {"w": np.zeros(2)}})
+    with pytest.raises(FederationError, match="Give alpha as a number"):
+        verdict(trial)
+
+
+@dataclass
+class Case:
+    """Two alike silos and an odd one."""
+
+    gram = np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    sizes = np.array([100.0, 100.0, 100.0])
+    names = ("a", "b", "c")
+
+
+def test_candidates_are_alone_together_and_what_lies_between() -> None:
+    found = candidates(Case.gram, Case.sizes, Case.names)
+    groups = [candidate.groups for candidate in found]
+    assert groups[0] == (("a",), ("b",), ("c",))
+    assert (("a", "b"), ("c",)) in groups
+    assert groups[-1] == (("a", "b", "c"),)
+    alphas = [candidate.alpha for candidate in found]
+    assert alphas[0] == 0 and alphas == sorted(alphas)
+
+
+def test_the_candidate_of_lowest_held_out_error_wins() -> None:
+    found = candidates(Case.gram, Case.sizes, Case.names)
+    zero = {name: {"w": np.zeros(2)} for name in Case.names}
+    trial = open_trial(found, zero, dict.fromkeys(Case.names, 100.0))
+    errors = {("a",): 0.3, ("b",): 0.3, ("c",): 0.1, ("a", "b"): 0.2, ("a", "b", "c"): 0.5}
+    updates = []
+    for number, group in enumerate(trial.groups):
+        for name in group:
+            updates.append(
+                Update(
+                    Silo(name, 1),
+                    {"w": np.zeros(2)},
+                    {"w": np.full(2, float(number))},
+                    100.0,
+                    {wire.HOLDOUT_ERROR: errors[group]},
+                    purpose="" if len(group) == 1 else f"trial-{number}",
+                )
+            )
+    after = continue_trial(trial, updates)
+    assert after.rounds_left == trial.rounds_left - 1
+    assert after.models[("a", "b")]["w"][0] == trial.groups.index(("a", "b"))
+    best, scores = verdict(after)
+    assert best.groups == (("a", "b"), ("c",))
+    assert min(scores.values()) == pytest.approx((0.2 + 0.2 + 0.1) / 3)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "often"])
+def test_an_impossible_alpha_is_refused(alpha: Any) -> None:
+    with pytest.raises(FederationError, match="alpha must be"):
+        HCCT(alpha=alpha)

@@ -1,0 +1,753 @@
+"""The round loop with a ClientApp that knows nothing of coterie, and with replies that are bad."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result
+
+import wire
+from server.inprocess import InProcessGrid
+from strategies import HCCT, FedAvg, FederationError, Independent, RunResult
+from strategies.errors import EXIT_NO_SILOS
+from strategies.loop import GroupStrategy, RoundReport
+from strategies.models import weighted_mean
+from strategies.roster import Churn, DescribedRoster, NodeRoster
+from tests.conftest import (
+    LossyGrid,
+    arrays_of,
+    assert_equal_models,
+    at,
+    error_reply,
+    plain_app,
+    plain_initial,
+    plain_model,
+    plain_nodes,
+    plain_trained,
+)
+from wire import Model
+
+STRATEGIES: list[Callable[..., GroupStrategy[Any]]] = [FedAvg, Independent, HCCT]
+NOT_FINITE = (math.nan, math.inf)
+EACH = pytest.mark.parametrize("make", STRATEGIES, ids=lambda make: make.__name__)
+
+
+def run(strategy: GroupStrategy[Any], grid: InProcessGrid, rounds: int = 3, **more: Any) -> Any:
+    return strategy.start(
+        grid=grid, initial_arrays=plain_initial(), num_rounds=rounds, timeout=0.05, **more
+    )
+
+
+def plain_grid(*kinds: int, samples: Sequence[int] | None = None) -> InProcessGrid:
+    return InProcessGrid(plain_app(), plain_nodes(*kinds, samples=samples))
+
+
+def fedavg_by_hand(nodes: Sequence[dict[str, Any]], rounds: int) -> Model:
+    """The literal algorithm, in a few lines of numpy."""
+    model = plain_model()
+    total = sum(node["samples"] for node in nodes)
+    for _ in range(rounds):
+        updates = [plain_trained(model, node) for node in nodes]
+        model = {
+            k: sum(
+                node["samples"] / total * update[k].astype(np.float64)
+                for node, update in zip(nodes, updates, strict=True)
+            ).astype(np.float32)
+            for k in model
+        }
+    return model
+
+
+# ---------------------------------------------------------------- drop-in
+
+
+@EACH
+def test_start_as_in_flowers_examples_returns_flowers_result_with_more(make: Any) -> None:
+    result = make().start(grid=plain_grid(0, 0, 1), initial_arrays=plain_initial(), num_rounds=3)
+    assert isinstance(result, Result) and isinstance(result, RunResult)
+    assert list(result.arrays) == ["w", "b"]
+    assert set(result.train_metrics_clientapp) == {1, 2, 3}
+    assert result.train_metrics_clientapp[1]["train-loss"] == 0.5
+    assert set(result.evaluate_metrics_clientapp) == {1, 2, 3}
+    assert set(result.models) == {"node-1", "node-2", "node-3"}
+    assert set(result.groups) == {1, 2, 3}
+    assert [report.round for report in result.rounds] == [1, 2, 3, 3]
+    assert [report.final for report in result.rounds] == [False, False, False, True]
+
+
+@EACH
+def test_a_strategy_can_be_started_again_and_does_the_same(make: Any) -> None:
+    strategy = make()
+    first = run(strategy, plain_grid(0, 0, 1))
+    again = run(strategy, plain_grid(0, 0, 1))
+    for name, record in first.models.items():
+        assert_equal_models(arrays_of(again.models[name]), arrays_of(record))
+
+
+def test_fedavg_equals_the_literal_weighted_mean() -> None:
+    nodes = plain_nodes(0, 1, 2, samples=[10, 70, 300])
+    result = run(FedAvg(), InProcessGrid(plain_app(), nodes), rounds=4)
+    expected = fedavg_by_hand(nodes, 4)
+    for name in ("node-1", "node-2", "node-3"):
+        assert_equal_models(arrays_of(result.models[name]), expected)
+    np.testing.assert_allclose(arrays_of(result.arrays)["w"], expected["w"], rtol=1e-6)
+    assert result.groups[4] == [["node-1", "node-2", "node-3"]]
+
+
+def test_independent_silos_train_alone_and_the_mean_is_of_all() -> None:
+    nodes = plain_nodes(0, 1, samples=[10, 30])
+    result = run(Independent(), InProcessGrid(plain_app(), nodes), rounds=3)
+    own = []
+    for i, node in enumerate(nodes, start=1):
+        model = plain_model()
+        for _ in range(3):
+            model = plain_trained(model, node)
+        assert_equal_models(arrays_of(result.models[f"node-{i}"]), model)
+        own.append(model)
+    assert_equal_models(arrays_of(result.arrays), weighted_mean(own, [10, 30]))
+    assert result.groups[3] == [["node-1"], ["node-2"]]
+
+
+def test_hcct_finds_the_kinds_of_plain_nodes() -> None:
+    result = run(HCCT(alpha=50), plain_grid(0, 0, 1, 1), rounds=3)
+    assert result.groups[1] == [["node-1"], ["node-2"], ["node-3"], ["node-4"]]
+    assert result.groups[3] == [["node-1", "node-2"], ["node-3", "node-4"]]
+
+
+def test_arrays_in_another_order_are_put_back_into_the_models() -> None:
+    def turned(message: Message, answer: RecordDict) -> RecordDict:
+        answer["arrays"] = ArrayRecord(dict(reversed(list(answer["arrays"].items()))))
+        return answer
+
+    result = run(FedAvg(), InProcessGrid(plain_app(turned), plain_nodes(0, 1)), rounds=2)
+    assert_equal_models(arrays_of(result.models["node-1"]), fedavg_by_hand(plain_nodes(0, 1), 2))
+
+
+def test_configurations_reach_the_silos() -> None:
+    seen: list[dict[str, Any]] = []
+
+    def note(message: Message, answer: RecordDict) -> RecordDict:
+        seen.append(dict(message.content["config"]))
+        return answer
+
+    strategy = FedAvg(train_config={"lr": 0.4, "lr-decay": 0.5, "local-epochs": 2})
+    config = ConfigRecord({"local-epochs": 3, "mine": "x"})
+    run(strategy, InProcessGrid(plain_app(note), plain_nodes(0)), rounds=3, train_config=config)
+    assert [entry["lr"] for entry in seen] == [0.4, 0.2, 0.1]
+    assert [entry["server-round"] for entry in seen] == [1, 2, 3]
+    assert {(entry["local-epochs"], entry["mine"]) for entry in seen} == {(3, "x")}
+    assert not any("lr-decay" in entry or "evaluate-received" in entry for entry in seen)
+
+
+def test_the_servers_own_evaluation_is_of_the_mean_of_all_models() -> None:
+    def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        return MetricRecord({"w": float(arrays_of(arrays)["w"][0, 0])}) if round != 2 else None
+
+    nodes = plain_nodes(0, 1)
+    result = run(FedAvg(), InProcessGrid(plain_app(), nodes), evaluate_fn=evaluate)
+    assert set(result.evaluate_metrics_serverapp) == {0, 1, 3}
+    for round, metrics in result.evaluate_metrics_serverapp.items():
+        assert metrics["w"] == pytest.approx(fedavg_by_hand(nodes, round)["w"][0, 0], rel=1e-5)
+
+
+@pytest.mark.parametrize("rounds", [0, -1])
+def test_without_a_round_there_is_no_run(rounds: int) -> None:
+    with pytest.raises(FederationError, match="num_rounds must be at least 1"):
+        run(FedAvg(), plain_grid(0), rounds=rounds)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_model_to_start_from_that_is_not_finite_is_refused_by_name(value: float) -> None:
+    arrays = ArrayRecord({"w": Array(np.zeros(2)), "bad": Array(np.array([1, value]))})
+    with pytest.raises(FederationError, match="'bad' holds NaN or infinity"):
+        FedAvg().start(grid=plain_grid(0), initial_arrays=arrays, num_rounds=1)
+
+
+# ---------------------------------------------------------------- replies that do not count
+
+
+def with_arrays(change: Callable[[Model], Model]) -> Callable[..., RecordDict]:
+    def fault(message: Message, answer: RecordDict) -> RecordDict:
+        changed = change({k: a.numpy().copy() for k, a in answer["arrays"].items()})
+        answer["arrays"] = ArrayRecord({k: Array(a) for k, a in changed.items()})
+        return answer
+
+    return fault
+
+
+def with_metrics(**metrics: Any) -> Callable[..., RecordDict]:
+    def fault(message: Message, answer: RecordDict) -> RecordDict:
+        named = {key.replace("_", "-"): value for key, value in metrics.items()}
+        kept = {k: v for k, v in answer["metrics"].items() if k not in named}
+        answer["metrics"] = MetricRecord(kept | {k: v for k, v in named.items() if v is not None})
+        return answer
+
+    return fault
+
+
+def without(record: str) -> Callable[..., RecordDict]:
+    def fault(message: Message, answer: RecordDict) -> RecordDict:
+        del answer[record]
+        return answer
+
+    return fault
+
+
+def with_value(value: float) -> Callable[..., RecordDict]:
+    def change(model: Model) -> Model:
+        model["w"][3, 1] = value
+        return model
+
+    return with_arrays(change)
+
+
+def raising(message: Message, answer: RecordDict) -> RecordDict:
+    raise RuntimeError("out of memory")
+
+
+def with_bytes(data: bytes) -> Callable[..., RecordDict]:
+    def fault(message: Message, answer: RecordDict) -> RecordDict:
+        answer["arrays"]["w"] = Array("float32", (6, 5), "numpy.ndarray", data)
+        return answer
+
+    return fault
+
+
+BAD: dict[str, tuple[Callable[..., Any], str]] = {
+    "nan": (with_value(math.nan), "array 'w' holds NaN or infinity"),
+    "infinity": (with_value(-math.inf), "array 'w' holds NaN or infinity"),
+    "shape": (
+        with_arrays(lambda m: m | {"w": m["w"].T.copy()}),
+        r"array 'w' must be float32 of shape \(6, 5\). Got float32 of shape \(5, 6\)",
+    ),
+    "flat": (with_arrays(lambda m: m | {"w": m["w"].ravel()}), r"Got float32 of shape \(30,\)"),
+    "type": (
+        with_arrays(lambda m: m | {"w": m["w"].astype(np.float64)}),
+        "must be float32 of shape .* Got float64",
+    ),
+    "missing-array": (with_arrays(lambda m: {"w": m["w"]}), "arrays differ from those sent: b"),
+    "more-arrays": (
+        with_arrays(lambda m: m | {"secret": m["b"]}),
+        "arrays differ from those sent: secret",
+    ),
+    "no-arrays": (without("arrays"), "its reply has no arrays"),
+    "no-metrics": (without("metrics"), "num-examples must be a number above 0. Got None"),
+    "no-count": (with_metrics(num_examples=None), "num-examples must be a number above 0"),
+    "zero-count": (with_metrics(num_examples=0), "Got 0"),
+    "negative-count": (with_metrics(num_examples=-5), "Got -5"),
+    "nan-count": (with_metrics(num_examples=math.nan), "Got nan"),
+    "infinite-count": (with_metrics(num_examples=math.inf), "Got inf"),
+    "list-count": (with_metrics(num_examples=[1, 2]), "Got None"),
+    "error": (error_reply, "the disk is full"),
+    "exception": (raising, "out of memory"),
+    "damaged": (with_bytes(b"\x93NUMPY damaged"), "arrays cannot be decoded"),
+    "broken-zip": (with_bytes(b"PK\x03\x04 damaged"), "arrays cannot be decoded"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_reply_that_is_bad_is_left_out_and_the_others_mean_is_without_it(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Node 2's reply of round 2 does not count: named in report and log, the run goes on."""
+    fault, reason = BAD[kind]
+    nodes = plain_nodes(0, 1, 2, samples=[10, 70, 300])
+    grid = InProcessGrid(plain_app(at(2, 2, fault)), nodes)
+    with caplog.at_level(logging.WARNING, logger="coterie.run"):
+        result = run(FedAvg(), grid, rounds=2)
+
+    reports = result.rounds
+    assert reports[0].left_out == {}
+    assert list(reports[1].left_out) == ["node-2"]
+    assert re.search(reason, reports[1].left_out["node-2"])
+    assert "round 2: node-2 is left out" in caplog.text
+    assert set(reports[1].silos) == {"node-1", "node-3"}
+
+    after_one = fedavg_by_hand(nodes, 1)
+    others = [nodes[0], nodes[2]]
+    expected = weighted_mean([plain_trained(after_one, node) for node in others], [10, 300])
+    for name in ("node-1", "node-2", "node-3"):
+        assert_equal_models(arrays_of(result.models[name]), expected)
+
+
+@EACH
+@pytest.mark.parametrize("kind", ["nan", "error", "shape"])
+def test_every_strategy_goes_on_without_a_bad_reply(make: Any, kind: str) -> None:
+    grid = InProcessGrid(plain_app(at(2, 1, BAD[kind][0])), plain_nodes(0, 0, 1))
+    result = run(make(), grid)
+    assert [sorted(report.left_out) for report in result.rounds] == [["node-2"], [], [], []]
+    assert all(np.isfinite(a).all() for r in result.models.values() for a in arrays_of(r).values())
+
+
+@EACH
+def test_a_round_in_which_nobody_answers_changes_no_model(make: Any) -> None:
+    def fault(message: Message, answer: RecordDict) -> Message | RecordDict:
+        return error_reply(message, answer) if message.metadata.group_id == "2" else answer
+
+    nodes = plain_nodes(0, 0, 1)
+    with_fault = run(make(), InProcessGrid(plain_app(fault), nodes), rounds=2)
+    shorter = run(make(), InProcessGrid(plain_app(), nodes), rounds=1)
+    assert sorted(with_fault.rounds[1].left_out) == ["node-1", "node-2", "node-3"]
+    assert 2 not in with_fault.train_metrics_clientapp
+    for name, record in shorter.models.items():
+        if make is not HCCT:  # whose group's model of round 2 is the mean that it planned
+            assert_equal_models(arrays_of(with_fault.models[name]), arrays_of(record))
+    longer = run(make(), InProcessGrid(plain_app(fault), nodes), rounds=3)
+    assert longer.rounds[2].left_out == {}
+
+
+@EACH
+def test_a_reply_that_does_not_come_is_left_out_after_the_deadline(make: Any) -> None:
+    grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=[(3, 2)])
+    started = time.monotonic()
+    result = run(make(), grid)
+    assert 0.05 <= time.monotonic() - started < 5
+    assert [dict(r.left_out) for r in result.rounds] == [
+        {}, {"node-3": "it did not answer in time."}, {}, {},
+    ]  # fmt: skip
+
+
+def test_the_strategys_own_deadline_counts_where_start_is_given_none() -> None:
+    grid = LossyGrid(plain_app(), plain_nodes(0, 1), lost=[(2, 1)])
+    started = time.monotonic()
+    FedAvg(round_timeout=0.2).start(grid=grid, initial_arrays=plain_initial(), num_rounds=1)
+    assert 0.2 <= time.monotonic() - started < 5
+
+
+def test_a_late_reply_counts_in_no_round() -> None:
+    """Node 2's update of round 1 comes during round 2, whose own it has sent as well."""
+    nodes = plain_nodes(0, 1, samples=[10, 70])
+    late = LossyGrid(plain_app(), nodes, late=[(2, 1)])
+    lost = LossyGrid(plain_app(), nodes, lost=[(2, 1)])
+    with_late, with_lost = run(FedAvg(), late), run(FedAvg(), lost)
+    assert late.delayed == []  # it did come
+    assert [sorted(r.left_out) for r in with_late.rounds] == [["node-2"], [], [], []]
+    assert_equal_models(
+        arrays_of(with_late.models["node-1"]), arrays_of(with_lost.models["node-1"])
+    )
+
+
+def test_a_reply_to_nothing_that_was_asked_is_ignored() -> None:
+    """Also where another loop than ours drives the strategy."""
+    grid = plain_grid(0, 1)
+    strategy = FedAvg()
+
+    def messages(round: int) -> Sequence[Message]:
+        return list(strategy.configure_train(round, plain_initial(), ConfigRecord(), grid))
+
+    first = list(grid.send_and_receive(messages(1)))
+    strategy.aggregate_train(1, first)
+    second = list(grid.send_and_receive(messages(2)))
+    arrays, _ = strategy.aggregate_train(2, [*first, *second, *second])
+    assert arrays is not None
+    assert_equal_models(arrays_of(arrays), fedavg_by_hand(plain_nodes(0, 1), 2))
+
+
+@EACH
+@pytest.mark.parametrize("value", [0, -3, *NOT_FINITE])
+def test_an_evaluation_with_a_bad_count_is_left_out_and_the_run_goes_on(
+    make: Any, value: float
+) -> None:
+    app = plain_app()
+    inner = InProcessGrid(app, plain_nodes(0, 1))
+
+    def fault(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == wire.EVALUATE and message.metadata.dst_node_id == 2:
+            reply.content["metrics"]["num-examples"] = value
+        return reply
+
+    inner.app = fault  # type: ignore[assignment]
+    result = run(make(), inner)
+    assert list(result.rounds[-1].evaluation) == ["node-1"]
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_plain_silos_are_asked_after_every_round_for_the_model_of_that_round() -> None:
+    nodes = plain_nodes(0, 1)
+    result = run(FedAvg(), InProcessGrid(plain_app(), nodes))
+    assert [(r.round, r.evaluated_round) for r in result.rounds] == [(1, 1), (2, 2), (3, 2), (3, 3)]
+    assert result.rounds[2].evaluation == {}
+    for round, metrics in result.evaluate_metrics_clientapp.items():
+        model = fedavg_by_hand(nodes, round)
+        losses = [
+            float(np.mean((model["w"] - (2 * plain_trained(model, n)["w"] - model["w"])) ** 2))
+            for n in nodes
+        ]
+        assert metrics["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
+        assert metrics["num-examples"] == 20
+
+
+def test_an_accuracy_is_read_as_an_error() -> None:
+    report = run(FedAvg(), plain_grid(0)).rounds[-1]
+    loss, error, count = report.evaluation["node-1"]
+    assert error == pytest.approx(loss / (1 + loss))
+    assert count == 10
+
+
+def test_without_evaluation_nobody_is_asked() -> None:
+    seen = []
+    app = plain_app()
+
+    def watch(message: Message, context: Context) -> Message:
+        seen.append(message.metadata.message_type)
+        return app(message, context)
+
+    grid = InProcessGrid(watch, plain_nodes(0, 1))  # type: ignore[arg-type]
+    result = run(FedAvg(evaluate=False), grid)
+    assert set(seen) == {wire.TRAIN}
+    assert result.evaluate_metrics_clientapp == {}
+
+
+def test_a_silo_that_cannot_evaluate_is_named_and_the_others_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    app = plain_app()
+
+    def fault(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == wire.EVALUATE and context.node_id == 2:
+            return Message(Error(1, "no test data"), reply_to=message)
+        return app(message, context)
+
+    grid = InProcessGrid(fault, plain_nodes(0, 1))  # type: ignore[arg-type]
+    result = run(FedAvg(), grid)
+    assert list(result.rounds[-1].evaluation) == ["node-1"]
+    assert "node-2 was not evaluated: no test data" in caplog.text
+
+
+@EACH
+def test_reports_are_published_as_they_become_known(make: Any) -> None:
+    seen: list[RoundReport] = []
+    result = run(make(on_round=seen.append), plain_grid(0, 1))
+    assert seen == result.rounds
+    assert set(seen[0].seconds) == {"prepare", "train", "aggregate", "evaluate"}
+    assert all(seconds >= 0 for report in seen for seconds in report.seconds.values())
+    assert seen[0].silos["node-1"].bytes_sent == seen[0].silos["node-1"].bytes_received == 4 * 35
+
+
+# ---------------------------------------------------------------- who is here
+
+
+def test_no_silo_at_all_ends_the_run_after_its_deadline_with_its_exit_code() -> None:
+    strategy = FedAvg(roster=NodeRoster(min_silos=2, deadline_s=0.1))
+    with pytest.raises(FederationError, match="1 of at least 2 nodes") as caught:
+        run(strategy, plain_grid(0))
+    assert caught.value.exit_code == EXIT_NO_SILOS != 0
+    assert (caught.value.phase, caught.value.round) == ("roster", 1)
+
+
+@EACH
+def test_joins_and_leaves_of_plain_nodes_are_reported_and_the_run_goes_on(make: Any) -> None:
+    grid = plain_grid(0, 0, 1)
+
+    def churn(report: RoundReport) -> None:
+        if report.round == 1 and not report.final:
+            grid.connect(plain_nodes(1)[0])
+        if report.round == 2 and not report.final:
+            grid.disconnect(1)
+
+    result = run(make(on_round=churn), grid, rounds=4)
+    assert [(r.joined, r.left) for r in result.rounds[:4]] == [
+        (("node-1", "node-2", "node-3"), ()),
+        (("node-4",), ()),
+        ((), ("node-1",)),
+        ((), ()),
+    ]
+    for report in result.rounds[2:]:
+        assert sorted(n for g in report.groups for n in g) == ["node-2", "node-3", "node-4"]
+    assert set(result.models) == {"node-1", "node-2", "node-3", "node-4"}
+
+
+def described_app(
+    calls: list[tuple[str, str, dict[str, Any]]] | None = None, **replaced: Any
+) -> ClientApp:
+    """The plain app with an answer to ``query.describe``; packed models, fused evaluation.
+
+    Args:
+        calls: gets (type, silo, config) of every message.
+        replaced: fields of every silo's description; node configs may have ``describe-FIELD``.
+    """
+    app, plain = ClientApp(), plain_app()
+
+    def note(message: Message, context: Context) -> None:
+        if calls is not None:
+            config = dict(message.content["config"])
+            calls.append((message.metadata.message_type, context.node_config["name"], config))
+
+    @app.query("describe")
+    def describe(message: Message, context: Context) -> Message:
+        note(message, context)
+        config = context.node_config
+        fields: dict[str, Any] = {
+            "name": str(config["name"]),
+            "num_examples": int(config["samples"]),
+            "task": str(config.get("task", "toy")),
+            "schema": str(config.get("schema", "s")),
+            "alpha": config.get("alpha"),
+            "protocol": int(config.get("protocol", wire.PROTOCOL)),
+        }
+        content = wire.encode_description(wire.Description(**(fields | replaced)))
+        return Message(content, reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        note(message, context)
+        received = wire.decode_arrays(message.content["arrays"])
+        assert wire.is_packed(message.content["arrays"])
+        trained = plain_trained(received, context.node_config)
+        metrics: dict[str, Any] = {"num-examples": int(context.node_config["samples"])}
+        if message.content["config"]["evaluate-received"]:
+            metrics |= {"received-error": float(received["w"][0, 0]) % 1, "received-loss": 1.0}
+            metrics["received-num-examples"] = context.node_config.get("received", 10)
+        content = RecordDict(
+            {
+                "arrays": wire.encode_arrays(trained, packed=True),
+                "metrics": MetricRecord(metrics),
+            }
+        )
+        return Message(content, reply_to=message)
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        note(message, context)
+        record = message.content["arrays"]
+        content = RecordDict(
+            {
+                "arrays": wire.encode_arrays(wire.decode_arrays(record), packed=False),
+                "config": message.content["config"],
+            }
+        )
+        asked = Message(
+            content, dst_node_id=context.node_id, message_type=wire.EVALUATE, group_id="0"
+        )
+        return Message(plain(asked, context).content, reply_to=message)
+
+    return app
+
+
+def named(name: str, kind: int = 0, **more: Any) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "noise": ord(name[0]), "samples": 100} | more
+
+
+def roster(**more: Any) -> DescribedRoster:
+    return DescribedRoster(**({"task": "toy", "deadline_s": 0.2} | more))
+
+
+@EACH
+def test_described_silos_answer_for_their_error_with_their_next_training(make: Any) -> None:
+    """Only the final models cost an evaluation message; those are for the silos to keep."""
+    calls: list[tuple[str, str, dict[str, Any]]] = []
+    grid = InProcessGrid(described_app(calls), [named("a"), named("b", 1)])
+    result = run(make(roster=roster()), grid)
+    kinds = [kind for kind, _, _ in calls]
+    assert kinds.count(wire.EVALUATE) == 2
+    assert all(config["keep"] for kind, _, config in calls if kind == wire.EVALUATE)
+    assert [(r.round, r.evaluated_round) for r in result.rounds] == [(1, 0), (2, 1), (3, 2), (3, 3)]
+    assert all(set(report.evaluation) == {"a", "b"} for report in result.rounds)
+    assert set(result.evaluate_metrics_clientapp) == {1, 2, 3}
+
+
+def test_described_and_plain_silos_get_the_same_models() -> None:
+    described = run(
+        FedAvg(roster=roster()), InProcessGrid(described_app(), [named("a"), named("b", 1)])
+    )
+    plain = run(FedAvg(), InProcessGrid(plain_app(), [named("a"), named("b", 1)]))
+    assert_equal_models(arrays_of(described.models["a"]), arrays_of(plain.models["node-1"]))
+
+
+@EACH
+@pytest.mark.parametrize("count", [0, *NOT_FINITE])
+def test_a_bad_count_of_the_received_models_evaluation_does_not_end_the_run(
+    make: Any, count: float
+) -> None:
+    grid = InProcessGrid(described_app(), [named("a"), named("b", 1, received=count)])
+    result = run(make(roster=roster()), grid)
+    assert len(result.rounds) == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"task": "other"}, "it serves task 'other', the run is of task 'toy'"),
+        ({"schema": "t"}, "schema differs"),
+        ({"protocol": 9}, "it speaks protocol 9"),
+        ({"samples": 0}, "it states 0 training samples"),
+        ({"name": "a"}, "another silo of that name"),
+    ],
+)
+def test_a_silo_that_cannot_take_part_is_refused_by_name_and_the_run_goes_on(
+    changes: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes = [named("a"), named("b", 1), named("c") | changes]
+    who = roster()
+    result = run(FedAvg(roster=who), InProcessGrid(described_app(), nodes))
+    refused = changes.get("name", "c")
+    assert set(result.models) == {"a", "b"}
+    assert list(who.refused) == [refused]
+    assert said in who.refused[refused]
+    assert f"silo {refused} does not take part" in caplog.text
+
+
+def test_a_silo_that_refuses_the_run_is_named_with_its_reason() -> None:
+    inner = described_app()
+
+    def app(message: Message, context: Context) -> Message:
+        if context.node_config["name"] == "b":
+            return wire.refusal("not with these people.", message)
+        return inner(message, context)
+
+    who = roster()
+    run(FedAvg(roster=who), InProcessGrid(app, [named("a"), named("b")]))  # type: ignore[arg-type]
+    assert who.refused == {"node 2": "not with these people."}
+
+
+def test_described_silos_that_do_not_come_end_the_run_with_the_reason() -> None:
+    grid = InProcessGrid(described_app(), [named("a"), named("b", task="other")])
+    with pytest.raises(FederationError, match="1 of at least 2 here") as caught:
+        run(FedAvg(roster=roster(min_silos=2)), grid)
+    assert caught.value.exit_code == EXIT_NO_SILOS
+    assert "b was refused: it serves task 'other'" in str(caught.value)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf])
+def test_a_silo_with_an_impossible_alpha_does_not_end_everybodys_run(alpha: float) -> None:
+    grid = InProcessGrid(described_app(), [named("a"), named("b"), named("c", alpha=alpha)])
+    result = run(HCCT(roster=roster()), grid)
+    assert {"a", "b"} <= set(result.models)
+
+
+@pytest.mark.parametrize("name", ["../../out", "a/b", "", "[red]", "x" * 300])
+def test_a_silo_with_a_name_that_is_none_is_refused(name: str) -> None:
+    """Names become file names in the run's folder: the server cannot trust a silo with them."""
+    who = roster()
+    grid = InProcessGrid(described_app(), [named("a"), {**named("b"), "name": name}])
+    result = run(FedAvg(roster=who), grid, rounds=1)
+    assert set(result.models) == {"a"}
+    assert len(who.refused) == 1
+
+
+# ---------------------------------------------------------------- churn
+
+
+@EACH
+def test_a_script_of_churn_lets_in_waits_and_waits_for_leavers(make: Any) -> None:
+    nodes = [named("a"), named("b", 1), named("late"), named("c", 1)]
+    grid = InProcessGrid(described_app(), nodes)
+
+    def leave(report: RoundReport) -> None:
+        if report.round == 3 and not report.final:
+            grid.disconnect(2)
+
+    who = roster(churn=Churn.parse("late+2, b-4"))
+    result = run(make(roster=who, on_round=leave), grid, rounds=5)
+    present = [sorted(n for g in r.groups for n in g) for r in result.rounds]
+    assert present[0] == ["a", "b", "c"]
+    assert present[1] == present[2] == ["a", "b", "c", "late"]
+    assert present[3] == present[4] == ["a", "c", "late"]
+    assert result.rounds[1].joined == ("late",)
+    assert result.rounds[3].left == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("churn", "said"), [("late+2", "round 2 waits for late to join"), ("a-2", "for a to leave")]
+)
+def test_a_script_that_is_not_kept_ends_the_run_with_what_it_waited_for(
+    churn: str, said: str
+) -> None:
+    who = roster(churn=Churn.parse(churn))
+    with pytest.raises(FederationError, match=said) as caught:
+        run(FedAvg(roster=who), InProcessGrid(described_app(), [named("a"), named("b")]))
+    assert (caught.value.exit_code, caught.value.round) == (EXIT_NO_SILOS, 2)
+
+
+def test_churn_is_read_with_dashes_in_names() -> None:
+    churn = Churn.parse(" late+7, north-3-14 ,")
+    assert (churn.joins, churn.leaves) == ({"late": 7}, {"north-3": 14})
+    assert Churn.parse("") == Churn()
+    for bad in ("late", "late+", "+3", "late*3", "late+x"):
+        with pytest.raises(ValueError, match="churn must be a list"):
+            Churn.parse(bad)
+
+
+@pytest.mark.parametrize("make", [Independent, HCCT], ids=lambda make: make.__name__)
+def test_a_silo_that_comes_back_as_another_node_keeps_its_model(make: Any) -> None:
+    """Alone in its kind, b trains on from where it stopped, two rounds later."""
+    b = named("b", 1)
+    grid = InProcessGrid(described_app(), [named("a"), b, named("c")])
+
+    def away(report: RoundReport) -> None:
+        if report.final:
+            return
+        if report.round == 2:
+            grid.disconnect(2)
+        if report.round == 4:
+            grid.connect(b)
+
+    options = {"alpha": 1.0} if make is HCCT else {}
+    result = run(make(roster=roster(), on_round=away, **options), grid, rounds=5)
+    assert result.rounds[2].left == ("b",) and result.rounds[4].joined == ("b",)
+    model = plain_model()
+    for _ in range(3):
+        model = plain_trained(model, b)
+    assert_equal_models(arrays_of(result.models["b"]), model)
+
+
+def test_with_fedavg_a_silo_that_comes_back_gets_todays_model() -> None:
+    grid = InProcessGrid(described_app(), [named("a"), named("b", 1)])
+
+    def away(report: RoundReport) -> None:
+        if report.round == 1 and not report.final:
+            grid.disconnect(2)
+        if report.round == 2 and not report.final:
+            grid.connect(named("b", 1))
+
+    result = run(FedAvg(roster=roster(), on_round=away), grid, rounds=3)
+    model = fedavg_by_hand([named("a"), named("b", 1)], 1)
+    model = plain_trained(model, named("a"))
+    both = [plain_trained(model, named("a")), plain_trained(model, named("b", 1))]
+    assert_equal_models(arrays_of(result.models["b"]), weighted_mean(both, [100, 100]))
+
+
+def test_a_killed_silo_that_is_restarted_is_let_in_once_its_old_node_is_gone() -> None:
+    """Flower lists a killed node for up to a minute: until then its name is taken."""
+    b = named("b", 1)
+    grid = InProcessGrid(described_app(), [named("a"), b])
+
+    def restart(report: RoundReport) -> None:
+        if report.round == 1 and not report.final:
+            grid.connect(b)  # the new process; the old node is still listed
+        if report.round == 2 and not report.final:
+            grid.disconnect(2)
+
+    result = run(FedAvg(roster=roster(), on_round=restart), grid, rounds=4)
+    assert set(result.rounds[3].silos) == {"a", "b"}
+
+
+def test_the_grid_is_given_messages_once_and_replies_are_taken_in_any_order() -> None:
+    class Shuffled(InProcessGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            ids = list(message_ids)
+            return super().pull_messages(ids[-1:])
+
+    one = run(FedAvg(), Shuffled(plain_app(), plain_nodes(0, 1, 2)))
+    assert_equal_models(arrays_of(one.models["node-1"]), fedavg_by_hand(plain_nodes(0, 1, 2), 3))

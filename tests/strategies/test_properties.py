@@ -1,0 +1,164 @@
+"""What holds for every strategy. A new one is a row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from server.inprocess import InProcessGrid
+from strategies import HCCT, FedAvg, Independent, RunResult
+from strategies.loop import GroupStrategy
+from tests.conftest import (
+    arrays_of,
+    assert_equal_models,
+    at,
+    error_reply,
+    plain_app,
+    plain_initial,
+    plain_model,
+    plain_nodes,
+    plain_trained,
+)
+
+TABLE: dict[str, Callable[..., GroupStrategy[Any]]] = {
+    "independent": Independent,
+    "fedavg": FedAvg,
+    "hcct": HCCT,
+    "hcct-paper": lambda **more: HCCT(memory=0, solver="agglomerative", **more),
+    "hcct-hungry": lambda **more: HCCT(alpha=1e6, **more),
+    "hcct-alone": lambda **more: HCCT(alpha=0, **more),
+}
+
+EVERY = pytest.mark.parametrize("name", TABLE)
+
+
+def run(name: str, nodes: list[dict[str, Any]], rounds: int = 3, **more: Any) -> RunResult:
+    fault = more.pop("fault", None)
+    grid = InProcessGrid(plain_app(fault), nodes)
+    return TABLE[name](**more).start(
+        grid=grid, initial_arrays=plain_initial(), num_rounds=rounds, timeout=5
+    )
+
+
+def models(result: RunResult) -> dict[str, Any]:
+    return {name: arrays_of(record) for name, record in result.models.items()}
+
+
+FIVE = plain_nodes(0, 1, 0, 2, 1, samples=[40, 70, 120, 10, 300])
+
+
+@EVERY
+def test_the_same_run_gives_bit_identical_models_and_groups(name: str) -> None:
+    first, again = run(name, FIVE), run(name, FIVE)
+    assert first.groups == again.groups
+    for silo, model in models(first).items():
+        assert_equal_models(models(again)[silo], model)
+
+
+@EVERY
+def test_the_order_in_which_nodes_are_listed_and_answer_does_not_matter(name: str) -> None:
+    class Turned(InProcessGrid):
+        def get_node_ids(self) -> list[int]:
+            return list(self.nodes)[::-1]
+
+        def pull_messages(self, message_ids: Any) -> list[Any]:
+            return list(super().pull_messages(message_ids))[::-1]
+
+    turned = TABLE[name]().start(
+        grid=Turned(plain_app(), FIVE), initial_arrays=plain_initial(), num_rounds=3
+    )
+    plain = run(name, FIVE)
+    assert turned.groups == plain.groups
+    for silo, model in models(plain).items():
+        assert_equal_models(models(turned)[silo], model)
+
+
+@EVERY
+def test_what_it_is_given_is_not_changed(name: str) -> None:
+    initial, nodes, config = plain_initial(), plain_nodes(0, 1), {"lr": 0.1, "lr-decay": 0.9}
+    TABLE[name](train_config=config).start(
+        grid=InProcessGrid(plain_app(), nodes), initial_arrays=initial, num_rounds=2
+    )
+    assert_equal_models(arrays_of(initial), plain_model())
+    assert nodes == plain_nodes(0, 1)
+    assert config == {"lr": 0.1, "lr-decay": 0.9}
+
+
+@EVERY
+def test_one_silo_is_enough_and_trains_as_if_alone(name: str) -> None:
+    result = run(name, FIVE[:1], rounds=4)
+    model = plain_model()
+    for _ in range(4):
+        model = plain_trained(model, FIVE[0])
+    assert_equal_models(models(result)["node-1"], model)
+    assert result.groups == {i: [["node-1"]] for i in range(1, 5)}
+
+
+@EVERY
+def test_groups_of_every_round_are_a_partition_of_who_is_here(name: str) -> None:
+    result = run(name, FIVE)
+    everybody = [f"node-{i}" for i in range(1, 6)]
+    for groups in result.groups.values():
+        assert sorted(n for group in groups for n in group) == everybody
+        assert all(list(group) == sorted(group) for group in groups)
+        assert groups == sorted(groups)
+
+
+@EVERY
+def test_members_of_a_group_hold_the_same_model(name: str) -> None:
+    result = run(name, FIVE)
+    for group in result.groups[3]:
+        for silo in group[1:]:
+            assert_equal_models(models(result)[silo], models(result)[group[0]])
+
+
+@EVERY
+def test_silos_with_the_same_data_and_size_end_with_models_as_good(name: str) -> None:
+    """Nobody is favoured for its name: two copies of one node hold equal models."""
+    twin = {"kind": 0, "noise": 0, "samples": 50}
+    result = run(name, [twin, {"kind": 1, "noise": 3, "samples": 80}, dict(twin)])
+    one, other = models(result)["node-1"], models(result)["node-3"]
+    for array in one:
+        np.testing.assert_allclose(one[array], other[array], atol=1e-6)
+
+
+@EVERY
+def test_models_stay_between_the_start_and_the_targets(name: str) -> None:
+    """Every model is made by averaging and by the silos' own steps: none leaves their hull."""
+    result = run(name, FIVE, rounds=6)
+    targets = [
+        {k: 2 * v - plain_model()[k] for k, v in plain_trained(plain_model(), node).items()}
+        for node in FIVE
+    ]
+    for model in models(result).values():
+        for array, value in model.items():
+            corners = np.stack([plain_model()[array], *(target[array] for target in targets)])
+            assert (value <= corners.max(axis=0) + 1e-5).all()
+            assert (value >= corners.min(axis=0) - 1e-5).all()
+
+
+@pytest.mark.parametrize("name", ["independent", "fedavg", "hcct"])
+@settings(max_examples=12)
+@given(
+    kinds=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    samples=st.lists(st.integers(1, 500), min_size=5, max_size=5),
+    bad=st.tuples(st.integers(1, 5), st.integers(1, 3)),
+)
+def test_any_federation_with_any_bad_reply_comes_to_its_end(
+    name: str, kinds: list[int], samples: list[int], bad: tuple[int, int]
+) -> None:
+    nodes = plain_nodes(*kinds, samples=samples[: len(kinds)])
+    result = run(name, nodes, fault=at(*bad, error_reply))
+    left_out = [sorted(report.left_out) for report in result.rounds[:3]]
+    expected = [
+        [f"node-{bad[0]}"] if r == bad[1] and bad[0] <= len(kinds) else [] for r in (1, 2, 3)
+    ]
+    assert left_out == expected
+    assert set(result.models) == {f"node-{i}" for i in range(1, len(kinds) + 1)}
+    for model in models(result).values():
+        assert all(np.isfinite(array).all() for array in model.values())
