@@ -165,6 +165,8 @@ class Silo:
         )
         try:
             self._working = True
+            if self._stop.is_set():  # told to end while the message was on its way
+                raise _LeavingError
             reply = self.app(message, context)
         except _LeavingError:
             log.info("told to end: run %s round %s is left", meta.run_id, meta.group_id)

@@ -74,7 +74,9 @@ def test_a_silo_told_to_end_while_it_trains_says_so_and_ends_at_once(
 
     assert federation.follow(run_id, folder, end)["status"] == "completed"
     assert ended[0] < 10
-    assert "shutting down" in record_of(folder)["rounds"][1]["left-out"]["b"]
+    reason = record_of(folder)["rounds"][1]["left-out"]["b"]
+    # Flower's own words, if the signal came before the silo had fetched its message.
+    assert "shutting down" in reason or "Node Unavailable" in reason
 
 
 def test_an_exception_in_a_task_is_an_error_reply_and_the_silo_lives_on(
