@@ -38,6 +38,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Of data, models and training.")] = 0,
     rounds: Annotated[int, typer.Option(min=6, max=500)] = 20,
     alpha: Annotated[float, typer.Option(min=0, help="HCCT's hunger for data.")] = 50.0,
+    strategy: Annotated[str, typer.Option(help="hcct or fedgroup.")] = "hcct",
     folder: Annotated[
         Path | None,
         typer.Option("--dir", help="Folder for everything. [default: runs/demo-<time>]"),
@@ -48,7 +49,7 @@ def demo(
 
     from server.demo import demo as run_demo
 
-    run_demo(Console(), seed=seed, rounds=rounds, alpha=alpha, folder=folder)
+    run_demo(Console(), seed=seed, rounds=rounds, alpha=alpha, strategy=strategy, folder=folder)
 
 
 @app.command(epilog="Example:  coterie superlink --fleet-port 9092 --runs-dir ./runs")
@@ -94,10 +95,13 @@ def silo(context: typer.Context) -> None:
     epilog="Example:  coterie run hcct --alpha 50 --rounds 20 --min-silos 9 --set lr=0.1",
 )
 def run(
-    strategy: Annotated[str, typer.Argument(help="independent, fedavg or hcct.")],
+    strategy: Annotated[str, typer.Argument(help="independent, fedavg, hcct or fedgroup.")],
     rounds: Annotated[int | None, typer.Option(help="Number of rounds.")] = None,
     alpha: Annotated[
         str | None, typer.Option(metavar="NUMBER|auto", help="HCCT: hunger for data.")
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option(metavar="NUMBER|auto", help="FedGroup: number of groups.")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same models.")] = None,
     task: Annotated[str | None, typer.Option(help="Task that every silo must serve.")] = None,
@@ -115,6 +119,7 @@ def run(
     named = {
         "rounds": rounds,
         "alpha": alpha if alpha is None else _value(alpha),
+        "num-groups": groups if groups is None else _value(groups),
         "seed": seed,
         "task": task,
         "min-silos": min_silos,

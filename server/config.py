@@ -17,7 +17,7 @@ from strategies.roster import Churn
 
 __all__ = ["STRATEGIES", "RunConfig"]
 
-STRATEGIES = ("independent", "fedavg", "hcct")
+STRATEGIES = ("independent", "fedavg", "hcct", "fedgroup")
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -34,7 +34,7 @@ class RunConfig(BaseModel):
         extra="forbid", frozen=True, alias_generator=_dashed, populate_by_name=True
     )
 
-    strategy: Literal["independent", "fedavg", "hcct"] = Field(
+    strategy: Literal["independent", "fedavg", "hcct", "fedgroup"] = Field(
         "hcct", description="Who trains with whom."
     )
     task: str = Field("digits", min_length=1, description="Task that every silo must serve.")
@@ -94,6 +94,40 @@ class RunConfig(BaseModel):
         ge=0,
         le=100_000,
         description="HCCT: keep the partition once it was the same so often; 0 never does.",
+    )
+    num_groups: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = Field(
+        3, description="FedGroup: m, number of groups; `auto` takes the best separated number."
+    )
+    measure: Literal["edc", "madc"] = Field(
+        "edc",
+        description="FedGroup: how updates are compared: `edc` (k-means on m directions) or `madc` "
+        "(complete linkage).",
+    )
+    pretrain_epochs: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="FedGroup: epochs of a cold start; 0 takes `local-epochs`. More separate small "
+        "silos better.",
+    )
+    pretrain_silos: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="FedGroup: α·m, silos that form the groups, drawn by seed; 0 takes all.",
+    )
+    min_similarity: float = Field(
+        -1.0,
+        ge=-1,
+        le=1,
+        description="FedGroup: a newcomer whose largest cosine is below opens a new group; "
+        "-1 never does.",
+    )
+    sample: int = Field(
+        0, ge=0, le=100_000, description="FedGroup: K, silos a round, drawn by seed; 0 takes all."
+    )
+    inter_group_lr: NotNegative = Field(
+        0.0, le=1000, description="FedGroup: η_g of the inter-group aggregation; 0 turns it off."
     )
     personal: str = Field(
         "",

@@ -1,8 +1,8 @@
 """``coterie demo``: ten silos on this machine find out who should train with whom.
 
 Nine silos hold scikit-learn's digits in three hidden kinds (upright, turned by 90°, labels
-shifted by 3). Independent training, FedAvg and HCCT run over the same processes; in the HCCT run
-a tenth silo joins after a third of the rounds and one leaves after two thirds.
+shifted by 3). Independent training, FedAvg and HCCT (or FedGroup) run over the same processes; in
+the last run a tenth silo joins after a third of the rounds and one leaves after two thirds.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ SIZES = (40, 70, 120)
 NUM_TEST = 70
 NEWCOMER, NEWCOMER_SIZE = "upright-late", 30
 LEAVER = "shifted-2"
+GROUPING: Mapping[str, Mapping[str, Any]] = {
+    "hcct": {"strategy": "hcct"},
+    "fedgroup": {"strategy": "fedgroup", "num-groups": 3, "pretrain-epochs": 25},
+}
+TITLES = {"hcct": "HCCT", "fedgroup": "FedGroup"}
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,7 @@ def demo(
     seed: int = 0,
     rounds: int = 20,
     alpha: float = 50.0,
+    strategy: str = "hcct",
     folder: Path | None = None,
     ports: Ports | None = None,
 ) -> Outcome:
@@ -98,12 +104,15 @@ def demo(
         seed: of data, models and training.
         rounds: at least 6, so that there is time to join and to leave.
         alpha: HCCT's hunger for data.
+        strategy: ``hcct``, or ``fedgroup`` with three groups and a long pre-training.
         folder: for everything; by default a new one under ``runs/``.
         ports: of the SuperLink; by default free ones.
 
     Raises:
         FederationError: something did not start, or a run failed.
     """
+    if strategy not in GROUPING:
+        raise FederationError(f"strategy must be {' or '.join(GROUPING)}. Got {strategy!r}.")
     if rounds < 6:
         raise FederationError(f"the demo needs at least 6 rounds. Got {rounds}.")
     started = time.monotonic()
@@ -131,10 +140,12 @@ def demo(
         records = {
             "alone": _run(console, federation, "alone", strategy="independent", **common),
             "global": _run(console, federation, "global", strategy="fedavg", **common),
-            "hcct": _run_hcct(console, federation, seed, rounds, alpha, common),
+            "grouped": _run_grouped(
+                console, federation, seed, rounds, {"alpha": alpha, **GROUPING[strategy]}, common
+            ),
         }
     outcome = _outcome(folder, records, time.monotonic() - started, memory.peak)
-    _print_outcome(console, outcome, records["hcct"], alpha)
+    _print_outcome(console, outcome, records["grouped"])
     return outcome
 
 
@@ -187,12 +198,12 @@ def _run(
     return _read(folder)
 
 
-def _run_hcct(
+def _run_grouped(
     console: Console,
     federation: LocalFederation,
     seed: int,
     rounds: int,
-    alpha: float,
+    own: Mapping[str, Any],
     common: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The run in which one joins and one leaves.
@@ -212,11 +223,10 @@ def _run_hcct(
     return _run(
         console,
         federation,
-        "HCCT",
+        TITLES[str(own["strategy"])],
         on_event=on_event,
-        strategy="hcct",
-        alpha=alpha,
         churn=f"{NEWCOMER}+{join}, {LEAVER}-{leave}",
+        **own,
         **common,
     )
 
@@ -230,12 +240,12 @@ def _outcome(
     folder: Path, records: Mapping[str, dict[str, Any]], seconds: float, peak: int
 ) -> Outcome:
     errors = {title: _last_errors(record) for title, record in records.items()}
-    hcct = records["hcct"]
-    groups = hcct["final-groups"]
+    grouped = records["grouped"]
+    groups = sorted(grouped["final-groups"])
     return Outcome(
         folder=folder,
         errors=errors,
-        samples={n: int(s["num-examples"]) for n, s in hcct["silos"].items()},
+        samples={n: int(s["num-examples"]) for n, s in grouped["silos"].items()},
         groups=groups,
         hidden=hidden_groups([name for group in groups for name in group]),
         seconds=seconds,
@@ -258,15 +268,15 @@ def _last_errors(record: dict[str, Any]) -> dict[str, float]:
 # ---------------------------------------------------------------- what is printed at the end
 
 
-def _print_outcome(
-    console: Console, outcome: Outcome, record: dict[str, Any], alpha: float
-) -> None:
+def _print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -> None:
+    title = TITLES[record["config"]["strategy"]]
     console.print()
-    console.print(_table(outcome))
+    console.print(_table(outcome, title))
     found = "found exactly" if outcome.groups == outcome.hidden else "NOT found"
     console.print(f"The three hidden groups were [bold]{found}[/]:")
-    console.print(_group_table(outcome))
-    console.print(_alpha_text(record, alpha), soft_wrap=True)
+    console.print(_group_table(outcome, title))
+    if record["config"]["strategy"] == "hcct":
+        console.print(_alpha_text(record), soft_wrap=True)
     console.print(
         f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
         f"Models, records and logs: {outcome.folder}/",
@@ -274,8 +284,8 @@ def _print_outcome(
     )
     summary = outcome.folder / "summary.txt"
     plain = Console(file=summary.open("w", encoding="utf-8"), width=100)
-    plain.print(_table(outcome))
-    plain.print(_group_table(outcome))
+    plain.print(_table(outcome, title))
+    plain.print(_group_table(outcome, title))
     plain.file.close()
 
 
@@ -283,18 +293,18 @@ def _memory_text(peak: int) -> str:
     return f", at most {peak / 1e9:.1f} GB of memory" if peak else ""
 
 
-def _table(outcome: Outcome) -> Table:
+def _table(outcome: Outcome, title: str) -> Table:
     table = Table(title="Error on each silo's own test data", title_justify="left")
-    for column in ("silo", "samples", "group", "alone", "global", "HCCT"):
+    for column in ("silo", "samples", "group", "alone", "global", title):
         table.add_column(column, justify="left" if column == "silo" else "right")
     group_of = {n: i + 1 for i, group in enumerate(outcome.groups) for n in group}
-    names = sorted(outcome.errors["hcct"], key=lambda n: (group_of.get(n, 99), n))
+    names = sorted(outcome.errors["grouped"], key=lambda n: (group_of.get(n, 99), n))
     for name in names:
         table.add_row(
             Text(name + _remark(name)),
             str(outcome.samples.get(name, "")),
             str(group_of.get(name, "left")),
-            *(_cell(outcome.errors[run].get(name)) for run in ("alone", "global", "hcct")),
+            *(_cell(outcome.errors[run].get(name)) for run in ("alone", "global", "grouped")),
         )
     table.add_section()
     shared = [n for n in names if all(n in outcome.errors[r] for r in outcome.errors)]
@@ -311,16 +321,17 @@ def _cell(error: float | None) -> str:
     return "–" if error is None else percent(error)
 
 
-def _group_table(outcome: Outcome) -> Table:
-    table = Table("group", "found by HCCT", "hidden in the data", show_lines=False)
+def _group_table(outcome: Outcome, title: str) -> Table:
+    table = Table("group", f"found by {title}", "hidden in the data", show_lines=False)
     for i in range(max(len(outcome.groups), len(outcome.hidden))):
         row = [g[i] if i < len(g) else [] for g in (outcome.groups, outcome.hidden)]
         table.add_row(str(i + 1), *(Text(", ".join(names)) for names in row))
     return table
 
 
-def _alpha_text(record: dict[str, Any], alpha: float) -> str:
+def _alpha_text(record: dict[str, Any]) -> str:
     """What α does, computed from this very run."""
+    alpha = record["config"]["alpha"]
     final = record["rounds"][-1]
     cosines, norms = np.array(final["similarity"]), np.array(final["norms"])
     sizes = [record["silos"][name]["num-examples"] for name in final["compared"]]

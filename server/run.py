@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 import wire
 from server.config import RunConfig
 from server.record import RunRecord, default_runs_dir
-from strategies import HCCT, FedAvg, Independent
+from strategies import HCCT, FedAvg, FedGroup, Independent
 from strategies.errors import FederationError
 from strategies.exchange import exchange
 from strategies.loop import GroupStrategy, RoundReport, RunResult, check_finite
@@ -72,6 +72,18 @@ def build_strategy(
         return Independent(**common)
     if config.strategy == "fedavg":
         return FedAvg(**common)
+    if config.strategy == "fedgroup":
+        return FedGroup(
+            num_groups=config.num_groups,
+            measure=config.measure,
+            pretrain_epochs=config.pretrain_epochs,
+            pretrain_silos=config.pretrain_silos,
+            min_similarity=config.min_similarity,
+            sample=config.sample,
+            inter_group_lr=config.inter_group_lr,
+            seed=config.seed,
+            **common,
+        )
     return HCCT(
         alpha=config.alpha,
         memory=config.memory,

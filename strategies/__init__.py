@@ -14,14 +14,24 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from strategies.errors import FederationError
     from strategies.fedavg import FedAvg
+    from strategies.fedgroup import FedGroup
     from strategies.hcct import HCCT
     from strategies.independent import Independent
     from strategies.loop import GroupStrategy, RunResult
 
-__all__ = ["FedAvg", "FederationError", "GroupStrategy", "HCCT", "Independent", "RunResult"]
+__all__ = [
+    "FedAvg",
+    "FedGroup",
+    "FederationError",
+    "GroupStrategy",
+    "HCCT",
+    "Independent",
+    "RunResult",
+]
 
 _HOME = {
     "FedAvg": "strategies.fedavg",
+    "FedGroup": "strategies.fedgroup",
     "FederationError": "strategies.errors",
     "GroupStrategy": "strategies.loop",
     "HCCT": "strategies.hcct",

@@ -27,7 +27,7 @@ def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
     assert first.groups == first.hidden
     assert sum(len(group) for group in first.groups) == 9, "one joined, one left"
     means = {run: sum(e.values()) / len(e) for run, e in first.errors.items()}
-    assert means["hcct"] < means["alone"] and means["hcct"] < means["global"]
+    assert means["grouped"] < means["alone"] and means["grouped"] < means["global"]
     assert first.peak_memory < 5e9
     assert "upright-late joined" in text and "shifted-2 left" in text
     assert "found exactly" in text

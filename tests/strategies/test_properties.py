@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from server.inprocess import InProcessGrid
-from strategies import HCCT, FedAvg, Independent, RunResult
+from strategies import HCCT, FedAvg, FedGroup, Independent, RunResult
 from strategies.loop import GroupStrategy
 from tests.conftest import (
     arrays_of,
@@ -31,6 +31,7 @@ TABLE: dict[str, Callable[..., GroupStrategy[Any]]] = {
     "hcct": HCCT,
     "hcct-paper": lambda **more: HCCT(memory=0, solver="agglomerative", **more),
     "hcct-hungry": lambda **more: HCCT(alpha=1e6, **more),
+    "fedgroup": lambda **more: FedGroup(num_groups=1, **more),
     "hcct-alone": lambda **more: HCCT(alpha=0, **more),
 }
 

@@ -1,0 +1,497 @@
+"""FedGroup and FedGrouProx: static groups from one pre-training, and newcomers placed by it.
+
+Duan, Liu, Ji, Liu, Liang, Chen, Tan: "FedGroup: Efficient Federated Learning via Decomposed
+Similarity-Based Clustering", 2021, https://arxiv.org/abs/2010.06870; Algorithms 2–3, eqs.
+4–9. The clustering itself is ``strategies.partition.fedgroup``.
+
+Group cold start (Algorithm 3), round 1: the pre-training silos train from w⁰; their updates are
+clustered (EDC or MADC); group j starts at ``w⁰ + mean(Δ_i)``, equal weights, and keeps
+``mean(Δ_i)``, frozen, as its direction. From round 2 on every group is a FedAvg of its own
+(Algorithm 2; with ``proximal-mu`` in the training configuration FedProx: FedGrouProx). A silo in
+no group is *cold*: in its first round, whichever that is, it trains from w⁰ and goes to the group
+whose direction has the largest cosine with its update (eq. 9). No group model is sent to it to be
+compared. All of that is ordinary ``train`` messages.
+
+Differs from the paper in:
+
+- *Whole rounds.* The paper pre-trains one epoch and trains on for E − 1 in the same round. Here
+  the group cold start is the whole of round 1, in which FedAvg's silos would train from w⁰ as
+  well; pre-training as long as a round's training (the default) it costs no round. A newcomer
+  holds its group's model after its first round, and its data count from the next on. Sampled
+  silos are cold-started one round before their turn.
+- *Which arrays.* Directions are of parameters; BatchNorm's running statistics are averaged with
+  the models, but neither compared nor moved by the inter-group aggregation.
+- ``num_groups="auto"``, the separation of the groups, and ``min_similarity``, which lets a
+  newcomer that is like no group open one, are not in the paper.
+- Algorithm 3 line 16 as printed makes the mean update the group's model; w⁰ is added here.
+- *RCC* is not spelled out: here m random pre-training silos are the centres, and the others are
+  placed by eq. 9.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+
+import wire
+from strategies.errors import EXIT_NO_SILOS, FederationError, require
+from strategies.grouping import Members, enrol
+from strategies.loop import Group, GroupStrategy, Order, RoundReport, Update
+from strategies.models import comparable, difference, is_statistic, weighted_mean
+from strategies.partition.fedgroup import (
+    Measure,
+    assign,
+    choose_num_groups,
+    cold_start,
+    direction_norms,
+    silhouette,
+    similarities,
+)
+from strategies.partition.gram import cross, gram
+from strategies.roster import Roster, Silo
+from wire import Model
+
+__all__ = ["COLD_START", "FedGroup", "FedGroupState"]
+
+log = logging.getLogger("coterie.run")
+
+COLD_START = "cold-start"
+"""Purpose of a training from w⁰ once there are groups. The first ones are round 1 itself."""
+LOW_SEPARATION = 0.6
+"""Silhouette of the MADC distances below which groups are doubtful; see ``choose_num_groups``."""
+MAX_AUTO_GROUPS = 32
+"""``num_groups="auto"`` tries no more."""
+_PRETRAIN, _CLUSTER, _SAMPLE, _ASSIGN = range(4)  # purposes of the strategy's own randomness
+
+
+@dataclass(frozen=True)
+class FedGroupState:
+    """What FedGroup knows between two rounds. Groups are numbered from 0 and never renumbered.
+
+    Attributes:
+        members: every silo's model and size; ``groups`` are the members that are here.
+        group_of: silo → number of its group, for good. Who is not in it is cold.
+        group_models: w^(g_j).
+        directions: Δw₀^(g_j), frozen: mean pre-training updates (the compared arrays only).
+        norms: their lengths.
+        pretraining: the silos whose updates form the groups; None before they are chosen.
+        separation: silhouette of the groups that were formed, where there is one.
+        here: silos of the last round, sorted.
+        similarity: silo placed in the last round → its cosine with every direction.
+        opened: silos that opened a group in the last round.
+    """
+
+    members: Members
+    group_of: Mapping[str, int] = field(default_factory=dict)
+    group_models: tuple[Model, ...] = ()
+    directions: tuple[Model, ...] = ()
+    norms: tuple[float, ...] = ()
+    pretraining: frozenset[str] | None = None
+    separation: float | None = None
+    here: tuple[str, ...] = ()
+    similarity: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    opened: tuple[str, ...] = ()
+
+
+class FedGroup(GroupStrategy[FedGroupState]):
+    """Groups by the direction of a pre-training, each with a FedAvg or FedProx of its own.
+
+    Args:
+        num_groups: m, at least 1; ``auto`` takes the number of best silhouette in round 1.
+        measure: ``edc`` (k-means++ on m directions) or ``madc`` (complete linkage).
+        pretrain_epochs: local epochs of every cold start; 0 takes those of a round. Longer ones
+            separate small silos better. Needs silos that heed ``local-epochs``.
+        pretrain_silos: α·m, how many silos, drawn by seed, form the groups; 0 takes all that are
+            here in round 1. The others are placed like newcomers.
+        min_similarity: a newcomer whose largest cosine is below opens a new group with its own
+            model. −1, the default, never does.
+        sample: K, silos a round, drawn by seed; 0 takes all. Round 1 is not sampled.
+        inter_group_lr: η_g ≥ 0 of the inter-group aggregation (Algorithm 2, line 18); 0 is off.
+        assign: ``cosine`` (eq. 9), or ``random`` for the ablation RAC.
+        centres: ``clustered``, or ``random`` for the ablation RCC.
+        seed: of the draws and of k-means++.
+
+    The other arguments are those of ``GroupStrategy``.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_groups: int | Literal["auto"] = 3,
+        measure: Measure = "edc",
+        pretrain_epochs: int = 0,
+        pretrain_silos: int = 0,
+        min_similarity: float = -1.0,
+        sample: int = 0,
+        inter_group_lr: float = 0.0,
+        assign: Literal["cosine", "random"] = "cosine",
+        centres: Literal["clustered", "random"] = "clustered",
+        seed: int = 0,
+        round_timeout: float = 3600.0,
+        train_config: Mapping[str, int | float | str | bool] | None = None,
+        evaluate: bool = True,
+        roster: Roster | None = None,
+        on_round: Callable[[RoundReport], None] | None = None,
+    ) -> None:
+        super().__init__(
+            round_timeout=round_timeout,
+            train_config=train_config,
+            evaluate=evaluate,
+            roster=roster,
+            on_round=on_round,
+        )
+        _require_num_groups(num_groups)
+        _require_one_of("measure", measure, ("edc", "madc"))
+        _require_one_of("assign", assign, ("cosine", "random"))
+        _require_one_of("centres", centres, ("clustered", "random"))
+        counts = {"pretrain_epochs": pretrain_epochs, "sample": sample, "seed": seed}
+        for name, count in (counts | {"pretrain_silos": pretrain_silos}).items():
+            require(count >= 0, f"{name} must be at least 0. Got {count}.")
+        least = 1 if num_groups == "auto" else int(num_groups)
+        require(
+            pretrain_silos == 0 or pretrain_silos >= least,
+            f"pretrain_silos must be 0 or at least num_groups = {least}. Got {pretrain_silos}.",
+        )
+        require(
+            -1 <= min_similarity <= 1, f"min_similarity must be in [-1, 1]. Got {min_similarity}."
+        )
+        require(
+            bool(np.isfinite(inter_group_lr)) and inter_group_lr >= 0,
+            f"inter_group_lr must be finite and at least 0. Got {inter_group_lr}.",
+        )
+        self.num_groups, self.measure = num_groups, measure
+        self.pretrain_epochs, self.pretrain_silos = int(pretrain_epochs), int(pretrain_silos)
+        self.min_similarity, self.sample = float(min_similarity), int(sample)
+        self.inter_group_lr = float(inter_group_lr)
+        self.assign, self.centres, self.seed = assign, centres, int(seed)
+
+    def _rng(self, round: int, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, round, purpose])
+
+    @property
+    def _least(self) -> int:
+        """Silos without which there are no groups."""
+        return 1 if self.num_groups == "auto" else int(self.num_groups)
+
+    # ---------------------------------------------------------------- before a round
+
+    def first(self, initial: Model) -> FedGroupState:
+        """Nobody yet."""
+        return FedGroupState(Members(initial))
+
+    def admit(self, state: FedGroupState, silos: Sequence[Silo], *, round: int) -> FedGroupState:
+        """Everybody comes cold, with w⁰."""
+        return replace(state, members=enrol(state.members, silos, state.members.initial))
+
+    def orders(
+        self, state: FedGroupState, silos: Sequence[Silo], *, round: int
+    ) -> tuple[FedGroupState, list[Order]]:
+        """The sampled train their group's model; cold ones whose turn it is, or is next, w⁰."""
+        here = {silo.name: silo for silo in silos}
+        state = replace(state, here=tuple(sorted(here)))
+        if state.pretraining is None:
+            state = replace(state, pretraining=self._chosen(state.here, round))
+        now, soon = self._sampled(state.here, round), self._sampled(state.here, round + 1)
+        due = (now if state.group_models else state.pretraining or frozenset()) | soon
+        orders = []
+        for name in state.here:
+            if name not in state.group_of and name in due:
+                orders.append(self._cold_start(state, here[name]))
+            elif name in state.group_of and name in now:
+                orders.append(Order(here[name], state.group_models[state.group_of[name]]))
+        return state, orders
+
+    def _chosen(self, here: Sequence[str], round: int) -> frozenset[str]:
+        """Algorithm 3, line 2: the α·m silos that pre-train."""
+        self._require_enough(len(here), "are here", round)
+        if not self.pretrain_silos or self.pretrain_silos >= len(here):
+            return frozenset(here)
+        rng = self._rng(round, _PRETRAIN)
+        return frozenset(rng.choice(here, size=self.pretrain_silos, replace=False).tolist())
+
+    def _sampled(self, here: Sequence[str], round: int) -> frozenset[str]:
+        """Algorithm 2, line 4: S_t, known ahead so that cold silos can be warm by their turn."""
+        if not self.sample or self.sample >= len(here):
+            return frozenset(here)
+        rng = self._rng(round, _SAMPLE)
+        return frozenset(rng.choice(here, size=self.sample, replace=False).tolist())
+
+    def _cold_start(self, state: FedGroupState, silo: Silo) -> Order:
+        """Pre-training from w⁰, the same in every round: ClientUpdate of Algorithm 1."""
+        config: dict[str, int | float | str | bool] = {wire.LR_DECAY: 1.0}
+        if self.pretrain_epochs:
+            config[wire.LOCAL_EPOCHS] = self.pretrain_epochs
+        if self.train_config.get(wire.PROXIMAL_MU):
+            config[wire.PROXIMAL_MU] = 0.0
+        # Round 1 is its silos' ordinary training. Later, w⁰ is nobody's model of the round before,
+        # so it is not evaluated as such.
+        purpose = COLD_START if state.group_models else ""
+        return Order(silo, state.members.initial, purpose=purpose, config=config)
+
+    # ---------------------------------------------------------------- after a round
+
+    def absorb(
+        self, state: FedGroupState, updates: Sequence[Update], *, round: int
+    ) -> FedGroupState:
+        """Form the groups or train them, then place the cold ones that answered."""
+        sizes = {**state.members.sizes, **{u.silo.name: u.num_examples for u in updates}}
+        state = replace(
+            state, members=replace(state.members, sizes=sizes), similarity={}, opened=()
+        )
+        if state.group_models:
+            state = self._trained(state, [u for u in updates if u.silo.name in state.group_of])
+        else:
+            chosen = state.pretraining or frozenset()
+            state = self._formed(state, [u for u in updates if u.silo.name in chosen], round)
+        rng = self._rng(round, _ASSIGN)
+        for update in updates:
+            if update.silo.name not in state.group_of:
+                state = self._placed(state, update, rng)
+        return _handed_out(state)
+
+    def _formed(self, state: FedGroupState, updates: Sequence[Update], round: int) -> FedGroupState:
+        """Algorithm 3, from line 6: groups, their models and directions."""
+        self._require_enough(len(updates), "answered", round)
+        deltas = [_compared(update) for update in updates]
+        matrix = gram([list(delta.values()) for delta in deltas])
+        with _numerics_unheard():
+            groups = self._clusters(matrix, [u.silo.name for u in updates], round)
+        pairs = enumerate(groups)
+        state = replace(
+            state,
+            group_of={updates[i].silo.name: number for number, group in pairs for i in group},
+            group_models=tuple(_mean([updates[i].model for i in group]) for group in groups),
+            directions=tuple(_mean([deltas[i] for i in group]) for group in groups),
+            norms=tuple(direction_norms(matrix, groups).tolist()),
+        )
+        if self.centres == "random" or len(groups) in (1, len(updates)):
+            return state
+        return replace(state, separation=self._separation(matrix, groups))
+
+    def _clusters(self, matrix: np.ndarray, names: Sequence[str], round: int) -> list[list[int]]:
+        for row in np.flatnonzero(matrix.diagonal() == 0).tolist():
+            log.warning("silo %s sent a zero update: its group means nothing", names[row])
+        rng = self._rng(round, _CLUSTER)
+        wanted = self._count(matrix, rng)
+        if self.centres == "random":
+            picked = rng.choice(len(matrix), size=wanted, replace=False)
+            return [[row] for row in sorted(picked.tolist())]
+        groups = cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
+        if len(groups) < wanted:
+            log.warning(
+                "the updates have only %d different directions: %d group(s), not %d",
+                len(groups),
+                len(groups),
+                wanted,
+            )
+        return groups
+
+    def _count(self, matrix: np.ndarray, rng: np.random.Generator) -> int:
+        if self.num_groups != "auto":
+            return int(self.num_groups)
+        highest = min(MAX_AUTO_GROUPS, len(matrix))
+        found = choose_num_groups(matrix, measure=self.measure, rng=rng, max_groups=highest)
+        log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
+        return found.num_groups
+
+    def _separation(self, matrix: np.ndarray, groups: list[list[int]]) -> float:
+        """Always judged by MADC: EDC sees groups even where there are none."""
+        with _numerics_unheard():
+            separation = silhouette(matrix, groups, measure="madc")
+        if separation < LOW_SEPARATION:
+            log.warning(
+                "the groups are badly separated: silhouette %.2f, below %.1f. More pretrain-epochs "
+                "or another num-groups may help.",
+                separation,
+                LOW_SEPARATION,
+            )
+        return separation
+
+    def _trained(self, state: FedGroupState, updates: Sequence[Update]) -> FedGroupState:
+        """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
+        models = list(state.group_models)
+        for number in range(len(models)):
+            answered = [u for u in updates if state.group_of[u.silo.name] == number]
+            if answered:  # otherwise an empty group, line 12: it keeps its model
+                weights = [u.num_examples for u in answered]
+                models[number] = weighted_mean([u.model for u in answered], weights)
+        if self.inter_group_lr and updates:
+            buffers = {name for update in updates for name in update.silo.buffers}
+            models = _inter_group(models, self.inter_group_lr, sorted(buffers))
+        return replace(state, group_models=tuple(models))
+
+    def _placed(
+        self, state: FedGroupState, update: Update, rng: np.random.Generator
+    ) -> FedGroupState:
+        """Client cold start, eq. 9; or RAC; or a group of its own."""
+        name, delta = update.silo.name, _compared(update)
+        cosines = _cosines(state, delta)
+        if not any(array.any() for array in delta.values()):
+            log.warning("silo %s sent a zero update: its group means nothing", name)
+        state = replace(state, similarity={**state.similarity, name: tuple(cosines.tolist())})
+        if self.assign == "random":
+            number = int(rng.integers(len(cosines)))
+        elif cosines.max() < self.min_similarity:
+            log.warning(
+                "silo %s is like no group (largest cosine %.2f): it opens group %d",
+                name,
+                cosines.max(),
+                len(cosines),
+            )
+            state, number = _opened(state, update, delta), len(cosines)
+        else:
+            number = assign(cosines, np.ones(len(cosines)), 1.0)  # of unit vectors
+        return replace(state, group_of={**state.group_of, name: number})
+
+    def _require_enough(self, num_silos: int, what: str, round: int) -> None:
+        if num_silos < self._least:
+            raise FederationError(
+                f"the group cold start needs at least {self._least} silos "
+                f"(num_groups = {self.num_groups}). Only {num_silos} {what}.",
+                round=round,
+                phase="cold start",
+                exit_code=EXIT_NO_SILOS,
+            )
+
+    # ---------------------------------------------------------------- views
+
+    def models(self, state: FedGroupState) -> Mapping[str, Model]:
+        """Silo → its group's model; who left, the last that it had; who is cold has none."""
+        return {n: model for n, model in state.members.models.items() if n in state.group_of}
+
+    def global_model(self) -> Model:
+        """The auxiliary global model (Algorithm 2, line 11): the plain mean of the groups' models.
+
+        Of the present state: after ``start``, the final one. w⁰ while there are no groups.
+
+        Raises:
+            FederationError: nothing has been started.
+        """
+        if self._state is None:
+            raise FederationError("there is no global model before the run has started.")
+        models = self._state.group_models
+        return _mean(models) if models else self._state.members.initial
+
+    def groups(self, state: FedGroupState) -> Sequence[Group]:
+        """The members of every group that are here; cold silos are in none."""
+        return state.members.groups
+
+    def sizes(self, state: FedGroupState) -> Mapping[str, float]:
+        """Silo → training samples."""
+        return state.members.sizes
+
+    def details(self, state: FedGroupState) -> Mapping[str, Any]:
+        """Groups by number, empty ones too; who is still cold; how the last ones were placed."""
+        members = _by_number(state)
+        return {
+            "members": members,
+            "empty-groups": [number for number, names in enumerate(members) if not names],
+            "cold": [name for name in state.here if name not in state.group_of],
+            "separation": None if state.separation is None else round(state.separation, 4),
+            "placed": {
+                name: {"group": state.group_of[name], "cosines": [round(c, 6) for c in cosines]}
+                for name, cosines in state.similarity.items()
+            },
+            "opened": list(state.opened),
+        }
+
+
+def _require_num_groups(num_groups: object) -> None:
+    whole = isinstance(num_groups, int) and not isinstance(num_groups, bool) and num_groups >= 1
+    require(
+        whole or num_groups == "auto",
+        f"num_groups must be an integer of at least 1, or 'auto'. Got {num_groups!r}.",
+    )
+
+
+def _require_one_of(name: str, value: str, allowed: tuple[str, str]) -> None:
+    require(value in allowed, f"{name} must be {' or '.join(allowed)}. Got {value!r}.")
+
+
+@contextmanager
+def _numerics_unheard() -> Iterator[None]:
+    """The numerics warn of silos by row; here the same is logged by name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Zero update|Only \d+ different", RuntimeWarning)
+        yield
+
+
+def _compared(update: Update) -> Model:
+    """Δ_i: what a pre-training changed, parameters only."""
+    delta = difference(update.model, update.start)
+    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+
+
+def _mean(models: Sequence[Model]) -> Model:
+    """Equal weights, as in Algorithm 3, line 16. Of models ``w⁰ + Δ_i``: ``w⁰ + mean(Δ_i)``."""
+    return weighted_mean(models, [1.0] * len(models))
+
+
+def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
+    """(m,) cosines of an update with the frozen directions."""
+    row = [list(delta.values())]
+    inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
+    with _numerics_unheard():
+        return similarities(inner, state.norms, float(np.sqrt(gram(row)[0, 0])))
+
+
+def _opened(state: FedGroupState, update: Update, delta: Model) -> FedGroupState:
+    """One group more: its model and direction are those of the silo that opens it."""
+    norm = float(np.sqrt(gram([list(delta.values())])[0, 0]))
+    return replace(
+        state,
+        group_models=(*state.group_models, update.model),
+        directions=(*state.directions, delta),
+        norms=(*state.norms, norm),
+        opened=(*state.opened, update.silo.name),
+    )
+
+
+def _handed_out(state: FedGroupState) -> FedGroupState:
+    """Everybody here gets its group's model. Who is away keeps the one that it left with."""
+    own = {n: state.group_models[state.group_of[n]] for n in state.here if n in state.group_of}
+    present = tuple(sorted(tuple(names) for names in _by_number(state) if names))
+    members = replace(state.members, models={**state.members.models, **own}, groups=present)
+    return replace(state, members=members)
+
+
+def _by_number(state: FedGroupState) -> list[list[str]]:
+    """Group number → its members that are here."""
+    members: list[list[str]] = [[] for _ in state.group_models]
+    for name in state.here:
+        if name in state.group_of:
+            members[state.group_of[name]].append(name)
+    return members
+
+
+def _inter_group(models: Sequence[Model], rate: float, buffers: Sequence[str]) -> list[Model]:
+    """Algorithm 2, line 18, from the snapshot: ``w_j + η_g · Σ_{l≠j} w_l / |w_l|``."""
+    units = [_unit(model, buffers) for model in models]
+    return [
+        {
+            name: _moved(array, [u[name] for u in units[:j] + units[j + 1 :] if name in u], rate)
+            for name, array in model.items()
+        }
+        for j, model in enumerate(models)
+    ]
+
+
+def _moved(array: Any, steps: Sequence[np.ndarray], rate: float) -> Any:
+    return (array + rate * sum(steps)).astype(array.dtype) if steps else array
+
+
+def _unit(model: Model, buffers: Sequence[str]) -> dict[str, np.ndarray]:
+    """The model's parameters in float64, divided by their common norm; nothing for a zero model."""
+    wide = {
+        name: array.astype(np.float64)
+        for name, array in model.items()
+        if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, buffers)
+    }
+    norm = float(np.sqrt(sum(float(np.vdot(array, array)) for array in wide.values())))
+    return {name: array / norm for name, array in wide.items()} if norm > 0 else {}
