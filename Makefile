@@ -5,7 +5,8 @@ BIN     = $(VENV)/bin
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test check e2e bench-overhead bench-partition clean
+.PHONY: help setup setup-dev demo test check e2e bench-overhead bench-partition bench-digits \
+        bench-hcct clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,10 +37,11 @@ demo: setup ## Ten silos on this machine find out who should train with whom
 test: setup-dev ## Fast tests
 	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
 
-check: setup-dev ## Linter, types
+check: setup-dev ## Linter, types, import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_imports.py
 
 e2e: setup-dev ## Tests with real processes and real gRPC
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
@@ -49,6 +51,13 @@ bench-overhead: setup ## Round overhead: stock SuperNodes beside resident silos,
 
 bench-partition: setup ## Gram matrix and solvers beside their limits
 	@$(BIN)/python -m benchmarks.partition $(ARGS)
+
+bench-digits: setup ## HCCT's and FedGroup's options on the demo's silos, ten seeds
+	@$(BIN)/python -m benchmarks.hcct_digits $(ARGS)
+	@$(BIN)/python -m benchmarks.fedgroup_digits $(ARGS)
+
+bench-hcct: setup ## HCCT's tables on real data: make bench-hcct ARGS='--data FOLDER'
+	@$(BIN)/python -m benchmarks.hcct $(ARGS)
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
