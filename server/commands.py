@@ -96,7 +96,10 @@ def print_runs(folder: Path | None) -> None:
     if not records:
         console.print(f"no runs are recorded in {root}", soft_wrap=True)
         return
-    table = Table("run", "strategy", "status", "started", "rounds", "silos", "mean error")
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("run", overflow="fold")  # a name to be typed, so never cut
+    for column in ("strategy", "status", "started", "rounds", "silos", "error"):
+        table.add_column(column, no_wrap=True)
     for path in records:
         table.add_row(*_summary(path))
     console.print(table)
@@ -110,7 +113,7 @@ def _summary(path: Path) -> list[str | Text]:
             Text(path.parent.name),
             record["config"]["strategy"],
             record["status"],
-            record["started"][:19],
+            record["started"][5:16].replace("T", " "),
             f"{len(record['rounds'])}/{record['config']['rounds']}",
             str(len(record["silos"])),
             percent(sum(errors) / len(errors)) if errors else "–",
