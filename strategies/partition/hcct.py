@@ -1,7 +1,8 @@
 """HCCT's partition, the placing of newcomers, and the choice of alpha and of the layer.
 
-Source: "HCCT: Hierarchical Clustering-Based Collaborative Training" for cross-silo federated
-learning, eqs. 8-17 and 19, Algorithm 2. Differs from the paper in testing before it merges, in
+Source: Sun, Kountouris, Zhang, "How to Collaborate: Towards Maximizing the Generalization
+Performance in Cross-Silo Federated Learning" (HCCT), https://arxiv.org/abs/2401.13236,
+eqs. 8-17 and 19, Algorithm 2. Differs from the paper in testing before it merges, in
 taking one alpha per silo where asked, and in `choose_alpha`, which the paper does not have.
 """
 
