@@ -48,9 +48,9 @@ RETRY_S = 20.0
 CONNECT_RETRY_S = 2.0
 """The same while connecting: the resident silo tries again anyway, and says so each time."""
 
-CALL_DEADLINE_S = 120.0
-"""Deadline of one call, which carries 5 MB at most. Flower sets none, and a SuperLink that stops
-in the middle of a call would be waited for for ever."""
+OBJECT_DEADLINE_S, CALL_DEADLINE_S = 120.0, 20.0
+"""Deadline of a call that carries an object, 5 MB at most, and of any other. Flower sets none, and
+a SuperLink that stops in the middle of a call would be waited for for ever."""
 
 OBJECT_WAIT_S = 120.0
 """How long an announced object may take to arrive at the SuperLink."""
@@ -199,9 +199,11 @@ def _retry_invoker() -> RetryInvoker:
 def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
     """Flower's stub with a deadline, remembering errors that its context manager hides."""
 
-    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        deadline_s = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            kwargs.setdefault("timeout", CALL_DEADLINE_S)
+            kwargs.setdefault("timeout", deadline_s)
             try:
                 return method(*args, **kwargs)
             except grpc.RpcError as error:
@@ -214,7 +216,7 @@ def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
         def __init__(self, channel: grpc.Channel) -> None:
             super().__init__(channel)
             for name, method in list(vars(self).items()):
-                setattr(self, name, recorded(method))
+                setattr(self, name, recorded(name, method))
 
     return RecordingStub
 
