@@ -31,7 +31,6 @@ __all__ = [
     "encode_description",
     "is_packed",
     "is_silo_name",
-    "num_bytes",
     "refusal",
 ]
 
@@ -250,16 +249,6 @@ def _plain_array(name: str, array: Array) -> NDArray[np.generic]:
     if not isinstance(decoded, np.ndarray):  # numpy also opens archives of arrays
         raise WireError(f"{name!r} is not one array.")
     return decoded
-
-
-def num_bytes(record: RecordDict) -> int:
-    """Bytes of the arrays in a message's content; what makes traffic large."""
-    return sum(
-        len(array.data)
-        for part in record.values()
-        if isinstance(part, ArrayRecord)
-        for array in part.values()
-    )
 
 
 def refusal(reason: str, message: Message) -> Message:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from threading import Lock
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -17,6 +16,7 @@ from flwr.clientapp import ClientApp
 
 import wire
 from client import personal
+from client.files import file_of, write_model
 from client.settings import SiloSettings
 from client.training import (
     Evaluation,
@@ -155,7 +155,8 @@ def evaluate_model(message: Message, context: Context) -> Message:
     with Stopwatch() as watch:
         result = evaluate(bench.task, bench.model, bench.data)
     if config.get(wire.KEEP) and bench.settings.home:
-        _keep(bench, _run(config))
+        file = file_of(bench.settings.home, "models", _run(config))
+        write_model(file, read_weights(bench.model))
     metrics = MetricRecord(
         {
             wire.NUM_EXAMPLES: result.num_examples,
@@ -271,16 +272,3 @@ def _real(config: ConfigRecord, key: str, *, default: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
         raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
     return float(value)
-
-
-def _keep(bench: Workbench, run: str) -> None:
-    """Write the model to the silo's own disk: temporary file, then rename."""
-    from safetensors.torch import save_file
-
-    folder = Path(bench.settings.home) / "models"
-    folder.mkdir(parents=True, exist_ok=True)
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
-    target = folder / f"{safe}.safetensors"
-    unfinished = target.with_suffix(".tmp")
-    save_file({k: v.contiguous() for k, v in bench.model.state_dict().items()}, unfinished)
-    unfinished.replace(target)

@@ -7,10 +7,9 @@ takes them out of what it sends.
 
 from __future__ import annotations
 
-from pathlib import Path
+from safetensors.numpy import load_file
 
-from safetensors.numpy import load_file, save_file
-
+from client.files import file_of, write_model
 from client.training import read_weights
 from client.workbench import Workbench
 from wire import Model
@@ -92,20 +91,13 @@ def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, ro
         del _kept[old]
     _kept[(silo, run)] = own
     if bench.settings.home:
-        file = _file(bench, run)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = file.with_suffix(".tmp")
-        save_file(own, unfinished, metadata={"round": str(round)})
-        unfinished.replace(file)
+        file = file_of(bench.settings.home, "personal", run)
+        write_model(file, own, metadata={"round": str(round)})
 
 
 def _load(bench: Workbench, run: str) -> Model | None:
     key = (bench.settings.name, run)
-    if key not in _kept and bench.settings.home and _file(bench, run).exists():
-        _kept[key] = dict(load_file(_file(bench, run)))
+    file = file_of(bench.settings.home, "personal", run)
+    if key not in _kept and bench.settings.home and file.exists():
+        _kept[key] = dict(load_file(file))
     return _kept.get(key)
-
-
-def _file(bench: Workbench, run: str) -> Path:
-    safe = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
-    return Path(bench.settings.home) / "personal" / f"{safe}.safetensors"

@@ -15,9 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.roster import Churn
 
-__all__ = ["STRATEGIES", "RunConfig"]
-
-STRATEGIES = ("independent", "fedavg", "hcct", "fedgroup")
+__all__ = ["RunConfig"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
