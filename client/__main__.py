@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["log_to_stderr", "main", "serve"]
 
-COMMANDS = ("init", "join", "check", "start")
-
-TOOLS = ("ledger", "predict")
+COMMANDS = ("init", "join", "check", "start", "ledger", "predict")
 
 EXIT_CONFIG, EXIT_LINK = 2, 5
 
@@ -112,10 +110,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from client.report import main as report
 
         return report(arguments[1:])
-    if arguments and arguments[0] in TOOLS:
-        from client.tools import run as use
-
-        return _reported(lambda: use(arguments))
     if arguments and arguments[0] in COMMANDS:
         from client.commands import run
 

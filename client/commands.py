@@ -1,4 +1,4 @@
-"""The commands of a silo in a federation: ``coterie silo init``, ``join``, ``check``, ``start``."""
+"""The commands of a silo: ``coterie silo init``, ``join``, ``check``, ``start``, and its tools."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from client.home import ENVIRONMENT, Home, create
+from client.home import Home, add_home, create
 from client.settings import SettingsError
+from client.tools import add_commands
 
 __all__ = ["run"]
 
@@ -56,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=formatting,
     )
     join.add_argument("bundle", nargs="+", help="the line that `coterie enrol` printed")
-    _add_home(join)
+    add_home(join)
     join.set_defaults(work=_join)
 
     check = commands.add_parser(
@@ -67,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:  coterie silo check --home hospital-b",
         formatter_class=formatting,
     )
-    _add_home(check)
+    add_home(check)
     check.set_defaults(work=_check)
 
     start = commands.add_parser(
@@ -78,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:  coterie silo start --home hospital-b",
         formatter_class=formatting,
     )
-    _add_home(start)
+    add_home(start)
     start.add_argument(
         "--patience",
         type=float,
@@ -88,13 +89,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     start.add_argument("--verbose", action="store_true", help="log every message")
     start.set_defaults(work=_start)
+    add_commands(commands)
     return top
-
-
-def _add_home(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--home", type=Path, help=f"the silo's folder [default: ${ENVIRONMENT}, or the current one]"
-    )
 
 
 def _init(given: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import os
@@ -41,7 +42,7 @@ from enrolment import (
 )
 from wire import is_silo_name
 
-__all__ = ["ENVIRONMENT", "Home", "create"]
+__all__ = ["Home", "add_home", "create", "folder_of"]
 
 ENVIRONMENT = "COTERIE_SILO"
 """The silo's folder, for commands that are not told one."""
@@ -133,6 +134,18 @@ class _File(_Section):
     compute: _Compute = _Compute()
 
 
+def add_home(command: argparse.ArgumentParser) -> None:
+    """Let a command name the silo's folder; ``folder_of`` reads it."""
+    command.add_argument(
+        "--home", type=Path, help=f"the silo's folder [default: ${ENVIRONMENT}, or the current one]"
+    )
+
+
+def folder_of(given: Path | None) -> Path:
+    """The folder given, else ``$COTERIE_SILO``, else the current one."""
+    return given or Path(os.environ.get(ENVIRONMENT) or ".")
+
+
 class Home:
     """A silo's folder."""
 
@@ -145,8 +158,7 @@ class Home:
         Raises:
             SettingsError: it is no silo's folder, or its ``silo.toml`` is wrong.
         """
-        named = folder or Path(os.environ.get(ENVIRONMENT) or ".")
-        self.folder = named.expanduser().resolve()
+        self.folder = folder_of(folder).expanduser().resolve()
         self.file = self.folder / "silo.toml"
         self.config = _read(self.file)
 

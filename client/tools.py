@@ -4,34 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["run"]
+from client.home import add_home, folder_of
 
-HOME = "COTERIE_SILO"
-
-
-def run(arguments: Sequence[str]) -> int:
-    """Run the command that the first argument names; return the exit status.
-
-    Raises:
-        SettingsError, TaskError, OSError: what a person at the silo can mend.
-    """
-    given = _parser().parse_args(arguments)
-    status: int = given.work(given)
-    return status
+__all__ = ["add_commands"]
 
 
-def _parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="coterie silo")
-    commands = top.add_subparsers(required=True, metavar="COMMAND")
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the two commands to those of ``coterie silo``."""
     formatting = argparse.RawDescriptionHelpFormatter
 
     ledger = commands.add_parser(
@@ -42,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:  coterie silo ledger --home hospital-b --last 5",
         formatter_class=formatting,
     )
-    _add_home(ledger)
+    add_home(ledger)
     ledger.add_argument("--run", default="", help="only this run")
     ledger.add_argument("--last", type=int, default=0, metavar="N", help="show the last N in full")
     ledger.add_argument("--json", action="store_true", help="the entries as they are, one a line")
@@ -56,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="example:  coterie silo predict --home hospital-b --input new.npz --output out.csv",
         formatter_class=formatting,
     )
-    _add_home(predict)
+    add_home(predict)
     predict.add_argument("--model", default="", metavar="RUN|FILE", help="[default: the newest]")
     predict.add_argument("--input", type=Path, help="samples, in a file that the task reads")
     predict.add_argument("--output", type=Path, help="a CSV file [default: standard output]")
@@ -70,29 +56,20 @@ def _parser() -> argparse.ArgumentParser:
         help="an option of the task, as for `coterie silo`",
     )
     predict.set_defaults(work=_predict)
-    return top
-
-
-def _add_home(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--home",
-        type=Path,
-        default=Path(os.environ.get(HOME, ".")),
-        help=f"the silo's folder [default: ${HOME}, or the current one]",
-    )
 
 
 def _ledger(given: argparse.Namespace) -> int:
     from client.ledger import ledger_of, read, totals
     from client.settings import SettingsError
 
-    if not ledger_of(given.home).exists():
+    home = folder_of(given.home)
+    if not ledger_of(home).exists():
         raise SettingsError(
-            f"there is no ledger in {given.home}. A silo keeps one in its folder (--home) once "
+            f"there is no ledger in {home}. A silo keeps one in its folder (--home) once "
             "something left it."
         )
     if given.json:
-        for entry in read(given.home, run=given.run):
+        for entry in read(home, run=given.run):
             print(json.dumps(entry))
         return 0
     console = Console()
@@ -100,7 +77,7 @@ def _ledger(given: argparse.Namespace) -> int:
     for column in ("run", "message", "rounds", "replies", "refused", "bytes", "arrays"):
         table.add_column(column, no_wrap=True)
     table.add_column("values", overflow="fold")
-    found = totals(read(given.home, run=given.run))
+    found = totals(read(home, run=given.run))
     for (run_name, kind), total in found.items():
         first, last = total.rounds
         table.add_row(
@@ -116,11 +93,11 @@ def _ledger(given: argparse.Namespace) -> int:
     console.print(table)
     entries, size = sum(t.messages for t in found.values()), sum(t.bytes for t in found.values())
     console.print(
-        f"{entries} replies, {size:,} bytes of arrays in all: {ledger_of(given.home)}",
+        f"{entries} replies, {size:,} bytes of arrays in all: {ledger_of(home)}",
         soft_wrap=True,
     )
     if given.last:
-        for entry in list(read(given.home, run=given.run))[-given.last :]:
+        for entry in list(read(home, run=given.run))[-given.last :]:
             console.print_json(json.dumps(entry))
     return 0
 
@@ -131,7 +108,7 @@ def _predict(given: argparse.Namespace) -> int:
     from client.settings import SettingsError, options_of
 
     try:
-        file = find_model(given.home, given.model)
+        file = find_model(folder_of(given.home), given.model)
         answers = predict(file, given.input, source=given.task, options=options_of(given.options))
     except CardError as error:
         raise SettingsError(str(error)) from None

@@ -23,7 +23,7 @@ from server.certificates import write_private
 from server.enrolled import Node
 from server.federation import ENVIRONMENT, Federation
 from server.link import control
-from server.processes import family
+from server.processes import stop_with_family
 from server.superlink import environment, flower_program
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 
@@ -198,16 +198,7 @@ class _Child:
     def stop(self) -> None:
         if self._process is None:
             return
-        helpers = family([self._process.pid]) - {self._process.pid}
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(STOP_DEADLINE_S)
-        for pid in helpers:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        stop_with_family(self._process, deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
 
 
 def _until_it_listens(

@@ -6,13 +6,16 @@ Both are read from Linux's /proc; elsewhere there are no descendants and no memo
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["end_with_parent", "family", "proportional_memory"]
+__all__ = ["end_with_parent", "family", "proportional_memory", "stop_with_family"]
 
 PARENT_OPTION = "--parent-pid"
 PARENT_PAUSE_S, PARENT_GRACE_S = 0.5, 3.0
@@ -63,6 +66,22 @@ def family(pids: Sequence[int]) -> set[int]:
         if not more:
             return found
         found |= more
+
+
+def stop_with_family(
+    process: subprocess.Popen[bytes], *, deadline_s: float, rest: signal.Signals
+) -> None:
+    """End a process, in order if it does so in time; what it leaves behind is sent ``rest``."""
+    others = family([process.pid]) - {process.pid}
+    process.terminate()
+    try:
+        process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(deadline_s)
+    for pid in others:
+        with suppress(ProcessLookupError):
+            os.kill(pid, rest)
 
 
 def proportional_memory(pid: int) -> int:

@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from server.federation import ENVIRONMENT
-from server.processes import family
+from server.processes import stop_with_family
 from strategies.errors import EXIT_CONFIG, FederationError
 
 __all__ = [
@@ -221,17 +220,8 @@ class SuperLink:
         if self._process is None:
             return
         # A ServerApp runs in a session of its own and would outlive a SuperLink that is ended.
-        helpers = family([self._process.pid]) - {self._process.pid}
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(STOP_DEADLINE_S)
+        stop_with_family(self._process, deadline_s=STOP_DEADLINE_S, rest=signal.SIGKILL)
         self._process = None
-        for pid in helpers:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
     def __enter__(self) -> SuperLink:
         self.start()
