@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from client.card import Card, CardError, read_card
 from client.training import EVALUATION_BATCH, load_weights
 from tasks import Task, load_task
-from tasks.base import Option, TaskError
+from tasks.base import Option, Samples, TaskError
 from wire import model_hash
 
 __all__ = ["Answers", "find_model", "predict", "write_csv"]
@@ -31,12 +31,18 @@ class Answers:
         classes: (n,) the likeliest class of every sample.
         probabilities: (n, num_classes) of every class.
         labels: (n,) the true classes, where they are known.
+        samples: (n,) what they are called; empty: they are only numbered.
+        names: (num_classes,) of the classes; empty: they are only numbered.
+        notes: what a person should know of the samples.
     """
 
     card: Card
     classes: NDArray[np.int64]
     probabilities: NDArray[np.float32]
     labels: NDArray[np.int64] | None = None
+    samples: Sequence[str] = ()
+    names: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def find_model(home: Path, run: str) -> Path:
@@ -62,7 +68,7 @@ def predict(
 
     Args:
         file: the model.
-        samples: a file that the task reads; None takes the silo's own test data.
+        samples: a file or folder that the task reads; None takes the silo's own test data.
         source: the task, if it is called otherwise than when the model was kept.
         options: the silo's settings of the task.
 
@@ -82,20 +88,24 @@ def predict(
         load_weights(model, {name: weights[name] for name in model.state_dict()})
     except (KeyError, ValueError) as error:
         raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
-    inputs, labels = _samples(task, samples, options)
-    return Answers(card, *_asked(model, inputs), labels)
+    found, labels = _samples(task, samples, options)
+    return Answers(
+        card, *_asked(model, found.x), labels, found.names, tuple(task.classes), found.notes
+    )
 
 
 def _samples(
-    task: Task, file: Path | None, options: Mapping[str, Option]
-) -> tuple[NDArray[np.float32], NDArray[np.int64] | None]:
-    if file is None:
+    task: Task, place: Path | None, options: Mapping[str, Option]
+) -> tuple[Samples, NDArray[np.int64] | None]:
+    if place is None:
         data = task.load(options)
-        return data.x_test, data.y_test
-    inputs = task.inputs(file, options)
-    if len(inputs) == 0:
-        raise TaskError(f"{file} holds no samples.")
-    return inputs, None
+        return Samples(data.x_test), data.y_test
+    if not place.exists():
+        raise TaskError(f"there is no {place} to predict from.")
+    samples = task.inputs(place, options)
+    if len(samples.x) == 0:
+        raise TaskError(f"{place} holds no samples.")
+    return samples, None
 
 
 @torch.no_grad()
@@ -114,13 +124,15 @@ def _asked(
 
 
 def write_csv(answers: Answers, file: TextIO) -> None:
-    """One line per sample: its number, its class, the probability of every class, its label."""
+    """A line per sample: its name or number, its class, each class's probability, its label."""
     writer = csv.writer(file, lineterminator="\n")
-    known = answers.labels is not None
-    classes = [f"p{i}" for i in range(answers.probabilities.shape[1])]
-    writer.writerow(["sample", "class", *classes, *(["label"] if known else [])])
-    for number, (chosen, row) in enumerate(
-        zip(answers.classes, answers.probabilities, strict=True)
-    ):
-        label = [int(answers.labels[number])] if answers.labels is not None else []
-        writer.writerow([number, int(chosen), *(f"{p:.6g}" for p in row), *label])
+    names = answers.names or [str(i) for i in range(answers.probabilities.shape[1])]
+    samples = answers.samples or [str(i) for i in range(len(answers.classes))]
+    before = "p_" if answers.names else "p"
+    known = [] if answers.labels is None else [[names[label]] for label in answers.labels]
+    writer.writerow(
+        ["sample", "class", *(before + name for name in names)] + ["label"] * bool(known)
+    )
+    for i, (sample, chosen) in enumerate(zip(samples, answers.classes, strict=True)):
+        chances = (f"{p:.6g}" for p in answers.probabilities[i])
+        writer.writerow([sample, names[chosen], *chances, *(known[i] if known else [])])

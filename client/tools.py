@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from client.home import add_home, folder_of
+from client.home import Home, add_home, folder_of
+from tasks.base import Option
 
 __all__ = ["add_commands"]
 
@@ -44,7 +46,9 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add_home(predict)
     predict.add_argument("--model", default="", metavar="RUN|FILE", help="[default: the newest]")
-    predict.add_argument("--input", type=Path, help="samples, in a file that the task reads")
+    predict.add_argument(
+        "--input", type=Path, help="a file or folder of samples that the task reads"
+    )
     predict.add_argument("--output", type=Path, help="a CSV file [default: standard output]")
     predict.add_argument("--task", default="", help="the task, if it is called otherwise today")
     predict.add_argument(
@@ -107,9 +111,15 @@ def _predict(given: argparse.Namespace) -> int:
     from client.predict import find_model, predict, write_csv
     from client.settings import SettingsError, options_of
 
+    folder = folder_of(given.home)
+    source = given.task
+    options: Mapping[str, Option] = options_of(given.options)
+    if (folder / "silo.toml").exists():
+        own = Home(folder).settings()
+        source, options = source or own.task, {**own.options, **options}
     try:
-        file = find_model(folder_of(given.home), given.model)
-        answers = predict(file, given.input, source=given.task, options=options_of(given.options))
+        file = find_model(folder, given.model)
+        answers = predict(file, given.input, source=source, options=options)
     except CardError as error:
         raise SettingsError(str(error)) from None
     if given.output is None:
@@ -121,5 +131,5 @@ def _predict(given: argparse.Namespace) -> int:
     if answers.labels is not None:
         wrong = float((answers.classes != answers.labels).mean())
         said += f"; error on this silo's own test data {100 * wrong:.2f} %"
-    print(said, file=sys.stderr)
+    print(said, *answers.notes, sep="\n", file=sys.stderr)
     return 0

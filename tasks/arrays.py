@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tasks.base import TaskError
+from tasks.base import Option, Samples, TaskError, read_array, read_options
 from tasks.declared import Declaration, DeclaredTask, Size
 
 __all__ = ["ArrayDeclaration", "ArrayTask"]
@@ -89,13 +89,17 @@ class ArrayTask(DeclaredTask):
         """As they are."""
         return train.x, test.x
 
+    def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
+        """As ``Task.inputs``, with the declared shape and scale.
+
+        Raises:
+            TaskError: the file is missing, holds something else, or has another shape.
+        """
+        read_options(self.name, options, self.options)
+        return Samples(self._scaled(read_array(file), file))
+
     def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
-        if x.shape[1:] != self.shape:
-            raise TaskError(
-                f"samples in {str(place)!r} must be of shape {self.shape}. Got {x.shape[1:]}."
-            )
-        if x.dtype.kind not in "fiub":
-            raise TaskError(f"samples in {str(place)!r} must be numbers. Got {x.dtype}.")
+        samples = self._scaled(x, place)
         if y.dtype.kind == "U":
             labels = self.labels(y.tolist(), str(place))
         elif y.dtype.kind in "iu" and y.ndim == 1:
@@ -105,4 +109,13 @@ class ArrayTask(DeclaredTask):
                 f"labels in {str(place)!r} must be whole numbers or names, one per sample. "
                 f"Got {y.dtype} of shape {y.shape}."
             )
-        return Arrays(x.astype(np.float32) * np.float32(self.declaration.scale), labels)
+        return Arrays(samples, labels)
+
+    def _scaled(self, x: NDArray[Any], place: Path) -> NDArray[np.float32]:
+        if x.shape[1:] != self.shape:
+            raise TaskError(
+                f"samples in {str(place)!r} must be of shape {self.shape}. Got {x.shape[1:]}."
+            )
+        if x.dtype.kind not in "fiub":
+            raise TaskError(f"samples in {str(place)!r} must be numbers. Got {x.dtype}.")
+        return x.astype(np.float32) * np.float32(self.declaration.scale)

@@ -7,6 +7,7 @@ federation. Data is plain numpy, so that loading it does not need torch.
 
 from __future__ import annotations
 
+import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Option", "SiloData", "Task", "TaskError", "read_options"]
+__all__ = ["Option", "Samples", "SiloData", "Task", "TaskError", "read_array", "read_options"]
 
 Option = str | int | float | bool
 
@@ -75,6 +76,21 @@ class SiloData:
             )
 
 
+@dataclass(frozen=True)
+class Samples:
+    """Samples that somebody wants an answer to.
+
+    Attributes:
+        x: float32, shape (n, ...), prepared as those that were trained on.
+        names: (n,) what each is called where it came from; empty: they are only numbered.
+        notes: what a person should know of them.
+    """
+
+    x: NDArray[np.float32]
+    names: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
 class Task(ABC):
     """What a federation learns. Subclass it, or give an object with the same methods.
 
@@ -84,11 +100,13 @@ class Task(ABC):
         head: prefix of the names of the head's parameters (``"head."`` by default). What is not
             the head is the representation. Models whose ``forward`` is ``head(representation(x))``
             can also be trained in latent space.
+        classes: their names, for people; empty: they are only numbered.
     """
 
     name: str
     num_classes: int
     head: str = "head."
+    classes: Sequence[str] = ()
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
@@ -105,7 +123,7 @@ class Task(ABC):
             TaskError: the data is missing, empty or unreadable, or an option is unknown.
         """
 
-    def inputs(self, file: Path, options: Mapping[str, Option]) -> NDArray[np.float32]:
+    def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
         """Samples to predict from a file, prepared as ``load`` prepares those to train on.
 
         Here: an ``.npy`` file, or the array ``x`` of an ``.npz`` file, taken as it is.
@@ -114,20 +132,10 @@ class Task(ABC):
             file: what somebody at the silo wants an answer to.
             options: the silo's own settings, as for ``load``.
 
-        Returns:
-            float32, shape (n, ...).
-
         Raises:
             TaskError: the file is missing or holds something else.
         """
-        try:
-            found = np.load(file, allow_pickle=False)
-            array = found if isinstance(found, np.ndarray) else found["x"]
-            return np.asarray(array, dtype=np.float32)
-        except (OSError, ValueError, KeyError) as error:
-            raise TaskError(
-                f"{file} must be an .npy file of samples, or an .npz file with an array x: {error}"
-            ) from None
+        return Samples(np.asarray(read_array(file), dtype=np.float32))
 
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
@@ -179,6 +187,24 @@ class Task(ABC):
     def errors(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Number of wrongly answered samples of a batch, a 0-d tensor."""
         return (outputs.argmax(dim=1) != targets).sum()
+
+
+def read_array(file: Path) -> NDArray[Any]:
+    """The numbers in an ``.npy`` file, or those of the array ``x`` of an ``.npz`` file.
+
+    Raises:
+        TaskError: the file is missing or holds something else.
+    """
+    try:
+        found = np.load(file, allow_pickle=False)
+        array: NDArray[Any] = found if isinstance(found, np.ndarray) else found["x"]
+        if array.dtype.kind not in "fiub":
+            raise ValueError(f"it holds {array.dtype}, not numbers")
+        return array
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise TaskError(
+            f"{file} must be an .npy file of samples, or an .npz file with an array x: {error}"
+        ) from None
 
 
 def read_options(

@@ -110,23 +110,25 @@ class DeclaredTask(Task):
         Raises:
             TaskError: names the file, and what was expected in it.
         """
-        chosen = read_options(self.name, options, self.options)
+        train, test = self.read_both(read_options(self.name, options, self.options))
+        x_train, x_test = self.samples(train, test)
+        return SiloData(x_train, train.y, x_test, test.y, self.num_classes)
+
+    def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Training and test part as ``read`` gives them."""
         if not chosen["data"]:
             raise TaskError(f"task {self.name!r} needs option data: {self.expected()}.")
         self._notes = []
         whole = self.read(_place(chosen["data"], self.expected()), chosen)
         if chosen["test-data"]:
-            train, test = whole, self.read(_place(chosen["test-data"], self.expected()), chosen)
-        elif (both := self.parts(whole)) is not None:
-            train, test = both
-        else:
-            share = chosen["test-share"]
-            if not 0 < share < 1:
-                raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
-            rows = split_by_class(whole.y, share, seed=chosen["seed"])
-            train, test = whole.take(rows[0]), whole.take(rows[1])
-        x_train, x_test = self.samples(train, test)
-        return SiloData(x_train, train.y, x_test, test.y, self.num_classes)
+            return whole, self.read(_place(chosen["test-data"], self.expected()), chosen)
+        if (both := self.parts(whole)) is not None:
+            return both
+        share = chosen["test-share"]
+        if not 0 < share < 1:
+            raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
+        rows = split_by_class(whole.y, share, seed=chosen["seed"])
+        return whole.take(rows[0]), whole.take(rows[1])
 
     def parts(self, whole: Any) -> tuple[Any, Any] | None:
         """Training and test part, if what was read says which is which."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tasks.base import TaskError
+from tasks.base import Option, Samples, TaskError, read_options
 from tasks.declared import Declaration, DeclaredTask, Size
 
 __all__ = ["ImageFolder", "ImageFolderDeclaration"]
@@ -64,10 +64,7 @@ class ImageFolder(DeclaredTask):
         for part in ("train", "test") if parted else ("",):
             root = place / part
             for folder in sorted(p for p in root.iterdir() if p.is_dir()):
-                images = sorted(
-                    p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file()
-                )
-                found += [(path, folder.name, part) for path in images]
+                found += [(path, folder.name, part) for path in _images(folder)]
         if not found:
             raise TaskError(
                 f"there are no images in {str(place)!r}. Expected {self.expected()}; images end in "
@@ -87,6 +84,20 @@ class ImageFolder(DeclaredTask):
         """Open, convert and resize."""
         return self._open(train.paths), self._open(test.paths)
 
+    def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
+        """One image, or all in a folder and its sub-folders, whatever these are called.
+
+        Raises:
+            TaskError: there is none, or one cannot be read.
+        """
+        read_options(self.name, options, self.options)
+        if not file.is_dir():
+            return Samples(self._open([file]), [file.name])
+        paths = _images(file)
+        if not paths:
+            raise TaskError(f"there are no images in {file}; they end in {', '.join(SUFFIXES)}.")
+        return Samples(self._open(paths), [str(path.relative_to(file)) for path in paths])
+
     def _open(self, paths: list[Path]) -> NDArray[np.float32]:
         from PIL import Image, UnidentifiedImageError
 
@@ -105,3 +116,7 @@ class ImageFolder(DeclaredTask):
         if self.declaration.normalise == "unit":
             return pixels / np.float32(255)
         return pixels / np.float32(127.5) - np.float32(1)
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())

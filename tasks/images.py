@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import Option, SiloData, Task, TaskError, read_options
+from tasks.base import Option, Samples, SiloData, Task, TaskError, read_array, read_options
 from tasks.image_files import ImageFiles, Images, RawImages, read_images
 from tasks.shifts import permutation, rotate
 from tasks.split_options import SPLIT_KEYS, SPLIT_OPTIONS, check_split, shares_of, silos_asked
@@ -53,6 +54,9 @@ class Scale:
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
         """Pixels 0–255, any type, to float32."""
         return ((images.astype(np.float32) - self.shift) / self.width).astype(np.float32)
+
+
+FIXED_SCALES = {"symmetric": Scale(127.5, 127.5), "unit": Scale(0.0, 255.0)}
 
 
 class ImageTask(Task):
@@ -134,6 +138,27 @@ class ImageTask(Task):
             self._silo(raw, shares[silo], chosen, scale, silo=silo, made=made)
             for silo in silos_asked(silos, len(shares))
         ]
+
+    def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
+        """Images as bytes (uint8), (n, H, W) or (n, H, W, 3), scaled as the silo's own.
+
+        They are not rotated. Numbers of another type are taken as they are.
+
+        Raises:
+            TaskError: the file is missing or holds something else.
+        """
+        chosen = self._options(options)
+        images = read_array(file)
+        if images.dtype != np.uint8:
+            return Samples(np.asarray(images, dtype=np.float32))
+        channels, *size = self.shape
+        expected = tuple(size) if channels == 1 else (*size, channels)
+        if images.shape[1:] != expected:
+            raise TaskError(
+                f"images in {file} must be uint8 of shape {('n', *expected)}. Got {images.shape}."
+            )
+        fixed = FIXED_SCALES.get(chosen["normalise"])
+        return Samples(scaled(images, fixed or _scale(self._raw(chosen), chosen)))
 
     def _options(self, options: Mapping[str, Option]) -> dict[str, Any]:
         defaults = {**OPTIONS, **SPLIT_KEYS, "first-label": self.first_label}
@@ -307,12 +332,10 @@ def join(first: Images, second: Images) -> Images:
 
 
 def _scale(raw: RawImages, chosen: Mapping[str, Any]) -> Scale:
-    if chosen["normalise"] == "symmetric":
-        return Scale(127.5, 127.5)
-    if chosen["normalise"] == "unit":
-        return Scale(0.0, 255.0)
     if chosen["normalise"] == "per-pixel":
         return _per_pixel(raw)
+    if (fixed := FIXED_SCALES.get(chosen["normalise"])) is not None:
+        return fixed
     raise TaskError(f"normalise must be symmetric, unit or per-pixel. Got {chosen['normalise']!r}.")
 
 

@@ -6,7 +6,7 @@ stay at the silo. Categories are declared, so that a column of the model means t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from tasks.base import Option, TaskError
+from tasks.base import Option, Samples, TaskError, read_options
 from tasks.declared import OPTIONS, Declaration, DeclaredTask
 
 __all__ = ["Table", "TableDeclaration"]
@@ -82,9 +82,7 @@ class Table(DeclaredTask):
 
     def read(self, place: Path, options: Mapping[str, Any]) -> Rows:
         """Read the declared columns and no others."""
-        table = self._table(place, str(options["separator"]))
-        if not len(table):
-            raise TaskError(f"{str(place)!r} has no rows.")
+        table = self._table(place, str(options["separator"]), (self.declaration.target,))
         target = _texts(table, self.declaration.target)
         if None in target:
             raise TaskError(
@@ -92,6 +90,30 @@ class Table(DeclaredTask):
                 f"{target.index(None) + 1} (and maybe others). Leave such rows out of the file."
             )
         y = self.labels([str(value) for value in target], str(place))
+        return Rows(*self._columns(table, place), y)
+
+    def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Standardise by the training rows; a missing number becomes their mean."""
+        scale = _scale(train.numbers)
+        return scale(train), scale(test)
+
+    def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
+        """The rows of a table; it needs no target column.
+
+        The scale is that of the silo's own training rows, so its ``data`` must still be there.
+
+        Raises:
+            TaskError: a column is missing, or something cannot be read.
+        """
+        chosen = read_options(self.name, options, self.options)
+        train, _ = self.read_both(chosen)
+        self._notes = []
+        table = self._table(file, str(chosen["separator"]), ())
+        rows = Rows(*self._columns(table, file), np.zeros(len(table), np.int64))
+        return Samples(_scale(train.numbers)(rows), notes=tuple(self._notes))
+
+    def _columns(self, table: Any, place: Path) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """Numbers and one-hot categories of all rows."""
         numbers = np.empty((len(table), len(self.declaration.numeric)))
         for i, column in enumerate(self.declaration.numeric):
             numbers[:, i] = self._numbers(table, column, place)
@@ -99,45 +121,30 @@ class Table(DeclaredTask):
             self._one_hot(_texts(table, column), column, values, place)
             for column, values in self.declaration.categorical.items()
         ]
-        categories = np.concatenate(blocks, axis=1) if blocks else np.empty((len(y), 0))
-        return Rows(numbers, categories.astype(np.float32), y)
+        categories = np.concatenate(blocks, axis=1) if blocks else np.empty((len(table), 0))
+        return numbers, categories.astype(np.float32)
 
-    def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Standardise by the training rows; a missing number becomes their mean."""
-        present = np.isfinite(train.numbers)
-        count = np.maximum(present.sum(axis=0), 1)
-        mean = np.where(present, train.numbers, 0).sum(axis=0) / count
-        square = np.where(present, (train.numbers - mean) ** 2, 0).sum(axis=0) / count
-        width = np.where(square > 0, np.sqrt(square), 1.0)
-
-        def scaled(rows: Rows) -> NDArray[np.float32]:
-            numbers = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
-            return np.concatenate([numbers.astype(np.float32), rows.categories], axis=1)
-
-        return scaled(train), scaled(test)
-
-    def _table(self, place: Path, separator: str) -> Any:
+    def _table(self, place: Path, separator: str, target: tuple[str, ...]) -> Any:
         import pyarrow as pa
         from pyarrow import csv, parquet
 
-        columns = [
-            self.declaration.target, *self.declaration.numeric, *self.declaration.categorical
-        ]  # fmt: skip
-        texts = [self.declaration.target, *self.declaration.categorical]
+        texts = [*target, *self.declaration.categorical]
+        columns = [*texts, *self.declaration.numeric]
         try:
             if place.suffix.lower() in (".parquet", ".pq"):
-                return parquet.read_table(place, columns=columns)
+                return _with_rows(parquet.read_table(place, columns=columns), place)
             if place.suffix.lower() not in (".csv", ".tsv", ".txt"):
                 raise TaskError(f"{str(place)!r} is neither .csv nor .parquet.")
             types = {name: pa.string() for name in texts}
             types |= {name: pa.float64() for name in self.declaration.numeric}
-            return csv.read_csv(
+            table = csv.read_csv(
                 place,
                 parse_options=csv.ParseOptions(delimiter=separator),
                 convert_options=csv.ConvertOptions(
                     column_types=types, include_columns=columns, strings_can_be_null=True
                 ),
             )
+            return _with_rows(table, place)
         except (pa.ArrowException, OSError, TypeError, ValueError) as error:
             if isinstance(error, TaskError):
                 raise
@@ -178,6 +185,27 @@ class Table(DeclaredTask):
                 f"{column}: {other} missing or not declared in {place.name}, taken as none of them"
             )
         return block
+
+
+def _scale(numbers: NDArray[np.float64]) -> Callable[[Rows], NDArray[np.float32]]:
+    """Standardise as these training rows (n, columns) say; what is missing becomes their mean."""
+    present = np.isfinite(numbers)
+    count = np.maximum(present.sum(axis=0), 1)
+    mean = np.where(present, numbers, 0).sum(axis=0) / count
+    square = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0) / count
+    width = np.where(square > 0, np.sqrt(square), 1.0)
+
+    def scaled(rows: Rows) -> NDArray[np.float32]:
+        standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
+        return np.concatenate([standard.astype(np.float32), rows.categories], axis=1)
+
+    return scaled
+
+
+def _with_rows(table: Any, place: Path) -> Any:
+    if not len(table):
+        raise TaskError(f"{str(place)!r} has no rows.")
+    return table
 
 
 def _column(table: Any, column: str, place: Path) -> Any:

@@ -16,6 +16,7 @@ import wire
 from client.__main__ import main
 from client.app import app
 from client.card import CardError, read_card
+from client.home import create
 from client.ledger import read, totals
 from client.predict import predict
 from server.config import RunConfig
@@ -206,6 +207,29 @@ def test_predict_answers_as_the_silo_measured(
         assert sum(chances) == pytest.approx(1, abs=1e-4) and np.argmax(chances) == int(row[1])
 
 
+def test_predict_knows_task_and_data_of_the_silos_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A declared task: classes have names, and silo.toml says where the data is."""
+    task = tmp_path / "study.toml"
+    task.write_text(
+        'kind = "npz"\nname = "study"\nclasses = ["no", "yes"]\nshape = [3]\nnetwork = "mclr"\n'
+    )
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    home = create(tmp_path / "a", "a", task=str(task), data=tmp_path / "own.npz")
+    config = home.settings().to_node_config()
+    run(tmp_path, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1)
+    assert main(["predict", "--home", str(home.folder), "--output", str(tmp_path / "o.csv")]) == 0
+    assert "own test data" in capsys.readouterr().err
+    rows = [line.split(",") for line in (tmp_path / "o.csv").read_text().splitlines()]
+    assert rows[0] == ["sample", "class", "p_no", "p_yes", "label"]
+    assert {row[1] for row in rows[1:]} | {row[-1] for row in rows[1:]} <= {"no", "yes"}
+    assert main(["predict", "--home", str(home.folder), "--set", "test-share=2"]) == 2
+    assert "test-share must be above 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["npz", "npy"])
 def test_predict_reads_samples_from_a_file(
     kind: str, hospital: tuple[Path, dict[str, Any]], tmp_path: Path
@@ -231,8 +255,11 @@ def test_predict_says_what_is_wrong(
     np.savez(tmp_path / "odd.npz", x=np.zeros((3, 7), np.float32))
     with pytest.raises(TaskError, match=r"do not fit the model: they have shape \(3, 7\)"):
         predict(model, tmp_path / "odd.npz", options={})
-    with pytest.raises(TaskError, match=r"must be an .npy file"):
+    with pytest.raises(TaskError, match=r"there is no .*none\.npz to predict from"):
         predict(model, tmp_path / "none.npz", options={})
+    (tmp_path / "text.npy").write_text("1, 2, 3")
+    with pytest.raises(TaskError, match=r"must be an .npy file"):
+        predict(model, tmp_path / "text.npy", options={})
     with pytest.raises(TaskError, match="no task is called"):
         predict(model, None, source="nonsense", options={})
     weights = load_file(model)

@@ -41,8 +41,14 @@ def steps(section: str) -> tuple[dict[str, str], list[tuple[bool, str]]]:
 @pytest.mark.parametrize(
     ("section", "said"),
     [
-        ("Images, step by step", ["1×16×16", "3 silos connected", "completed"]),
-        ("A table, step by step", ["missing in north.csv, taken as the mean", "none of them"]),
+        (
+            "Images, step by step",
+            ["1×16×16", "3 silos connected", "completed", "sample,class,p_0,p_1"],
+        ),
+        (
+            "A table, step by step",
+            ["missing in north.csv, taken as the mean", "none of them", "sample,class,p_no,p_yes"],
+        ),
     ],
 )
 def test_a_walk_through_works_as_it_is_written(

@@ -103,6 +103,25 @@ def test_wrong_folders_of_images_are_named(tmp_path: Path) -> None:
         task.load({"colour": "red"})
 
 
+def test_images_to_ask_about_are_prepared_as_those_that_were_learnt_from(tmp_path: Path) -> None:
+    picture(tmp_path / "data" / "cat" / "1.png", (255, 0, 0), size=(30, 50))
+    picture(tmp_path / "data" / "dog" / "2.png", (0, 0, 255))
+    picture(tmp_path / "data" / "cat" / "3.png", (255, 0, 0))
+    task = declared(tmp_path, IMAGES.format(channels=3))
+    data = task.load({"data": str(tmp_path / "data")})
+    found = task.inputs(tmp_path / "data", {"data": "/gone/since"})
+    assert found.names == ["cat/1.png", "cat/3.png", "dog/2.png"]
+    np.testing.assert_array_equal(found.x[0], data.x_train[0])
+    np.testing.assert_array_equal(found.x[2], data.x_train[-1])
+    one = task.inputs(tmp_path / "data" / "dog" / "2.png", {})
+    assert one.names == ["2.png"] and (one.x == found.x[2:]).all()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TaskError, match="there are no images in"):
+        task.inputs(tmp_path / "empty", {})
+    with pytest.raises(TaskError, match=r"study\.toml' cannot be read"):
+        task.inputs(tmp_path / "study.toml", {})
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -123,6 +142,25 @@ def test_a_table_is_standardised_by_its_own_training_rows(tmp_path: Path) -> Non
     assert (both[:, 2:].sum(axis=1) == 0).sum() == 7
     notes = " ".join(task.notes())  # type: ignore[attr-defined]
     assert "bmi: 1 missing" in notes and "sex: 7 missing or not declared" in notes
+
+
+def test_rows_to_ask_about_are_scaled_as_those_that_were_learnt_from(tmp_path: Path) -> None:
+    task = declared(tmp_path, TABLE)
+    options = {"data": table(tmp_path), "test-share": 0.3}
+    data = task.load(options)
+    ages = np.arange(20, 40)
+    unlabelled = "sex,bmi,age\n" + "".join(f"f,25,{age}\n" for age in ages)
+    found = task.inputs(Path(table(tmp_path, unlabelled, name="new.csv")), options)
+    assert found.x.shape == (20, 4) and not found.notes
+    known = {tuple(row) for row in np.concatenate([data.x_train, data.x_test])[:, :1].tolist()}
+    assert {tuple(row) for row in found.x[:, :1].tolist()} == known
+    assert (found.x[:, 2:] == [1, 0]).all()
+    odd = task.inputs(Path(table(tmp_path, "sex,bmi,age\nz,,30\n", name="odd.csv")), options)
+    assert (odd.x[0, 1:] == 0).all() and len(odd.notes) == 2
+    with pytest.raises(TaskError, match="bmi"):
+        task.inputs(Path(table(tmp_path, "sex,age\nf,30\n", name="less.csv")), options)
+    with pytest.raises(TaskError, match="has no rows"):
+        task.inputs(Path(table(tmp_path, "sex,bmi,age\n", name="none.csv")), options)
 
 
 def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:

@@ -113,6 +113,23 @@ def test_a_folder_is_this_silos_data(tmp_path, task):
     assert data.num_classes == load_task(task).num_classes
 
 
+@pytest.mark.parametrize("normalise", ["symmetric", "unit", "per-pixel"])
+@pytest.mark.parametrize("task", ["mnist", "cifar10"])
+def test_images_to_ask_about_are_scaled_as_those_that_were_learnt_from(tmp_path, task, normalise):
+    options = write_npz(tmp_path, task) | {"normalise": normalise}
+    np.savez(tmp_path / "new.npz", x=arrays(task)["x_test"])
+    expected = load_task(task).load(options).x_test
+    if normalise != "per-pixel":
+        options["data"] = str(tmp_path / "gone since")
+    np.testing.assert_array_equal(load_task(task).inputs(tmp_path / "new.npz", options).x, expected)
+    np.save(tmp_path / "ready.npy", expected)
+    ready = load_task(task).inputs(tmp_path / "ready.npy", options).x
+    np.testing.assert_array_equal(ready, expected)
+    np.save(tmp_path / "odd.npy", np.zeros((3, 5, 5), np.uint8))
+    with pytest.raises(TaskError, match=r"must be uint8 of shape \('n', "):
+        load_task(task).inputs(tmp_path / "odd.npy", options)
+
+
 @pytest.mark.parametrize("task", IDX)
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_hold_the_same_as_npz(tmp_path, task, packed):
