@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import record_of, until
-from tests.e2e.organisations import Organisations, processes_of
+from server.files import held_by
+from server.processes import family
+from tests.e2e.conftest import coterie, record_of, until
+from tests.e2e.organisations import COMMAND_S, Organisations, processes_of
 from tests.e2e.test_runs import in_process_hashes
 
 pytestmark = pytest.mark.timeout(600)
@@ -93,6 +95,37 @@ def test_a_run_carries_on_when_the_superlink_is_killed_and_gives_the_same_models
     until(lambda: status_of(folder) == "completed", "the end of the run", deadline_s=150)
     assert record_of(folder)["model-hashes"] == record_of(undisturbed)["model-hashes"]
     assert all(not entry["left-out"] for entry in record_of(folder)["rounds"])
+
+
+def test_a_coordinator_that_lost_its_database_resumes_with_a_new_certificate(
+    pair: Organisations,
+) -> None:
+    """Its machine dies; what the backup holds, and the run's folder, are enough."""
+    keys = ("fedavg", "--rounds", "10", "--set", "local-epochs=20", "--seed", "7")
+    undisturbed = pair.submit(*keys)
+    until(lambda: status_of(undisturbed) == "completed", "the undisturbed run", deadline_s=200)
+    folder = pair.submit(*keys)
+    until(lambda: rounds_of(folder) >= 3, "round 3", deadline_s=120)
+    for pid in family([pair.processes["superlink"].pid]):
+        os.kill(pid, signal.SIGKILL)
+    pair.processes["superlink"].wait(20)
+    until(lambda: held_by(folder) is None, "the ServerApp's end")
+    assert status_of(folder) == "running" and rounds_of(folder) < 10
+    databases = list(pair.coordinator.rglob("*.db*"))
+    assert databases, "there was one"
+    for file in databases:
+        file.unlink()
+    certificate = pair.coordinator / "tls" / "server.pem"
+    before = certificate.read_bytes()
+    done = coterie("init", str(pair.coordinator), "--renew", deadline_s=COMMAND_S)
+    assert done.returncode == 0, done.stderr
+    assert certificate.read_bytes() != before
+    pair.log_of("superlink").unlink()
+    pair.start_superlink()
+    pair.wait_for(2)
+    assert "completed" in pair.command("run", "--resume", folder.name)
+    assert record_of(folder)["model-hashes"] == record_of(undisturbed)["model-hashes"]
+    assert all(pair.processes[name].poll() is None for name in ("a", "b"))
 
 
 def test_a_silo_that_does_not_agree_is_refused_with_the_reason_on_both_sides(
