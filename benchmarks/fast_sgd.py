@@ -34,7 +34,7 @@ TOLERANCE = 1e-3
 @contextmanager
 def fast_silos() -> Iterator[None]:
     """The ClientApp of this process trains with ``train`` of this module."""
-    with patch("client.app.train", train):
+    with patch("client.train_phase.train", train):
         yield
 
 

@@ -170,7 +170,8 @@ def _serve(given: argparse.Namespace) -> int:
 
 def serve(settings: SiloSettings, connection: Connection) -> int:
     """Serve until told to end; return the exit status."""
-    from client.app import app, prepare
+    from client.app import app
+    from client.benches import prepare
     from client.silo import Silo
 
     prepare(settings)  # a silo that cannot train says so here, before it joins
@@ -178,7 +179,8 @@ def serve(settings: SiloSettings, connection: Connection) -> int:
 
 
 def _serve_partitions(given: argparse.Namespace) -> int:
-    from client.app import app, prepare_all
+    from client.app import app
+    from client.benches import prepare_all
     from client.host import Host
     from client.settings import options_of
     from client.silo import Connection

@@ -57,6 +57,10 @@ OBJECT_DEADLINE_S, CALL_DEADLINE_S = 120.0, 20.0
 """Deadline of a call that carries an object, 5 MB at most, and of any other. Flower sets none, and
 a SuperLink that stops in the middle of a call would be waited for for ever."""
 
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+"""What a moment may heal: no way there, and what Flower makes of an exception of its own, such as a
+database that was locked for too long. To ask again is harmless: a repeated reply counts once."""
+
 OBJECT_WAIT_S = 120.0
 """How long an announced object may take to arrive at the SuperLink."""
 
@@ -222,7 +226,7 @@ def _retry_invoker() -> RetryInvoker:
         max_tries=None,
         max_time=CONNECT_RETRY_S,
         should_giveup=lambda error: (
-            cast(grpc.RpcError, error).code() != grpc.StatusCode.UNAVAILABLE
+            cast(grpc.RpcError, error).code() not in PASSING
             or "handshake" in str(cast(grpc.RpcError, error).details()).lower()
         ),
     )

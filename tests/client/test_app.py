@@ -14,10 +14,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 from torch import nn
 
-import client.app
+import client.benches
 import client.rounds
 import wire
-from client.app import app, prepare, workbench_of
+from client.app import app
+from client.benches import prepare, workbench_of
 from client.settings import SettingsError, SiloSettings
 from client.training import read_weights
 from tasks import BUILT_IN, TaskError
@@ -28,7 +29,7 @@ from wire import Model, decode_arrays, decode_description, encode_arrays
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.app, "_workbenches", {})
+    monkeypatch.setattr(client.benches, "_workbenches", {})
 
 
 def context(node_config: dict[str, Any], node_id: int = 3) -> Context:
@@ -371,7 +372,7 @@ def test_a_named_silo_opens_its_workbench_once_and_an_unnamed_one_per_node() -> 
 def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SiloSettings("a", options={"train": "5", "test": "5"}, device="cpu")
     prepare(settings)
-    monkeypatch.setattr(client.app, "open_workbench", lambda _: pytest.fail("opened twice"))
+    monkeypatch.setattr(client.benches, "open_workbench", lambda _: pytest.fail("opened twice"))
     described = decode_description(ask(wire.DESCRIBE, settings.to_node_config()).content)
     assert (described.name, described.num_examples) == ("a", 5)
 
@@ -379,7 +380,7 @@ def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch
 def test_warming_up_leaves_no_trace_in_what_is_trained() -> None:
     config = digits_config("a")
     cold = decode_arrays(train(initial(), config).content[wire.ARRAYS])
-    client.app._workbenches.clear()
+    client.benches._workbenches.clear()
     prepare(SiloSettings.from_node_config(config, node_id=3))
     assert_equal_models(decode_arrays(train(initial(), config).content[wire.ARRAYS]), cold)
 
@@ -455,7 +456,7 @@ def test_personal_layers_go_on_from_round_to_round_also_after_a_restart(
     )
     if restart:
         client.rounds._memory.clear()
-        client.app._workbenches.clear()
+        client.benches._workbenches.clear()
     second = train(shared, config, server_round=2, personal="head", run="r")
     whole = decode_arrays(train(initial(), config).content["arrays"])
     plain = decode_arrays(train(whole, config, server_round=2).content["arrays"])

@@ -14,7 +14,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
 import client.app
 import wire
-from client.app import app, workbench_of
+from client.app import app
+from client.benches import workbench_of
 from client.discriminators import DiscriminatorPlan, Pairs, count_hits, open_pairs, train_stack
 from client.workbench import Workbench
 from tasks.base import Task
@@ -29,7 +30,7 @@ PLAN = DiscriminatorPlan(steps=7, batch_size=4, lr=0.05)
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.app, "_workbenches", {})
+    monkeypatch.setattr(client.benches, "_workbenches", {})
 
 
 def context(node_config: dict[str, Any] | None = None) -> Context:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from client import sharing
-from client.app import workbench_of
+from client.benches import workbench_of
 from client.settings import SettingsError, SiloSettings
 from client.virtual import settings_of
 from client.workbench import open_workbench, open_workbenches
@@ -65,7 +65,8 @@ def test_what_does_not_go_together_is_refused(
 def test_silos_prepared_by_node_config_are_not_loaded_again() -> None:
     from flwr.app import Context, RecordDict
 
-    from client.app import app, prepare_nodes
+    from client.app import app
+    from client.benches import prepare_nodes
 
     nodes = [one.to_node_config() for one in silos(2)]
     prepare_nodes(nodes)

@@ -52,7 +52,7 @@ def generator(num_classes: int = 3, latent: int = 5, seed: int = 0) -> Model:
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.app, "_workbenches", {})
+    monkeypatch.setattr(client.benches, "_workbenches", {})
 
 
 # ---------------------------------------------------------------- the split

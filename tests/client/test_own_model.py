@@ -13,7 +13,8 @@ from safetensors.numpy import load_file
 import client.app
 import client.rounds
 import wire
-from client.app import app, workbench_of
+from client.app import app
+from client.benches import workbench_of
 from client.training import TrainPlan, evaluate, load_weights, read_weights, seed_of, train
 from client.workbench import Workbench
 from tests.conftest import assert_equal_models, digits_config
@@ -35,7 +36,7 @@ KEYS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def fresh_silo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.app, "_workbenches", {})
+    monkeypatch.setattr(client.benches, "_workbenches", {})
     monkeypatch.setattr(client.rounds, "_memory", {})
 
 
@@ -130,7 +131,7 @@ def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(
     model = start()
     ask(wire.TRAIN, model, node=home, server_round=1, personalise="ditto")
     own = ditto(1, str(tmp_path))
-    monkeypatch.setattr(client.app, "_workbenches", {})
+    monkeypatch.setattr(client.benches, "_workbenches", {})
     monkeypatch.setattr(client.rounds, "_memory", {})
     reply = ask(wire.EVALUATE, model, node=home, server_round=1, personalise="ditto")
     assert wire.read_metrics(reply.content)[wire.ERROR] == pytest.approx(error_of(own))

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import client.app
+import client.benches
 import wire
 from client.app import app
 from client.personalised import adapt, train_per_fedavg, train_pfedme
@@ -107,7 +107,7 @@ def test_a_last_batch_of_one_is_left_out_with_batch_norm() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.app, "_workbenches", {})
+    monkeypatch.setattr(client.benches, "_workbenches", {})
 
 
 def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any) -> Message:
@@ -123,7 +123,7 @@ def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any
 
 
 def bench() -> Any:
-    (only,) = client.app._workbenches.values()
+    (only,) = client.benches._workbenches.values()
     return only
 
 
@@ -164,7 +164,7 @@ def test_the_received_model_is_tested_adapted_and_trained_as_it_came(kind: str) 
 def test_the_kept_model_is_the_adapted_one(tmp_path: Path) -> None:
     node = digits_config("a", home=str(tmp_path))
     model = initial()
-    client.app._workbenches.clear()
+    client.benches._workbenches.clear()
     reply = ask(wire.EVALUATE, model, node, keep=True, run="r", **ADAPT)
     expected = adapted(model)
     assert wire.read_metrics(reply.content)[wire.ERROR] == expected.error

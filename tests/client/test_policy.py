@@ -18,7 +18,7 @@ from wire import decode_arrays, decode_description, read_metrics
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.app, "_workbenches", {})
+    monkeypatch.setattr(client.benches, "_workbenches", {})
 
 
 def silo(**policy: Any) -> dict[str, Any]:
