@@ -64,6 +64,7 @@ from server.run import build_strategy, execute
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from strategies.roster import DescribedRoster
 from tasks.base import Option
+from tasks.simulation import Simulation, split_problem
 from wire import is_silo_name
 
 __all__ = ["Comparison", "compare", "read"]
@@ -117,6 +118,8 @@ class CompareFile(BaseModel):
         if isinstance(self.silos, int):
             if "kind" not in self.split:
                 raise ValueError("silos as a number need a [split] with its kind")
+            if problem := split_problem(self.split):
+                raise ValueError(problem)
         elif self.split:
             raise ValueError("a [split] goes with silos as a number, not with a list of silos")
         else:
@@ -143,22 +146,17 @@ class Comparison:
 
     def silos(self, seed: int) -> list[SiloSpec]:
         """The silos of a seed."""
-        shared = {**({"data": self.file.data} if self.file.data else {}), **self.file.options}
-        if not isinstance(self.file.silos, int):
-            own = {"split-seed": seed, **shared}
+        file = self.file
+        if not isinstance(file.silos, int):
+            data = {"data": file.data} if file.data else {}
+            own = {"split-seed": seed, **data, **file.options}
             return [
-                SiloSpec(silo.name, self.file.task, {**own, **silo.options}, silo.alpha)
-                for silo in self.file.silos
+                SiloSpec(silo.name, file.task, {**own, **silo.options}, silo.alpha)
+                for silo in file.silos
             ]
-        count = self.file.silos
-        names = {"kind": "split", "test-share": "test-share"}
-        split = {names.get(key, f"split-{key}"): value for key, value in self.file.split.items()}
-        cut = {"split-seed": seed, **shared, **split, "silos": count}
-        width = len(str(count - 1))
-        return [
-            SiloSpec(f"silo-{i:0{width}d}", self.file.task, {**cut, "silo": i})
-            for i in range(count)
-        ]
+        common = {"task": file.task, "data": file.data, "options": file.options}
+        cut = Simulation(silos=file.silos, seed=seed, split=file.split, **common)
+        return [SiloSpec(silo.name, file.task, silo.options) for silo in cut.silos_of()]
 
     def keys(self, name: str, seed: int) -> dict[str, Any]:
         """All keys of one run."""

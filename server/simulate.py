@@ -30,9 +30,9 @@ from tasks.simulation import Simulation
 
 __all__ = ["node_configs", "read", "simulate"]
 
-CLIENT_APP = "client.app"
-"""Module of the ClientApp, loaded by its name as Flower's engines do: the server imports no silo
-code except where it plays all silos itself."""
+CLIENT_APP, BENCHES = "client.app", "client.benches"
+"""Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:
+the server imports no silo code except where it plays all silos itself."""
 
 START_DEADLINE_S = 60.0
 
@@ -108,15 +108,15 @@ def simulate(
 
 def _in_this_process(console: Console, simulation: Simulation, config: RunConfig) -> Path:
     nodes = node_configs(simulation)
-    client = import_module(CLIENT_APP)
+    app = import_module(CLIENT_APP).app
     try:
-        client.prepare_nodes(nodes)
+        import_module(BENCHES).prepare_nodes(nodes)
     except ValueError as error:  # a task or settings that cannot be; both are ValueErrors
         raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
     run_id = time.time_ns() // 1000
     record = run_folder(config, run_id=run_id)
     with _shown(console, config, record):
-        execute(InProcessGrid(client.app, nodes), config, run_id=run_id, folder=record)
+        execute(InProcessGrid(app, nodes), config, run_id=run_id, folder=record)
     return record
 
 

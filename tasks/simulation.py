@@ -32,7 +32,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tasks.base import Option, SiloData, Task, TaskError
 from tasks.split_options import SPLIT_KEYS
 
-__all__ = ["Partitions", "Simulation", "VirtualSilo", "load_silos", "virtual_silos"]
+__all__ = [
+    "Partitions",
+    "Simulation",
+    "VirtualSilo",
+    "load_silos",
+    "split_problem",
+    "virtual_silos",
+]
 
 MAX_SILOS = 100_000
 
@@ -144,12 +151,8 @@ class Simulation(BaseModel):
         except ValidationError as error:
             problems = "; ".join(_problem(entry) for entry in error.errors())
             raise TaskError(f"{where}: {problems}.") from None
-        unknown = [k for k in read.split if k != "kind" and k not in _SPLIT_NAMES]
-        if unknown or (read.split and "kind" not in read.split):
-            what = f"no key {unknown[0]!r}" if unknown else "to say its kind"
-            raise TaskError(
-                f"{where}: [split] has {what}. It has kind, {', '.join(sorted(_SPLIT_NAMES))}."
-            )
+        if problem := split_problem(read.split):
+            raise TaskError(f"{where}: {problem}.")
         if read.names and len({*read.names}) != read.silos:
             raise TaskError(
                 f"{where}: names must be {read.silos} different ones, or none. "
@@ -182,6 +185,15 @@ class Simulation(BaseModel):
             "min-silos": self.silos,
             **self.run,
         }
+
+
+def split_problem(split: Mapping[str, Option]) -> str:
+    """What is wrong with a ``[split]``, or an empty text."""
+    unknown = [key for key in split if key != "kind" and key not in _SPLIT_NAMES]
+    if not unknown and (not split or "kind" in split):
+        return ""
+    what = f"no key {unknown[0]!r}" if unknown else "to say its kind"
+    return f"[split] has {what}. It has kind, {', '.join(sorted(_SPLIT_NAMES))}"
 
 
 _SPLIT_NAMES = {key.removeprefix("split-") for key in SPLIT_KEYS} | {"test-share"}

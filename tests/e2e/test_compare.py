@@ -26,6 +26,9 @@ rounds = 3
 local-epochs = 1
 warm-up = 0
 num-groups = 2
+rounds-before = 1
+first-split = 1
+pretrain-epochs = 1
 [[strategies]]
 strategy = "ifca"
 [[strategies]]
@@ -36,6 +39,18 @@ strategy = "perfedavg"
 strategy = "pfedme"
 [[strategies]]
 strategy = "fesem"
+[[strategies]]
+strategy = "fedfa"
+[[strategies]]
+strategy = "flsc"
+[[strategies]]
+strategy = "cfl"
+[[strategies]]
+strategy = "flhc"
+[[strategies]]
+strategy = "kmeans"
+[[strategies]]
+strategy = "fednova"
 """
 
 

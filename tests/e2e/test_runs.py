@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from client.app import app
+from server.baselines import BASELINES
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.link import control
@@ -23,9 +24,11 @@ KEYS = {"strategy": "hcct", "rounds": 4, "seed": 5, "alpha": 20.0, "min-silos": 
 ROOT = Path(__file__).parents[2]
 
 
-def in_process_hashes(tmp_path: Path, **changes: object) -> dict[str, str]:
+def in_process_hashes(
+    tmp_path: Path, *names: str, label: str = "in-process", **changes: object
+) -> dict[str, str]:
     """Hashes of the models of the same run without processes."""
-    silos = [spec(name, index) for index, name in enumerate(("a", "b", "c"))]
+    silos = [spec(name, index) for index, name in enumerate(names or ("a", "b", "c"))]
     configs = [
         {
             "name": s.name,
@@ -36,7 +39,7 @@ def in_process_hashes(tmp_path: Path, **changes: object) -> dict[str, str]:
         for s in silos
     ]
     config = RunConfig.read({**KEYS, **changes})
-    folder = tmp_path / "in-process"
+    folder = tmp_path / label
     execute(InProcessGrid(app, configs), config, run_id=1, folder=folder)
     hashes: dict[str, str] = record_of(folder)["model-hashes"]
     return hashes
@@ -70,6 +73,26 @@ def test_fedgen_on_real_processes_ends_with_who_did_not_consent(trio: LocalFeder
     folder, last = trio.run(**{**KEYS, "strategy": "fedgen"})
     assert last["status"] == "failed"
     assert "None came from: a, b, c" in record_of(folder)["error"]
+
+
+def test_every_baseline_takes_a_newcomer_on_real_processes(
+    federation: LocalFederation, tmp_path: Path
+) -> None:
+    """It joins in round 2 of 3; the models are those of one process, bit for bit."""
+    names = ("a", "b", "c", "late")
+    for index, name in enumerate(names):
+        federation.start_silo(spec(name, index))
+    federation.wait_for_silos(4)
+    short = {"warm-up": 0, "num-groups": 2, "rounds-before": 1, "first-split": 1}
+    for strategy in BASELINES:
+        keys = {**short, "strategy": strategy, "rounds": 3, "churn": "late+2"}
+        folder, last = federation.run(**{**KEYS, **keys})
+        record = record_of(folder)
+        assert last["status"] == "completed", (strategy, last)
+        assert record["rounds"][1]["joined"] == ["late"], strategy
+        assert "late" in record["final-evaluation"], strategy
+        expected = in_process_hashes(tmp_path, *names, label=strategy, **keys)
+        assert record["model-hashes"] == expected, strategy
 
 
 def test_another_seed_gives_other_models(trio: LocalFederation, tmp_path: Path) -> None:

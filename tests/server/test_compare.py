@@ -182,6 +182,10 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace('name = "b"', 'name = "b b"'), "a silo's name has letters"),
         (WHOLE + '[split]\nkind = "iid"\n', "goes with silos as a number"),
         ("silos = 3\nseeds = [0]\n" + FEDAVG, r"need a \[split\] with its kind"),
+        (
+            'silos = 3\nseeds = [0]\n[split]\nkind = "iid"\nalfa = 1\n' + FEDAVG,
+            r"\[split\] has no key 'alfa'. It has kind, alpha",
+        ),
         (WHOLE + FEDAVG, "two strategies are called 'fedavg'"),
         (WHOLE + "[[strategies]]\nname = 'x'\n", "needs a 'strategy'"),
         (WHOLE.replace('"ifca"', '"ifka"'), "strategy 'IFCA, K 2': the run's configuration"),
