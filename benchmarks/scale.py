@@ -7,6 +7,8 @@ messages that were lost. The total of training samples is the same for every num
 what grows is the number of messages.
 
     make bench-scale ARGS='--data FOLDER'
+
+A second call replaces the numbers of silos that it measures and keeps the others.
 """
 
 from __future__ import annotations
@@ -194,15 +196,17 @@ def main() -> None:
     given = own.parse_args()
     if given.data is None:
         own.error("name the folder of MNIST with --data or COTERIE_DATA")
-    results = []
+    results = json.loads(given.results.read_text())["runs"] if given.results.exists() else []
     for silos in given.silos:
-        results.append(measure(given.data, silos, given.processes, given.rounds, given.strategies))
+        measured = measure(given.data, silos, given.processes, given.rounds, given.strategies)
+        results = [one for one in results if one["silos"] != silos] + [measured]
+        results.sort(key=lambda one: one["silos"])
         stored = {"machine": f"{os.cpu_count()} cores, {platform.platform()}", "runs": results}
         given.results.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         given.results.with_suffix(".md").write_text(
             f"# {__doc__}\n{stored['machine']}\n\n{table(results)}", encoding="utf-8"
         )
-        print(table(results[-1:]), flush=True)
+        print(table([measured]), flush=True)
 
 
 if __name__ == "__main__":
