@@ -11,10 +11,10 @@ from rich.console import Console
 from server.demo import Outcome, demo
 
 
-def run(folder: Path) -> tuple[Outcome, str]:
+def run(folder: Path, strategy: str = "hcct") -> tuple[Outcome, str]:
     """A short demo, and what it printed."""
     console = Console(file=io.StringIO(), width=120)
-    outcome = demo(console, seed=3, rounds=9, folder=folder)
+    outcome = demo(console, strategy=strategy, seed=3, rounds=9, folder=folder)
     assert isinstance(console.file, io.StringIO)
     return outcome, console.file.getvalue()
 
@@ -34,3 +34,13 @@ def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
     assert "α is the hunger for data" in text
     second, _ = run(tmp_path / "second")
     assert second.hashes == first.hashes
+
+
+@pytest.mark.timeout(300)
+def test_a_demo_of_generators_takes_a_newcomer_and_a_leaver(tmp_path: Path) -> None:
+    outcome, text = run(tmp_path, "fedgenp")
+    assert "upright-late joined" in text and " left" in text
+    assert "Per is each silo's own" in text
+    assert {"alone", "global", "grouped"} <= set(outcome.errors)
+    own = sorted((tmp_path / "silos").rglob("personalised/FedGenP-*.safetensors"))
+    assert len(own) == 10, "every silo that trained keeps its personalised model"
