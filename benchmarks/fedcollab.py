@@ -341,6 +341,13 @@ known = Known
 KNOWN_SIZES = (20, 100, 500, 2000)
 KNOWN_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 KNOWN_KINDS = ("label", "concept", "feature")
+KNOWN_BUDGETS = {
+    "known": ("the default, at most 10 rounds", Discriminators()),
+    "known, long": (
+        "at most 100 rounds: discriminator-rounds=100, -patience=10, -samples=2000",
+        Discriminators(rounds=100, patience=10, samples=2000),
+    ),
+}
 
 
 def measured(
@@ -383,24 +390,24 @@ class OnlyDistances(FedCollab):
 
 def run_known(*, seeds: int, folder: str, store: Store) -> None:
     """Estimates of known distances, by kind, distance and number of samples."""
-    cells = product(range(seeds), reversed(KNOWN_SIZES), KNOWN_KINDS, KNOWN_SHARES)
-    for seed, size, kind, share in cells:
+    cells = product(range(seeds), reversed(KNOWN_SIZES), KNOWN_KINDS, KNOWN_SHARES, KNOWN_BUDGETS)
+    for seed, size, kind, share, part in cells:
         key = {"kind": kind, "share": share, "samples": size}
-        if not store.of("known", seed=seed, **key):
-            found = _estimate(key, seed, folder)
-            store.add({"part": "known", "seed": seed, **key, "estimate": found})
-            print(f"known: {kind} {share} of {size}: {found:.2f}", flush=True)
+        if not store.of(part, seed=seed, **key):
+            found = _estimate(key, seed, folder, KNOWN_BUDGETS[part][1])
+            store.add({"part": part, "seed": seed, **key, "estimate": found})
+            print(f"{part}: {kind} {share} of {size}: {found:.2f}", flush=True)
     plot_known(store)
 
 
-def _estimate(key: Mapping[str, Any], seed: int, folder: str) -> float:
+def _estimate(key: Mapping[str, Any], seed: int, folder: str, options: Discriminators) -> float:
     task = "benchmarks.fedcollab:known"
     shared = {f"data.{k}": v for k, v in {**key, "data": folder, "seed": seed}.items()}
     nodes = [
         {"name": f"silo-{i}", "task": task, "threads": 1, "device": "cpu", **shared, "data.silo": i}
         for i in (0, 1)
     ]
-    details, _, _ = measured(nodes, Discriminators(), seed=seed, task=task)
+    details, _, _ = measured(nodes, options, seed=seed, task=task)
     return round(float(details["structure"]["distances"][0][1]), 4)
 
 
@@ -761,6 +768,15 @@ def _known_section(store: Store) -> list[str]:
         "*feature*: images upside down. The share is the total variation distance (of *concept* "
         "and *feature* nearly: an image tells its class and which way up it is, but not always).",
         "",
+    ]
+    for part, (budget, _) in KNOWN_BUDGETS.items():
+        if store.of(part):
+            lines += [f"Budget: {budget}.", "", *_known_table(store, part, sizes), ""]
+    return [*lines, "![estimates of known distances](fedcollab_known.png)", ""]
+
+
+def _known_table(store: Store, part: str, sizes: Sequence[int]) -> list[str]:
+    lines = [
         "| kind | distance | " + " | ".join(f"{size} samples" for size in sizes) + " |",
         "|---" * (2 + len(sizes)) + "|",
     ]
@@ -768,37 +784,42 @@ def _known_section(store: Store) -> list[str]:
         for share in KNOWN_SHARES:
             cells = []
             for size in sizes:
-                mine = store.of("known", kind=kind, share=share, samples=size)
+                mine = store.of(part, kind=kind, share=share, samples=size)
                 cells.append(_plus_minus([e["estimate"] for e in mine]))
             if any(cells):
                 lines.append(f"| {kind} | {share:g} | " + " | ".join(cells) + " |")
-    return [*lines, "", "![estimates of known distances](fedcollab_known.png)", ""]
+    return lines
 
 
 def plot_known(store: Store) -> None:
-    """Estimates over known distances, a panel per kind, a line per number of samples."""
+    """Estimates over known distances: a panel per kind and budget, a line per number of samples."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    entries = store.of("known")
-    figure, panels = pyplot.subplots(1, len(KNOWN_KINDS), figsize=(10, 3.4), sharey=True)
-    for panel, kind in zip(panels, KNOWN_KINDS, strict=True):
-        panel.plot([0, 1], [0, 1], color="black", linewidth=1, label="known")
-        for size in sorted({entry["samples"] for entry in entries}):
-            found = {
-                share: [e["estimate"] for e in entries if _cell(e) == (kind, size, share)]
-                for share in KNOWN_SHARES
-            }
-            means = {share: float(np.mean(values)) for share, values in found.items() if values}
-            panel.plot(
-                list(means), list(means.values()), marker="o", markersize=3, label=f"{size} samples"
-            )
-        panel.set_title(kind)
-        panel.set_xlabel("total variation distance")
-    panels[0].set_ylabel("estimate")
-    panels[0].legend(fontsize=8)
+    parts = [part for part in KNOWN_BUDGETS if store.of(part)]
+    figure, rows = pyplot.subplots(
+        len(parts), len(KNOWN_KINDS), figsize=(10, 3.4 * len(parts)), sharey=True, squeeze=False
+    )
+    for part, panels in zip(parts, rows, strict=True):
+        entries = store.of(part)
+        for panel, kind in zip(panels, KNOWN_KINDS, strict=True):
+            panel.plot([0, 1], [0, 1], color="black", linewidth=1, label="known")
+            for size in sorted({entry["samples"] for entry in entries}):
+                found = {
+                    share: [e["estimate"] for e in entries if _cell(e) == (kind, size, share)]
+                    for share in KNOWN_SHARES
+                }
+                means = {share: float(np.mean(values)) for share, values in found.items() if values}
+                panel.plot(
+                    *zip(*means.items(), strict=True), marker="o", markersize=3,
+                    label=f"{size} samples",
+                )  # fmt: skip
+            panel.set_title(f"{kind}, {'10' if part == 'known' else '100'} rounds")
+            panel.set_xlabel("total variation distance")
+        panels[0].set_ylabel("estimate")
+    rows[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(store.folder / "fedcollab_known.png", dpi=110)
     pyplot.close(figure)

@@ -241,6 +241,12 @@ class RunConfig(BaseModel):
     discriminator_rounds: int = Field(
         10, ge=1, le=10_000, description="FedCollab: budget of discriminators' rounds, all pairs."
     )
+    discriminator_patience: int = Field(
+        2,
+        ge=1,
+        le=10_000,
+        description="FedCollab: so many evaluations without a gain end a pair's discriminator.",
+    )
     discriminator_gigabytes: NotNegative = Field(
         0.0, description="FedCollab: budget of their bytes in all; 0 sets none."
     )

@@ -181,6 +181,7 @@ def _plain_strategy(config: RunConfig, common: dict[str, Any]) -> GroupStrategy[
             c=config.c,
             discriminators=Discriminators(
                 rounds=config.discriminator_rounds,
+                patience=config.discriminator_patience,
                 gigabytes=config.discriminator_gigabytes,
                 steps=config.discriminator_steps,
                 samples=config.discriminator_samples,
