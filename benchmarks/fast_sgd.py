@@ -19,6 +19,7 @@ from scipy.linalg.blas import sgemm
 from torch import nn
 
 from client import training
+from client.latent import AddedLoss
 from client.training import Tensors, TrainPlan
 from strategies.models import difference
 from tasks import Task
@@ -38,14 +39,22 @@ def fast_silos() -> Iterator[None]:
         yield
 
 
-def train(task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, *, seed: int) -> float:
+def train(
+    task: Task,
+    model: nn.Module,
+    data: Tensors,
+    plan: TrainPlan,
+    *,
+    seed: int,
+    added: AddedLoss | None = None,
+) -> float:
     """As ``client.training.train``: linear layers with ReLU between, cross entropy, plain SGD.
 
     Raises:
-        ValueError: the plan asks for momentum, weight decay or another precision.
+        ValueError: momentum, weight decay, another precision or an added loss is asked for.
     """
-    if plan.momentum or plan.weight_decay or plan.precision != "float32":
-        raise ValueError(f"plain float32 SGD only. Got {plan}.")
+    if plan.momentum or plan.weight_decay or plan.precision != "float32" or added is not None:
+        raise ValueError(f"plain float32 SGD only. Got {plan}, added loss {added}.")
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     # Views of the model's own memory: it is changed in place.
     layers = [(one.weight.detach().numpy(), one.bias.detach().numpy()) for one in linear]
