@@ -73,6 +73,7 @@ class Experiment:
         keys: of the run's configuration.
         rounds: of the paper.
         paper: variant → accuracy, IPR, RSD in %; the last two NaN for Local.
+        discriminators: how they are trained.
     """
 
     title: str
@@ -82,6 +83,7 @@ class Experiment:
     rounds: int
     paper: Mapping[str, tuple[float, float, float]]
     notes: str
+    discriminators: Discriminators = field(default_factory=Discriminators)
 
 
 LOCAL, GLOBAL = "Local", "FedAvg"
@@ -120,7 +122,13 @@ EXPERIMENTS: dict[str, Experiment] = {
             "split-sizes": "2450x10,340x10",
             "split-rotations": "-25,25,155,205",
         },
-        keys={"lr": 0.01, "lr-decay": 1.0, "batch-size": 32, "local-epochs": 1},
+        keys={
+            "lr": 0.05,
+            "lr-decay": 1.0,
+            "batch-size": 32,
+            "local-epochs": 1,
+            "precision": "bfloat16",
+        },
         rounds=500,
         paper={
             LOCAL: (38.65, np.nan, np.nan),
@@ -131,7 +139,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         notes="A subset of CIFAR-10 with 28,000 training images: large silos have 2,450 (the "
         "paper's 2,500), small ones 340. The discriminator sees the image averaged down to 16×16 "
-        "pixels and needs no pre-trained network; the paper's has an ImageNet ResNet-18 in front.",
+        "pixels and needs no pre-trained network; the paper's has an ImageNet ResNet-18 in front. "
+        "Learning rate 0.05 in place of the paper's 0.01, so that a fifth of its rounds goes as "
+        "far; bfloat16 autocast, for time. Up to 40 discriminator rounds on up to 2,000 samples: "
+        "within 10 rounds upside-down photographs seem more alike than they are.",
+        discriminators=Discriminators(rounds=40, patience=5, samples=2000),
     ),
 }
 
@@ -274,7 +286,9 @@ def run_experiment(
 def find_structure(experiment: Experiment, seed: int, folder: str) -> dict[str, Any]:
     """Discriminators and structure, without training."""
     nodes = node_configs(experiment.task, experiment.data, folder, seed)
-    details, phases, sizes = measured(nodes, Discriminators(), seed=seed, task=nodes[0]["task"])
+    details, phases, sizes = measured(
+        nodes, experiment.discriminators, seed=seed, task=nodes[0]["task"]
+    )
     names = details["structure"]["compared"]
     return {
         "seed": seed,

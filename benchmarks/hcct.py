@@ -137,6 +137,17 @@ def _as_published(alpha: float, similarity: str = "parameters") -> Keys:
     return {**_hcct(alpha, similarity), "memory": 0.0, "solver": "agglomerative"}
 
 
+def _baselines(groups: int, soft: int, **paper: tuple[float, float]) -> dict[str, Variant]:
+    """What the paper's Table 4 compares HCCT with, in one column."""
+    keys: dict[str, Keys] = {
+        "MAXFL": {"strategy": "maxfl"},
+        "FedFA": {"strategy": "fedfa"},
+        "IFCA": {"strategy": "ifca", "num-groups": groups},
+        "FLSC": {"strategy": "flsc", "num-groups": groups, "soft-groups": soft},
+    }
+    return {name: Variant(keys[name], paper=paper[name]) for name in keys}
+
+
 ALONE: Keys = {"strategy": "independent"}
 GLOBAL: Keys = {"strategy": "fedavg"}
 DOMAINS = ("svhn", "usps", "synth", "mnist-m", "mnist")
@@ -184,6 +195,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             "HCCT": Variant(_hcct(120.0), paper=(20.06, 0.66), spread=(13.47, 4.19, 39.44)),
             "HCCT-E": Variant(_one_layer(120.0), paper=(24.05, 1.87), spread=(16.0, 4.67, 45.77)),
             "HCCT-P": Variant(_personal_head(120.0), paper=(19.85, 0.31)),
+            **_baselines(
+                10,
+                2,
+                MAXFL=(29.23, 1.56),
+                FedFA=(30.03, 1.38),
+                IFCA=(28.63, 2.57),
+                FLSC=(34.76, 6.26),
+            ),
             "HCCT, as published": Variant(
                 _as_published(1.0, "parameters+buffers"),
                 paper=(20.06, 0.66),
@@ -211,6 +230,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             "HCCT": Variant(_hcct(100.0), paper=(29.98, 1.37)),
             "HCCT-E": Variant(_one_layer(100.0), paper=(32.02, 2.55)),
             "HCCT-P": Variant(_personal_head(100.0), paper=(29.51, 2.11)),
+            **_baselines(
+                5,
+                3,
+                MAXFL=(29.98, 4.09),
+                FedFA=(34.29, 3.88),
+                IFCA=(38.84, 5.23),
+                FLSC=(33.55, 4.16),
+            ),
             "HCCT, as published": Variant(_as_published(100.0), paper=(29.98, 1.37)),
         },
         truth=(tuple(range(20)),),
@@ -230,6 +257,14 @@ EXPERIMENTS: dict[str, Experiment] = {
             "HCCT": Variant(_hcct(1.0), paper=(34.51, 4.64)),
             "HCCT-E": Variant(_one_layer(10.0), paper=(34.51, 4.70)),
             "HCCT-P": Variant(_personal_head(1.0), paper=(34.37, 4.77)),
+            **_baselines(
+                10,
+                3,
+                MAXFL=(41.25, 6.99),
+                FedFA=(44.54, 5.65),
+                IFCA=(37.23, 2.96),
+                FLSC=(41.11, 0.50),
+            ),
             "HCCT, as published": Variant(_as_published(1.0), paper=(34.51, 4.64)),
         },
         truth=tuple((i,) for i in range(10)),

@@ -4,9 +4,9 @@ The papers give α per data set. But all that α does is choose one of a handful
 path from all-alone to all-together, and that path is known from one Gram matrix. So the server
 takes the partitions that last longest on the path, with all-alone and all-together among them,
 lets every distinct group of them train side by side for a few rounds from the same start, and
-has each silo measure its groups' models on data that it holds out of that training. The partition
-with the lowest mean error wins, and its α is the geometric middle of its stretch. Nothing leaves
-a silo but those error rates.
+has each silo measure its groups' models on data that it holds out of all training so far. The
+partition with the lowest mean error wins, and its α is the geometric middle of its stretch.
+Nothing leaves a silo but those error rates.
 
 Differs from the paper, which has no such rule. Needs silos that understand ``holdout``.
 """
@@ -38,6 +38,7 @@ __all__ = [
     "open_trial",
     "orders",
     "possible",
+    "sparing_orders",
     "verdict",
 ]
 
@@ -145,6 +146,15 @@ def orders(trial: Trial, silos: Sequence[Silo]) -> list[Order]:
                 config = {wire.HOLDOUT: HOLDOUT, wire.GROUP_SIZE: len(group)}
                 work.append(Order(silo, trial.models[group], purpose=purpose, config=config))
     return work
+
+
+def sparing_orders(models: Mapping[str, Model], silos: Sequence[Silo]) -> list[Order]:
+    """What comes before the trial: everybody trains alone, without what the trial measures on.
+
+    A model that has seen a silo's held-out samples once knows them for the rest of the trial, and
+    none knows them as well as the silo's own: all-alone would win where data is scarce.
+    """
+    return [Order(silo, models[silo.name], config={wire.HOLDOUT: HOLDOUT}) for silo in silos]
 
 
 def continue_trial(trial: Trial, updates: Sequence[Update]) -> Trial:

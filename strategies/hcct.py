@@ -33,7 +33,15 @@ from typing import Any, Unpack
 import numpy as np
 
 import wire
-from strategies.alpha import Trial, candidates, continue_trial, open_trial, possible, verdict
+from strategies.alpha import (
+    Trial,
+    candidates,
+    continue_trial,
+    open_trial,
+    possible,
+    sparing_orders,
+    verdict,
+)
 from strategies.alpha import orders as trial_orders
 from strategies.errors import EXIT_CONFIG, FederationError, require
 from strategies.grouping import (
@@ -195,6 +203,8 @@ class HCCT(GroupStrategy[HCCTState]):
 
     def _round_orders(self, state: HCCTState, silos: Sequence[Silo]) -> list[Order]:
         if state.trial is None:
+            if self.alpha is None and state.alpha is None:
+                return sparing_orders(state.starts, silos)
             return orders_from(state.starts, silos)
         tried = {name for group in state.trial.groups for name in group}
         others = [silo for silo in silos if silo.name not in tried]

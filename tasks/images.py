@@ -222,7 +222,7 @@ class Mnist(ImageTask):
 
     name = "mnist"
     num_classes = 10
-    models = ("cnn-fedgenp", "mclr", "mlp-128", "mlp-64", "mlp-200", "mlp-512")
+    models = ("cnn-fedgenp", "mclr", "mlp-128", "mlp-64", "mlp-200", "mlp-512", "cnn-fedgen")
     shape = (1, 28, 28)
     files = ImageFiles(("mnist.npz",), GREY, "MNIST/raw", torchvision=("MNIST", {}))
 
@@ -232,7 +232,7 @@ class FashionMnist(ImageTask):
 
     name = "fashion-mnist"
     num_classes = 10
-    models = ("mlp-64", "mlp-200", "mclr", "mlp-128", "mlp-512", "cnn-fedgenp")
+    models = ("mlp-64", "mlp-200", "mclr", "mlp-128", "mlp-512", "cnn-fedgenp", "cnn-fedgen")
     shape = (1, 28, 28)
     files = ImageFiles(
         ("fashion_mnist.npz",), GREY, "FashionMNIST/raw", torchvision=("FashionMNIST", {})
@@ -245,7 +245,7 @@ class EmnistLetters(ImageTask):
     name = "emnist-letters"
     num_classes = 26
     first_label = 1
-    models = ("cnn-fedgenp", "mclr", "mlp-512", "mlp-128", "mlp-64", "mlp-200")
+    models = ("cnn-fedgenp", "mclr", "mlp-512", "mlp-128", "mlp-64", "mlp-200", "cnn-fedgen")
     shape = (1, 28, 28)
     files = ImageFiles(
         ("emnist_letters.npz",),

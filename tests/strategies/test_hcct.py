@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from strategies import HCCT, FederationError
+from strategies.alpha import HOLDOUT as SHARE
 from strategies.hcct import CATCH_UP, HCCTState
 from strategies.loop import Order, Update
 from strategies.models import weighted_mean
@@ -19,7 +20,7 @@ from strategies.partition.gram import gram
 from strategies.partition.hcct import partition
 from strategies.roster import Silo
 from tests.conftest import assert_equal_models
-from wire import LOCAL_EPOCHS, Model
+from wire import HOLDOUT, LOCAL_EPOCHS, Model
 
 INITIAL: Model = {"w": np.zeros(4, np.float32), "b": np.zeros((2, 2), np.float32)}
 
@@ -80,6 +81,20 @@ PAIRS = (("a", "b"), ("c", "d"))
 
 
 # ---------------------------------------------------------------- rounds
+
+
+def test_auto_keeps_what_its_trial_measures_on_out_of_the_training_before_it() -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    state = strategy.first(INITIAL)
+    for number in (1, 2):  # before the trial, and its first round
+        state = strategy.admit(state, here if number == 1 else [], round=number)
+        state, orders = strategy.orders(state, here, round=number)
+        assert orders and all(order.config.get(HOLDOUT) == SHARE for order in orders)
+        moves = {"a": EAST, "b": NEAR_EAST, "c": NORTH}
+        state = strategy.absorb(
+            state, [reply(order, moves[order.silo.name]) for order in orders], round=number
+        )
+    assert state.trial is not None
 
 
 def test_in_round_one_everybody_trains_alone_from_the_initial_model() -> None:
