@@ -26,7 +26,7 @@ from strategies.roster import DescribedRoster
 
 RESULTS = Path(__file__).parent / "results"
 SETTLED = 7
-"""From this round on the groups should stand; ``auto`` needs six to find its α."""
+"""From this round on the groups should stand; ``auto`` needs so many to find them."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "alone": {"strategy": "independent"},

@@ -201,7 +201,7 @@ def main() -> None:
         measured = measure(given.data, silos, given.processes, given.rounds, given.strategies)
         results = [one for one in results if one["silos"] != silos] + [measured]
         results.sort(key=lambda one: one["silos"])
-        stored = {"machine": f"{os.cpu_count()} cores, {platform.platform()}", "runs": results}
+        stored = {"machine": f"{os.cpu_count()} cores, {platform.system()}", "runs": results}
         given.results.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         given.results.with_suffix(".md").write_text(
             f"# {__doc__}\n{stored['machine']}\n\n{table(results)}", encoding="utf-8"

@@ -24,7 +24,7 @@ EXAMPLE = """\
 In a federation of several organisations, with TLS and a key of its own:
   coterie silo init --name hospital-b     make the silo's folder and an enrolment request
   coterie silo join LINE                  take the operator's answer
-  coterie silo check                      load the data, train one step, say what would leave
+  coterie silo check                      load the data, train one epoch, say what would leave
   coterie silo start                      serve
 With what it keeps in its folder:
   coterie silo ledger                     what left it
@@ -89,8 +89,8 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument(
         "--share-label-counts",
         action="store_true",
-        help="consent to tell the server how many training samples of each label there are "
-        "(FedGen asks; nothing else does)",
+        help="consent to tell the server how many training samples of each label there are; every "
+        "silo is told their sum over all silos, as shares (FedGen asks; nothing else does)",
     )
     own.add_argument(
         "--patience",

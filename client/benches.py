@@ -47,7 +47,9 @@ def prepare_nodes(node_configs: Sequence[Mapping[str, Option]]) -> None:
     """``prepare_all`` by node configs, as a Grid in one process has them."""
     settings = [SiloSettings.from_node_config(own, node_id=0) for own in node_configs]
     benches = open_workbenches(settings)
-    warm_up(benches[0].task, benches[0].model, benches[0].data)
+    # The largest: a simulation may go on without silos that are too small to train.
+    largest = max(benches, key=lambda bench: len(bench.data.x_train))
+    warm_up(largest.task, largest.model, largest.data)
     with _opening:
         for own, bench in zip(node_configs, benches, strict=True):
             _workbenches[_key(own, 0)] = bench

@@ -74,13 +74,16 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
     names = list(METRICS) if policy.metrics is None else list(policy.metrics)
-    if policy.auxiliary:
-        yield "  (in runs of fedcollab also a discriminator per other silo)"
+    if policy.auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
+        yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
+        yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
     if kept:
         yield f"Kept here whatever a run asks for: {', '.join(kept)}"
     if policy.label_counts:
         yield "In runs of fedgen also the number of training samples of each label: you allow it."
+        yield "Every silo is told the labels' shares in all silos together: of two silos, each can"
+        yield "work out the other's numbers."
         yield "Labels and samples do not leave."
     else:
         yield "Labels, samples and counts per class do not leave."

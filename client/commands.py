@@ -41,7 +41,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     init.add_argument("--name", required=True, help="unique in the federation, e.g. hospital-b")
     init.add_argument("--home", type=Path, help="the folder [default: the name]")
-    init.add_argument("--task", default="digits", help="for silo.toml: a name, or a .toml file")
+    init.add_argument(
+        "--task", default="", help="for silo.toml: a name, or a .toml file [default: digits]"
+    )
     init.add_argument("--data", type=Path, help="for silo.toml: where the data is")
     init.add_argument(
         "--new-key", action="store_true", help="replace the key; the silo must be enrolled again"
@@ -62,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
 
     check = commands.add_parser(
         "check",
-        help="load the data, train one step, say what would leave",
-        description="Load the data, show counts and schema, do one local training step on the "
+        help="load the data, train one epoch, say what would leave",
+        description="Load the data, show counts and schema, train one local epoch on the "
         "device, and say what would leave the silo. Nothing is sent.",
         epilog="example:  coterie silo check --home hospital-b",
         formatter_class=formatting,

@@ -6,6 +6,7 @@ from flwr.app import MetricRecord, RecordDict
 
 import wire
 from client.discriminators import DiscriminatorPlan, Pairs, count_hits, open_pairs, train_stack
+from client.guard import sparing
 from client.policy import permitted
 from client.request import RefusedError, Request
 from client.training import Stopwatch
@@ -47,15 +48,19 @@ def evaluate_discriminators(request: Request) -> RecordDict:
 
 
 def _pairs(request: Request) -> Pairs:
-    if not request.bench.settings.policy.auxiliary:
+    policy = request.bench.settings.policy
+    if not policy.auxiliary:
         request.object("lets no model leave beside the task's; this run trains discriminators.")
+    # Whatever the message says: a discriminator is averaged with that of one other silo.
+    request.object(policy.group_objection({wire.GROUP_SIZE: 2}))
     labels = str(request.config.get(wire.PAIR_LABELS, ""))
     if set(labels) - {"0", "1"}:
         raise RefusedError(f"{wire.PAIR_LABELS} must be of the digits 0 and 1. Got {labels!r}.")
     record = request.message.content.array_records.get(wire.DISCRIMINATORS)
+    guard = request.held_out_share(wire.GUARD)
     try:
         return open_pairs(
-            request.bench,
+            sparing(request.bench, guard, run_seed=request.run_seed),
             None if record is None else wire.decode_arrays(record),
             [int(label) for label in labels],
             samples=request.integer(wire.SAMPLES, minimum=1, default=500),

@@ -153,6 +153,7 @@ def train_stack(pairs: Pairs, plan: DiscriminatorPlan, *, seed: int) -> None:
     """SGD on binary cross-entropy, in place. ``seed``: of mini-batches and modules' randomness."""
     torch.manual_seed(seed)
     module, stack, pool, labels = pairs.module, pairs.stack, pairs.pool, pairs.labels
+    module.train()
     wide = _Wide(module, stack, plan.lr) if type(module) is Discriminator else None
     for batch in _batches(len(pool.x), plan, seed):
         rows = batch.to(pool.x.device)
@@ -268,6 +269,7 @@ def count_hits(pairs: Pairs) -> Model:
         ``hits`` (K, 2) and ``counts`` (2,), int64.
     """
     module, stack, pool = pairs.module, pairs.stack, pairs.pool
+    module.eval()
     wide = _Wide(module, stack, 0.0) if type(module) is Discriminator else None
     right = []
     for x, y in zip(pool.x_held.split(CHUNK), pool.y_held.split(CHUNK), strict=True):

@@ -55,10 +55,14 @@ def evaluate_model(request: Request) -> RecordDict:
 
 
 def evaluate_model_on_training_data(request: Request) -> RecordDict:
-    """Evaluate the model received on this silo's training data, for a strategy to choose by."""
-    bench, data = request.bench, request.bench.data
+    """Evaluate the model received on this silo's training data, for a strategy to choose by.
+
+    Without the guard's part: what a model was chosen by says nothing new of it.
+    """
+    bench, guard = request.bench, request.held_out_share(wire.GUARD)
     request.receive(request.personal(), before=request.round(default=LAST_ROUND))
     with Stopwatch() as watch:
+        data = sparing(bench, guard, run_seed=request.run_seed).data
         on_training = Tensors(data.x_train, data.y_train, data.x_train, data.y_train)
         result = evaluate(bench.task, bench.model, on_training)
     return _evaluation(bench, result, watch.seconds)

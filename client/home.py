@@ -77,7 +77,8 @@ keep_layers = ""
 # Whether models beside the task's may leave: FedCollab trains discriminators on this silo's data.
 auxiliary = true
 # Whether the server may be told how many training samples of each label there are. FedGen needs it;
-# nothing else asks.
+# nothing else asks. The shares of the labels in all silos together then go to every silo: where
+# there are two, each can work out the other's counts.
 label_counts = false
 # This silo's own hunger for data in HCCT; without it, the run's.
 # alpha = 50.0
@@ -296,16 +297,18 @@ class Home:
         return str(self.folder / Path(text).expanduser())
 
 
-def create(folder: Path, name: str, *, task: str = "digits", data: Path | None = None) -> Home:
+def create(folder: Path, name: str, *, task: str = "", data: Path | None = None) -> Home:
     """Make a silo's folder with a key and a commented ``silo.toml``; keep what is there.
 
     Args:
         folder: the silo's.
         name: of the silo.
-        task, data: for a new ``silo.toml``; paths as they are meant from the current folder.
+        task, data: for a new ``silo.toml``; paths as they are meant from the current folder. By
+            default the digits.
 
     Raises:
-        SettingsError: the name cannot be one, or the folder belongs to another silo.
+        SettingsError: the name cannot be one, the folder belongs to another silo, or its
+            ``silo.toml`` names another task or other data than are asked for here.
     """
     if not is_silo_name(name):
         raise SettingsError(
@@ -315,17 +318,25 @@ def create(folder: Path, name: str, *, task: str = "digits", data: Path | None =
     folder = folder.expanduser()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = folder / "silo.toml"
+    if task.endswith(".toml"):
+        task = str(Path(task).expanduser().resolve())
+    where = "" if data is None else str(data.expanduser().resolve())
     if not file.exists():
-        if task.endswith(".toml"):
-            task = str(Path(task).expanduser().resolve())
-        told = f'# data = "/data/{name}"'
-        if data is not None:
-            told = f"data = {json.dumps(str(data.expanduser().resolve()))}"
-        text = TEMPLATE.format(name=name, task=json.dumps(task), data=told)
+        told = f"data = {json.dumps(where)}" if where else f'# data = "/data/{name}"'
+        text = TEMPLATE.format(name=name, task=json.dumps(task or "digits"), data=told)
         file.write_text(text, encoding="utf-8")
     home = Home(folder)
     if home.config.name != name:
         raise SettingsError(f"{folder} is the folder of silo {home.config.name!r}, not {name!r}.")
+    for key, asked, has in (
+        ("task", task, home._task()),
+        ("data", where, str(home._option("data", home.config.data.get("data", "")))),
+    ):
+        if asked and asked != has and Path(asked) != Path(has).resolve():
+            raise SettingsError(
+                f"{file} is there already, with {key} {has!r}, not {asked!r}. Change it there, or "
+                "make the silo in another folder (--home)."
+            )
     if not (folder / "key.pem").exists():
         _write_key(folder)
     return home

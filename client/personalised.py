@@ -13,7 +13,14 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from client.training import Tensors, TrainPlan, autocast, has_batch_norm, train
+from client.training import (
+    Tensors,
+    TrainPlan,
+    autocast,
+    has_batch_norm,
+    require_enough,
+    train,
+)
 from tasks.base import Task
 
 __all__ = ["adapt", "train_pfedme", "train_per_fedavg"]
@@ -26,11 +33,11 @@ def train_per_fedavg(
 
     The first batch of an epoch has the last one as its B. Momentum and weight decay play no part.
     """
-    parameters = _start(model, seed)
+    parameters = _start(model, data, seed)
     mean = 0.0
     for batches in _epochs(model, data, plan, seed):
         total, seen = 0.0, 0
-        for before, batch in zip([batches[-1], *batches[:-1]], batches, strict=True):
+        for before, batch in batches:
             start = [p.detach().clone() for p in parameters]
             _gradients(task, model, data, plan, before)
             _move(parameters, meta_lr)
@@ -54,11 +61,11 @@ def train_pfedme(
     seed: int,
 ) -> float:
     """``w ← w − η λ (w − θ̃)`` for every batch, with θ̃ after K steps of rate ``plan.lr`` from w."""
-    parameters = _start(model, seed)
+    parameters = _start(model, data, seed)
     mean = 0.0
     for batches in _epochs(model, data, plan, seed):
         total, seen = 0.0, 0
-        for batch in batches:
+        for _, batch in batches:
             common = [p.detach().clone() for p in parameters]
             loss = 0.0
             for _ in range(inner_steps):
@@ -84,7 +91,8 @@ def adapt(
     train(task, model, data, whole, seed=seed)
 
 
-def _start(model: nn.Module, seed: int) -> list[nn.Parameter]:
+def _start(model: nn.Module, data: Tensors, seed: int) -> list[nn.Parameter]:
+    require_enough(model, data)
     torch.manual_seed(seed)
     model.train()
     return [p for p in model.parameters() if p.requires_grad]
@@ -92,15 +100,23 @@ def _start(model: nn.Module, seed: int) -> list[nn.Parameter]:
 
 def _epochs(
     model: nn.Module, data: Tensors, plan: TrainPlan, seed: int
-) -> Iterator[list[torch.Tensor]]:
-    """The batches of every epoch, as indices."""
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The batches of every epoch, as indices, each after the one before it."""
     shuffle = torch.Generator().manual_seed(seed)
     count, device = len(data.x_train), data.x_train.device
-    for _ in range(plan.epochs):
+    left = plan.steps
+    for _ in range(plan.steps or plan.epochs):  # an epoch is at least one step
         batches = list(torch.randperm(count, generator=shuffle).to(device).split(plan.batch_size))
         if len(batches) > 1 and len(batches[-1]) == 1 and has_batch_norm(model):
             batches.pop()  # batch statistics of one sample do not exist
-        yield batches
+        pairs = list(zip([batches[-1], *batches[:-1]], batches, strict=True))
+        if not plan.steps:
+            yield pairs
+            continue
+        yield pairs[:left]
+        left -= len(pairs)
+        if left <= 0:
+            return
 
 
 def _gradients(

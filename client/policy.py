@@ -26,7 +26,8 @@ METRICS = {
 }
 """Name in ``silo.toml`` → keys on the wire. Counts of samples are the weights and always leave."""
 
-ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES)
+ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES)
+"""Counts, of samples and of a discriminator's bytes. Without them a silo cannot take part."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ class Policy:
         keep_layers: ``head`` or a prefix of array names that never leave; empty keeps none.
         metrics: names in ``METRICS`` that may leave; None allows all.
         auxiliary: whether models beside the task's may leave, e.g. FedCollab's discriminators.
-        max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit.
+        max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
+            passes over the silo's training data, in each training by itself: of the round's model,
+            however it is counted, of the silo's own, and before a test.
         label_counts: consent to tell how many training samples of each label there are, which
             FedGen asks for and nothing else does.
     """
@@ -58,15 +61,29 @@ class Policy:
         if self.strategies and config.get(wire.STRATEGY) not in self.strategies:
             said = config.get(wire.STRATEGY) or "one that the run does not name"
             return f"takes part in {', '.join(self.strategies)}; this run's strategy is {said}."
+        epochs = "epochs a round"
         for key, most, what in (
-            (wire.LOCAL_EPOCHS, self.max_local_epochs, "epochs a round"),
+            (wire.LOCAL_EPOCHS, self.max_local_epochs, epochs),
+            (wire.PERSONAL_EPOCHS, self.max_local_epochs, epochs),
+            (wire.ADAPT_STEPS, self.max_local_epochs, epochs),  # each on all training data
             (wire.ROUND, self.max_rounds, "rounds"),
             (wire.ROUNDS, self.max_rounds, "rounds"),
         ):
+            if key == wire.LOCAL_EPOCHS and config.get(wire.LOCAL_STEPS):
+                continue  # they take its place: passes_objection
             asked = config.get(key, 0)
             if most and not _number(asked) <= most:  # also what is no number
-                return f"trains at most {most} {what}; this run asks for {asked}."
+                return f"trains at most {most} {what}; this run asks for {asked} ({key})."
         return ""
+
+    def passes_objection(self, passes: int) -> str:
+        """Why a training that goes over the silo's data so often is refused; empty if it is not."""
+        if not self.max_local_epochs or passes <= self.max_local_epochs:
+            return ""
+        return (
+            f"trains at most {self.max_local_epochs} epochs a round; the steps that this run asks "
+            f"for go over its training samples {passes} times."
+        )
 
     def group_objection(self, config: Mapping[str, object]) -> str:
         """Why a training message is refused for its group; alone (a group of 1) is allowed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
+from math import ceil
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
@@ -12,7 +13,14 @@ import wire
 from client import personal
 from client.benches import workbench_of
 from client.own_model import DITTO, FINETUNE, Personalisation
-from client.training import TrainPlan, has_batch_norm, load_weights, seed_of
+from client.training import (
+    Tensors,
+    TooFewError,
+    TrainPlan,
+    has_batch_norm,
+    load_weights,
+    seed_of,
+)
 from client.workbench import Workbench
 
 __all__ = ["Adaptation", "RefusedError", "Request", "answering"]
@@ -79,6 +87,8 @@ class Request:
         if task != own:
             self.object(f"serves task {own!r}, the run is of task {task!r}.")
         self.object(self.bench.settings.policy.objection(self.config))
+        if self.message.metadata.message_type == wire.DESCRIBE:
+            self.plan()  # the run's terms: what the silo would refuse in round 1 it refuses now
 
     def object(self, reason: str) -> None:
         """Refuse in the silo's name, if there is a reason."""
@@ -124,11 +134,9 @@ class Request:
 
     def plan(self) -> TrainPlan:
         """How to train."""
-        if self.config.get(wire.BATCH_SIZE) == 1 and has_batch_norm(self.bench.model):
-            raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
-        return TrainPlan(
+        plan = TrainPlan(
             epochs=self.integer(wire.LOCAL_EPOCHS, minimum=1, default=1),
-            batch_size=self.integer(wire.BATCH_SIZE, minimum=1, default=32),
+            batch_size=self._batch_size(),
             lr=self.real(wire.LR, default=0.01),
             momentum=self.real(wire.MOMENTUM, default=0.0),
             weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
@@ -136,6 +144,12 @@ class Request:
             precision=self._precision(),
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
+        self.object(self.bench.settings.policy.passes_objection(self._passes(plan)))
+        return plan
+
+    def inner_steps(self) -> int:
+        """Steps on every mini-batch (pFedMe)."""
+        return self.integer(wire.INNER_STEPS, minimum=1, default=1)
 
     def personalisation(self, *, before: int) -> Personalisation | None:
         """The model of its own that the silo makes of the one received, if the run has any."""
@@ -146,7 +160,7 @@ class Request:
             raise RefusedError(f"{wire.PERSONALISE} must be {FINETUNE} or {DITTO}. Got {kind!r}.")
         plan = TrainPlan(
             epochs=self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1),
-            batch_size=self.integer(wire.BATCH_SIZE, minimum=1, default=32),
+            batch_size=self._batch_size(),
             lr=self.real(wire.PERSONAL_LR, default=0.01),
             momentum=self.real(wire.MOMENTUM, default=0.0),
             weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
@@ -169,14 +183,21 @@ class Request:
         mu = self.real(wire.ADAPT_MU, default=0.0)
         return Adaptation(steps, lr, mu) if steps else None
 
-    def held_out_share(self, key: str) -> float:
-        """Share of the training samples that is not trained with; 0 if the run has none."""
+    def held_out_share(self, key: str, *, of: Tensors | None = None) -> float:
+        """Share of the training samples that is not trained with; 0 if the run has none.
+
+        Args:
+            key: of the share.
+            of: what is left of the silo's data; by default all of them.
+        """
         share = self.real(key, default=0.0)
-        num_samples = len(self.bench.data.x_train)
-        if share and (share > 0.5 or num_samples < 2):
-            raise RefusedError(
-                f"{key} must be in [0, 0.5] and needs at least 2 training samples. "
-                f"Got {share} and {num_samples} samples."
+        left = self.bench.data if of is None else of
+        if share > 0.5:
+            raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
+        if share and len(left.x_train) < 2:
+            self.object(
+                f"has too few training samples for {key}: 1 is left, and at least 2 are needed to "
+                "hold out one of them."
             )
         return share
 
@@ -193,6 +214,23 @@ class Request:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
             raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
         return float(value)
+
+    def _batch_size(self) -> int:
+        size = self.integer(wire.BATCH_SIZE, minimum=1, default=32)
+        if size == 1 and has_batch_norm(self.bench.model):
+            raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
+        return size
+
+    def _passes(self, plan: TrainPlan) -> int:
+        """How often a training goes over the silo's samples, a part of them counted as all.
+
+        Those held out count too: a server that plans steps knows no other number.
+        """
+        epochs = plan.epochs
+        if plan.steps:
+            an_epoch = ceil(len(self.bench.data.x_train) / plan.batch_size)
+            epochs = ceil(plan.steps / an_epoch)
+        return epochs * self.inner_steps()
 
     def _precision(self) -> str:
         precision = str(self.config.get(wire.PRECISION, "float32"))
@@ -211,7 +249,7 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
         try:
             request.check_run()
             return Message(work(request), reply_to=message)
-        except RefusedError as reason:
+        except (RefusedError, TooFewError) as reason:
             return wire.refusal(str(reason), message)
 
     return handler

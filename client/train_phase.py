@@ -65,7 +65,7 @@ def train_model_pfedme(request: Request) -> RecordDict:
         request.bench.model,
         moreau_lambda=request.real(wire.MOREAU_LAMBDA, default=15.0),
         moreau_lr=request.real(wire.MOREAU_LR, default=0.005),
-        inner_steps=request.integer(wire.INNER_STEPS, minimum=1, default=5),
+        inner_steps=request.inner_steps(),
     )
     return _trained(request, training)
 
@@ -77,10 +77,11 @@ def _trained(request: Request, training: Training) -> RecordDict:
     round_number, run_seed = request.round(), request.run_seed
     before = 0 if purpose else round_number
     packed = request.receive(names, before=before)
-    holdout, guard = request.held_out_share(wire.HOLDOUT), request.held_out_share(wire.GUARD)
+    guard = request.held_out_share(wire.GUARD)
     adaptation, how = request.adaptation(), request.personalisation(before=before)
     metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(bench.data.x_train)}
     bench = sparing(bench, guard, run_seed=run_seed)
+    holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     received = {} if adaptation is None and how is None else read_weights(bench.model)
     with Stopwatch() as watch:
         if config.get(wire.EVALUATE_RECEIVED):

@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,12 +20,13 @@ import torch
 from torch import nn
 from torch.optim.sgd import sgd
 
-from tasks.base import Task
+from tasks.base import Task, TaskError
 from wire import Model
 
 __all__ = [
     "Evaluation",
     "Tensors",
+    "TooFewError",
     "TrainPlan",
     "autocast",
     "evaluate",
@@ -32,12 +34,17 @@ __all__ = [
     "hold_out",
     "load_weights",
     "read_weights",
+    "require_enough",
     "seed_of",
     "train",
     "warm_up",
 ]
 
 EVALUATION_BATCH = 1024
+
+
+class TooFewError(TaskError):
+    """There are too few samples to train this model with. The text says nothing of the data."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +144,11 @@ def train(
         towards: model that the proximal term pulls to, in place of the one trained from.
         added: (outputs, targets) of a mini-batch → what is added to its loss; not part of the
             loss returned.
+
+    Raises:
+        TooFewError: see ``require_enough``.
     """
+    require_enough(model, data)
     torch.manual_seed(seed)
     shuffle = torch.Generator().manual_seed(seed)
     model.train()
@@ -217,6 +228,25 @@ def has_batch_norm(model: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
+def require_enough(model: nn.Module, data: Tensors) -> None:
+    """Check that the model can be trained with so few samples.
+
+    Raises:
+        TooFewError: there is one sample, of which the model's BatchNorm has no statistics. Where an
+            image's pixels are normalised together it has.
+    """
+    if len(data.x_train) > 1 or not has_batch_norm(model):
+        return
+    try:
+        with torch.no_grad():
+            deepcopy(model).train()(data.x_train)  # a copy: its running statistics would change
+    except ValueError:
+        raise TooFewError(
+            "a model with BatchNorm cannot be trained on one sample. Give the silo more training "
+            "data, hold out less of it (guard, alpha = auto), or take a network without BatchNorm."
+        ) from None
+
+
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Mixed precision where the plan asks for it."""
     if precision == "bfloat16":
@@ -268,6 +298,9 @@ def warm_up(task: Task, model: nn.Module, data: Tensors) -> None:
     """Run every kind of work once on a few samples: first calls are slow, and fail early here.
 
     The model's weights are changed; every message overwrites them.
+
+    Raises:
+        TooFewError: the model cannot be trained with so few samples.
     """
     few = Tensors(data.x_train[:4], data.y_train[:4], data.x_test[:4], data.y_test[:4])
     evaluate(task, model, few)

@@ -440,6 +440,7 @@ def report(
         typer.Option(help="File, or folder of pictures. [default: in the run's folder]"),
     ] = None,
     runs_dir: RunsOption = None,
+    federation: FederationOption = None,
 ) -> None:
     """Show a run: who trained with whom, since when, and whether it was worth it.
 
@@ -447,7 +448,8 @@ def report(
     """
     from server.report.command import print_report
 
-    print_report(run, kind=format, root=runs_dir, alone=alone, common=common, out=out)
+    root = _whom(federation, None, None, runs_dir)[2]
+    print_report(run, kind=format, root=root, alone=alone, common=common, out=out)
 
 
 @app.command(epilog="Example:  coterie watch --web")
@@ -459,16 +461,18 @@ def watch(
     host: Annotated[str, typer.Option(help="With --web: address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --web; 0 takes any.")] = 8321,
     runs_dir: RunsOption = None,
+    federation: FederationOption = None,
 ) -> None:
     """Watch a run that is recorded on this machine, in the terminal or in a browser. Read-only."""
+    root = _whom(federation, None, None, runs_dir)[2]
     if web:
         from server.web import serve
 
-        serve(run, root=runs_dir, host=host, port=port)
+        serve(run, root=root, host=host, port=port)
     else:
         from server.commands import watch_run
 
-        raise typer.Exit(watch_run(run, runs_dir))
+        raise typer.Exit(watch_run(run, root))
 
 
 def _pairs(settings: list[str]) -> dict[str, Any]:

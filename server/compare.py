@@ -63,7 +63,8 @@ from server.record import write_atomically
 from server.run import build_strategy, execute
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from strategies.roster import DescribedRoster
-from tasks.base import Option
+from tasks.base import Option, TaskError
+from tasks.registry import load_task
 from tasks.simulation import Simulation, split_problem
 from wire import is_silo_name
 
@@ -137,19 +138,22 @@ class Comparison:
     """What is to be run.
 
     Attributes:
-        file: as read, with the data folder made absolute.
+        file: as read, with the data folder and the file that declares the task made absolute.
         runs: name → keys of a run, without seed.
+        task: what silos call it.
     """
 
     file: CompareFile
     runs: Mapping[str, Mapping[str, Any]]
+    task: str
 
     def silos(self, seed: int) -> list[SiloSpec]:
         """The silos of a seed."""
         file = self.file
         if not isinstance(file.silos, int):
             data = {"data": file.data} if file.data else {}
-            own = {"split-seed": seed, **data, **file.options}
+            drawn = {} if _is_declared(file.task) else {"split-seed": seed}
+            own = {**drawn, **data, **file.options}
             return [
                 SiloSpec(silo.name, file.task, {**own, **silo.options}, silo.alpha)
                 for silo in file.silos
@@ -162,7 +166,7 @@ class Comparison:
         """All keys of one run."""
         return {
             **self.runs[name],
-            "task": self.file.task,
+            "task": self.task,
             "seed": seed,
             "label": f"{_slug(name)}-seed{seed}",
             "min-silos": len(self.silos(seed)),
@@ -188,10 +192,33 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
         raise _wrong(f"{file} is not TOML: {error}.") from None
     except ValidationError as error:
         raise _wrong(f"{file}: {'; '.join(_problem(e) for e in error.errors())}.") from None
-    comparison = Comparison(_with_data(checked, file, data), _runs(checked, file))
+    checked, task = _with_task(checked, file)
+    comparison = Comparison(_with_data(checked, file, data), _runs(checked, file), task)
     for name in comparison.runs:
         _check(comparison, name, file)
     return comparison
+
+
+def _is_declared(task: str) -> bool:
+    """Whether a ``.toml`` file declares the task: a silo's data is then where its options say."""
+    return task.endswith(".toml")
+
+
+def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str]:
+    """The file with its task's declaration made absolute, and what silos call the task."""
+    if not _is_declared(file.task):
+        return file, file.task
+    if isinstance(file.silos, int):
+        raise _wrong(
+            f"{where}: a task that a file declares cannot be cut into silos. List them with "
+            "[[silos]], each with where its data is: options = { data = ... }."
+        )
+    declaration = str(where.resolve().parent / Path(file.task).expanduser())
+    try:
+        name = load_task(declaration).name
+    except TaskError as error:
+        raise _wrong(f"{where}: {error}") from None
+    return file.model_copy(update={"task": declaration}), name
 
 
 def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile:

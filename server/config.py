@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from strategies.alpha import LOOK_ROUNDS, TRIAL_ROUNDS
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.roster import Churn
 
@@ -382,6 +383,22 @@ class RunConfig(BaseModel):
         generative = self.generators != "off" or self.strategy in ("fedgenp", "fedgen")
         if generative and self.personal:
             raise ValueError("generators need the predictors, so personal must be empty")
+        if self.strategy == "hcct" and self.alpha == "auto":
+            least = LOOK_ROUNDS + TRIAL_ROUNDS + 1
+            if self.rounds < least:
+                raise ValueError(
+                    f"alpha = auto finds its groups after {least - 1} rounds, so rounds must be at "
+                    f"least {least}. Got {self.rounds}. Or give alpha as a number"
+                )
+            if self.personal:
+                raise ValueError(
+                    "alpha = auto trains several models side by side, of layers that stay at a "
+                    "silo there is one version. Give alpha as a number, or leave personal empty"
+                )
+        if self.strategy == "fedensemble" and self.personal:
+            raise ValueError(
+                "fedensemble sends every silo the others' whole models, so personal must be empty"
+            )
         if self.generators != "off" and self.strategy not in AROUND:
             raise ValueError(
                 f"generators cannot be combined with strategy {self.strategy}, only with "

@@ -106,7 +106,8 @@ def enrol(file: Path, request: Request) -> Entry:
             if entry.key == key and entry.removed:
                 raise _wrong(
                     f"this key was removed on {entry.removed[:10]}, and a removed key is never let "
-                    "in again. The silo makes a new one with `coterie silo init --new-key`."
+                    "in again. The silo makes a new one with `coterie silo init --name NAME "
+                    "--new-key`."
                 )
             if entry.key == key and entry.name != request.name:
                 raise _wrong(f"this key is enrolled already, as {entry.name!r}.")

@@ -36,7 +36,7 @@ TEMPLATE = """\
 # refuse keys that they do not know.
 
 # Where silos reach this machine, HOST:PORT. The first goes into the silos' join bundles; the
-# server's certificate holds all of the hosts. After a change: coterie init --renew
+# server's certificate holds all of the hosts. After a change: coterie init FOLDER --renew
 addresses = [{addresses}]
 
 [listen]
@@ -161,7 +161,8 @@ def create(
     file = folder / "coterie.toml"
     if file.exists():
         raise _wrong(
-            f"{folder} holds a federation already. To renew its certificate: coterie init --renew"
+            f"{folder} holds a federation already. To renew its certificate: "
+            f"coterie init {folder} --renew"
         )
     complete = [_with_port(address, fleet_port or DEFAULT_PORT) for address in addresses]
     text = TEMPLATE.format(

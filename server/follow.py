@@ -139,6 +139,8 @@ class Progress:
         for name, entry in event["silos"].items():
             self.samples[name] = entry["num-examples"]
             self.bytes += entry["bytes-sent"] + entry["bytes-received"]
+        for cost in event.get("phases", {}).values():
+            self.bytes += cost["bytes-sent"] + cost["bytes-received"]
         self.seconds = event["seconds"]
         if event["event"] == "round":
             self.round_seconds.append(sum(self.seconds.values()))

@@ -128,7 +128,9 @@ class RunRecord:
         entry = _round_entry(report)
         if report.evaluation:
             self._evaluation(report, entry)
-        if not report.final:
+        if report.final:  # what came after the last round has no round to stand in
+            self.data |= {"final-phases": entry["phases"]} if report.phases else {}
+        else:
             self.data["rounds"].append(entry)
             _thin_matrices(self.data["rounds"])
         self._commit()
@@ -271,7 +273,10 @@ def _new_record(config: RunConfig, *, run_id: int, now: str) -> dict[str, Any]:
 
 def _resumed_record(record: dict[str, Any], *, run_id: int, after: int, now: str) -> dict[str, Any]:
     """The record as it was after a round; what was done beyond it is done again."""
-    outcome = ("error", "seconds", "final-evaluation", "final-groups", "guard", "model-hashes")
+    outcome = (
+        *("error", "seconds", "final-evaluation", "final-groups", "final-phases"),
+        *("guard", "model-hashes"),
+    )
     kept = {key: value for key, value in record.items() if key not in outcome}
     before = {"after-round": after, "at": now, "previous-run-id": record["run-id"]}
     return kept | {

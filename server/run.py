@@ -31,7 +31,7 @@ from strategies.exchange import exchange
 from strategies.generative import Given
 from strategies.latent import GeneratorPlan
 from strategies.loop import Checkpoint, GroupStrategy, RoundReport, RunResult, check_finite
-from strategies.roster import Churn, DescribedRoster, Roster, Silo
+from strategies.roster import Churn, DescribedRoster, NodeRoster, Roster, Silo
 
 __all__ = ["execute", "run_folder", "train_config"]
 
@@ -40,6 +40,12 @@ log = logging.getLogger("coterie.run")
 INITIAL_DEADLINE_S = 60.0
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints within the run's."""
+TERMS = (
+    *(wire.STRATEGY, wire.PERSONAL, wire.ROUNDS),
+    *(wire.LOCAL_EPOCHS, wire.LOCAL_STEPS, wire.BATCH_SIZE, wire.INNER_STEPS),
+    *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS),
+)
+"""Entries of a run's training messages that a silo may refuse it for."""
 
 
 @dataclass(frozen=True)
@@ -100,12 +106,9 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, int | float | str 
 
 def terms(config: RunConfig) -> dict[str, int | float | str | bool]:
     """What a silo is told of the run before it joins, so that it can refuse it at once."""
-    return {
-        wire.STRATEGY: config.strategy,
-        wire.PERSONAL: config.personal,
-        wire.LOCAL_EPOCHS: config.local_epochs,
-        wire.ROUNDS: config.rounds,
-    }
+    # A strategy adds to what training messages carry, such as steps of its own.
+    strategy = build_strategy(config, run="", roster=NodeRoster(), on_round=lambda report: None)
+    return {key: value for key, value in strategy.train_config.items() if key in TERMS}
 
 
 def build_strategy(

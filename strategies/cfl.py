@@ -191,6 +191,10 @@ class CFL(GroupStrategy[CFLState]):
         """Of who is here."""
         return state.members.groups
 
+    def sharing(self, state: CFLState) -> Sequence[Group]:
+        """Those of one silo too: newcomers get the group's model."""
+        return self.groups(state)
+
     def sizes(self, state: CFLState) -> Mapping[str, float]:
         """Silo → training samples."""
         return state.members.sizes

@@ -23,7 +23,16 @@ from strategies.probes import losses
 from strategies.roster import Silo
 from wire import Model
 
-__all__ = ["Choices", "admitted", "aggregated", "choose", "described", "first_choices", "ordered"]
+__all__ = [
+    "Choices",
+    "admitted",
+    "aggregated",
+    "choose",
+    "choosers",
+    "described",
+    "first_choices",
+    "ordered",
+]
 
 log = logging.getLogger("coterie.run")
 
@@ -77,7 +86,8 @@ def choose(
 ) -> Generator[Sequence[Order], list[Update], Choices]:
     """Ask for all losses; every silo takes its ``count`` best models, of equals the first.
 
-    Who does not answer keeps its choice; who never answered takes the most frequent one.
+    A model without a finite loss is not taken, also where fewer remain than ``count``. Who does
+    not answer keeps its choice; who never answered takes the most frequent one.
     """
     stated = yield from losses(silos, state.models)
     chosen = {**state.chosen, **{name: _best(row, count) for name, row in stated.items()}}
@@ -88,7 +98,8 @@ def choose(
 
 
 def _best(row: Sequence[float], count: int) -> tuple[int, ...]:
-    return tuple(sorted(np.argsort(row, kind="stable")[:count].tolist()))
+    ranked = np.argsort(row, kind="stable")[:count].tolist()
+    return tuple(sorted(number for number in ranked if np.isfinite(row[number])))
 
 
 def _usual(chosen: Mapping[str, tuple[int, ...]], count: int) -> tuple[int, ...]:
@@ -133,12 +144,24 @@ def aggregated(state: Choices, updates: Sequence[Update]) -> Choices:
     return replace(state, members=_held(state, by_choice))
 
 
+def choosers(state: Choices) -> list[Group]:
+    """Per model, the silos that chose it last."""
+    return [
+        tuple(name for name, choice in state.chosen.items() if number in choice)
+        for number in range(len(state.models))
+    ]
+
+
 def described(state: Choices) -> dict[str, Any]:
     """For the record: what every silo that is here chose, and its losses."""
     here = sorted(name for group in state.members.groups for name in group)
     return {
         "chosen": {name: list(state.chosen[name]) for name in here},
-        "losses": {n: [round(x, 6) for x in state.losses[n]] for n in here if n in state.losses},
+        "losses": {
+            n: [round(x, 6) if np.isfinite(x) else None for x in state.losses[n]]
+            for n in here
+            if n in state.losses
+        },
         "unused-models": sorted(
             set(range(len(state.models))) - {j for name in here for j in state.chosen[name]}
         ),

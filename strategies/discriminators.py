@@ -29,13 +29,15 @@ from strategies.partition.distance import Distance, Score, distance, has_converg
 from strategies.roster import Silo
 from wire import Model
 
-__all__ = ["Discriminators", "Measurement", "Pair", "measure"]
+__all__ = ["Discriminators", "Measurement", "Pair", "measure", "takes_part"]
 
 log = logging.getLogger("coterie.run")
 
 PURPOSE = "discriminators"
 TOLERANCE = 0.01
 """A gain of a distance that is not worth another round."""
+PAIR_SIZE = 2
+"""Silos whose discriminators are averaged: each can compute the other's from the mean."""
 
 Pair = tuple[str, str]
 """Two silos, sorted by name."""
@@ -128,7 +130,12 @@ class _Work:
 
     def silos(self) -> list[str]:
         """Those with pairs at work, sorted."""
-        return sorted({name for pair in self.active for name in pair})
+        return _silos_of(self.active)
+
+
+def takes_part(silo: Silo) -> bool:
+    """Whether a silo may share a discriminator with one other silo, by its ``min_group_size``."""
+    return silo.min_group_size <= PAIR_SIZE
 
 
 def measure(
@@ -138,15 +145,26 @@ def measure(
 
     Args:
         pairs: of silos that are here.
-        silos: who is here.
+        silos: who is here. Those that do not take part in pairs are not asked.
         options: how.
     """
     here = {silo.name: silo for silo in silos}
     wanted = sorted(set(pairs))
-    names = sorted({name for pair in wanted for name in pair})
-    asked = yield [_order(here[name], wire.EVALUATE_DISCRIMINATOR, [], options) for name in names]
-    held_out, bytes_each, missing = _ready(names, asked)
-    active = [pair for pair in wanted if not missing.keys() & set(pair)]
+    shy = {
+        name: f"it accepts groups of at least {here[name].min_group_size} silos; a discriminator "
+        "is the mean of two."
+        for name in _silos_of(wanted)
+        if not takes_part(here[name])
+    }
+    open_pairs = [pair for pair in wanted if not shy.keys() & set(pair)]
+    names = _silos_of(open_pairs)
+    questions = [_order(here[name], wire.EVALUATE_DISCRIMINATOR, [], options) for name in names]
+    asked = (yield questions) if questions else []
+    held_out, bytes_each, unready = _ready(names, asked)
+    missing = shy | unready
+    for name, reason in missing.items():
+        log.warning("discriminators: silo %s is not measured: %s", name, reason)
+    active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
     work = _Work(active, options, bytes_each, missing=missing)
     if active:
         log.info("%s", _budget_text(work))
@@ -180,6 +198,11 @@ def measure(
     )
 
 
+def _silos_of(pairs: Iterable[Pair]) -> list[str]:
+    """Whose they are, sorted."""
+    return sorted({name for pair in pairs for name in pair})
+
+
 def _order(
     silo: Silo,
     kind: str,
@@ -201,6 +224,7 @@ def _order(
             wire.LR: options.lr,
             wire.LR_DECAY: 1.0,
             wire.SAMPLES: options.samples,
+            wire.GROUP_SIZE: PAIR_SIZE,
         },
         extras={} if stack is None else {wire.DISCRIMINATORS: stack},
     )
@@ -215,21 +239,31 @@ def _ready(
     sizes: dict[str, int] = {}
     for update in asked:
         name = update.silo.name
-        del missing[name]
-        held_out[name] = int(update.metrics.get(wire.HELD_OUT, 0))
-        sizes[name] = int(update.metrics.get(wire.DISCRIMINATOR_BYTES, 0))
-        if held_out[name] < 1:
+        held, size = (_stated(update, key) for key in (wire.HELD_OUT, wire.DISCRIMINATOR_BYTES))
+        if held is None:
+            continue
+        held_out[name] = held
+        if held < 1:
             missing[name] = (
                 f"it has too few samples to hold any out: {update.num_examples:g}, at least 2 "
                 "are needed."
             )
+        elif size is None:
+            missing[name] = "it did not say how large its discriminator is."
+        else:
+            del missing[name]
+            sizes[name] = size
     usual = max(sizes.values(), key=list(sizes.values()).count, default=0)
     for name, size in sizes.items():
         if size != usual:
             missing[name] = f"its discriminator has {size} bytes, the others' {usual}."
-    for name, reason in missing.items():
-        log.warning("discriminators: silo %s is not measured: %s", name, reason)
     return held_out, usual, missing
+
+
+def _stated(update: Update, key: str) -> int | None:
+    """A count in a reply; None if it is not there, or no count."""
+    value = update.metrics.get(key, -1)
+    return int(value) if 0 <= value < float("inf") else None
 
 
 def _budget_text(work: _Work) -> str:

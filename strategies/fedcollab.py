@@ -8,9 +8,10 @@ FedAvg inside every coalition, or any other base that the training configuration
 or keeps a personal model (Ditto).
 
 Rounds. Before round 1 all pairs of silos are measured and the structure is solved. A newcomer, at
-whatever round, is measured with everybody who is here: those pairs alone are trained. A leaver's
-row and column go. A coalition whose members change starts from the size-weighted mean of what its
-members' coalitions had reached; one of newcomers alone from w⁰.
+whatever round, is measured with everybody who is here: those pairs alone are trained. A silo that
+is measured at the second attempt takes its place then, as a newcomer does. A leaver's row and
+column go. A coalition whose members change starts from the size-weighted mean of what its members'
+coalitions had reached; one of newcomers alone from w⁰.
 
 Differs from the paper in all that concerns newcomers, leavers and lost silos, which it does not
 have; in the discriminators' rounds (``strategies.discriminators``); and in ``c="auto"``.
@@ -19,14 +20,15 @@ have; in the discriminators' rounds (``strategies.discriminators``); and in ``c=
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from strategies.discriminators import Discriminators, Measurement, Pair, measure
+from strategies.discriminators import Discriminators, Measurement, Pair, measure, takes_part
 from strategies.errors import require
 from strategies.grouping import Members, average_groups, enrol, orders_from
 from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
@@ -106,8 +108,8 @@ class FedCollab(GroupStrategy[FedCollabState]):
         discriminators: how distances are measured, and the budget.
         solver: ``best`` is ``optimal`` for at most 16 silos and else ``relocation``, the paper's;
             ``agglomerative`` merges greedily.
-        newcomers: ``keep`` lets a newcomer choose and nobody else move; ``resolve`` searches again
-            from the present structure.
+        newcomers: ``keep`` lets a newcomer choose and nobody else move but those whose distances
+            came late; ``resolve`` searches again from the present structure.
         unmeasured: silos whose distances are not known train ``alone``, or take the mean of all
             known distances for them (``unknown``).
         seed: of the searches.
@@ -157,7 +159,8 @@ class FedCollab(GroupStrategy[FedCollabState]):
     ) -> Generator[Sequence[Order], list[Update], FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(silo.name for silo in silos))
-        due = [pair for pair in combinations(names, 2) if _is_due(state, pair)]
+        shy = {silo.name for silo in silos if not takes_part(silo)}
+        due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
         state = replace(state, measured=None)
         if due:
             found = yield from measure(due, silos, self.discriminators)
@@ -184,9 +187,8 @@ class FedCollab(GroupStrategy[FedCollabState]):
             c = fedcollab.auto_c(sizes, _null_errors(known, state))
             log.info("c: %.3g, by the noise of the distances", c)
         rng = np.random.default_rng([self.seed, round])
-        before = [[n for n in group if n in known] for group in state.planned]
         rows = {name: row for row, name in enumerate(known)}
-        present = [[rows[n] for n in group] for group in before if group]
+        present = [[rows[n] for n in group] for group in _settled(state, known)]
         solve = _Solve(distances, sizes, c, self._solver(len(known)), rng)
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = solve.report(groups)
@@ -265,7 +267,7 @@ class _Solve:
 
     def structure(self, present: list[list[int]], *, keep: bool) -> list[list[int]]:
         """The best structure; with ``present`` groups nobody but newcomers moves, or all may."""
-        if not present:
+        if sum(len(group) for group in present) < 2:  # one silo keeps its place in any structure
             return self._solved(None)
         groups, placed = present, {row for group in present for row in group}
         for row in range(len(self.sizes)):
@@ -310,12 +312,14 @@ class _Solve:
         )
 
 
-def _is_due(state: FedCollabState, pair: Pair) -> bool:
-    """Whether a pair must still be measured, and may be."""
+def _is_due(state: FedCollabState, pair: Pair, shy: Set[str]) -> bool:
+    """Whether a pair must still be measured, and may be; with a ``shy`` silo it cannot be."""
     if any(state.held_out.get(name) == 0 for name in pair):
         return False
     unknown = pair not in state.distances or pair in state.unfinished
-    return unknown and state.attempts.get(pair, 0) < MAX_ATTEMPTS
+    # A pair that cannot be measured is due once, so that the log and the record say why.
+    attempts = 1 if shy & set(pair) else MAX_ATTEMPTS
+    return unknown and state.attempts.get(pair, 0) < attempts
 
 
 def _with_measured(
@@ -332,6 +336,23 @@ def _with_measured(
         unfinished=(state.unfinished - set(due)) | found.unfinished,
         measured=found,
     )
+
+
+def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
+    """The planned groups of these silos, without those that had to be put somewhere unmeasured.
+
+    These are the silos that were alone for want of distances, and, of silos whose distance to each
+    other is new, those with most such distances.
+    """
+    late = set() if state.structure is None else set(state.structure.alone)
+    fresh = set() if state.measured is None else set(state.measured.distances)
+    kept = {name for group in state.planned for name in group if name in names} - late
+    while found := [pair for pair in fresh if kept.issuperset(pair)]:
+        counts = Counter(name for pair in found for name in pair)
+        most = max(counts.values())
+        kept -= {name for name, count in counts.items() if count == most}
+    groups = [[name for name in group if name in kept] for group in state.planned]
+    return [group for group in groups if group]
 
 
 def _split_known(

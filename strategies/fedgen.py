@@ -5,7 +5,8 @@ Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated L
 
 By design it needs every silo's **label counts**: labels are drawn as often as they occur, and a
 predictor counts for a label by its silo's share of it. A silo gives them only if its own
-configuration says so (``label_counts`` in ``silo.toml``), never because a server asks.
+configuration says so (``label_counts`` in ``silo.toml``), never because a server asks. Their sum
+over all silos goes to every silo, as shares: of two silos, each can work out the other's.
 
 Differs from the paper: the generator is the one of FedGenP (VAE-style output, no BatchNorm), the
 predictors are weighed label by label as in the authors' code instead of averaging their logits,
@@ -17,17 +18,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator as Steps
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from flwr.app import Message
 
 import wire
 from strategies.errors import EXIT_CONFIG, FederationError
-from strategies.generative import Generative, GenerativeState, rng_of
-from strategies.latent import fresh_generator, predictor_shape
-from strategies.loop import Order, Update
+from strategies.generative import Generative, GenerativeState, nobody, rng_of, teaching
+from strategies.latent import fresh_generator, predictor_arrays, predictor_shape
+from strategies.loop import Order, ReplyError, Update
 from strategies.roster import Silo
 from wire import Model
 
@@ -49,44 +51,75 @@ class FedGen(Generative):
     def prepare(
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int
     ) -> Steps[Sequence[Order], list[Update], GenerativeState]:
-        """Ask who is new for its label counts, once.
+        """Ask for the label counts that are not known yet.
+
+        An answer, or a refusal, is for good. Who did not answer, or wrongly, is asked again in the
+        next round and has no part in the generator until then.
 
         Raises:
-            FederationError: in round 1 some silos gave none.
+            FederationError: in round 1 some silos refused.
         """
         state = yield from super().prepare(state, silos, round=round)
-        new = [silo for silo in silos if silo.name not in state.counts]
-        if not new:
+        asked = [silo for silo in silos if silo.name not in state.counts]
+        if not asked:
             return state
+        num_classes = self._num_classes(state, silos)
         log.warning(
             "FedGen asks %d silo(s) for their label counts. Only those that share them by their "
             "own configuration answer; FedGenP needs none.",
-            len(new),
+            len(asked),
         )
         answers = yield [
-            Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in new
+            Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
         ]
-        given = {update.silo.name: _counts(update) for update in answers}
-        counts = {**state.counts, **{silo.name: given.get(silo.name) for silo in new}}
-        refused = [silo.name for silo in silos if counts[silo.name] is None]
+        refused = [silo.name for silo in asked if silo.name in self._refused]
         if refused and round == 1:
             raise FederationError(
                 f"FedGen needs the label counts of every silo. None came from: "
-                f"{', '.join(refused)}. Who runs such a silo can allow it with `label_counts = "
-                "true` in silo.toml, or `--share-label-counts`; FedGenP needs no label counts.",
+                f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
+                "`label_counts = true` in silo.toml, or `--share-label-counts`; FedGenP needs no "
+                "label counts.",
                 round=round,
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )
-        return replace(state, counts=counts)
+        given = _given_counts(answers, num_classes)
+        return replace(state, counts={**state.counts, **dict.fromkeys(refused), **given})
+
+    def _num_classes(self, state: GenerativeState, silos: Sequence[Silo]) -> int:
+        """Of the predictors of who is here."""
+        layers = self._layers(state, silos)
+        model = self.base.models(state.base)[silos[0].name]
+        return predictor_shape({silos[0].name: predictor_arrays(model, layers)}, layers)[1]
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._refused: frozenset[str] = frozenset()
+
+    def _checked(self, replies: Iterable[Message]) -> tuple[list[Update], dict[str, str]]:
+        """Note besides who refused: what was only lost is asked for again."""
+        replies = list(replies)
+        nodes = {
+            reply.metadata.src_node_id
+            for reply in replies
+            if reply.has_error() and reply.error.code == wire.REFUSED
+        }
+        self._refused = frozenset(s.name for s in self._silos.values() if s.node_id in nodes)
+        return super()._checked(replies)
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[Order], *, round: int
+        self,
+        state: GenerativeState,
+        orders: Sequence[Order],
+        minimums: Mapping[str, int],
+        *,
+        round: int,
     ) -> GenerativeState:
         """Train the shared generator on the predictors of who gave label counts."""
-        names = sorted(name for name in state.heads if state.counts.get(name) is not None)
+        known = [name for name in state.heads if state.counts.get(name) is not None]
+        names = teaching({name: (name,) for name in known}, minimums)
         if not names:
-            return replace(state, generators={}, members={}, quality={}, seconds=0.0)
+            return nobody(state, round)
         from strategies.generators import train_shared_generator
 
         started = time.perf_counter()
@@ -111,14 +144,19 @@ class FedGen(Generative):
             state,
             generators={EVERYBODY: trained},
             members={EVERYBODY: tuple(order.silo.name for order in orders)},
+            teachers=names,
             quality={EVERYBODY: (quality.others, quality.own)},
             seconds=time.perf_counter() - started,
+            alone=False,
         )
 
     def sent(self, state: GenerativeState, receiver: str) -> Model:
-        """The generator, and the shares by which labels are drawn (p̂(y) of the federation)."""
-        names = [name for name in sorted(state.counts) if state.counts[name] is not None]
-        totals = _table(state, names).sum(axis=0)
+        """The generator, and the shares by which labels are drawn (p̂(y) of the federation).
+
+        They are the shares among the generator's teachers: for a label that it was not trained
+        on, its latents would mean nothing.
+        """
+        totals = _table(state, state.teachers).sum(axis=0)
         return {**state.generators[receiver].weights, wire.LABELS: totals / totals.sum()}
 
 
@@ -128,9 +166,31 @@ def _table(state: GenerativeState, names: Sequence[str]) -> np.ndarray:
     return np.stack(rows).astype(np.float64)
 
 
-def _counts(update: Update) -> np.ndarray | None:
-    """The label counts of an answer, or None if it holds none that can be counted with."""
+def _given_counts(answers: Sequence[Update], num_classes: int) -> dict[str, np.ndarray]:
+    """Silo → its label counts, of the answers that hold; the log says why the others do not."""
+    given = {}
+    for update in answers:
+        try:
+            given[update.silo.name] = _counts(update, num_classes)
+        except ReplyError as error:
+            log.warning("%s: its label counts are left out: %s", update.silo.name, error)
+    return given
+
+
+def _counts(update: Update, num_classes: int) -> np.ndarray:
+    """The label counts of an answer, shape (classes,).
+
+    Raises:
+        ReplyError: there are none, not one for each class, or they are no counts.
+    """
     counts = update.extras.get(wire.LABELS, {}).get(wire.LABELS)
-    if counts is None or counts.ndim != 1 or not np.issubdtype(counts.dtype, np.integer):
-        return None
-    return counts if counts.min(initial=0) >= 0 and counts.sum() > 0 else None
+    if counts is None:
+        raise ReplyError(f"its reply has no array {wire.LABELS!r} in a record of that name.")
+    if counts.shape != (num_classes,) or not np.issubdtype(counts.dtype, np.integer):
+        raise ReplyError(
+            f"label counts must be {num_classes} integers. Got {counts.dtype} of shape "
+            f"{counts.shape}."
+        )
+    if counts.min() < 0 or counts.sum() <= 0:
+        raise ReplyError("label counts must be at least 0, and one of them above.")
+    return counts

@@ -29,7 +29,14 @@ from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 from strategies.errors import require
-from strategies.generative import Generative, GenerativeState, Given, rng_of
+from strategies.generative import (
+    Generative,
+    GenerativeState,
+    Given,
+    nobody,
+    rng_of,
+    teaching,
+)
 from strategies.latent import (
     Generator,
     GeneratorPlan,
@@ -80,17 +87,22 @@ class FedGenP(Generative):
             log.warning("reversal = unbounded: latents lose their labels and may become infinite")
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[Order], *, round: int
+        self,
+        state: GenerativeState,
+        orders: Sequence[Order],
+        minimums: Mapping[str, int],
+        *,
+        round: int,
     ) -> GenerativeState:
         """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
         heads, members = self._receivers(state, orders)
-        if len(heads) < 2:
-            return _nobody(state, round)
+        names = teaching(members, minimums)
+        if len(names) < 2:
+            return nobody(state, round)
         from strategies.generators import train_generators
 
         started = time.perf_counter()
-        names = sorted(heads)
-        latent, num_classes = predictor_shape(heads, state.layers)
+        latent, num_classes = predictor_shape({name: heads[name] for name in names}, state.layers)
         trained, quality = train_generators(
             [
                 _inherited(state, members[name])
@@ -112,6 +124,7 @@ class FedGenP(Generative):
             state,
             generators=dict(zip(names, trained, strict=True)),
             members={name: members[name] for name in names},
+            teachers=names,
             quality={n: (q.others, q.own) for n, q in zip(names, quality, strict=True)},
             seconds=time.perf_counter() - started,
             alone=False,
@@ -141,22 +154,3 @@ def _inherited(state: GenerativeState, members: Group) -> Generator | None:
     shared = {receiver: len(set(members) & set(names)) for receiver, names in state.members.items()}
     best = max(sorted(shared), key=lambda receiver: shared[receiver], default=None)
     return state.generators[best] if best is not None and shared[best] else None
-
-
-def _nobody(state: GenerativeState, round: int) -> GenerativeState:
-    """Fewer than two heads: there is nobody to learn from, the base goes on by itself."""
-    if round > 1 and not state.alone:
-        log.warning(
-            "round %d: there is nobody to learn from, so there are no generators: training goes on "
-            "as without them",
-            round,
-        )
-    empty: Mapping[str, Any] = {}
-    return replace(
-        state,
-        generators=empty,
-        members=empty,
-        quality=empty,
-        seconds=0.0,
-        alone=round > 1,
-    )

@@ -272,8 +272,8 @@ class FedGroup(GroupStrategy[FedGroupState]):
     def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str) -> Order:
         """Pre-training from w⁰, the same in every round: ClientUpdate of Algorithm 1."""
         config: dict[str, int | float | str | bool] = {wire.LR_DECAY: 1.0}
-        if self.pretrain_epochs:
-            config[wire.LOCAL_EPOCHS] = self.pretrain_epochs
+        if self.pretrain_epochs:  # a silo that is told steps does not count epochs
+            config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         if self.pretrain_steps:
             config[wire.LOCAL_STEPS] = self.pretrain_steps
         if self.train_config.get(wire.PROXIMAL_MU):
@@ -283,13 +283,31 @@ class FedGroup(GroupStrategy[FedGroupState]):
 
     def _goes_on(self, silo: Silo) -> bool:
         """Whether its cold start is the beginning of a round's training."""
-        shorter = 0 < self.pretrain_epochs < self._local_epochs
-        return silo.described and (shorter or self.pretrain_steps > 0)
+        if not silo.described:
+            return False
+        return self.pretrain_steps > 0 or 0 < self._cold_steps(silo) < self._round_steps(silo)
 
     @property
     def _local_epochs(self) -> int:
         """E; one, as at any silo that is told nothing."""
         return int(self.train_config.get(wire.LOCAL_EPOCHS, 1))
+
+    @property
+    def _local_steps(self) -> int:
+        """Mini-batches of a round in place of E epochs; 0 counts epochs."""
+        return int(self.train_config.get(wire.LOCAL_STEPS, 0))
+
+    def _round_steps(self, silo: Silo) -> int:
+        return self._local_steps or self._local_epochs * self._num_batches(silo)
+
+    def _cold_steps(self, silo: Silo) -> int:
+        """Mini-batches of a cold start whose length is given; 0 if it is that of a round."""
+        return self.pretrain_steps or self.pretrain_epochs * self._num_batches(silo)
+
+    def _num_batches(self, silo: Silo) -> int:
+        """Of one epoch at a silo that described itself."""
+        batch = int(self.train_config.get(wire.BATCH_SIZE, DEFAULT_BATCH))
+        return math.ceil(silo.num_examples / batch)
 
     def _training(self, state: FedGroupState, silo: Silo, round: int) -> list[Order]:
         """A round of the group's model, less what a cold start in this round has taken of it."""
@@ -297,10 +315,8 @@ class FedGroup(GroupStrategy[FedGroupState]):
         if silo.name not in state.begun:
             return [Order(silo, model)]
         config: dict[str, int | float | str | bool] = {}
-        if self.pretrain_steps:
-            batch = int(self.train_config.get(wire.BATCH_SIZE, DEFAULT_BATCH))
-            steps = self._local_epochs * math.ceil(silo.num_examples / batch)
-            config[wire.LOCAL_STEPS] = left = steps - self.pretrain_steps
+        if self.pretrain_steps or self._local_steps:
+            config[wire.LOCAL_STEPS] = left = self._round_steps(silo) - self._cold_steps(silo)
         else:
             config[wire.LOCAL_EPOCHS] = left = self._local_epochs - self.pretrain_epochs
         if round == 1:  # its group's model is not w⁰, which round 0 would report
@@ -469,6 +485,10 @@ class FedGroup(GroupStrategy[FedGroupState]):
     def groups(self, state: FedGroupState) -> Sequence[Group]:
         """The members of every group that are here; cold silos are in none."""
         return state.members.groups
+
+    def sharing(self, state: FedGroupState) -> Sequence[Group]:
+        """Those of one silo too: newcomers get the group's model."""
+        return self.groups(state)
 
     def sizes(self, state: FedGroupState) -> Mapping[str, float]:
         """Silo → training samples."""

@@ -5,10 +5,10 @@ Federated Optimization", NeurIPS 2020, https://arxiv.org/abs/2007.07481; eqs. 8�
 ``w ← w + τ_eff Σ p_i Δ_i / |a_i|₁``, with τ_eff = Σ p_i |a_i|₁. The numbers are
 ``strategies.partition.fednova``.
 
-The number of steps τ_i is what a silo states as ``num-steps``, else epochs · ⌈samples / batch⌉ from
-the training configuration; where that is not known, all are taken to have made equally many
-epochs with equal batches, which makes τ_i proportional to the samples. So it works with any
-ClientApp.
+The number of steps τ_i is what a silo states as ``num-steps``, else ``local-steps`` of the training
+configuration, else its epochs · ⌈samples / batch⌉; where that is not known, all are taken to have
+made equally many epochs with equal batches, which makes τ_i proportional to the samples. So it
+works with any ClientApp.
 
 BatchNorm's running statistics are no sum of gradients: they are averaged size-weighted.
 """
@@ -74,6 +74,8 @@ class FedNova(GroupStrategy[Members]):
         stated = update.metrics.get(NUM_STEPS, 0)
         if np.isfinite(stated) and stated >= 1:
             return int(stated)
+        if self.train_config.get(wire.LOCAL_STEPS):  # silos make so many, whatever the epochs
+            return int(self.train_config[wire.LOCAL_STEPS])
         samples = ceil(update.num_examples)
         if wire.BATCH_SIZE not in self.train_config:
             return samples

@@ -143,6 +143,10 @@ class FeSEM(GroupStrategy[FeSEMState]):
         """Who has the same centre."""
         return state.members.groups
 
+    def sharing(self, state: FeSEMState) -> Sequence[Group]:
+        """Those of one silo too: others may come to its centre."""
+        return self.groups(state)
+
     def sizes(self, state: FeSEMState) -> Mapping[str, float]:
         """Silo → training samples."""
         return state.members.sizes

@@ -116,6 +116,10 @@ class FLHC(GroupStrategy[OneShot]):
         """Of who is here."""
         return state.members.groups
 
+    def sharing(self, state: OneShot) -> Sequence[Group]:
+        """Once there are groups, those of one silo too: newcomers get the group's model."""
+        return self.groups(state) if state.origin is not None else super().sharing(state)
+
     def sizes(self, state: OneShot) -> Mapping[str, float]:
         """Silo → training samples."""
         return state.members.sizes

@@ -18,6 +18,7 @@ from strategies.choosing import (
     admitted,
     aggregated,
     choose,
+    choosers,
     described,
     first_choices,
     ordered,
@@ -96,6 +97,10 @@ class FLSC(GroupStrategy[Choices]):
     def groups(self, state: Choices) -> Sequence[Group]:
         """Who made the same choice; sharing one model of several is not sharing a group."""
         return state.members.groups
+
+    def sharing(self, state: Choices) -> Sequence[Group]:
+        """Of every model, who chose it: all models go to everybody."""
+        return choosers(state)
 
     def sizes(self, state: Choices) -> Mapping[str, float]:
         """Silo → training samples."""

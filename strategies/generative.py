@@ -30,10 +30,10 @@ from strategies.latent import (
     predictor_arrays,
 )
 from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
-from strategies.roster import Silo
+from strategies.roster import Silo, minimums_of, staying
 from wire import Layers, Model
 
-__all__ = ["Generative", "GenerativeState", "Given", "rng_of"]
+__all__ = ["Generative", "GenerativeState", "Given", "nobody", "rng_of", "teaching"]
 
 log = logging.getLogger("coterie.run")
 
@@ -79,7 +79,9 @@ class GenerativeState:
         heads: silo that is here → arrays of its predictor as it last sent them.
         generators: receiver → its generator.
         members: receiver → its silos in this round.
-        counts: silo → its label counts (FedGen), or None if it gave none.
+        teachers: whose heads this round's generators learned from: receivers, of FedGen silos.
+        counts: silo → its label counts (FedGen), or None if it refused; without an entry, it is
+            asked.
         quality: receiver → shares of latents that the other heads, and its own, label as meant.
         seconds: of the server's stage in this round.
         alone: there is nobody to learn from.
@@ -90,6 +92,7 @@ class GenerativeState:
     heads: Mapping[str, Model] = field(default_factory=dict)
     generators: Mapping[str, Generator] = field(default_factory=dict)
     members: Mapping[str, Group] = field(default_factory=dict)
+    teachers: Group = ()
     counts: Mapping[str, np.ndarray | None] = field(default_factory=dict)
     quality: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -131,9 +134,21 @@ class Generative(GroupStrategy[GenerativeState]):
 
     @abstractmethod
     def generated(
-        self, state: GenerativeState, orders: Sequence[Order], *, round: int
+        self,
+        state: GenerativeState,
+        orders: Sequence[Order],
+        minimums: Mapping[str, int],
+        *,
+        round: int,
     ) -> GenerativeState:
-        """The server's stage: ``generators`` and ``members`` for these orders of the round."""
+        """The server's stage: ``generators``, ``members`` and ``teachers`` of the round.
+
+        Args:
+            state: with the heads and layers of who is here.
+            orders: of the round's own training.
+            minimums: silo that is here → the smallest group that it accepts, as ``teaching`` takes.
+            round: its number.
+        """
 
     def sent(self, state: GenerativeState, receiver: str) -> Model:
         """What a receiver's silos get."""
@@ -163,15 +178,14 @@ class Generative(GroupStrategy[GenerativeState]):
         """The base's orders, each with its receiver's generator. Leavers' heads are dropped."""
         base, orders = self.base.orders(state.base, silos, round=round)
         here = {silo.name for silo in silos}
-        described = [(silo.name, silo.head) for silo in silos if silo.described or not self.head]
         state = replace(
             state,
             base=base,
-            layers=common_layers(described) if described else state.layers,
+            layers=self._layers(state, silos),
             heads={name: head for name, head in state.heads.items() if name in here},
         )
         own = [order for order in orders if _is_own(order)]
-        state = self.generated(state, own, round=round)
+        state = self.generated(state, own, minimums_of(silos), round=round)
         receiver_of = {name: r for r, names in state.members.items() for name in names}
         records = {receiver: self.sent(state, receiver) for receiver in state.members}
         config = self.given.config(round)
@@ -181,6 +195,11 @@ class Generative(GroupStrategy[GenerativeState]):
             else order
             for order in orders
         ]
+
+    def _layers(self, state: GenerativeState, silos: Sequence[Silo]) -> Layers:
+        """What the predictors of who is here compute."""
+        described = [(silo.name, silo.head) for silo in silos if silo.described or not self.head]
+        return common_layers(described) if described else state.layers
 
     def absorb(
         self, state: GenerativeState, updates: Sequence[Update], *, round: int
@@ -206,6 +225,10 @@ class Generative(GroupStrategy[GenerativeState]):
         """The base's."""
         return self.base.groups(state.base)
 
+    def sharing(self, state: GenerativeState) -> Sequence[Group]:
+        """The base's."""
+        return self.base.sharing(state.base)
+
     def sizes(self, state: GenerativeState) -> Mapping[str, float]:
         """The base's."""
         return self.base.sizes(state.base)
@@ -222,6 +245,52 @@ class Generative(GroupStrategy[GenerativeState]):
         }
         stage = {"seconds": round(state.seconds, 4), "receivers": receivers}
         return {**self.base.details(state.base), "generators": stage}
+
+
+def teaching(receivers: Mapping[str, Group], minimums: Mapping[str, int]) -> Group:
+    """Receivers from whose heads generators may learn, sorted.
+
+    A generator shows its receiver what the heads behind it know. So a silo that accepts only
+    groups of m either is in one, and the head is a mean already, or its head is one of at least m
+    that every other receiver's generator learns from.
+
+    Args:
+        receivers: receiver that has a head → its silos.
+        minimums: silo → the smallest group that it accepts, where it stated one.
+    """
+    heads = {}
+    for receiver, group in receivers.items():
+        wanted = max(minimums.get(name, 1) for name in group)
+        if wanted > len(group):
+            heads[receiver] = wanted + 1  # a receiver's own head hides nothing from it
+    names = staying(sorted(receivers), heads)
+    left_out = sorted(set(receivers) - set(names))
+    if left_out:
+        log.warning(
+            "no generator learns from %s: by min_group_size their heads count only among more",
+            ", ".join(left_out),
+        )
+    return names
+
+
+def nobody(state: GenerativeState, round: int) -> GenerativeState:
+    """Too few heads: there is nobody to learn from, the base goes on by itself."""
+    if round > 1 and not state.alone:
+        log.warning(
+            "round %d: there is nobody to learn from, so there are no generators: training goes on "
+            "as without them",
+            round,
+        )
+    empty: Mapping[str, Any] = {}
+    return replace(
+        state,
+        generators=empty,
+        members=empty,
+        teachers=(),
+        quality=empty,
+        seconds=0.0,
+        alone=round > 1,
+    )
 
 
 def rng_of(seed: int, round: int, receiver: str, purpose: int) -> np.random.Generator:

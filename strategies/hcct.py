@@ -26,7 +26,7 @@ Differs from the paper:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -34,12 +34,14 @@ import numpy as np
 
 import wire
 from strategies.alpha import (
+    LOOK_ROUNDS,
+    Candidate,
+    Landscape,
     Trial,
+    alpha_of,
     candidates,
     continue_trial,
     open_trial,
-    possible,
-    sparing_orders,
     verdict,
 )
 from strategies.alpha import orders as trial_orders
@@ -71,6 +73,10 @@ CATCH_UP = "catch-up"
 """Purpose of a newcomer's second training in its first round, from w⁰."""
 MAX_CATCH_UP = 5
 """Rounds' worth of epochs in a catch-up: enough to tell the groups apart on the members' scale."""
+MAX_WAIT = 4
+"""The round after which ``auto`` looks for α also without silos that have never answered."""
+PATH_RESTARTS = 2
+"""Of the search at each α of a path, where it is not exact: there are a hundred of them."""
 """Up to so many silos the record of every round holds their similarity matrix."""
 
 
@@ -185,26 +191,37 @@ class HCCT(GroupStrategy[HCCTState]):
     ) -> tuple[HCCTState, list[Order]]:
         """Everybody here trains from its group's model; newcomers also from w⁰."""
         here = {silo.name: silo for silo in silos}
+        state = _with_todays_terms(state, silos)
         present = _present_groups(state.planned, here)
-        groups = tuple(sorted(feasible(present, minimums_of(silos))))
-        state = replace(state, members=replace(state.members, groups=groups))
+        groups = tuple(sorted(feasible(present, state.members.minimums)))
+        # Who is alone only because its group became too small for it has no part in their mean.
+        parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
+        own = {name: state.members.models[name] for name in parted}
+        members = replace(state.members, groups=groups)
+        state = replace(state, members=members, starts={**state.starts, **own})
         orders = self._round_orders(state, silos)
-        for name in sorted(state.newcomers & set(here)):
-            epochs = int(self.train_config.get(wire.LOCAL_EPOCHS, 1)) * min(round, MAX_CATCH_UP)
-            orders.append(
+        if state.trial is None:
+            orders += [
                 Order(
                     here[name],
                     state.members.initial,
                     purpose=CATCH_UP,
-                    config={wire.LOCAL_EPOCHS: epochs},
+                    config=self._catch_up(round),
                 )
-            )
+                for name in sorted(state.newcomers & set(here))
+            ]
         return state, orders
+
+    def _catch_up(self, round: int) -> dict[str, Any]:
+        """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason."""
+        times = min(round, MAX_CATCH_UP)
+        epochs = int(self.train_config.get(wire.LOCAL_EPOCHS, 1))
+        steps = int(self.train_config.get(wire.LOCAL_STEPS, 0))
+        longer = {wire.LOCAL_EPOCHS: epochs * times}
+        return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
 
     def _round_orders(self, state: HCCTState, silos: Sequence[Silo]) -> list[Order]:
         if state.trial is None:
-            if self.alpha is None and state.alpha is None:
-                return sparing_orders(state.starts, silos)
             return orders_from(state.starts, silos)
         tried = {name for group in state.trial.groups for name in group}
         others = [silo for silo in silos if silo.name not in tried]
@@ -223,40 +240,71 @@ class HCCT(GroupStrategy[HCCTState]):
         )
         here = [name for group in state.members.groups for name in group]
         if state.trial is not None:
-            return self._continue_trial(state, updates)
+            return self._continue_trial(state, updates, round)
         if self.alpha is None and state.alpha is None:
-            return self._open_trial(state, here)
+            return self._open_trial(state, here, deltas, round=round)
         state = self._partition(state, here, deltas, round=round)
         return replace(state, newcomers=state.newcomers - set(deltas))
 
-    def _open_trial(self, state: HCCTState, here: Sequence[str]) -> HCCTState:
-        """Begin to look for α, from what the silos' first updates say."""
-        names = sorted(name for name in here if name in state.memory)
-        if not names:
-            return state
-        matrix = gram([list(state.memory[name].values()) for name in names])
-        sizes = np.array([state.members.sizes[name] for name in names])
-        found = possible(candidates(matrix, sizes, names), state.members.minimums)
-        trial = open_trial(found, state.members.models, state.members.sizes)
-        return replace(state, trial=trial, starts=dict(state.members.models))
+    def _open_trial(
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], *, round: int
+    ) -> HCCTState:
+        """Begin to look for α, from what the silos' first updates say.
 
-    def _continue_trial(self, state: HCCTState, updates: Sequence[Update]) -> HCCTState:
+        Until there is something to choose from everybody goes on alone: with one silo there is
+        not, and a silo whose first answer was lost is waited for.
+        """
+        waiting = replace(
+            state,
+            planned=tuple((name,) for name in here),
+            starts={**state.starts, **{name: state.members.models[name] for name in here}},
+            newcomers=state.newcomers - set(deltas),
+        )
+        names = sorted(name for name in here if name in state.memory)
+        heard = len(names) == len(here) or round >= MAX_WAIT
+        if round < LOOK_ROUNDS or not names or not heard:
+            return waiting
+        found = candidates(self._landscape(state, names, round))
+        if len(found) == 1:
+            return waiting
+        return replace(waiting, trial=open_trial(found, state.members.initial))
+
+    def _landscape(self, state: HCCTState, names: Sequence[str], round: int) -> Landscape:
+        """What the path of partitions over α is computed from, for these silos."""
+
+        def search(objective: HCCTUtility) -> list[list[int]]:
+            if self.solver == "agglomerative":
+                return agglomerative(objective).groups
+            rng = np.random.default_rng([self.seed, round])
+            return best_partition(objective, rng=rng, num_restarts=PATH_RESTARTS).groups
+
+        return Landscape(
+            names=names,
+            gram=gram([list(state.memory[name].values()) for name in names]),
+            sizes=np.array([state.members.sizes[name] for name in names]),
+            minimums=state.members.minimums,
+            solve=search,
+        )
+
+    def _continue_trial(self, state: HCCTState, updates: Sequence[Update], round: int) -> HCCTState:
         """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
         trial = continue_trial(state.trial, updates)
         models = dict(state.members.models)
-        if trial.rounds_left:
-            return replace(state, trial=trial, starts=models)
+        if not trial.over:
+            return replace(state, trial=trial, starts={**state.starts, **models})
         best, _ = verdict(trial)
         for group in best.groups:
             models |= dict.fromkeys(group, trial.models[group])
+        here = {name for group in state.members.groups for name in group}
+        names = sorted(here & set(state.memory) - state.newcomers)
         return replace(
             state,
             trial=None,
-            alpha=best.alpha,
-            members=replace(state.members, models=models),
+            alpha=alpha_of(best, self._landscape(state, names, round)) if names else best.alpha,
+            members=replace(state.members, models=models, groups=_among(best, here)),
             planned=best.groups,
-            starts=models,
+            starts={**state.starts, **models},
         )
 
     def _choose_layer(self, state: HCCTState, trained: Sequence[Update]) -> HCCTState:
@@ -303,24 +351,38 @@ class HCCT(GroupStrategy[HCCTState]):
     def _partition(
         self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], *, round: int
     ) -> HCCTState:
-        """Groups of the next round: the settled silos anew, then the newcomers among them."""
+        """Groups of the next round: the settled silos anew, then the newcomers among them.
+
+        Where the groups stand, who has no place among them (it was away when they were formed) is
+        placed like a newcomer, and who is away keeps its place.
+        """
         settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
+        stand = self._stand(state, round)
+        if stand:
+            placed_before = {name for group in state.planned for name in group}
+            new += [n for n in settled if n not in placed_before and n in deltas]
+            settled = [n for n in settled if n in placed_before or n not in deltas]
         compared = [*settled, *new]
         if not compared:
             return state
-        vectors = [state.memory[n] for n in settled] + [deltas[n] for n in new]
+        vectors = [state.memory[n] for n in settled]
+        vectors += [deltas[n] if n in state.newcomers else state.memory[n] for n in new]
         matrix = gram([list(vector.values()) for vector in vectors])
         sizes = np.array([state.members.sizes[n] for n in compared])
         common = self.alpha if self.alpha is not None else state.alpha
         alphas = np.array([state.alphas.get(n, common) for n in compared])
         n = len(settled)
-        kept = self._kept(state, settled, round)
-        found = (
-            kept if kept is not None else self._solve(matrix[:n, :n], sizes[:n], alphas[:n], round)
-        )
         before = _restricted(state.planned, settled)
-        same = [[settled[i] for i in group] for group in found] == before
+        if stand:
+            rows = {name: row for row, name in enumerate(settled)}
+            found = [[rows[name] for name in group] for group in before]
+        else:
+            found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], round)
+        formed = feasible(
+            [tuple(settled[i] for i in group) for group in found], state.members.minimums
+        )
+        same = sorted(list(group) for group in formed) == before
         placed = [list(group) for group in found]
         for row in range(n, len(compared)):
             target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
@@ -332,24 +394,24 @@ class HCCT(GroupStrategy[HCCTState]):
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
         )
+        starts = {**state.members.models, **_group_starts(state.members, planned)}
+        if stand:
+            planned = _with_absent(planned, state.planned, here)
         return replace(
             state,
             planned=tuple(sorted(planned)),
-            starts={**state.members.models, **_group_starts(state.members, planned)},
-            unchanged=_confirmed(state.unchanged, formed=kept is None, same=same),
+            starts=starts,
+            unchanged=_confirmed(state.unchanged, formed=not stand, same=same),
             compared=tuple(compared),
             similarity=cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
         )
 
-    def _kept(self, state: HCCTState, settled: Sequence[str], round: int) -> list[list[int]] | None:
-        """The groups that stand, as rows of ``settled``, or None where they are formed anew."""
-        stands = bool(self.settle_after) and state.unchanged >= self.settle_after
+    def _stand(self, state: HCCTState, round: int) -> bool:
+        """Whether the groups stand, or are formed anew after this round."""
+        settled = bool(self.settle_after) and state.unchanged >= self.settle_after
         due = (round - 1) % self.regroup_every == 0
-        if not state.planned or (due and not stands):
-            return None
-        rows = {name: row for row, name in enumerate(settled)}
-        return [[rows[name] for name in group] for group in _restricted(state.planned, settled)]
+        return bool(state.planned) and (settled or not due)
 
     def _solve(
         self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, round: int
@@ -385,6 +447,44 @@ class HCCT(GroupStrategy[HCCTState]):
         if state.layer:
             details["layer"] = state.layer
         return details | comparison(state.compared, state.similarity, state.norms)
+
+
+def _with_todays_terms(state: HCCTState, silos: Sequence[Silo]) -> HCCTState:
+    """The state with what the silos that are here say now: a silo may return with other terms."""
+    here = {silo.name for silo in silos}
+    minimums = {n: m for n, m in state.members.minimums.items() if n not in here}
+    alphas = {n: a for n, a in state.alphas.items() if n not in here}
+    stated = {silo.name: silo.alpha for silo in silos if silo.alpha is not None}
+    return replace(
+        state,
+        members=replace(state.members, minimums={**minimums, **minimums_of(silos)}),
+        alphas={**alphas, **stated},
+    )
+
+
+def _among(candidate: Candidate, here: Set[str]) -> tuple[Group, ...]:
+    """A candidate's groups without who is away; who was not tried is alone."""
+    kept = [tuple(n for n in group if n in here) for group in candidate.groups]
+    tried = {name for group in kept for name in group}
+    alone: list[Group] = [(name,) for name in here - tried]
+    return tuple(sorted([group for group in kept if group] + alone))
+
+
+def _with_absent(
+    planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
+) -> tuple[Group, ...]:
+    """``planned``, in which who is away keeps its place beside those it was with before."""
+    absent = {name for group in before for name in group} - set(here)
+    groups = [set(group) for group in planned]
+    for group in before:
+        away = absent & set(group)
+        if away:
+            target = next((g for g in groups if g & set(group)), None)
+            if target is None:
+                groups.append(away)
+            else:
+                target |= away
+    return tuple(tuple(sorted(group)) for group in groups)
 
 
 def _present_groups(planned: Sequence[Group], here: Mapping[str, Silo]) -> tuple[Group, ...]:

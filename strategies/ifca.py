@@ -22,6 +22,7 @@ from strategies.choosing import (
     admitted,
     aggregated,
     choose,
+    choosers,
     described,
     first_choices,
     ordered,
@@ -93,6 +94,10 @@ class IFCA(GroupStrategy[Choices]):
     def groups(self, state: Choices) -> Sequence[Group]:
         """Who chose the same model."""
         return state.members.groups
+
+    def sharing(self, state: Choices) -> Sequence[Group]:
+        """Of every model, who chose it: all models go to everybody."""
+        return choosers(state)
 
     def sizes(self, state: Choices) -> Mapping[str, float]:
         """Silo → training samples."""

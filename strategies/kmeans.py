@@ -56,8 +56,10 @@ class KMeans(GroupStrategy[OneShot]):
         self.pretrain_epochs = int(pretrain_epochs)
 
     def _pretraining(self) -> dict[str, int | float | str | bool]:
-        longer = {wire.LOCAL_EPOCHS: self.pretrain_epochs} if self.pretrain_epochs else {}
-        return constant_lr(self.train_config, 1) | longer
+        config = constant_lr(self.train_config, 1)
+        if self.pretrain_epochs:  # a silo that is told steps does not count epochs
+            config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
+        return config
 
     def first(self, initial: Model) -> OneShot:
         """Nobody yet."""
@@ -101,6 +103,10 @@ class KMeans(GroupStrategy[OneShot]):
     def groups(self, state: OneShot) -> Sequence[Group]:
         """Of who is here."""
         return state.members.groups
+
+    def sharing(self, state: OneShot) -> Sequence[Group]:
+        """Once there are groups, those of one silo too: newcomers get the group's model."""
+        return self.groups(state) if state.origin is not None else super().sharing(state)
 
     def sizes(self, state: OneShot) -> Mapping[str, float]:
         """Silo → training samples."""

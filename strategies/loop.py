@@ -15,6 +15,7 @@ other ClientApps are sent an ordinary ``evaluate``. After the last round it is t
 from __future__ import annotations
 
 import logging
+import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -92,7 +93,9 @@ class Order:
         silo: who.
         model: what to start from.
         purpose: empty for the round's training; names any other, which ``absorb`` then finds
-            under ``Update.purpose`` and which has its own randomness at the silo.
+            under ``Update.purpose`` and which has its own randomness at the silo. In the round's
+            own exchange, purposes that differ in a number at their end (``trial-3``) are reported
+            as one.
         config: entries that replace the round's configuration.
         kind: message type: ``train``, or a phase, ``train.<phase>`` or ``evaluate.<phase>``.
         extras: further arrays that the work needs, by record name; never ``arrays``.
@@ -147,13 +150,20 @@ class Update:
 
 @dataclass(frozen=True)
 class PhaseReport:
-    """What the exchanges of one message type before a round's training cost. Bytes of arrays."""
+    """What one kind of work beside the round's own training cost. Bytes are of arrays.
+
+    Attributes:
+        exchanges, seconds: of its own, wall seconds; 0 where it went with the round's training.
+        messages: to silos.
+        silo_seconds: the silos' own, added up, as far as they state them.
+    """
 
     exchanges: int = 0
     messages: int = 0
     seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
+    silo_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -199,7 +209,8 @@ class RoundReport:
         personalised: silo → (loss, error) of the model as it trained it in this round, on the same
             test samples; of silos that were asked for it.
         seconds: phase → wall seconds.
-        phases: message type → what was exchanged before the round's training.
+        phases: message type → what was exchanged before the round's training; purpose → what
+            silos did in the round's own exchange beside their training.
         details: what the algorithm adds for the record.
         guard: silo → what it found, after the last round of a run with ``guard``.
         final: this is the evaluation after the last round.
@@ -358,6 +369,16 @@ class GroupStrategy(Strategy, Generic[State]):
     def groups(self, state: State) -> Sequence[Group]:
         """Who trained together in the last round."""
 
+    def sharing(self, state: State) -> Sequence[Group]:
+        """Silos whose updates made one model in the last round.
+
+        The update of a silo does not count, and the report says so, if each of those that it is
+        in is smaller than the silo accepts. By default the groups of several: who is alone trains
+        its own model. A strategy whose groups have models that others may get later names those
+        of one silo as well.
+        """
+        return [group for group in self.groups(state) if len(group) > 1]
+
     @abstractmethod
     def sizes(self, state: State) -> Mapping[str, float]:
         """Silo → number of training samples, as far as known."""
@@ -411,19 +432,40 @@ class GroupStrategy(Strategy, Generic[State]):
             self._add_cost(orders, answer, time.perf_counter() - started)
 
     def _add_cost(self, orders: Sequence[Order], updates: Sequence[Update], seconds: float) -> None:
-        phases = dict(self._report.phases)
+        """Of an exchange before the round's training, by message type."""
         for kind in sorted({order.kind for order in orders}):
-            before = phases.get(kind, PhaseReport())
             sent = [o for o in orders if o.kind == kind]
             answered = [u for u in updates if u.kind == kind]
-            phases[kind] = PhaseReport(
-                exchanges=before.exchanges + 1,
-                messages=before.messages + len(sent),
-                seconds=before.seconds + seconds,
-                bytes_sent=before.bytes_sent + sum(o.num_bytes for o in sent),
-                bytes_received=before.bytes_received + sum(u.bytes_received for u in answered),
-            )
-        self._report = replace(self._report, phases=phases)
+            self._add_to_phase(kind, sent, answered, exchanges=1, seconds=seconds)
+
+    def _add_cost_beside(self, updates: Sequence[Update]) -> None:
+        """Of what was asked for a purpose together with the round's training, by purpose."""
+        beside = [order for _, order in self._sent if order.purpose]
+        for purpose in sorted({_unnumbered(order.purpose) for order in beside}):
+            sent = [o for o in beside if _unnumbered(o.purpose) == purpose]
+            answered = [u for u in updates if _unnumbered(u.purpose) == purpose]
+            self._add_to_phase(purpose, sent, answered)
+
+    def _add_to_phase(
+        self,
+        key: str,
+        sent: Sequence[Order],
+        answered: Sequence[Update],
+        *,
+        exchanges: int = 0,
+        seconds: float = 0.0,
+    ) -> None:
+        before = self._report.phases.get(key, PhaseReport())
+        stated = [u.metrics.get(wire.SECONDS, 0.0) for u in answered]
+        cost = PhaseReport(
+            exchanges=before.exchanges + exchanges,
+            messages=before.messages + len(sent),
+            seconds=before.seconds + seconds,
+            bytes_sent=before.bytes_sent + sum(o.num_bytes for o in sent),
+            bytes_received=before.bytes_received + sum(u.bytes_received for u in answered),
+            silo_seconds=before.silo_seconds + sum(s for s in stated if np.isfinite(s)),
+        )
+        self._report = replace(self._report, phases={**self._report.phases, key: cost})
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -431,8 +473,10 @@ class GroupStrategy(Strategy, Generic[State]):
         """Check the replies, take those that hold, and form the next state."""
         assert self._state is not None, "configure_train comes first"
         updates, left_out = self._checked(replies)
+        self._add_cost_beside(updates)
         updates = self._accepting(updates, left_out)
         self._state = self.absorb(self._state, updates, round=server_round)
+        left_out |= _too_few(self.sharing(self._state), updates)  # in groups that are new, or alone
         rounds_own = [u for u in updates if not u.purpose]
         self._report = replace(
             self._report,
@@ -745,17 +789,8 @@ class GroupStrategy(Strategy, Generic[State]):
     def _accepting(self, updates: list[Update], left_out: dict[str, str]) -> list[Update]:
         """Without the updates of silos that accept no group as small as what answered of theirs."""
         assert self._state is not None
-        for group in self.groups(self._state):
-            own = [u.silo for u in updates if not u.purpose and u.silo.name in group]
-            stay = staying([silo.name for silo in own], minimums_of(own))
-            if len(group) == 1 or len(stay) == len(own):
-                continue
-            for silo in own:
-                if silo.name not in stay:
-                    left_out[silo.name] = (
-                        f"it accepts groups of at least {silo.min_group_size} silos, of its group "
-                        f"{len(own)} answered."
-                    )
+        several = [group for group in self.groups(self._state) if len(group) > 1]
+        left_out |= _too_few(several, updates)
         return [u for u in updates if u.purpose or u.silo.name not in left_out]
 
     def _read_evaluation(self, replies: Iterable[Message]) -> dict[str, tuple[float, float, int]]:
@@ -852,6 +887,31 @@ def check_reply(order: Order, reply: Message) -> Update:
         bytes_sent=order.num_bytes,
         bytes_received=received,
     )
+
+
+def _too_few(sharing: Sequence[Group], updates: Sequence[Update]) -> dict[str, str]:
+    """Silos that accept none of their groups as small as what answered of it, and why."""
+    silos = {u.silo.name: u.silo for u in updates if not u.purpose}
+    if not minimums_of(silos.values()):
+        return {}
+    refused: dict[str, str] = {}
+    accepted: set[str] = set()
+    for group in sharing:
+        own = [silos[name] for name in group if name in silos]
+        stay = staying([silo.name for silo in own], minimums_of(own))
+        accepted.update(stay)
+        for silo in own:
+            if silo.name not in stay:
+                refused[silo.name] = (
+                    f"it accepts groups of at least {silo.min_group_size} silos, of its group "
+                    f"{len(own)} answered."
+                )
+    return {name: reason for name, reason in refused.items() if name not in accepted}
+
+
+def _unnumbered(purpose: str) -> str:
+    """``trial-3`` → ``trial``."""
+    return re.sub(r"-\d+$", "", purpose)
 
 
 def _leave_out(left_out: dict[str, str], order: Order, reason: str) -> None:

@@ -56,11 +56,19 @@ def ask(
 def losses(
     silos: Sequence[Silo], models: Sequence[Model]
 ) -> Generator[Sequence[Order], list[Update], dict[str, tuple[float, ...]]]:
-    """Silo → its loss of every model. Who left one unanswered, or answered NaN, is not in it."""
+    """Silo → its loss of every model; infinity where that is no number.
+
+    Who left a model unanswered, or has a finite loss of none, is not in it.
+    """
     answers = yield from ask(silos, models)
     stated = {
-        name: tuple(loss_of(by_model[number]) for number in sorted(by_model))
+        name: tuple(_finite(loss_of(by_model[number])) for number in sorted(by_model))
         for name, by_model in answers.items()
         if len(by_model) == len(models)
     }
-    return {name: row for name, row in stated.items() if not np.isnan(row).any()}
+    return {name: row for name, row in stated.items() if np.isfinite(row).any()}
+
+
+def _finite(loss: float) -> float:
+    """A model that overflows on a silo's data is the worst for it, no reason to keep a choice."""
+    return loss if np.isfinite(loss) else float("inf")

@@ -158,6 +158,9 @@ class Churn:
 class DescribedRoster:
     """Silos by the name that they state; the first node with a name holds it while it is here.
 
+    A node with a registered key has one id for good. What it said of itself holds while it is
+    here; when it is back it is asked anew, for it may have been restarted with other terms or data.
+
     Attributes:
         task: the run's task; silos of another are refused.
         min_silos, deadline_s: as in ``NodeRoster``.
@@ -213,18 +216,20 @@ class DescribedRoster:
     def _look(self, grid: Grid, *, round: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""
         nodes = set(grid.get_node_ids())
-        held = {silo.name for node, silo in self._by_node.items() if node in nodes}
+        for node in (set(self._by_node) | set(self._refused_nodes)) - nodes:
+            self._by_node.pop(node, None)
+            self._refused_nodes.pop(node, None)
+            self._doubles.pop(node, None)
+        held = {silo.name for silo in self._by_node.values()}
         for node in [n for n, name in self._doubles.items() if name not in held]:
             del self._doubles[node]
             self._refused_nodes.pop(node, None)
-        self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)), nodes)
+        self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)))
         return [
-            silo
-            for node, silo in self._by_node.items()
-            if node in nodes and self.churn.joins.get(silo.name, 0) <= round
+            silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= round
         ]
 
-    def _describe(self, grid: Grid, new: Sequence[int], nodes: set[int]) -> None:
+    def _describe(self, grid: Grid, new: Sequence[int]) -> None:
         config: dict[str, Any] = {
             **self.terms,
             wire.PROTOCOL_KEY: wire.PROTOCOL,
@@ -248,7 +253,7 @@ class DescribedRoster:
                 read.append((described, node))
         # By name, so that which of two nodes comes first does not depend on random node ids.
         for described, node in sorted(read, key=lambda pair: (pair[0].name, pair[1])):
-            self._admit(described, node, nodes)
+            self._admit(described, node)
 
     def _read(self, node: int, answer: Message | None) -> wire.Description | None:
         if answer is None:
@@ -262,7 +267,7 @@ class DescribedRoster:
             self._refuse(node, f"node {node}", str(error))
             return None
 
-    def _admit(self, described: wire.Description, node: int, nodes: set[int]) -> None:
+    def _admit(self, described: wire.Description, node: int) -> None:
         if self.enrolled is not None:  # a name belongs to its key
             bound = self.enrolled().get(node, "")
             if bound != described.name:
@@ -273,7 +278,7 @@ class DescribedRoster:
         if reason:
             self._refuse(node, described.name if wire.is_silo_name(described.name) else "", reason)
             return
-        if any(s.name == described.name and n in nodes for n, s in self._by_node.items()):
+        if any(silo.name == described.name for silo in self._by_node.values()):
             # Not for good: a silo that was killed and came back waits until its old node is gone.
             self._doubles[node] = described.name
             self._refuse(
@@ -283,9 +288,8 @@ class DescribedRoster:
             )
             return
         self.schema = self.schema or described.schema
-        for old in [n for n, silo in self._by_node.items() if silo.name == described.name]:
-            del self._by_node[old]  # it came back as another node
-        self.refused.pop(described.name, None)
+        for who in (described.name, f"node {node}"):
+            self.refused.pop(who, None)
         self._by_node[node] = Silo(
             name=described.name,
             node_id=node,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,15 @@ from pydantic import Field
 from tasks.base import Option, Samples, TaskError, read_options
 from tasks.declared import Declaration, DeclaredTask, Size
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 __all__ = ["ImageFolder", "ImageFolderDeclaration"]
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+
+DEEP = 257
+"""What 16-bit grey values are divided by: 65535 becomes 255."""
 
 
 class ImageFolderDeclaration(Declaration):
@@ -106,16 +112,36 @@ class ImageFolder(DeclaredTask):
         for row, path in enumerate(paths):
             try:
                 with Image.open(path) as image:
-                    fitted = image.convert("L" if channels == 1 else "RGB")
+                    fitted = _from_0_to_255(image, "L" if channels == 1 else "RGB")
                     if fitted.size != (width, height):
                         fitted = fitted.resize((width, height), Image.Resampling.BILINEAR)
                     array = np.asarray(fitted, np.float32)
             except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
                 raise TaskError(f"image {str(path)!r} cannot be read: {error}.") from None
-            pixels[row] = array[None] if channels == 1 else array.transpose(2, 0, 1)
+            pixels[row] = array if array.ndim == 2 else array.transpose(2, 0, 1)
         if self.declaration.normalise == "unit":
             return pixels / np.float32(255)
         return pixels / np.float32(127.5) - np.float32(1)
+
+
+def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
+    """The image in this mode; one of more than 8 bits in mode ``F``, with what 8 bits would lose.
+
+    Raises:
+        ValueError: nothing says which of its values are black and white.
+    """
+    from PIL import Image
+
+    # Which of the two a 16-bit PNG is depends on the version of Pillow; in a PGM, Pillow has scaled
+    # what the file calls white to 65535.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray(np.asarray(image).astype(np.float32) / np.float32(DEEP))
+    if image.mode[0] in "IF":
+        raise ValueError(
+            f"its mode is {image.mode!r}, of which nothing says what is black and what is white. "
+            "Save it with 8 bits, or as a 16-bit grey PNG in which 65535 is white"
+        )
+    return image.convert(mode)
 
 
 def _images(folder: Path) -> list[Path]:

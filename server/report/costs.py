@@ -96,11 +96,19 @@ def _silo_bars(
 def silo_seconds_picture(story: Story) -> Picture | None:
     """Each silo's own seconds."""
     totals = _per_silo(story, lambda work: {"training": work.seconds})
+    kinds: dict[str, float] = {}
+    for one in story.run.rounds:
+        for kind, seconds in one.phase_silo_seconds.items():
+            kinds[kind] = kinds.get(kind, 0.0) + seconds
+    beside = "; ".join(f"{kind}: {seconds:.1f} s" for kind, seconds in kinds.items() if seconds)
+    caption = "The silos' own time for the rounds' training, without waiting and transport." + (
+        f" Beside it all silos together took {beside}." if beside else ""
+    )
     return _silo_bars(
         story,
         "silo-seconds",
         "Seconds of work at each silo",
-        "The silos' own time in all rounds together, without waiting and transport.",
+        caption,
         totals,
         "seconds",
     )
@@ -121,8 +129,10 @@ def bytes_picture(story: Story) -> Picture | None:
             pair = kinds.setdefault(kind, [0.0, 0.0])
             pair[0] += sent
             pair[1] += received
-    before = "; ".join(f"{kind}: {bytes_of(sum(pair))}" for kind, pair in kinds.items())
+    beside = "; ".join(
+        f"{kind}: {bytes_of(sum(pair))}" for kind, pair in kinds.items() if sum(pair)
+    )
     caption = "Arrays of the rounds' training, in megabytes (10⁶ bytes)." + (
-        f" Before the training there went, for all silos together, {before}." if before else ""
+        f" Beside it there went, for all silos together, {beside}." if beside else ""
     )
     return _silo_bars(story, "bytes", "What moved to and from each silo", caption, totals, "MB")

@@ -58,7 +58,9 @@ class Round:
         joined, left: since the round before.
         left_out: silo → why its update does not count.
         seconds: phase → wall seconds; what came before the training by its message type.
-        phase_bytes: message type → bytes of arrays (to silos, from silos) before the training.
+        phase_bytes: message type, or purpose → bytes of arrays (to silos, from silos) before or
+            beside the round's training.
+        phase_silo_seconds: the same → the silos' own seconds, added up.
         work: per silo that answered.
         errors: silo → error of the model that it held after the round, share in [0, 1].
         details: what the strategy adds.
@@ -71,6 +73,7 @@ class Round:
     left_out: Mapping[str, str] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     phase_bytes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    phase_silo_seconds: Mapping[str, float] = field(default_factory=dict)
     work: Mapping[str, SiloWork] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -187,12 +190,26 @@ def _standing(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _attach_final(run: Run, record: Mapping[str, Any]) -> None:
-    """The final evaluation is that of the last round's models."""
+    """The last round's models are evaluated, and perhaps handed on, after it."""
+    after = round_of({"round": 1, "phases": record.get("final-phases")})
+    if run.rounds:
+        _add_to(run.rounds[-1], after)
     errors = _errors(record.get("final-evaluation"))
     if errors and run.rounds:
         dict_of = run.rounds[-1].errors
         assert isinstance(dict_of, dict)
         dict_of |= errors
+
+
+def _add_to(last: Round, after: Round) -> None:
+    """The cost of what came after the last round, to that round."""
+    assert isinstance(last.phase_bytes, dict) and isinstance(last.phase_silo_seconds, dict)
+    for kind, (sent, received) in after.phase_bytes.items():
+        before = last.phase_bytes.get(kind, (0.0, 0.0))
+        last.phase_bytes[kind] = (before[0] + sent, before[1] + received)
+    for kind, seconds in after.phase_silo_seconds.items():
+        before_s = last.phase_silo_seconds.get(kind, 0.0)
+        last.phase_silo_seconds[kind] = before_s + seconds
 
 
 def _complete(run: Run, missing: list[str]) -> Run:
@@ -288,6 +305,7 @@ def _record_of(events: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             record["status"] = "running"
         elif kind == "final":
             record["final-evaluation"] = event.get("evaluation")
+            record["final-phases"] = event.get("phases")
         elif kind == "end":
             record |= {key: event.get(key) for key in ("status", "error", "seconds")}
         if kind in ("round", "final"):
@@ -328,7 +346,7 @@ def round_of(entry: Mapping[str, Any]) -> Round:
     for kind, cost in phases.items():
         spent = _number(cost.get("seconds"))
         if math.isfinite(spent) and spent > 0:
-            seconds[kind] = spent
+            seconds[kind] = seconds.get(kind, 0.0) + spent
             seconds["prepare"] = max(seconds.get("prepare", spent) - spent, 0.0)
     return Round(
         number=entry["round"],
@@ -341,6 +359,7 @@ def round_of(entry: Mapping[str, Any]) -> Round:
             kind: (_amount(cost.get("bytes-sent")), _amount(cost.get("bytes-received")))
             for kind, cost in phases.items()
         },
+        phase_silo_seconds={k: _amount(cost.get("silo-seconds")) for k, cost in phases.items()},
         work={
             _clean(name): SiloWork(
                 train_loss=_number(one.get("train-loss")),

@@ -169,7 +169,7 @@ def alpha_path(
     gram: ArrayLike,
     sizes: ArrayLike,
     *,
-    solver: Solver = "agglomerative",
+    solver: Solver | Callable[[HCCTUtility], Groups] = "agglomerative",
     rng: np.random.Generator | None = None,
     num_points: int = 48,
     rtol: float = 1e-3,
@@ -181,7 +181,8 @@ def alpha_path(
     log alpha between the first pair that gains by merging (known exactly) and the first alpha
     that puts everybody together, are solved; wherever neighbours differ the change is bisected
     to a relative `rtol`. A partition that lives only between two grid points of equal answers is
-    not seen. With `relocation` every alpha is solved from the same random numbers.
+    not seen. With `relocation` every alpha is solved from the same random numbers. `solver` may
+    also be a function that partitions by a utility.
     """
     objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
     _check.integer("num_points", num_points, low=2, high=100_000)
@@ -205,11 +206,13 @@ _Point = tuple[float, Groups]
 
 def _answers(
     objective: HCCTUtility,
-    solver: Solver,
+    solver: Solver | Callable[[HCCTUtility], Groups],
     rng: np.random.Generator | None,
     num_restarts: int,
 ) -> _Answer:
     """Return alpha -> groups, the same function of alpha at every call."""
+    if callable(solver):
+        return lambda alpha: solver(objective.with_alpha(alpha))
     seed = None if rng is None else int(rng.integers(2**63))
 
     def answer(alpha: float) -> Groups:

@@ -17,11 +17,13 @@ from torch import nn
 import client.benches
 import client.rounds
 import wire
+from client.__main__ import main
 from client.app import app
-from client.benches import prepare, workbench_of
+from client.benches import prepare, prepare_nodes, workbench_of
 from client.settings import SettingsError, SiloSettings
 from client.training import read_weights
 from tasks import BUILT_IN, TaskError
+from tasks.base import SiloData
 from tasks.digits import Digits
 from tests.conftest import assert_equal_models, digits_config
 from wire import Model, decode_arrays, decode_description, encode_arrays
@@ -313,6 +315,84 @@ def test_another_model_is_refused_and_the_next_message_is_answered(kind: str) ->
         assert reply.error.code == wire.REFUSED
         assert "head.bias" in reply.error.reason
     assert not ask(kind, model=good, **TRAINING).has_error()
+
+
+@pytest.mark.parametrize(
+    ("samples", "shares", "said"),
+    [
+        (1, {"guard": 0.2}, "has too few training samples for guard: 1 is left"),
+        (1, {"holdout": 0.2}, "has too few training samples for holdout: 1 is left"),
+        (2, {"guard": 0.2, "holdout": 0.2}, "has too few training samples for holdout: 1 is left"),
+        (3, {"guard": 0.5, "holdout": 0.2}, "has too few training samples for holdout: 1 is left"),
+        (20, {"guard": 0.6}, "guard must be in [0, 0.5]. Got 0.6"),
+    ],
+)
+def test_what_leaves_nothing_to_train_with_is_refused_with_the_reason(
+    samples: int, shares: dict[str, Any], said: str
+) -> None:
+    reply = train(initial(), digits_config("a", **{"data.train": samples}), **shares)
+    assert reply.error.code == wire.REFUSED
+    assert said in reply.error.reason
+
+
+@pytest.mark.parametrize(
+    ("samples", "shares"),
+    [(2, {"guard": 0.2}), (2, {"holdout": 0.2}), (3, {"guard": 0.2, "holdout": 0.2})],
+)
+def test_one_sample_that_is_left_is_trained_with(samples: int, shares: dict[str, Any]) -> None:
+    config = digits_config("a", **{"data.train": samples})
+    reply = train(initial(), config, evaluate_received=True, **shares)
+    assert not reply.has_error(), reply.error.reason
+
+
+def test_one_sample_that_is_left_is_too_few_for_batch_norm(normed: dict[str, Any]) -> None:
+    two, one = (normed | {"data.train": samples} for samples in (2, 1))
+    start = initial(node_config=normed)
+    assert not train(start, two, task="normed").has_error()
+    for config, shares in ((one, {}), (two, {"guard": 0.2}), (two, {"holdout": 0.5})):
+        reply = train(start, config, task="normed", **shares)
+        assert reply.error.code == wire.REFUSED
+        assert "BatchNorm cannot be trained on one sample" in reply.error.reason
+    tuned = {"personalise": "finetune", "personal_epochs": 1, "guard": 0.2}
+    reply = ask(wire.EVALUATE, two, model=start, **(TRAINING | tuned | {"task": "normed"}))
+    assert "BatchNorm cannot be trained on one sample" in reply.error.reason
+    reply = ask(wire.EVALUATE, normed, model=start, personalise="finetune", batch_size=1,
+                server_round=1)  # fmt: skip
+    assert "cannot be trained with batch-size 1" in reply.error.reason
+
+
+def test_a_silo_with_one_sample_for_batch_norm_says_so_before_it_joins(
+    normed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--name", "a", "--task", "normed", "--set", "train=1", "--set", "test=5"]) == 2
+    assert "coterie silo: a model with BatchNorm cannot be trained on one sample" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(("sizes", "trains"), [((1, 9), [False, True]), ((1, 1), None)])
+def test_a_simulation_goes_on_without_silos_that_are_too_small(
+    sizes: tuple[int, ...],
+    trains: list[bool] | None,
+    normed: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load_all(self: Normed, options: Any, silos: Any) -> list[SiloData]:
+        return [Digits.load(self, {"train": sizes[silo], "test": 5}) for silo in silos]
+
+    monkeypatch.setattr(Normed, "load_all", load_all)
+    one, two = (
+        {"name": name, "task": "normed", "device": "cpu", "threads": 1, "data.silo": i}
+        for i, name in enumerate("ab")
+    )
+    if trains is None:
+        with pytest.raises(TaskError, match="cannot be trained on one sample"):
+            prepare_nodes([one, two])
+        return
+    prepare_nodes([one, two])
+    start = initial(node_config=normed)
+    replies = [ask(wire.TRAIN, node, model=start, server_round=1) for node in (one, two)]
+    assert [not reply.has_error() for reply in replies] == trains
 
 
 # ---------------------------------------------------------------- evaluate, keep

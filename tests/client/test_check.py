@@ -31,6 +31,17 @@ def test_it_shows_counts_schema_device_a_training_step_and_what_would_leave() ->
     assert "Labels, samples and counts per class do not leave." in text
 
 
+def test_it_says_who_learns_of_label_counts() -> None:
+    text = said(label_counts=True)
+    assert "In runs of fedgen also the number of training samples of each label" in text
+    assert "Every silo is told the labels' shares in all silos together" in text
+
+
+def test_it_names_discriminators_where_they_would_leave() -> None:
+    assert "also a discriminator per other silo, and how often" in said(min_group_size=2)
+    assert "discriminator" not in said(min_group_size=3), "they are averaged in pairs"
+
+
 def test_it_follows_the_policy() -> None:
     text = said(
         strategies=("hcct",),

@@ -126,6 +126,39 @@ def test_hits_are_counted_on_held_out_samples_in_two_halves(
         assert found["hits"][k].tolist() == [sum(right[0::2]), sum(right[1::2])]
 
 
+class Dropping(Plain):
+    """One with Dropout, as a task may bring it."""
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__(num_features, num_classes)
+        self.body = nn.Sequential(nn.Dropout(0.5), *self.body)
+
+
+def test_dropout_is_on_in_training_and_off_in_scoring(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Digits, "discriminator", lambda self, n: Dropping(n, self.num_classes))
+    bench = bench_of(**{"data.train": 200})
+    pairs = different(open_pairs(bench, None, LABELS, samples=9, seed=1))
+    found, pool = count_hits(pairs), pairs.pool
+    assert_equal_models(count_hits(pairs), found)
+    without = Plain(pool.x.shape[1], pool.num_classes)
+    for k, label in enumerate(LABELS):
+        stack = {name: p[k] for name, p in pairs.stack.items()}
+        shifted = {  # the layers without the Dropout before them
+            f"body.{int(name.split('.')[1]) - 1}.{name.split('.')[2]}": p
+            for name, p in stack.items()
+        }
+        without.load_state_dict(shifted)
+        logits = without(pool.x_held, one_hot(pool.y_held, pool.num_classes).float())
+        assert found["hits"][k].sum() == ((logits > 0) == bool(label)).sum()
+    fresh = different(open_pairs(bench, None, LABELS, samples=9, seed=1))
+    dropped: list[bool] = []
+    for one in (pairs, fresh):  # scored before, and not
+        one.module.register_forward_hook(lambda module, *_: dropped.append(module.training))
+        train_stack(one, PLAN, seed=9)
+    assert dropped and all(dropped)
+    assert_equal_models(pairs.arrays(), fresh.arrays())
+
+
 def test_no_sample_is_both_trained_with_and_held_out_and_the_cut_stays() -> None:
     bench = bench_of()
     one, again = (open_pairs(bench, None, LABELS, samples=500, seed=4).pool for _ in range(2))
@@ -231,6 +264,23 @@ def test_asked_without_pairs_a_silo_says_what_it_can_hold_out() -> None:
         )
         counts[train] = wire.read_metrics(reply.content)[wire.HELD_OUT]
     assert counts == {1: 0, 2: 1, 20: 10}
+
+
+@pytest.mark.parametrize("metrics", ["", "train-loss,loss,error,seconds"])
+def test_what_the_server_must_know_leaves_whatever_metrics_may(metrics: str) -> None:
+    reply = ask(wire.EVALUATE_DISCRIMINATOR, node=digits_config("a", metrics=metrics))
+    needed = {wire.NUM_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES}
+    assert needed == set(wire.read_metrics(reply.content)) - {wire.SECONDS}
+
+
+@pytest.mark.parametrize("kind", [wire.EVALUATE_DISCRIMINATOR, wire.TRAIN_DISCRIMINATOR])
+@pytest.mark.parametrize("said", [{}, {"group_size": 1}, {"group_size": 2}, {"group_size": 9}])
+def test_a_pair_is_a_group_of_two_whatever_the_message_says(
+    kind: str, said: dict[str, int]
+) -> None:
+    reply = ask(kind, node=digits_config("a", **{"min-group-size": 3}), **said)
+    assert reply.has_error() and "needs groups of at least 3 silos" in reply.error.reason
+    assert not ask(kind, node=digits_config("a", **{"min-group-size": 2}), **said).has_error()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,21 @@ def test_a_new_folder_holds_a_key_that_only_its_owner_reads(tmp_path: Path) -> N
         create(tmp_path / "c", "../c")
 
 
+def test_a_folder_that_is_there_does_not_take_another_task_or_data(tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    for _ in range(2):  # the same command once more changes nothing
+        home = create(folder, "b", task="mnist", data=tmp_path / "images")
+    assert home.settings().task == "mnist"
+    (folder / "silo.toml").write_text(
+        (folder / "silo.toml").read_text().replace(str(tmp_path / "images"), "../images")
+    )
+    create(folder, "b", data=tmp_path / "images")
+    with pytest.raises(SettingsError, match=r"is there already, with task 'mnist', not 'cifar10'"):
+        create(folder, "b", task="cifar10")
+    with pytest.raises(SettingsError, match=r"with data '.*images', not '.*other'"):
+        create(folder, "b", data=tmp_path / "other")
+
+
 def test_the_template_is_valid_and_changes_nothing_of_the_defaults(tmp_path: Path) -> None:
     settings = create(tmp_path, "a").settings()
     assert settings.policy == Policy()

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from safetensors.numpy import load_file, save_file
 
 import client.rounds
 import wire
 from client.__main__ import main
 from client.app import app
+from client.benches import workbench_of
 from client.card import CardError, read_card
+from client.discriminators import DiscriminatorPlan, open_pairs, train_stack
+from client.guard import sparing
 from client.home import create
 from client.ledger import read, totals
 from client.predict import predict
+from client.training import evaluate, load_weights, read_weights, seed_of
+from client.workbench import Workbench
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.run import execute
 from strategies import FederationError
 from tasks import TaskError, load_task
-from tests.conftest import digits_config
+from tests.conftest import assert_equal_models, digits_config
 from wire import model_hash
 
 NAMES = ("a", "b", "c")
@@ -326,6 +332,88 @@ def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
     )
     assert (len(train), len(validation)) == (15, 5)
     assert not train & validation and train | validation == everything
+
+
+def messages_of(strategy: str, home: Path, **keys: Any) -> list[Message]:
+    """Everything that a run with the guard asks of its silos."""
+    asked: list[Message] = []
+
+    class Asking(InProcessGrid):
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            asked.extend(messages)
+            return super().push_messages(messages)
+
+    grid = Asking(app, nodes(home))
+    run(home, grid=grid, strategy=strategy, guard=0.25, rounds=1, **keys)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "keys"),
+    [
+        ("ifca", wire.EVALUATE_TRAINING, {"num_groups": 2}),
+        ("fedfa", wire.EVALUATE_TRAINING, {}),
+        ("flsc", wire.EVALUATE_TRAINING, {"num_groups": 2}),
+        ("fedcollab", wire.EVALUATE_DISCRIMINATOR, {"discriminator_rounds": 1}),
+        ("fedcollab", wire.TRAIN_DISCRIMINATOR, {"discriminator_rounds": 1}),
+    ],
+)
+def test_silos_are_told_of_the_guard_wherever_a_strategy_chooses(
+    strategy: str, kind: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    asked = messages_of(strategy, tmp_path, **keys)
+    told = [
+        m.content[wire.CONFIG].get(wire.GUARD) for m in asked if m.metadata.message_type == kind
+    ]
+    assert told and set(told) == {0.25}
+
+
+def guarded_bench() -> tuple[Workbench, Workbench]:
+    """A silo of 20 training samples, and what its guard leaves of it."""
+    bench = workbench_of(
+        Context(
+            run_id=1, node_id=3, node_config=digits_config("a"), state=RecordDict(), run_config={}
+        )
+    )
+    return bench, sparing(bench, 0.25, run_seed=4)
+
+
+def ask_about_guarded(kind: str, **records: Any) -> Message:
+    config = {wire.GUARD: 0.25, wire.SEED: 4, wire.ROUND: 1, wire.STEPS: 3, wire.PAIR_LABELS: "1"}
+    records[wire.CONFIG] = wire.ConfigRecord(config)
+    message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
+    node = digits_config("a")
+    reply = app(
+        message,
+        Context(run_id=1, node_id=3, node_config=node, state=RecordDict(), run_config={}),
+    )
+    assert not reply.has_error(), reply.error.reason
+    return reply
+
+
+def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
+    bench, spared = guarded_bench()
+    model = read_weights(bench.fresh_model(0))
+    reply = ask_about_guarded(
+        wire.EVALUATE_TRAINING, **{wire.ARRAYS: wire.encode_arrays(model, packed=True)}
+    )
+    load_weights(bench.model, model)
+    on_kept = replace(spared.data, x_test=spared.data.x_train, y_test=spared.data.y_train)
+    expected = evaluate(bench.task, bench.model, on_kept)
+    metrics = wire.read_metrics(reply.content)
+    assert (metrics[wire.NUM_EXAMPLES], expected.num_examples) == (15, 15)
+    assert metrics[wire.LOSS] == pytest.approx(expected.loss)
+
+
+def test_discriminators_are_trained_and_scored_without_the_validation_data() -> None:
+    _, spared = guarded_bench()
+    plan = DiscriminatorPlan(steps=3, batch_size=32, lr=0.01)
+    reply = ask_about_guarded(wire.TRAIN_DISCRIMINATOR)
+    assert wire.read_metrics(reply.content)[wire.HELD_OUT] == 8, "of 15, not of 20"
+    pairs = open_pairs(spared, None, [1], samples=500, seed=4)
+    train_stack(pairs, plan, seed=seed_of(4, "a", 1, ""))
+    assert_equal_models(wire.decode_arrays(reply.content[wire.DISCRIMINATORS]), pairs.arrays())
 
 
 def test_a_run_without_a_guard_has_none(hospital: tuple[Path, dict[str, Any]]) -> None:

@@ -84,6 +84,39 @@ def test_pfedme_is_the_papers_formula() -> None:
     assert_near(model, w)
 
 
+def trained(plan: TrainPlan, how: str) -> dict[str, Any]:
+    (task, model), data = fresh(), some_data()
+    if how == "per_fedavg":
+        train_per_fedavg(task, model, data, plan, meta_lr=0.05, seed=1)
+    else:
+        train_pfedme(
+            task, model, data, plan, moreau_lambda=3.0, moreau_lr=0.2, inner_steps=2, seed=1
+        )
+    return read_weights(model)
+
+
+@pytest.mark.parametrize("how", ["per_fedavg", "pfedme"])
+def test_steps_take_the_place_of_epochs(how: str) -> None:
+    """Ten samples in batches of four: three steps an epoch."""
+    for epochs in (1, 9):
+        six = trained(TrainPlan(epochs=epochs, batch_size=4, lr=0.1, steps=6), how)
+        assert_equal_models(six, trained(PLAN, how))
+    four, six = (trained(TrainPlan(1, 4, 0.1, steps=steps), how) for steps in (4, 6))
+    assert any(not np.array_equal(four[name], six[name]) for name in six)
+
+
+def test_a_single_step_of_per_fedavg_too_has_the_epoch_s_last_batch_before_it() -> None:
+    (task, model), data = fresh(), some_data()
+    w = {k: v.detach().clone() for k, v in model.named_parameters()}
+    (epoch,) = batches(10, TrainPlan(1, 4, 0.1), 1)
+    inner = gradient(model, w, data.x_train[epoch[-1]], data.y_train[epoch[-1]])
+    ahead = {k: w[k] - 0.05 * inner[k] for k in w}
+    outer = gradient(model, ahead, data.x_train[epoch[0]], data.y_train[epoch[0]])
+    plan = TrainPlan(epochs=1, batch_size=4, lr=0.1, steps=1)
+    train_per_fedavg(task, model, data, plan, meta_lr=0.05, seed=1)
+    assert_near(model, {k: w[k] - 0.1 * outer[k] for k in w})
+
+
 def test_adapting_takes_steps_on_all_data_with_the_pull() -> None:
     (task, model), data = fresh(), some_data()
     w = {k: v.detach().clone() for k, v in model.named_parameters()}

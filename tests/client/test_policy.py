@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,10 @@ import client.app
 import wire
 from client.policy import Policy
 from client.settings import SettingsError, SiloSettings
+from server.config import RunConfig
+from server.inprocess import InProcessGrid
+from server.run import execute
+from strategies import FederationError
 from tests.client.test_app import TRAINING, ask, initial, train
 from tests.conftest import digits_config
 from wire import decode_arrays, decode_description, read_metrics
@@ -87,6 +92,71 @@ def test_more_epochs_or_rounds_than_agreed_are_refused() -> None:
         assert "trains at most" in reason(train(model, limited, **changes))
     reply = ask(wire.DESCRIBE, limited, rounds=10)
     assert "at most 3 rounds; this run asks for 10" in reason(reply)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "said"),
+    [
+        (wire.TRAIN, {"local_steps": 7}, "go over its training samples 3 times"),
+        (wire.TRAIN, {"local_steps": 300}, "go over its training samples 100 times"),
+        (wire.COLD_START, {"local_steps": 7}, "go over its training samples 3 times"),
+        (wire.TRAIN_PER_FEDAVG, {"local_steps": 7}, "go over its training samples 3 times"),
+        (wire.TRAIN_PFEDME, {"inner_steps": 3}, "go over its training samples 3 times"),
+        (wire.TRAIN_PFEDME, {"local_steps": 4, "inner_steps": 2}, "samples 4 times"),
+        (wire.TRAIN, {"personal_epochs": 50}, "this run asks for 50 (personal-epochs)"),
+        (wire.EVALUATE, {"personal_epochs": 50}, "this run asks for 50 (personal-epochs)"),
+        (wire.EVALUATE, {"adapt_steps": 3}, "this run asks for 3 (adapt-steps)"),
+        (wire.TRAIN, {"local_epochs": 3}, "this run asks for 3 (local-epochs)"),
+    ],
+)
+def test_epochs_by_another_name_are_refused_too_and_when_the_silo_joins(
+    kind: str, changes: dict[str, Any], said: str
+) -> None:
+    """20 samples in batches of 8: an epoch has 3 mini-batches."""
+    limited = silo(max_local_epochs=2)
+    asked = TRAINING | {"personalise": "finetune"} | changes
+    for reply in (
+        ask(kind, limited, model=initial(), **asked),
+        ask(wire.DESCRIBE, limited, **asked),
+    ):
+        assert "silo 'a' trains at most 2 epochs a round; " in reason(reply)
+        assert said in reason(reply)
+    assert not ask(kind, silo(), model=initial(), **asked).has_error()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local_steps": 6},
+        {"local_steps": 1, "local_epochs": 9},
+        {"local_steps": 6, "guard": 0.25},
+        {"personal_epochs": 2, "adapt_steps": 2},
+        {"inner_steps": 2},
+    ],
+)
+def test_as_many_epochs_as_agreed_are_served_however_they_are_counted(
+    changes: dict[str, Any],
+) -> None:
+    for kind in (wire.DESCRIBE, wire.TRAIN, wire.TRAIN_PFEDME):
+        reply = ask(kind, silo(max_local_epochs=2), model=initial(), **(TRAINING | changes))
+        assert not reply.has_error(), reply.error.reason
+
+
+def test_what_the_silo_refuses_it_refuses_when_it_joins(tmp_path: Path) -> None:
+    """The server's own terms: no round is begun."""
+    for keys in (
+        {"local-steps": 300},
+        {"personalise": "finetune", "personal-epochs": 50},
+        {"strategy": "pfedme"},
+        {"strategy": "perfedavg", "adapt-steps": 9},
+    ):
+        config = RunConfig.read(
+            {"strategy": "fedavg", "local-epochs": 1, "min-silos": 1, "wait-for-silos": 0.2} | keys
+        )
+        grid = InProcessGrid(client.app.app, [silo(max_local_epochs=1)])
+        with pytest.raises(FederationError, match="trains at most 1 epochs a round") as caught:
+            execute(grid, config, run_id=1, folder=tmp_path / "-".join(keys))
+        assert caught.value.phase == "roster"
 
 
 @pytest.mark.parametrize(("size", "refused"), [(1, False), (2, True), (3, False), (9, False)])

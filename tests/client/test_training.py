@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from client.personalised import train_per_fedavg
 from client.training import (
     Tensors,
+    TooFewError,
     TrainPlan,
     evaluate,
     load_weights,
@@ -241,6 +243,31 @@ def test_the_loss_of_an_epoch_with_a_skipped_sample_is_the_mean_of_the_others() 
     task = Constant(with_batch_norm)
     plan = TrainPlan(epochs=1, batch_size=4, lr=0.1)
     assert train(task, task.model(), some_data(9), plan, seed=1) == pytest.approx(2.0)
+
+
+def of_images() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def test_one_sample_is_too_few_where_batch_norm_has_no_statistics_of_it() -> None:
+    task, model = fresh(with_batch_norm)
+    before = read_weights(model)
+    for work in (
+        lambda: train(task, model, some_data(1), PLAN, seed=1),
+        lambda: train_per_fedavg(task, model, some_data(1), PLAN, meta_lr=0.1, seed=1),
+        lambda: warm_up(task, model, some_data(1)),
+    ):
+        with pytest.raises(TooFewError, match="BatchNorm cannot be trained on one sample"):
+            work()
+    assert_equal_models(read_weights(model), before)
+
+
+def test_one_image_is_enough_where_its_pixels_are_normalised_together() -> None:
+    task, model = fresh(of_images)
+    train(task, model, some_data(1), TrainPlan(epochs=1, batch_size=4, lr=0.1), seed=1)
+    assert int(model[1].num_batches_tracked) == 1, "the check leaves no trace"
 
 
 # ---------------------------------------------------------------- weights

@@ -64,6 +64,16 @@ def test_equal_runs_do_not_differ_and_unpaired_silos_play_no_part() -> None:
     assert paired_p({0: GOOD[0]}, {1: GOOD[1]}) == 1.0
 
 
+def test_equal_differences_count_as_equal_whatever_their_last_bits() -> None:
+    """Shares of ten test samples: the differences are ±0.1 and 0.2, and nothing else."""
+    one, other = [3, 2, 9, 7, 4, 8, 6], [2, 1, 7, 8, 3, 9, 4]
+    assert len({(a / 10) - (b / 10) for a, b in zip(one, other, strict=True)}) > 3
+    first = {0: made({str(i): n / 10 for i, n in enumerate(one)})}
+    second = {0: made({str(i): n / 10 for i, n in enumerate(other)})}
+    tenths = [(a - b) for a, b in zip(one, other, strict=True)]
+    assert paired_p(first, second) == wilcoxon(tenths, zero_method="pratt").pvalue
+
+
 def test_holm_is_the_textbook_s() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
@@ -102,6 +112,22 @@ def test_a_record_is_read_with_the_bytes_of_every_exchange() -> None:
     assert found.num_bytes == 37 and found.seconds == 1.25 and found.silo_seconds == 0.5
     assert found.mean == 0.25 and found.curve == ((1, 0.375),)
     assert found.rounds_to(0.4) == 1 and found.rounds_to(0.1) is None
+
+
+def test_work_beside_the_training_costs_bytes_and_the_silos_seconds() -> None:
+    silo = {"bytes-sent": 10, "bytes-received": 5, "seconds": 0.5}
+    trial = {"bytes-sent": 40, "bytes-received": 20, "silo-seconds": 2.0}
+    after = {"bytes-sent": 100, "bytes-received": 0, "silo-seconds": 0.0}
+    entry = {"round": 1, "silos": {"a": silo}, "phases": {"trial": trial}, "seconds": {}}
+    found = measure(
+        {
+            "rounds": [entry],
+            "final-phases": {"train.ensemble": after},
+            "final-evaluation": {"a": {"error": 0.5}},
+            "final-groups": [["a"]],
+        }
+    )
+    assert found.num_bytes == 175 and found.silo_seconds == 2.5
 
 
 # ---------------------------------------------------------------- the file
@@ -266,3 +292,35 @@ def test_silos_that_cannot_open_their_data_say_why(tmp_path: Path) -> None:
     file = written(tmp_path, WHOLE.replace("skip = 40", "skip = 4000"))
     with pytest.raises(FederationError, match="skip \\+ train \\+ test must be in"):
         go(file, tmp_path / "out")
+
+
+DECLARED = """
+task = "study.toml"
+seeds = [0]
+[[silos]]
+name = "a"
+options = { data = "FOLDER/a.npz" }
+[[silos]]
+name = "b"
+options = { data = "FOLDER/b.npz" }
+"""
+
+
+def test_silos_of_a_declared_task_are_compared(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(
+        'kind = "npz"\nname = "study"\nclasses = ["no", "yes"]\nshape = [3]\nnetwork = "mclr"\n'
+    )
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        x = rng.normal(size=(60, 3)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+    text = DECLARED.replace("FOLDER", str(tmp_path)) + RUN + FEDAVG
+    _, table = go(written(tmp_path, text), tmp_path / "out")
+    assert {row.name for row in table} == {"alone", "fedavg"}
+    assert all(0 <= row.error < 0.5 for row in table)
+    cut = 'task = "study.toml"\nseeds = [0]\nsilos = 3\n[split]\nkind = "iid"\n' + RUN + FEDAVG
+    with pytest.raises(FederationError, match=r"cannot be cut into silos. List them"):
+        read(written(tmp_path, cut))
+    (tmp_path / "study.toml").unlink()
+    with pytest.raises(FederationError, match=r"try.toml: .*study.toml"):
+        read(written(tmp_path, text))

@@ -11,7 +11,7 @@ import pytest
 
 import wire
 from server.config import RunConfig
-from server.run import build_strategy, run_folder, train_config
+from server.run import build_strategy, run_folder, terms, train_config
 from strategies import HCCT, FederationError
 from strategies.errors import EXIT_CONFIG
 from strategies.roster import NodeRoster
@@ -145,6 +145,17 @@ def test_training_messages_carry_every_key_of_local_training() -> None:
     sent = train_config(RunConfig.read(changed), run="name-7")
     assert {key: sent[key] for key in keys} == changed
     assert sent[wire.RUN] == "name-7"
+
+
+def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
+    told = terms(RunConfig.read({"strategy": "fedavg", "local-epochs": 3, "rounds": 7}))
+    assert told == {
+        "strategy": "fedavg", "rounds": 7, "local-epochs": 3, "batch-size": 16
+    }  # fmt: skip
+    keys = {"local-steps": 300, "personalise": "ditto", "personal-epochs": 4, "personal": "head"}
+    assert keys.items() - {("personalise", "ditto")} <= terms(RunConfig.read(keys)).items()
+    steps = terms(RunConfig.read({"strategy": "pfedme", "inner-steps": 3}))
+    assert (steps["inner-steps"], steps["adapt-steps"]) == (3, 20)
 
 
 def test_a_runs_folder_is_its_label_and_id_and_stays_where_runs_are(tmp_path: Path) -> None:

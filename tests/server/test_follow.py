@@ -146,6 +146,8 @@ def test_progress_adds_up_bytes_and_takes_the_last_groups_and_errors() -> None:
     assert progress.groups == [["a"], ["b", "c"]]
     assert progress.errors == {"a": 0.2, "b": 0.3, "c": 0.1}
     assert progress.bytes == 2 * 3 * 150
+    beside = {"trial": {"bytes-sent": 30, "bytes-received": 20}}
+    assert fed(START, round_event(1, phases=beside)).bytes == 3 * 150 + 50
     assert progress.samples == {"a": 10, "b": 10, "c": 10}
     assert progress.mean_error == pytest.approx(0.2)
     assert progress.round_seconds == pytest.approx([0.5, 0.5])

@@ -16,10 +16,12 @@ from safetensors.numpy import load_file
 import server.record
 import wire
 from client.app import app
+from server.comparison import measure
 from server.config import RunConfig
 from server.follow import events
 from server.inprocess import InProcessGrid
 from server.record import RunRecord, default_runs_dir, model_hash, write_atomically
+from server.report.model import read_run
 from server.run import execute
 from strategies import FederationError
 from strategies.errors import EXIT_NO_SILOS
@@ -138,6 +140,29 @@ def test_every_round_is_recorded_with_its_groups_silos_bytes_and_times(
         assert all(s["seconds"] > 0 and s["train-loss"] > 0 for s in entry["silos"].values())
         assert {"prepare", "train", "aggregate"} <= set(entry["seconds"])
         assert len(entry["similarity"]) == 3
+
+
+def test_training_beside_the_rounds_own_and_what_comes_after_them_are_recorded(
+    tmp_path: Path,
+) -> None:
+    """MAXFL trains silos' own models beside the global one; FedEnsemble hands all models on."""
+    execute_in(tmp_path / "maxfl", strategy="maxfl", warm_up=1, own_rounds=2)
+    one, two, three = record(tmp_path / "maxfl")["rounds"]
+    assert "own-model" not in {**one["phases"], **three["phases"]}
+    beside = two["phases"]["own-model"]
+    assert (beside["exchanges"], beside["messages"], beside["seconds"]) == (0, 3, 0)
+    assert beside["bytes-sent"] == beside["bytes-received"] == 3 * 4 * 6090
+    assert beside["silo-seconds"] > 0 and three["phases"]["evaluate.training"]["silo-seconds"] > 0
+
+    execute_in(tmp_path / "ensemble", strategy="fedensemble")
+    data = record(tmp_path / "ensemble")
+    after = data["final-phases"][wire.ENSEMBLE]
+    assert (after["messages"], after["bytes-sent"]) == (3, 3 * 3 * 4 * 6090)
+    trained = 2 * 9 * 4 * 6090
+    assert measure(data).num_bytes == trained + after["bytes-sent"]
+    told = read_run(tmp_path / "ensemble").rounds[-1]
+    assert told.phase_bytes == {wire.ENSEMBLE: (after["bytes-sent"], 0)}
+    assert told.phase_silo_seconds[wire.ENSEMBLE] == after["silo-seconds"] > 0
 
 
 def test_every_evaluation_is_filed_with_the_round_whose_models_it_is_of(

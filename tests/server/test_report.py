@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from os import environ
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks.synthetic import write_run
 from pictures.page import render
+from server.federation import create
 from server.report.command import tell, write_report
 from server.report.history import follow_groups
 from server.report.model import Round, read_run
@@ -84,6 +86,23 @@ def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:
     assert repeat_command(run) == "coterie run hcct --set rounds=9"
     odd = type(run)(**{**run.__dict__, "config": {**run.config, "label": "a b", "lr": 0.5}})
     assert repeat_command(odd) == "coterie run hcct --set rounds=9 --set lr=0.5 --set 'label=a b'"
+
+
+def test_work_beside_the_training_is_in_what_the_run_cost(runs: Path, tmp_path: Path) -> None:
+    trial = {"seconds": 0.0, "bytes-sent": 3e6, "bytes-received": 1e6, "silo-seconds": 2.5}
+    placing = {"seconds": 0.004, "bytes-sent": 0, "bytes-received": 0}  # of an older release
+
+    def change(record: dict[str, Any]) -> None:
+        record["rounds"][0]["phases"] = {"trial": trial, "train": placing}
+        record["final-phases"] = {"trial": trial}
+
+    changed = read_run(damaged(runs, tmp_path / "run", change))
+    captions = {picture.key: picture.caption for picture in make_pictures(tell(changed))[0]}
+    assert "all silos together, trial: 8 MB." in captions["bytes"]
+    assert "Beside it all silos together took trial: 5.0 s." in captions["silo-seconds"]
+    before, after = read_run(runs / "hcct-1").rounds[0].seconds, changed.rounds[0].seconds
+    assert after["train"] == pytest.approx(before["train"] + 0.004)
+    assert sum(after.values()) == pytest.approx(sum(before.values()))
 
 
 # ---------------------------------------------------------------- groups over rounds
@@ -202,6 +221,21 @@ def test_the_command_line_writes_and_says_where(runs: Path, tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("command", ["report", "watch", "explain"])
+def test_commands_find_the_federations_runs(command: str, tmp_path: Path) -> None:
+    study = create(tmp_path / "study", ["fl.example.org"])
+    write_run(study.runs / "hcct-1", num_silos=4, num_rounds=3, strategy="hcct")
+    for options, folder in ((["--federation", str(study.folder)], tmp_path), ([], study.folder)):
+        done = subprocess.run(
+            [sys.executable, "-m", "server.cli", command, "hcct-1", *options],
+            cwd=folder,
+            env={**environ, "PYTHONPATH": str(Path.cwd()), "COTERIE_FEDERATION": ""},
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "hcct" in done.stdout
 
 
 def test_a_silo_named_script_is_text(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ KINDS = {
     "independent": {"strategy": "independent"},
     "hcct": {"strategy": "hcct", "alpha": 10.0},
     "hcct-personal": {"strategy": "hcct", "alpha": 10.0, "personal": "head"},
-    "hcct-auto": {"strategy": "hcct", "alpha": "auto", "rounds": 7},
+    "hcct-auto": {"strategy": "hcct", "alpha": "auto", "rounds": 9},
     "fedgroup": {"strategy": "fedgroup", "num-groups": 2},
     "fedgroup-sampled": {"strategy": "fedgroup", "num-groups": 2, "sample": 2, "personal": "head"},
 }
@@ -131,6 +131,8 @@ def timeless(record: dict[str, Any]) -> list[dict[str, Any]]:
         del entry["seconds"]
         for silo in entry["silos"].values():
             del silo["seconds"]
+        for phase in entry["phases"].values():
+            del phase["seconds"], phase["silo-seconds"]
     return list(rounds)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +37,7 @@ from strategies import (
 )
 from strategies.choosing import first_choices
 from strategies.fedfa import information
-from strategies.loop import GroupStrategy
+from strategies.loop import GroupStrategy, Update
 from strategies.roster import DescribedRoster, Silo
 from tests.conftest import (
     LossyGrid,
@@ -234,6 +236,50 @@ def test_a_silo_that_answers_no_loss_keeps_its_choice_and_a_new_one_takes_the_us
     assert "node-5" in result.models
 
 
+class Judging:
+    """The plain app, in which one node states other losses of the K models from a round on."""
+
+    def __init__(self, node: int, *, after: int, stated: Mapping[int, float]) -> None:
+        self.app, self.node, self.after, self.stated = plain_app(), node, after, stated
+
+    def __call__(self, message: Message, context: Any) -> Message:
+        reply = self.app(message, context)
+        purpose = str(message.content["config"].get("purpose", ""))
+        if purpose and context.node_id == self.node and int(message.metadata.group_id) > self.after:
+            number = int(purpose.removeprefix("model-"))
+            metrics = reply.content["metrics"]
+            metrics["loss"] = self.stated.get(number, metrics["loss"])  # type: ignore[index,union-attr]
+        return reply
+
+
+def judged(strategy: GroupStrategy[Any], stated: Mapping[int, float]) -> list[Any]:
+    """Details of two rounds; in the second node-1 states these losses."""
+    app: Any = Judging(1, after=1, stated=stated)
+    result = run(strategy, grid=InProcessGrid(app, NODES), rounds=2)
+    return [report.details for report in result.rounds[:2]]
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_model_without_a_loss_is_the_worst_one_and_no_reason_to_keep_a_choice(
+    loss: float,
+) -> None:
+    before = judged(IFCA(num_groups=3, seed=3), {})[1]["losses"]["node-1"]
+    ranked = np.argsort(before).tolist()
+    one, two = judged(IFCA(num_groups=3, seed=3), {ranked[0]: loss})
+    assert one["chosen"]["node-1"] == [ranked[0]]
+    assert two["chosen"]["node-1"] == [ranked[1]]
+    assert two["losses"]["node-1"][ranked[0]] is None
+    json.dumps(two, allow_nan=False)
+
+
+def test_a_silo_with_a_loss_of_no_model_keeps_its_choice_and_flsc_takes_none_without() -> None:
+    everywhere = dict.fromkeys(range(3), math.nan)
+    one, two = judged(IFCA(num_groups=3, seed=3), everywhere)
+    assert two["chosen"]["node-1"] == one["chosen"]["node-1"] and "node-1" not in two["losses"]
+    _, two = judged(FLSC(num_groups=3, soft_groups=2, seed=3), {0: math.nan, 2: math.nan})
+    assert two["chosen"]["node-1"] == [1]
+
+
 # ---------------------------------------------------------------- FedFA
 
 
@@ -298,6 +344,20 @@ def test_fednova_takes_the_steps_that_a_silo_states() -> None:
 
     grid = InProcessGrid(plain_app(stated), NODES)
     result, fedavg = run(FedNova(), grid=grid), run(FedAvg())
+    for key, array in arrays_of(fedavg.models["node-1"]).items():
+        np.testing.assert_allclose(arrays_of(result.models["node-1"])[key], array, atol=1e-6)
+
+
+def test_fednova_counts_the_steps_that_it_asked_for() -> None:
+    """Twenty steps at each of two silos of 1000 and 100 samples: they count by their samples."""
+    strategy = FedNova(train_config={"local-steps": 20, "local-epochs": 3, "batch-size": 32})
+    updates = [
+        Update(Silo(name, 1), w0(), w0(), samples, {})
+        for name, samples in (("a", 1000.0), ("b", 100.0))
+    ]
+    assert [strategy._num_steps(update) for update in updates] == [20, 20]
+    nodes = plain_nodes(0, 1, samples=[1000, 100])
+    result, fedavg = run(strategy, nodes), run(FedAvg(), nodes)
     for key, array in arrays_of(fedavg.models["node-1"]).items():
         np.testing.assert_allclose(arrays_of(result.models["node-1"])[key], array, atol=1e-6)
 
@@ -479,6 +539,21 @@ def test_a_silo_lost_in_the_clustering_is_placed_in_the_next_round() -> None:
 
 def test_more_means_than_silos_leave_everybody_alone() -> None:
     assert partition(run(KMeans(num_groups=50)), 1) == [[name] for name in NAMES]
+
+
+def test_k_means_pre_trains_in_epochs_where_rounds_count_steps() -> None:
+    asked: list[tuple[str, Any, Any]] = []
+
+    def note(message: Message, answer: RecordDict) -> RecordDict:
+        config = message.content["config"]
+        round = message.metadata.group_id
+        asked.append((round, config.get("local-epochs"), config.get("local-steps")))  # type: ignore[union-attr]
+        return answer
+
+    grid = InProcessGrid(plain_app(note), NODES)
+    common: dict[str, Any] = {"local-epochs": 1, "local-steps": 20}
+    run(KMeans(num_groups=3, pretrain_epochs=7, train_config=common), grid=grid, rounds=2)
+    assert set(asked) == {("1", 7, 0), ("2", 1, 20)}
 
 
 # ---------------------------------------------------------------- Per-FedAvg and pFedMe

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,20 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 import wire
+from client.app import app as coterie_app
+from server.config import RunConfig
 from server.inprocess import InProcessGrid
+from server.run import execute
 from strategies import FedCollab, FederationError, RunResult
-from strategies.discriminators import Discriminators
-from strategies.fedcollab import FedCollabState, _split_known, _start
+from strategies.discriminators import Discriminators, Measurement
+from strategies.fedcollab import FedCollabState, Structure, _settled, _split_known, _start
 from strategies.grouping import Members
 from strategies.partition.distance import Distance
+from strategies.roster import Silo
 from tests.conftest import (
     arrays_of,
     assert_equal_models,
+    digits_config,
     plain_app,
     plain_initial,
     plain_model,
@@ -420,6 +426,152 @@ def test_a_silo_lost_before_anything_was_measured_trains_alone_and_is_tried_once
     assert tried == [True, True, False, False]
 
 
+@pytest.mark.parametrize("newcomers", ["keep", "resolve"])
+def test_a_silo_that_was_alone_until_its_second_attempt_takes_its_place_then(
+    newcomers: Any,
+) -> None:
+    judged = Judged(lambda kind, label: 0.5)
+    lost_after(judged, 2, 0, for_good=False)
+    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=3, newcomers=newcomers)
+    assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
+    assert result.groups[2] == result.groups[3] == [["node-1", "node-2", "node-3"]]
+    assert result.rounds[1].details["structure"]["alone"] == []
+
+
+def test_a_silo_placed_by_a_mean_of_distances_moves_when_its_own_are_known() -> None:
+    judged = Judged(lambda kind, label: 1.0 if kind else 0.5)
+    lost_after(judged, 2, 0, for_good=False)
+    result, _ = run(judged, plain_nodes(0, 1, 0), rounds=3, c=2.0, unmeasured="unknown")
+    assert result.groups[1] == [["node-1", "node-2", "node-3"]]
+    assert result.groups[2] == result.groups[3] == [["node-1", "node-3"], ["node-2"]]
+
+
+def test_a_silo_placed_by_an_unfinished_distance_moves_when_it_is_finished() -> None:
+    shown = {"rate": 0.9}
+    judged = Judged(lambda kind, label: shown["rate"] if kind else 0.5)
+    lost_after(judged, 2, 2, for_good=False)
+    result, _ = run(
+        judged,
+        plain_nodes(0, 1, 0),
+        rounds=3,
+        c=2.0,
+        on_round=lambda report: shown.update(rate=0.5),
+    )
+    assert result.rounds[0].details["structure"]["alone"] == [], "it was measured, a little"
+    assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
+    assert result.groups[2] == result.groups[3] == [["node-1", "node-2", "node-3"]]
+
+
+def test_where_nobody_was_measured_at_first_the_second_attempt_decides_for_all() -> None:
+    nodes = plain_nodes(0, 1, 0, 1)
+    judged = by_kind(nodes)
+    asked: set[int] = set()
+
+    def fault(message: Message, reply: Message) -> Message:
+        first = message.metadata.dst_node_id not in asked
+        asked.add(message.metadata.dst_node_id)
+        return Message(Error(1, "not yet"), reply_to=message) if first else reply
+
+    judged.fault = fault
+    result, _ = run(judged, nodes, rounds=3)
+    assert result.groups[1] == [["node-1"], ["node-2"], ["node-3"], ["node-4"]]
+    assert result.groups[2] == result.groups[3] == [["node-1", "node-3"], ["node-2", "node-4"]]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("held-out", None, "it did not say what it can hold out."),
+        ("held-out", float("nan"), "it did not say what it can hold out."),
+        ("discriminator-bytes", None, "it did not say how large its discriminator is."),
+        ("discriminator-bytes", 16, "its discriminator has 16 bytes, the others' 12."),
+    ],
+)
+def test_what_a_silo_does_not_say_is_not_taken_for_nothing(
+    key: str, value: float | None, reason: str
+) -> None:
+    judged = Judged(lambda kind, label: 0.5)
+
+    def fault(message: Message, reply: Message) -> Message:
+        metrics = reply.content["metrics"]
+        if message.metadata.dst_node_id == 2:
+            del metrics[key]
+            if value is not None:
+                metrics[key] = value
+        return reply
+
+    judged.fault = fault
+    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=1)
+    assert result.rounds[0].details["discriminators"]["missing"] == {"node-2": reason}
+    assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
+
+
+def test_silos_that_let_few_metrics_leave_are_measured_like_others(tmp_path: Path) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 1, "min-silos": 3}
+    found = []
+    for name, metrics in (("few", ["", "train-loss,loss,error,seconds"]), ("all", [None, None])):
+        configs = [
+            digits_config(silo, i, **({} if may is None else {"metrics": may}))
+            for i, (silo, may) in enumerate(zip("abc", [*metrics, None], strict=True))
+        ]
+        grid = InProcessGrid(coterie_app, configs)
+        result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / name)
+        found.append(result.rounds[0].details)
+    few, everything = found
+    assert few["discriminators"]["missing"] == {} and few["discriminators"]["pairs"] == 3
+    assert few["structure"] == everything["structure"]
+
+
+class Asking:
+    """A roster of silos of which some accept no small groups."""
+
+    def __init__(self, *minimums: int) -> None:
+        self.minimums = minimums
+
+    def present(self, grid: Any, *, round: int) -> list[Silo]:
+        nodes = sorted(grid.get_node_ids())
+        return [
+            Silo(f"node-{node}", node, num_examples=100, min_group_size=minimum)
+            for node, minimum in zip(nodes, self.minimums, strict=True)
+        ]
+
+
+def test_a_silo_that_accepts_no_group_of_two_shares_no_discriminator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    judged = Judged(lambda kind, label: 0.5)
+    stated: set[Any] = set()
+
+    def fault(message: Message, reply: Message) -> Message:
+        stated.add(message.content["config"]["group-size"])
+        return reply
+
+    judged.fault = fault
+    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=3, roster=Asking(3, 2, 1))
+    assert {node for node, *_ in judged.seen} == {2, 3} and stated == {2}
+    reason = "it accepts groups of at least 3 silos; a discriminator is the mean of two."
+    assert result.rounds[0].details["discriminators"]["missing"] == {"node-1": reason}
+    assert caplog.text.count(f"silo node-1 is not measured: {reason}") == 1
+    assert result.groups[3] == [["node-1"], ["node-2", "node-3"]]
+    assert "discriminators" not in result.rounds[1].details, "nobody is asked again"
+
+
+def test_distances_that_a_silo_does_not_allow_may_count_as_the_mean() -> None:
+    judged = Judged(lambda kind, label: 0.5)
+    result, _ = run(
+        judged, plain_nodes(0, 0, 0), rounds=1, roster=Asking(3, 1, 1), unmeasured="unknown"
+    )
+    assert result.groups[1] == [["node-1", "node-2", "node-3"]]
+
+
+def test_where_nobody_accepts_a_group_of_two_nothing_is_asked() -> None:
+    judged = Judged()
+    result, _ = run(judged, plain_nodes(0, 0), rounds=2, roster=Asking(3, 3))
+    assert judged.seen == [] and result.rounds[0].phases == {}
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-1", "node-2"}
+    assert result.groups[2] == [["node-1"], ["node-2"]]
+
+
 def changed(reply: Message, key: str, change: Callable[[np.ndarray], np.ndarray]) -> Message:
     for name, record in reply.content.array_records.items():
         if key in record:
@@ -473,6 +625,23 @@ def test_who_lacks_most_distances_is_left_out_first() -> None:
     known = {(a, b): Distance(0.0, 0.1, 5) for a, b in [("a", "b"), ("a", "d"), ("b", "d")]}
     assert _split_known(("a", "b", "c", "d"), known) == (("a", "b", "d"), ("c",))
     assert _split_known(("a", "c"), known) == (("c",), ("a",))
+
+
+def test_who_was_placed_unmeasured_is_not_settled() -> None:
+    structure = Structure(("a", "b", "d"), ("c",), 10.0, (), ())
+    members = Members(plain_model())
+    state = FedCollabState(members, planned=(("a", "b"), ("c",), ("d",)), structure=structure)
+    names = ("a", "b", "c", "d", "new")
+    assert _settled(state, names) == [["a", "b"], ["d"]], "c was alone unmeasured"
+
+    def after(*pairs: tuple[str, str]) -> list[list[str]]:
+        measured = Measurement(distances={pair: Distance(0.0, 0.1, 5) for pair in pairs})
+        return _settled(FedCollabState(members, planned=state.planned, measured=measured), names)
+
+    assert after(("a", "d"), ("b", "d")) == [["a", "b"], ["c"]], "d has most new distances"
+    assert after(("a", "b")) == [["c"], ["d"]], "one of them as much as the other"
+    assert after(("a", "new"), ("b", "new"), ("c", "new")) == [["a", "b"], ["c"], ["d"]]
+    assert _settled(state, ("a", "d")) == [["a"], ["d"]]
 
 
 def test_a_coalition_that_changes_starts_from_the_mean_of_what_its_members_had() -> None:

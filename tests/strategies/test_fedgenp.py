@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Error, Message
 
 import wire
 from client.app import app
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.run import build_strategy, execute
-from strategies import FedAvg, FedGenP, Independent
+from strategies import FedAvg, FedGen, FedGenP, Independent
 from strategies.errors import FederationError
-from strategies.generative import GenerativeState, Given
+from strategies.generative import GenerativeState, Given, teaching
 from strategies.grouping import Members
 from strategies.latent import GeneratorPlan
 from strategies.loop import Order, RunResult
@@ -27,6 +30,7 @@ from tests.conftest import (
     digits_config,
     plain_app,
     plain_initial,
+    plain_model,
     plain_nodes,
 )
 
@@ -232,6 +236,108 @@ def test_fedgen_ends_with_who_did_not_consent_and_how_to(tmp_path: Path) -> None
         execute(InProcessGrid(app, nodes), config, run_id=1, folder=tmp_path)
 
 
+def test_fedgen_draws_the_labels_of_those_whose_heads_the_generator_knows() -> None:
+    """Not of who left, nor of a newcomer whose head is not known yet."""
+    own = {"a": [1, 1, 0, 0, 0, 0], "b": [1, 1, 0, 0, 0, 0]}
+    others = {"gone": [0, 0, 90, 0, 0, 0], "new": [0, 0, 0, 90, 0, 0]}
+    strategy = FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2))
+    silos = [Silo(name, i, num_examples=10) for i, name in enumerate(["a", "b", "new"])]
+    state = strategy.admit(strategy.first(plain_model()), silos, round=1)
+    state = replace(
+        state,
+        heads={name: {"w": plain_model()["w"]} for name in ("a", "b", "gone")},
+        counts={name: np.array(counts) for name, counts in {**own, **others}.items()},
+    )
+    _, orders = strategy.orders(state, silos, round=5)
+    for order in orders:
+        shares = order.extras[wire.GENERATOR][wire.LABELS]
+        np.testing.assert_array_equal(shares, [0.5, 0.5, 0, 0, 0, 0])
+
+
+class Answering(InProcessGrid):
+    """Passes answers about label counts through ``change``; None loses one."""
+
+    change: Callable[[Message], Message | None]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for reply in super().pull_messages(message_ids):
+            counts = reply.metadata.message_type == wire.LABEL_COUNTS
+            changed = self.change(reply) if counts else reply
+            if changed is not None:
+                yield changed
+
+
+def run_fedgen(
+    folder: Path, change: Callable[[Message], Message | None], refusing: str = "", **keys: Any
+) -> RunResult:
+    """Three silos, of which node 2 is b."""
+    nodes = [
+        digits_config(n, i, **{"label-counts": n not in refusing}) for i, n in enumerate("abc")
+    ]
+    grid = Answering(app, nodes)
+    grid.change = change
+    values = {"strategy": "fedgen", "rounds": 4, "round-timeout": 0.3, **QUICK, **keys}
+    return execute(grid, RunConfig.read(values), run_id=1, folder=folder)
+
+
+def asked(result: RunResult) -> list[int]:
+    """Round by round: how many silos were asked for their label counts."""
+    phases = [r.phases.get(wire.LABEL_COUNTS) for r in result.rounds if not r.final]
+    return [phase.messages if phase else 0 for phase in phases]
+
+
+@pytest.mark.parametrize("error", [None, Error(wire.FAILED, "the disk is full")])
+def test_fedgen_asks_again_whose_answer_was_lost(
+    error: Error | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(reply: Message) -> Message | None:
+        if (reply.metadata.src_node_id, reply.metadata.group_id) != (2, "1"):
+            return reply
+        if error is not None:
+            reply.__dict__["_error"], reply.__dict__["_content"] = error, None
+            return reply
+        return None
+
+    result = run_fedgen(tmp_path, change)
+    assert asked(result) == [3, 1, 0, 0]
+    reason = "it did not answer in time" if error is None else "the disk is full"
+    assert f"b: its label counts is left out: {reason}" in caplog.text
+
+
+def test_fedgen_asks_once_who_refuses_and_a_newcomers_refusal_does_not_end_the_run(
+    tmp_path: Path,
+) -> None:
+    result = run_fedgen(tmp_path, lambda reply: reply, refusing="c", churn="c+2")
+    assert asked(result) == [2, 1, 0, 0]
+    assert sorted(result.rounds[-2].silos) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("counts", "said"),
+    [
+        (np.ones(9, np.int64), r"must be 10 integers. Got int64 of shape \(9,\)"),
+        (np.ones((10, 1), np.int64), "must be 10 integers"),
+        (np.ones(10, np.float32), "must be 10 integers. Got float32"),
+        (np.array([-1, *[9] * 9]), "at least 0"),
+        (np.zeros(10, np.int64), "at least 0, and one of them above"),
+        (None, "no array 'labels'"),
+    ],
+)
+def test_label_counts_that_cannot_be_are_their_silos_error_and_the_others_go_on(
+    counts: np.ndarray | None, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(reply: Message) -> Message:
+        if reply.metadata.src_node_id == 2:
+            labels = {} if counts is None else {wire.LABELS: counts}
+            reply.content[wire.LABELS] = wire.encode_arrays(labels, packed=True)
+        return reply
+
+    result = run_fedgen(tmp_path, change, rounds=3)
+    assert asked(result) == [3, 1, 1]
+    assert re.search(f"b: its label counts are left out: .*{said}", caplog.text)
+    assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 2]
+
+
 def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path) -> None:
     result = run(tmp_path / "1", strategy="fedensemble", ensemble_every=2)
     plain = run(tmp_path / "2", strategy="fedavg")
@@ -241,6 +347,64 @@ def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path)
     assert told == [None, None, 2, 2, 4]
     assert sorted(result.rounds[-1].details["ensemble"]["evaluation"]) == ["a", "b", "c"]
     assert result.rounds[-1].phases[wire.ENSEMBLE].messages == 3
+
+
+# ---------------------------------------------------------------- smallest groups
+
+
+@pytest.mark.parametrize(
+    ("groups", "minimums", "taught"),
+    [
+        (["a", "b"], {}, ["a", "b"]),
+        (["a", "b"], {"b": 2}, ["a"]),
+        (["a", "b", "c"], {"b": 2}, ["a", "b", "c"]),
+        (["a", "b", "c"], {"b": 3, "c": 2}, ["a"]),  # without b, c's head is alone as well
+        (["ab", "c"], {"a": 2, "b": 2}, ["ab", "c"]),  # that head is a mean of two
+        (["ab", "c"], {"c": 2}, ["ab"]),
+        (["ab", "c", "d"], {"a": 3}, ["c", "d"]),
+    ],
+)
+def test_a_head_teaches_only_in_as_large_a_company_as_its_silos_accept(
+    groups: list[str], minimums: Mapping[str, int], taught: list[str]
+) -> None:
+    assert list(teaching({group: tuple(group) for group in groups}, minimums)) == taught
+
+
+@pytest.mark.parametrize("generators", ["silos", "groups"])
+def test_what_a_silo_learns_that_trains_alone_by_its_own_condition_reaches_nobody(
+    generators: str, tmp_path: Path
+) -> None:
+    """Whatever b's data is, the others' models are the same to the bit; they do get generators."""
+    config = RunConfig.read(
+        {"strategy": "hcct", "alpha": 0, "generators": generators, "rounds": 4, **QUICK}
+    )
+    results = []
+    for data_of_b in (1, 5):
+        nodes = [
+            digits_config("a", 0),
+            digits_config("b", data_of_b, **{"min-group-size": 3}),
+            digits_config("c", 2),
+        ]
+        folder = tmp_path / str(data_of_b)
+        results.append(execute(InProcessGrid(app, nodes), config, run_id=1, folder=folder))
+    assert sorted(receivers(results[0])[-1]) == ["a", "c"]
+    for name in "ac":
+        assert_equal_models(*(arrays_of(result.models[name]) for result in results))
+
+
+def test_a_silo_that_wants_company_is_not_one_of_fedgens_two_teachers() -> None:
+    strategy = FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2))
+    silos = [Silo(name, i, num_examples=10, min_group_size=i + 1) for i, name in enumerate("ab")]
+    state = strategy.admit(strategy.first(plain_model()), silos, round=1)
+    state = replace(
+        state,
+        heads={name: {"w": plain_model()["w"]} for name in "ab"},
+        counts={"a": np.array([1, 1, 0, 0, 0, 0]), "b": np.array([0, 0, 1, 1, 0, 0])},
+    )
+    state, orders = strategy.orders(state, silos, round=5)
+    assert state.teachers == ("a",)
+    shares = orders[1].extras[wire.GENERATOR][wire.LABELS]
+    np.testing.assert_array_equal(shares, [0.5, 0.5, 0, 0, 0, 0])
 
 
 # ---------------------------------------------------------------- bad input
@@ -256,6 +420,7 @@ def test_silos_that_describe_no_head_are_refused_with_what_to_do() -> None:
     ("keys", "said"),
     [
         ({"strategy": "fedgenp", "personal": "head"}, "personal must be empty"),
+        ({"strategy": "fedensemble", "personal": "head"}, "personal must be empty"),
         ({"strategy": "fedgenp", "generators": "groups"}, "one group"),
         ({"strategy": "ifca", "generators": "groups"}, "cannot be combined with strategy ifca"),
         ({"generator-steps": 0}, "generator-steps"),

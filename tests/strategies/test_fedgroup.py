@@ -245,7 +245,7 @@ def test_a_newcomer_trains_once_from_w0_and_counts_in_its_group_from_the_next_ro
     alone, _ = step(strategy, alone, list(DELTAS), round=2)
     (first,) = (order for order in orders if order.silo.name == "new")
     assert first.model["w"] is W0 and first.purpose == COLD_START
-    expected = {"lr-decay": 1.0, "local-epochs": 7, "proximal-mu": 0.0}
+    expected = {"lr-decay": 1.0, "local-epochs": 7, "local-steps": 0, "proximal-mu": 0.0}
     assert dict(first.config) == expected
     assert_equal_models(state.group_models[0], alone.group_models[0])
     assert state.members.groups[0] == ("a1", "a2", "a3", "new")

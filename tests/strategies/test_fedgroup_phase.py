@@ -78,6 +78,7 @@ def digits_run(
     rounds: int,
     churn: str = "",
     leaves: tuple[int, int] = (0, 0),
+    training: Mapping[str, Any] = ROUND,
 ) -> Any:
     """Run on digits silos; ``leaves``: after which round which node does."""
     grid = digits_grid(witness, count)
@@ -85,7 +86,7 @@ def digits_run(
     roster = DescribedRoster("digits", least, deadline_s=5, churn=Churn.parse(churn))
     config = RunConfig.read({"seed": 0})
     initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
-    common = train_config(config, run="test") | ROUND
+    common = train_config(config, run="test") | training
 
     def on_round(report: RoundReport) -> None:
         if report.round == leaves[0]:
@@ -99,7 +100,7 @@ def test_silos_that_described_themselves_go_on_with_the_round_from_their_groups_
     witness = Witness()
     keys = {"num_groups": 2, "pretrain_epochs": 1}
     result = digits_run(keys, witness, count=4, rounds=2)
-    cold = (wire.COLD_START, 1, None, 0.0, 0.05, COLD_START)
+    cold = (wire.COLD_START, 1, 0, 0.0, 0.05, COLD_START)
     for i in range(4):
         assert witness.of(1, f"s{i}") == [cold, (wire.TRAIN, 2, None, 0.1, 0.05, None)]
         assert witness.of(2, f"s{i}") == [(wire.TRAIN, 3, None, 0.1, 0.025, None)]
@@ -135,7 +136,7 @@ def test_newcomers_take_part_in_the_round_of_their_arrival_and_one_may_be_lost(
     keys = {"num_groups": 2, "pretrain_epochs": 1}
     result = digits_run(keys, witness, count=7, rounds=4, churn="s4+3,s5+3,s6+3", leaves=(3, 1))
     three, four = result.rounds[2], result.rounds[3]
-    cold = (wire.COLD_START, 1, None, 0.0, 0.05, COLD_START)
+    cold = (wire.COLD_START, 1, 0, 0.0, 0.05, COLD_START)
     for name in ("s4", "s6"):
         assert witness.of(3, name) == [cold, (wire.TRAIN, 2, None, 0.1, 0.0125, None)]
         assert name in three.silos and name in three.details["placed"]
@@ -165,6 +166,32 @@ def test_steps_are_taken_off_the_round_and_who_has_none_left_does_not_train_on()
         np.testing.assert_allclose(array, mean, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("epochs", "left"), [(1, 4), (2, 1), (3, 0)])
+def test_where_rounds_count_steps_a_cold_start_in_epochs_is_taken_off_them(
+    epochs: int, left: int
+) -> None:
+    """20 samples in batches of 8 are three steps an epoch; a round has seven."""
+    witness, training = Witness(), {**ROUND, "local-steps": 7}
+    keys = {"num_groups": 1, "pretrain_epochs": epochs}
+    digits_run(keys, witness, count=3, rounds=2, training=training)
+    if left:
+        cold = [(wire.COLD_START, epochs, 0, 0.0, 0.05, COLD_START)]
+        cold += [(wire.TRAIN, 3, left, 0.1, 0.05, None)]
+    else:  # no shorter than a round: it is the round
+        cold = [(wire.TRAIN, epochs, 0, 0.0, 0.05, None)]
+    for name in ("s0", "s1", "s2"):
+        assert witness.of(1, name) == cold
+        assert witness.of(2, name) == [(wire.TRAIN, 3, 7, 0.1, 0.025, None)]
+
+
+def test_steps_of_a_cold_start_are_taken_off_the_steps_of_a_round() -> None:
+    witness, training = Witness(), {**ROUND, "local-steps": 5}
+    keys = {"num_groups": 1, "pretrain_steps": 2}
+    digits_run(keys, witness, count=2, rounds=1, training=training)
+    assert [entry[1] for entry in witness.of(1, "s0")] == [3, 3]
+    assert [entry[2] for entry in witness.of(1, "s0")] == [2, 3]
+
+
 def test_a_sampled_cold_silo_starts_and_trains_in_its_own_round() -> None:
     witness = Witness()
     keys = {"num_groups": 2, "pretrain_epochs": 1, "pretrain_silos": 2, "sample": 2, "seed": 1}
@@ -185,10 +212,12 @@ def test_a_cold_start_as_long_as_a_round_is_the_round_and_a_newcomers_is_beside_
     witness = Witness()
     keys = {"num_groups": 2, "pretrain_epochs": epochs}
     result = digits_run(keys, witness, count=3, rounds=2, churn="s2+2")
-    length = epochs or 3
-    assert witness.of(1, "s0") == [(wire.TRAIN, length, None, 0.0, 0.05, None)]
-    assert witness.of(2, "s2") == [(wire.TRAIN, length, None, 0.0, 0.05, COLD_START)]
-    assert result.rounds[0].evaluation and not result.rounds[1].phases
+    length, steps = epochs or 3, 0 if epochs else None
+    assert witness.of(1, "s0") == [(wire.TRAIN, length, steps, 0.0, 0.05, None)]
+    assert witness.of(2, "s2") == [(wire.TRAIN, length, steps, 0.0, 0.05, COLD_START)]
+    assert result.rounds[0].evaluation and not result.rounds[0].phases
+    (beside,) = result.rounds[1].phases.items()
+    assert beside[0] == COLD_START and beside[1].messages == 1 and beside[1].exchanges == 0
     assert "s2" in result.rounds[1].details["placed"]
 
 

@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,16 @@ import pytest
 
 from strategies import HCCT, FederationError
 from strategies.alpha import HOLDOUT as SHARE
+from strategies.alpha import Candidate, Landscape, alpha_of
 from strategies.hcct import CATCH_UP, HCCTState
-from strategies.loop import Order, Update
+from strategies.loop import Group, Order, Update
 from strategies.models import weighted_mean
+from strategies.partition.coalition import HCCTUtility, optimal
 from strategies.partition.gram import gram
 from strategies.partition.hcct import partition
 from strategies.roster import Silo
 from tests.conftest import assert_equal_models
-from wire import HOLDOUT, LOCAL_EPOCHS, Model
+from wire import HOLDOUT, HOLDOUT_ERROR, LOCAL_EPOCHS, LOCAL_STEPS, Model
 
 INITIAL: Model = {"w": np.zeros(4, np.float32), "b": np.zeros((2, 2), np.float32)}
 
@@ -76,6 +79,7 @@ def rounds(
     return state
 
 
+THREE = {"a": EAST, "b": NEAR_EAST, "c": NORTH}
 FOUR = {"a": EAST, "b": NEAR_EAST, "c": NORTH, "d": NEAR_NORTH}
 PAIRS = (("a", "b"), ("c", "d"))
 
@@ -83,18 +87,15 @@ PAIRS = (("a", "b"), ("c", "d"))
 # ---------------------------------------------------------------- rounds
 
 
-def test_auto_keeps_what_its_trial_measures_on_out_of_the_training_before_it() -> None:
+def test_auto_measures_on_what_no_model_of_its_trial_has_been_trained_on() -> None:
     strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
-    state = strategy.first(INITIAL)
-    for number in (1, 2):  # before the trial, and its first round
-        state = strategy.admit(state, here if number == 1 else [], round=number)
-        state, orders = strategy.orders(state, here, round=number)
-        assert orders and all(order.config.get(HOLDOUT) == SHARE for order in orders)
-        moves = {"a": EAST, "b": NEAR_EAST, "c": NORTH}
-        state = strategy.absorb(
-            state, [reply(order, moves[order.silo.name]) for order in orders], round=number
-        )
+    state = rounds(strategy, here, THREE, THREE)
     assert state.trial is not None
+    _, orders = strategy.orders(state, here, round=3)
+    assert {order.purpose for order in orders} > {""}, "alone, and groups"
+    for order in orders:
+        assert order.config[HOLDOUT] == SHARE
+        assert_equal_models(order.model, INITIAL)  # what came before trained on everything
 
 
 def test_in_round_one_everybody_trains_alone_from_the_initial_model() -> None:
@@ -443,3 +444,186 @@ def test_rounds_without_a_partition_do_not_confirm_one() -> None:
     strategy = HCCT(alpha=20, memory=0, regroup_every=3, settle_after=2)
     state = rounds(strategy, silos("a", "b", "c", "d"), FOUR, *[SWAPPED] * 3)
     assert state.planned == OTHER_PAIRS
+
+
+# ---------------------------------------------------------------- alpha = auto
+
+
+def held_out(errors: Mapping[str, Mapping[Group, float]]) -> Any:
+    """Replies to a trial's orders with these held-out errors: silo → group → error."""
+
+    def answer(strategy: HCCT, state: HCCTState, order: Order) -> Update:
+        assert state.trial is not None
+        groups = [g for g in state.trial.groups if order.silo.name in g]
+        (group,) = [
+            g
+            for number, g in enumerate(state.trial.groups)
+            if g in groups and order.purpose == ("" if len(g) == 1 else f"trial-{number}")
+        ]
+        update = reply(order, FOUR[order.silo.name])
+        error = errors.get(order.silo.name, {}).get(group, 0.5)
+        return replace(update, metrics={HOLDOUT_ERROR: error})
+
+    return answer
+
+
+def tried(
+    strategy: HCCT, state: HCCTState, here: Sequence[Silo], answer: Any, *, first: int, last: int
+) -> HCCTState:
+    """These rounds of a trial."""
+    for number in range(first, last + 1):
+        state, orders = strategy.orders(state, here, round=number)
+        updates = [answer(strategy, state, order) for order in orders]
+        state = strategy.absorb(state, [u for u in updates if u is not None], round=number)
+    return state
+
+
+def test_auto_trains_a_silo_alone_that_accepts_no_small_group() -> None:
+    """Its only candidate is itself: it must not end the trial where it began."""
+    here = [replace(s, min_group_size=5) if s.name == "c" else s for s in silos("a", "b", "c")]
+    strategy = HCCT(alpha="auto")
+    state = rounds(strategy, here, THREE, THREE)
+    state = tried(strategy, state, here, held_out({}), first=3, last=7)
+    assert state.trial is None and ("c",) in state.planned
+    assert float(state.members.models["c"]["w"][1]) == 5  # five rounds of NORTH
+
+
+def test_autos_verdict_is_of_silos_that_measured_every_candidate_in_the_last_round() -> None:
+    together, pair = ("a", "b", "c"), ("a", "b")
+    measured = {
+        "a": {("a",): 0.2, pair: 0.3, together: 0.4},
+        "b": {("b",): 0.2, pair: 0.3, together: 0.4},
+        "c": {("c",): 0.9, together: 0.1},
+    }
+    answer = held_out(measured)
+
+    def without_c(strategy: HCCT, state: HCCTState, order: Order) -> Update | None:
+        return None if order.silo.name == "c" else answer(strategy, state, order)
+
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    begun = rounds(strategy, here, THREE, THREE)
+    state = tried(strategy, begun, here, answer, first=3, last=7)
+    assert state.members.groups != (("a",), ("b",), ("c",)), "c's gain outweighs"
+    state = tried(strategy, begun, here, answer, first=3, last=6)
+    state = tried(strategy, state, here, without_c, first=7, last=7)
+    assert state.alpha == 0 and state.members.groups == (("a",), ("b",), ("c",))
+
+
+def test_a_trial_that_nobody_can_judge_goes_on_for_a_while_and_then_says_so() -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    state = rounds(strategy, here, THREE, THREE)
+    nobody = lambda strategy, state, order: reply(order, FOUR[order.silo.name])  # noqa: E731
+    state = tried(strategy, state, here, nobody, first=3, last=7)
+    assert state.trial is not None
+    judged = tried(strategy, state, here, held_out({}), first=8, last=8)
+    assert judged.trial is None
+    with pytest.raises(FederationError, match=r"metrics in silo\.toml.*Give alpha as a number"):
+        tried(strategy, state, here, nobody, first=8, last=10)
+
+
+def test_auto_waits_until_there_is_something_to_choose_from() -> None:
+    strategy = HCCT(alpha="auto")
+    state = rounds(strategy, silos("a"), FOUR, FOUR)
+    assert state.trial is None and state.alpha is None
+    here = silos("a", "b", "c")
+    state = play(strategy, state, here, THREE, round=3, probes=THREE)
+    assert state.trial is not None and not state.newcomers
+    assert max(len(c.groups) for c in state.trial.candidates) == 3
+
+
+def test_auto_waits_for_a_first_answer_but_not_for_ever() -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    without = {**THREE, "c": None}
+    state = rounds(strategy, here, without, without)
+    assert state.trial is None
+    heard = play(strategy, state, here, THREE, round=3)
+    assert heard.trial is not None and ("c",) in heard.trial.groups
+    for number in (3, 4):
+        state = play(strategy, state, here, without, round=number)
+    assert state.trial is not None and ("c",) not in state.trial.groups
+
+
+def test_autos_alpha_gives_the_winners_groups_on_what_is_compared_by_then() -> None:
+    """Round 1's updates are noise beside what they have in common; five rounds' sum is not."""
+    rng = np.random.default_rng(0)
+    names = tuple("abcdefghi")
+    kinds = [rng.normal(size=400) for _ in range(3)]
+    drift = {n: 0.3 * kinds[i % 3] for i, n in enumerate(names)}
+    hidden = tuple(tuple(sorted(names[i] for i in range(9) if i % 3 == k)) for k in range(3))
+
+    def vectors(rounds: int) -> np.ndarray:
+        noise = rng.normal(size=(9, 400)) * np.sqrt(rounds)
+        return np.array([rounds * drift[n] for n in names]) + noise
+
+    def landscape(x: np.ndarray) -> Landscape:
+        def search(objective: Any) -> list[list[int]]:
+            return optimal(objective).groups
+
+        return Landscape(names, x @ x.T, np.full(9, 100.0), {}, search)
+
+    first, later = landscape(vectors(1)), landscape(vectors(30))
+    early = [c for c in first.path() if c.groups == hidden]
+    winner = early[0] if early else Candidate(hidden, 25.0, 1.0)
+    alpha = alpha_of(winner, later)
+    found = optimal(HCCTUtility.from_gram(later.gram, later.sizes, alpha=alpha)).groups
+    assert sorted(tuple(names[i] for i in group) for group in found) == sorted(hidden)
+    missing = Candidate((*hidden[:2], hidden[2][:2], hidden[2][2:]), 25.0, 1.0)
+    assert alpha_of(missing, later) == pytest.approx(alpha), "the nearest partition's"
+
+
+# ---------------------------------------------------------------- absence, and other terms
+
+
+@pytest.mark.parametrize("keys", [{"settle_after": 2}, {"regroup_every": 5}])
+def test_who_is_away_keeps_its_place_in_groups_that_stand(keys: dict[str, int]) -> None:
+    strategy, here = HCCT(alpha=20, **keys), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR, FOUR, FOUR)
+    assert state.planned == PAIRS
+    three = [s for s in here if s.name != "c"]
+    state = play(strategy, state, three, FOUR, round=4)
+    state = play(strategy, state, here, FOUR, round=5)
+    assert state.members.groups == PAIRS == state.planned
+
+
+def test_who_was_away_when_the_groups_settled_is_placed_when_it_is_back() -> None:
+    strategy, here = HCCT(alpha=20, settle_after=2), silos("a", "b", "c", "d")
+    three = [s for s in here if s.name != "c"]
+    state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1)
+    for number in (2, 3, 4):
+        state = play(strategy, state, three, FOUR, round=number)
+    assert ("d",) in state.planned
+    state = play(strategy, state, here, FOUR, round=5)
+    assert state.planned == PAIRS
+
+
+def test_groups_settle_although_somebody_accepts_no_group_so_small() -> None:
+    here = [replace(s, min_group_size=3) if s.name == "d" else s for s in silos(*"abcd")]
+    state = rounds(HCCT(alpha=20, settle_after=2), here, FOUR, FOUR, FOUR, FOUR)
+    assert state.planned == (("a", "b"), ("c",), ("d",)) and state.unchanged >= 2
+
+
+def test_a_silo_that_returns_with_other_terms_has_them_kept() -> None:
+    strategy, here = HCCT(alpha=20), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR)
+    assert state.planned == PAIRS
+    own = {n: state.members.models[n] for n in "ab"}
+    back = [replace(s, min_group_size=5, alpha=0.0) if s.name == "b" else s for s in here]
+    _, orders = strategy.orders(state, back, round=2)
+    for order in orders:
+        if order.silo.name in own:
+            assert_equal_models(order.model, own[order.silo.name])
+    state = play(strategy, state, back, FOUR, round=2)
+    assert state.planned == (("a",), ("b",), ("c", "d"))
+    assert state.alphas == {"b": 0.0} and state.members.minimums == {"b": 5}
+    state = play(strategy, state, here, FOUR, round=3)
+    assert state.planned == PAIRS and not state.alphas
+
+
+def test_a_newcomers_catch_up_counts_steps_where_the_run_does() -> None:
+    strategy = HCCT(train_config={LOCAL_EPOCHS: 5, LOCAL_STEPS: 20})
+    state = rounds(strategy, silos("a", "b"), *[FOUR] * 2)
+    late = silos("a", "b", "c")
+    state = strategy.admit(state, late[2:], round=3)
+    _, orders = strategy.orders(state, late, round=3)
+    (catch_up,) = [order for order in orders if order.purpose == CATCH_UP]
+    assert catch_up.config[LOCAL_STEPS] == 60

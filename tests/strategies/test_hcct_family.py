@@ -15,9 +15,18 @@ from server.demo import hidden_groups, silos
 from server.inprocess import InProcessGrid
 from server.run import build_strategy, initial_arrays
 from strategies import HCCT
-from strategies.alpha import Candidate, Trial, candidates, continue_trial, open_trial, verdict
+from strategies.alpha import (
+    Candidate,
+    Landscape,
+    Trial,
+    candidates,
+    continue_trial,
+    open_trial,
+    verdict,
+)
 from strategies.errors import FederationError
 from strategies.loop import RunResult, Update
+from strategies.partition.coalition import optimal
 from strategies.roster import DescribedRoster, Silo
 
 
@@ -131,10 +140,19 @@ def test_a_settled_partition_is_kept() -> None:
 
 def test_auto_finds_an_alpha_that_gives_the_hidden_groups() -> None:
     result = run(alpha="auto", rounds=9)
-    assert result.groups[9] == HIDDEN
+    assert result.groups[8] == result.groups[9] == HIDDEN
     alpha = result.rounds[-1].details["alpha"]
     assert 20 < alpha < 80
-    assert all(len(result.groups[t]) == 9 for t in range(1, 6)), "the trial begins alone"
+    assert all(len(result.groups[t]) == 9 for t in range(1, 7)), "alone until the trial ends"
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [({"rounds": 7}, "rounds must be at least 8. Got 7"), ({"personal": "head"}, "one version")],
+)
+def test_auto_is_refused_where_it_cannot_work(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(FederationError, match=said):
+        RunConfig.read({"strategy": "hcct", "alpha": "auto", **keys})
 
 
 def test_auto_needs_silos_that_hold_out_data() -> None:
@@ -147,13 +165,18 @@ def test_auto_needs_silos_that_hold_out_data() -> None:
 class Case:
     """Two alike silos and an odd one."""
 
-    gram = np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    sizes = np.array([100.0, 100.0, 100.0])
     names = ("a", "b", "c")
+    landscape = Landscape(
+        names,
+        np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]]),
+        np.array([100.0, 100.0, 100.0]),
+        {},
+        lambda objective: optimal(objective).groups,
+    )
 
 
 def test_candidates_are_alone_together_and_what_lies_between() -> None:
-    found = candidates(Case.gram, Case.sizes, Case.names)
+    found = candidates(Case.landscape)
     groups = [candidate.groups for candidate in found]
     assert groups[0] == (("a",), ("b",), ("c",))
     assert (("a", "b"), ("c",)) in groups
@@ -163,9 +186,8 @@ def test_candidates_are_alone_together_and_what_lies_between() -> None:
 
 
 def test_the_candidate_of_lowest_held_out_error_wins() -> None:
-    found = candidates(Case.gram, Case.sizes, Case.names)
-    zero = {name: {"w": np.zeros(2)} for name in Case.names}
-    trial = open_trial(found, zero, dict.fromkeys(Case.names, 100.0))
+    found = candidates(Case.landscape)
+    trial = open_trial(found, {"w": np.zeros(2)})
     errors = {("a",): 0.3, ("b",): 0.3, ("c",): 0.1, ("a", "b"): 0.2, ("a", "b", "c"): 0.5}
     updates = []
     for number, group in enumerate(trial.groups):

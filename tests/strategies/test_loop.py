@@ -736,6 +736,60 @@ def test_with_fedavg_a_silo_that_comes_back_gets_todays_model() -> None:
     assert_equal_models(arrays_of(result.models["b"]), weighted_mean(both, [100, 100]))
 
 
+class Flapping(InProcessGrid):
+    """Nodes go and come back under the id that they had, as registered keys do.
+
+    Attributes:
+        away: node → the looks, from 1, at which it is not listed.
+        restarted: look → what is done just before it.
+    """
+
+    def __init__(
+        self,
+        app: ClientApp,
+        nodes: Sequence[dict[str, Any]],
+        away: dict[int, range],
+        restarted: dict[int, Callable[[], object]],
+    ) -> None:
+        super().__init__(app, nodes)
+        self.away, self.restarted, self.looks = away, restarted, 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        self.looks += 1
+        if self.looks in self.restarted:
+            self.restarted[self.looks]()
+        return [n for n in self.nodes if self.looks not in self.away.get(n, ())]
+
+
+def test_a_silo_that_was_away_is_asked_anew_once_under_the_same_node_id() -> None:
+    """Registered keys keep their node id, so a restarted silo's new terms come no other way."""
+    nodes, who = [named("a"), named("b", 1)], roster()
+    calls: list[tuple[str, str, dict[str, Any]]] = []
+    change = {4: lambda: nodes[1].update(alpha=7.0, samples=30)}
+    grid = Flapping(described_app(calls), nodes, {2: range(2, 4)}, change)
+    seen = [who.present(grid, round=number) for number in range(1, 7)]
+    assert [[silo.name for silo in here] for here in seen] == [
+        ["a", "b"], ["a"], ["a"], ["a", "b"], ["a", "b"], ["a", "b"],
+    ]  # fmt: skip
+    assert [(s.alpha, s.num_examples, s.node_id) for s in seen[3]] == [
+        (None, 100, 1), (7.0, 30, 2),
+    ]  # fmt: skip
+    assert seen[5] == seen[3]
+    assert [name for _, name, _ in calls] == ["a", "b", "b"]
+
+
+def test_a_silo_that_comes_back_with_another_model_is_refused_and_one_mended_is_let_in() -> None:
+    nodes, who = [named("a"), named("b", 1), named("c", task="other")], roster()
+    change = {4: lambda: (nodes[1].update(schema="t"), nodes[2].update(task="toy"))}
+    away = {2: range(3, 4), 3: range(3, 4)}
+    grid = Flapping(described_app(), nodes, away, change)
+    seen = [who.present(grid, round=number) for number in range(1, 5)]
+    assert [[silo.name for silo in here] for here in seen] == [
+        ["a", "b"], ["a", "b"], ["a"], ["a", "c"],
+    ]  # fmt: skip
+    assert list(who.refused) == ["b"] and "schema differs" in who.refused["b"]
+
+
 def test_a_killed_silo_that_is_restarted_is_let_in_once_its_old_node_is_gone() -> None:
     """Flower lists a killed node for up to a minute: until then its name is taken."""
     b = named("b", 1)

@@ -17,7 +17,14 @@ from strategies import FedAvg
 from strategies.grouping import Members
 from strategies.loop import Order, PhaseReport, Update
 from strategies.roster import Silo
-from tests.conftest import arrays_of, plain_app, plain_initial, plain_model, plain_nodes
+from tests.conftest import (
+    arrays_of,
+    error_reply,
+    plain_app,
+    plain_initial,
+    plain_model,
+    plain_nodes,
+)
 
 HINT = {"hint": np.array([2.0, 3.0], np.float32)}
 
@@ -34,7 +41,7 @@ def probing_app(hint_sent_back: float = 1.0) -> ClientApp:
             {
                 "arrays": ArrayRecord({k: Array(a) for k, a in model.items()}),
                 "hint": ArrayRecord({"hint": Array(hint)}),
-                "metrics": MetricRecord({"num-examples": 7}),
+                "metrics": MetricRecord({"num-examples": 7, "seconds": 1.5}),
             }
         )
         return Message(reply, reply_to=message)
@@ -105,11 +112,49 @@ def test_the_report_says_what_each_phase_cost() -> None:
         messages=2,
         bytes_sent=2 * (model + hint),
         bytes_received=2 * (model + hint),
+        silo_seconds=3.0,
     )
     assert replace(phases["evaluate.probe"], seconds=0) == PhaseReport(
         exchanges=1, messages=2, bytes_sent=2 * model, bytes_received=0
     )
     assert result.rounds[1].silos["node-1"].bytes_sent == model
+
+
+class Beside(FedAvg):
+    """FedAvg in which every silo trains two trial models more from round 2 on."""
+
+    def orders(
+        self, state: Members, silos: Sequence[Silo], *, round: int
+    ) -> tuple[Members, list[Order]]:
+        state, orders = super().orders(state, silos, round=round)
+        numbers = range(2) if round > 1 else ()
+        trials = [Order(s, plain_model(), purpose=f"trial-{i}") for s in silos for i in numbers]
+        return state, orders + trials
+
+    def absorb(self, state: Members, updates: Sequence[Update], *, round: int) -> Members:
+        return super().absorb(state, [u for u in updates if not u.purpose], round=round)
+
+
+def test_the_report_says_what_was_done_beside_the_rounds_training() -> None:
+    def fault(message: Message, answer: RecordDict) -> Message | RecordDict:
+        purpose = message.content["config"].get("purpose")
+        answer["metrics"]["seconds"] = 1.5 if purpose else 100.0  # type: ignore[index]
+        lost = message.metadata.dst_node_id == 2 and message.metadata.group_id == "3"
+        return error_reply(message, answer) if lost and purpose == "trial-1" else answer
+
+    grid = InProcessGrid(plain_app(fault), plain_nodes(0, 1))
+    result = Beside().start(grid=grid, initial_arrays=plain_initial(), num_rounds=3, timeout=0.05)
+    model = sum(a.nbytes for a in plain_model().values())
+    trial = PhaseReport(
+        messages=4, bytes_sent=4 * model, bytes_received=4 * model, silo_seconds=6.0
+    )
+    fewer = replace(trial, bytes_received=3 * model, silo_seconds=4.5)
+    assert [dict(report.phases) for report in result.rounds] == [
+        {}, {"trial": trial}, {"trial": fewer}, {},
+    ]  # fmt: skip
+    assert not result.rounds[2].left_out
+    assert {s.bytes_sent for r in result.rounds for s in r.silos.values()} == {model}
+    assert {s.seconds for r in result.rounds for s in r.silos.values()} == {100.0}
 
 
 def test_a_bad_extra_array_leaves_the_reply_out_and_the_round_goes_on(

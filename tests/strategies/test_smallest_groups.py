@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,16 +18,18 @@ from client.app import app
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.run import execute
-from strategies import HCCT, FedAvg
+from strategies import CFL, FLHC, FLSC, HCCT, IFCA, FedAvg, FedGroup, FeSEM, KMeans
 from strategies.grouping import Members, averaged, feasible, mean_of_all
-from strategies.loop import RunResult, Update
+from strategies.loop import RunResult, Update, _too_few
 from strategies.roster import Silo
 from tests.conftest import (
     LossyGrid,
     arrays_of,
+    assert_equal_models,
     digits_config,
     plain_app,
     plain_initial,
+    plain_model,
     plain_nodes,
 )
 from wire import Model
@@ -140,6 +145,74 @@ def test_an_update_does_not_count_where_too_few_of_its_group_answered(
     assert result.rounds[2].left_out == {}
 
 
+class Strict:
+    """Silos of the plain app; c accepts no group below three."""
+
+    def present(self, grid: Any, *, round: int) -> list[Silo]:
+        return [
+            Silo(name, node, num_examples=100, min_group_size=3 if name == "c" else 1)
+            for name, node in zip("abc", sorted(grid.get_node_ids()), strict=True)
+        ]
+
+
+ALONE_IN: list[tuple[Callable[..., Any], list[int]]] = [
+    (partial(KMeans, num_groups=2), [1, 2, 3]),
+    (partial(FLHC, rounds_before=1, max_distance=0.4), [2, 3]),
+    (partial(FeSEM, num_groups=2), [1, 2, 3]),
+    (partial(CFL, eps_mean=0.9, eps_largest=0.1, first_split=2), [2, 3]),
+    # Here its model stays as it was, and c finds the others' better from the next round on.
+    (partial(IFCA, num_groups=2, seed=1), [1]),
+    (partial(FLSC, num_groups=2, soft_groups=1, seed=1), [1]),
+]
+
+
+@pytest.mark.parametrize(("make", "rounds"), ALONE_IN)
+def test_the_record_says_that_a_silo_alone_in_its_group_trains_for_nothing(
+    make: Callable[..., Any], rounds: list[int]
+) -> None:
+    """c resembles nobody. Its group's model could go to a newcomer, so c's update is not in it."""
+    rng = np.random.default_rng(0)
+    initial = {k: rng.normal(size=a.shape).astype(np.float32) for k, a in plain_model().items()}
+    arrays = ArrayRecord({name: Array(array) for name, array in initial.items()})
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 0, 1))
+    result = make(roster=Strict()).start(grid, arrays, num_rounds=3, timeout=1)
+    for report in result.rounds[:3]:
+        alone = report.round in rounds
+        assert (("c",) in report.groups) == alone
+        assert list(report.left_out) == (["c"] if alone else [])
+        assert set(report.silos) == {"a", "b", "c"}, "it has trained, and answered for its error"
+    assert result.rounds[rounds[0] - 1].left_out["c"] == (
+        "it accepts groups of at least 3 silos, of its group 1 answered."
+    )
+    if make.func is KMeans:
+        assert_equal_models(arrays_of(result.models["c"]), initial)
+
+
+def test_fedgroup_says_it_of_a_silo_whose_group_has_left() -> None:
+    class Fewer(Strict):
+        def present(self, grid: Any, *, round: int) -> list[Silo]:
+            here = super().present(grid, round=round)
+            return here if round == 1 else here[2:]
+
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 0, 0))
+    strategy = FedGroup(num_groups=1, roster=Fewer())
+    result = strategy.start(grid, plain_initial(), num_rounds=3, timeout=1)
+    assert [list(report.left_out) for report in result.rounds] == [[], ["c"], ["c"], []]
+
+
+def test_with_flsc_an_update_counts_where_enough_chose_one_of_its_models() -> None:
+    """a, b chose models 0 and 1, c 1 and 2: of the last model c is the only one."""
+    strategy = FLSC(num_groups=3, soft_groups=2)
+    silos = {n: Silo(n, 1, min_group_size=m) for n, m in {"a": 1, "b": 4, "c": 3}.items()}
+    state = strategy.admit(strategy.first(model(0)), list(silos.values()), round=1)
+    state = replace(state, chosen={"a": (0, 1), "b": (0, 1), "c": (1, 2)})
+    updates = [Update(silo, model(0), model(1), 1.0, {}) for silo in silos.values()]
+    assert list(_too_few(strategy.sharing(state), updates)) == ["b", "c"]
+    silos["b"] = replace(silos["b"], min_group_size=3)
+    updates = [Update(silo, model(0), model(1), 1.0, {}) for silo in silos.values()]
+    assert not _too_few(strategy.sharing(state), updates)
+
+
 @pytest.mark.parametrize("strategy", ["fedavg", "hcct"])
 def test_a_condition_that_is_met_changes_nothing(strategy: str, tmp_path: Path) -> None:
     keys = {"strategy": strategy, "alpha": 1000.0}
@@ -154,5 +227,5 @@ def test_a_condition_that_is_met_changes_nothing(strategy: str, tmp_path: Path) 
 
 
 def test_a_trial_of_alpha_keeps_to_the_condition(tmp_path: Path) -> None:
-    result = run({"a": 3, "b": 1}, tmp_path, strategy="hcct", alpha="auto", rounds=6)
+    result = run({"a": 3, "b": 1}, tmp_path, strategy="hcct", alpha="auto", rounds=9)
     assert all(groups == [["a"], ["b"]] for groups in result.groups.values())

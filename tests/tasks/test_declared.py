@@ -17,6 +17,7 @@ from client.settings import SiloSettings
 from client.workbench import open_workbench
 from tasks import Task, TaskError, load_task
 from tasks.declared import split_by_class
+from tasks.image_folder import _from_0_to_255
 
 IMAGES = """
 kind = "image-folder"
@@ -120,6 +121,61 @@ def test_images_to_ask_about_are_prepared_as_those_that_were_learnt_from(tmp_pat
         task.inputs(tmp_path / "empty", {})
     with pytest.raises(TaskError, match=r"study\.toml' cannot be read"):
         task.inputs(tmp_path / "study.toml", {})
+
+
+GREYS = np.linspace(0, 65535, 48).astype(np.uint16).reshape(8, 6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("suffix", "values"),
+    [("png", GREYS), ("pgm", GREYS), ("tif", GREYS), ("tiff", GREYS.astype(">u2"))],
+    ids=["png", "pgm", "tif", "big-endian tiff"],
+)
+def test_16_bit_grey_images_keep_their_greys(
+    suffix: str, values: Any, channels: int, tmp_path: Path
+) -> None:
+    for name in ("cat", "dog"):
+        for i in range(2):
+            file = tmp_path / "data" / name / f"{i}.{suffix}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(values).save(file)
+    task = declared(tmp_path, IMAGES.format(channels=channels))
+    data = task.load({"data": str(tmp_path / "data")})
+    asked = task.inputs(tmp_path / "data", {})
+    for pictures in (data.x_train, data.x_test, asked.x):
+        for channel in pictures.reshape(-1, 8, 6):
+            np.testing.assert_allclose(channel, GREYS / 32767.5 - 1, atol=1e-6)
+
+
+def test_a_16_bit_image_is_its_8_bit_copy_also_when_it_is_resized(tmp_path: Path) -> None:
+    small = np.random.default_rng(0).integers(0, 256, (30, 50), np.uint8)
+    files = [tmp_path / "8.png", tmp_path / "16.png"]
+    Image.fromarray(small).save(files[0])
+    Image.fromarray(small.astype(np.uint16) * 257).save(files[1])
+    task = declared(tmp_path, IMAGES.format(channels=1) + 'normalise = "unit"\n')
+    one, other = (task.inputs(file, {}).x for file in files)
+    np.testing.assert_allclose(one, other, atol=1.01 / 255)  # 8 bits are rounded twice
+
+
+def test_16_bit_images_are_known_in_either_of_pillow_s_modes() -> None:
+    """Older versions open 16-bit grey PNGs in mode I."""
+    old = Image.fromarray(GREYS.astype(np.int32))
+    old.format = "PNG"
+    assert old.mode == "I"
+    np.testing.assert_allclose(np.asarray(_from_0_to_255(old, "L")), GREYS / 257, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_images_without_a_known_white_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "data" / "cat" / "scan.tif"
+    file.parent.mkdir(parents=True)
+    Image.fromarray(np.linspace(0, 1, 48).reshape(8, 6).astype(kind)).save(file)
+    task = declared(tmp_path, IMAGES.format(channels=1))
+    said = rf"scan\.tif' cannot be read: its mode is '{kind[0].upper()}'.* Save it with 8 bits"
+    for ask in (lambda: task.load({"data": str(tmp_path / "data")}), lambda: task.inputs(file, {})):
+        with pytest.raises(TaskError, match=said):
+            ask()
 
 
 # ---------------------------------------------------------------- tables
