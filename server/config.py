@@ -294,7 +294,7 @@ class RunConfig(BaseModel):
         "not, `unbounded` diverges.",
     )
     reversal_weight: NotNegative = Field(
-        1.0, le=1e6, description="FedGenP: λ of the term against the own head."
+        0.1, le=1e6, description="FedGenP: λ of the term against the own head."
     )
     generated_weight: NotNegative = Field(
         1.0, lt=1e6, description="Silos: weight of the loss on generated latents."

@@ -49,7 +49,10 @@ class GeneratorPlan:
         lr: of Adam, > 0.
         hidden: width of the hidden layer, ≥ 1 (the paper: 256; CelebA 128).
         reversal: how J2 is maximised; see ``strategies.generators.reversed_loss``.
-        reversal_weight: λ ≥ 0 of J2.
+        reversal_weight: λ ≥ 0 of J2. Where all heads agree, as when they start every round from one
+            model, the two terms settle at p = 1 / (1 + λ): with 1, every latent lies on the border
+            between two classes, and training on such latents was seen to break down for some
+            rounds after a hundred.
     """
 
     steps: int = 50
@@ -57,7 +60,7 @@ class GeneratorPlan:
     lr: float = 3e-4
     hidden: int = 256
     reversal: Reversal = "log1mp"
-    reversal_weight: float = 1.0
+    reversal_weight: float = 0.1
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "hidden"):

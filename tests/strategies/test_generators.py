@@ -135,7 +135,7 @@ def test_j1_is_the_mean_over_the_other_heads() -> None:
 def test_the_own_head_is_fooled_only_with_the_reversal() -> None:
     """What the others agree on and the own head does not; without the reversal all agree."""
     heads, layers = [head(i) for i in range(3)], LAYERS[1:]
-    plan = GeneratorPlan(hidden=16, lr=1e-2)
+    plan = GeneratorPlan(hidden=16, lr=1e-2, reversal_weight=1.0)
     others, own = trained(heads, 5, plan, layers)
     plain_others, plain_own = trained(heads, 5, replace(plan, reversal="none"), layers)
     assert others > 0.8 and own < 0.4
@@ -221,7 +221,7 @@ def one_by_one(
             loss = torch.stack(losses).mean()
         else:
             p = torch.softmax(logits[own], dim=1)[torch.arange(len(y)), y]
-            loss = -torch.log1p(-p).mean()
+            loss = -plan.reversal_weight * torch.log1p(-p).mean()
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
