@@ -86,6 +86,8 @@ bench-fedcollab: setup ## FedCollab's tables on real data: make bench-fedcollab 
 
 bench-baselines: setup ## The papers' baselines: make bench-baselines ARGS='--data FOLDER'
 	@$(BIN)/python -m benchmarks.baselines $(ARGS)
+	@$(BIN)/python -m benchmarks.hcct --tasks digit --seeds 1 \
+	    --variants "Independent;Global;HCCT;MAXFL;FedFA;IFCA;FLSC" $(ARGS)
 
 bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 	@$(BIN)/python -m benchmarks.report $(ARGS)
