@@ -145,6 +145,16 @@ def _turned(title: str, silos: int, samples: int, angles: str, **more: Any) -> C
     )
 
 
+SMALL_ARMS = (
+    "FedAvg",
+    "FedAvg, lr·2",
+    "FedGen",
+    "FedGenP",
+    "FedGenP, λ = 1",
+    "FedGenP, no reversal",
+)
+"""Of the columns that ask where generators help."""
+
 COLUMNS = {
     "10 % α=1": _dirichlet(10, 10, 1, 93.75, 92.56, 94.56, 95.08, 94.85, 94.24, 95.66, 96.13),
     "5 % α=10": _dirichlet(5, 20, 10, 92.35, 91.13, 92.38, 92.97, 92.35, 91.74, 92.38, 92.97),
@@ -158,14 +168,7 @@ COLUMNS = {
         8,
         320,
         "-45,-15,15,45",
-        arms=(
-            "FedAvg",
-            "FedAvg, lr·2",
-            "FedGen",
-            "FedGenP",
-            "FedGenP, λ = 1",
-            "FedGenP, no reversal",
-        ),
+        arms=SMALL_ARMS,
     ),
     "skewed": Column(
         title="Personalisation: MNIST, Dirichlet α = 0.1, 10 silos, 1,000 samples in all",
@@ -179,14 +182,7 @@ COLUMNS = {
             "test": 200,
         },
         task="mnist_small",
-        arms=(
-            "FedAvg",
-            "FedAvg, lr·2",
-            "FedGen",
-            "FedGenP",
-            "FedGenP, λ = 1",
-            "FedGenP, no reversal",
-        ),
+        arms=SMALL_ARMS,
         own=False,
     ),
     "groups": _turned(

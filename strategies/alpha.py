@@ -26,7 +26,6 @@ from strategies.errors import FederationError
 from strategies.grouping import averaged, feasible
 from strategies.loop import Group, Order, Update
 from strategies.models import weighted_mean
-from strategies.partition._check import Groups
 from strategies.partition.coalition import HCCTUtility
 from strategies.partition.hcct import alpha_path
 from strategies.roster import Silo
@@ -120,7 +119,7 @@ class Landscape:
     gram: NDArray[np.float64]
     sizes: NDArray[np.float64]
     minimums: Mapping[str, int]
-    solve: Callable[[HCCTUtility], Groups]
+    solve: Callable[[HCCTUtility], list[list[int]]]
 
     def path(self) -> list[Candidate]:
         """From all-alone to all-together, each with the geometric middle of its stretch."""

@@ -26,7 +26,7 @@ Differs from the paper:
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
@@ -35,7 +35,6 @@ import numpy as np
 import wire
 from strategies.alpha import (
     LOOK_ROUNDS,
-    Candidate,
     Landscape,
     Trial,
     alpha_of,
@@ -77,7 +76,6 @@ MAX_WAIT = 4
 """The round after which ``auto`` looks for α also without silos that have never answered."""
 PATH_RESTARTS = 2
 """Of the search at each α of a path, where it is not exact: there are a hundred of them."""
-"""Up to so many silos the record of every round holds their similarity matrix."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +179,6 @@ class HCCT(GroupStrategy[HCCTState]):
         return replace(
             state,
             members=members,
-            alphas={**state.alphas, **{s.name: s.alpha for s in silos if s.alpha is not None}},
             starts={**state.starts, **{name: members.models[name] for name in names}},
             newcomers=state.newcomers | (names if round > 1 else set()),
         )
@@ -298,11 +295,12 @@ class HCCT(GroupStrategy[HCCTState]):
             models |= dict.fromkeys(group, trial.models[group])
         here = {name for group in state.members.groups for name in group}
         names = sorted(here & set(state.memory) - state.newcomers)
+        groups = _present_groups(best.groups, here)
         return replace(
             state,
             trial=None,
             alpha=alpha_of(best, self._landscape(state, names, round)) if names else best.alpha,
-            members=replace(state.members, models=models, groups=_among(best, here)),
+            members=replace(state.members, models=models, groups=groups),
             planned=best.groups,
             starts={**state.starts, **models},
         )
@@ -462,14 +460,6 @@ def _with_todays_terms(state: HCCTState, silos: Sequence[Silo]) -> HCCTState:
     )
 
 
-def _among(candidate: Candidate, here: Set[str]) -> tuple[Group, ...]:
-    """A candidate's groups without who is away; who was not tried is alone."""
-    kept = [tuple(n for n in group if n in here) for group in candidate.groups]
-    tried = {name for group in kept for name in group}
-    alone: list[Group] = [(name,) for name in here - tried]
-    return tuple(sorted([group for group in kept if group] + alone))
-
-
 def _with_absent(
     planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
 ) -> tuple[Group, ...]:
@@ -487,7 +477,7 @@ def _with_absent(
     return tuple(tuple(sorted(group)) for group in groups)
 
 
-def _present_groups(planned: Sequence[Group], here: Mapping[str, Silo]) -> tuple[Group, ...]:
+def _present_groups(planned: Sequence[Group], here: Collection[str]) -> tuple[Group, ...]:
     """The planned groups without who is away; who was in none of them is alone."""
     kept = [tuple(name for name in group if name in here) for group in planned]
     grouped = {name for group in kept for name in group}
