@@ -7,6 +7,8 @@ takes them out of what it sends.
 
 from __future__ import annotations
 
+import logging
+
 from client import rounds
 from client.training import read_weights
 from client.workbench import Workbench
@@ -19,6 +21,8 @@ __all__ = [
     "personal_names",
     "without",
 ]
+
+log = logging.getLogger("coterie.silo")
 
 KIND = "personal"
 
@@ -83,5 +87,15 @@ def complete(
 def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, round: int) -> None:
     """Keep the personal arrays of a trained model as those after a round."""
     if names:
+        if (
+            not bench.settings.home
+            and rounds.latest(bench.settings, KIND, run=run, before=round) is None
+        ):
+            log.warning(
+                "the layers of run %s that stay here (%s) are in this process's memory only: a "
+                "restart begins them anew. Give the silo a folder with --home.",
+                run,
+                ", ".join(names),
+            )
         own = {name: model[name] for name in names}
         rounds.keep(bench.settings, KIND, own, run=run, round=round)

@@ -6,7 +6,7 @@ group and in the best other group, its cosines, and the interval of α in which 
 
 from __future__ import annotations
 
-import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from server.record import default_runs_dir
+from server.record import default_runs_dir, read_record
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.partition.coalition import HCCTUtility, evaluate
 from strategies.partition.hcct import stay_intervals
 
 __all__ = ["Reason", "explain", "find_run", "newest_run", "print_explanation"]
+
+FloatArray = NDArray[np.float64]
+WIDE = 200
+"""Columns of a table that goes into a file or a pipe."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,9 @@ class Reason:
         elsewhere: the best other group, or empty; ``outside`` its own utility there.
         gain: change of everybody's total utility by its best move (≤ 0 if nothing is better).
         cosine: of its update with its group's mean update.
-        stay: α within which no move of this silo alone would be better; NaN if there is none.
+        stay: α (its own, where it stated one, else the run's) within which no move of this silo
+            alone would be better; NaN if there is none.
+        alpha: what held for it.
     """
 
     silo: str
@@ -48,6 +54,7 @@ class Reason:
     gain: float
     cosine: float
     stay: tuple[float, float]
+    alpha: float
 
 
 def find_run(name: str, root: Path | None) -> Path:
@@ -85,15 +92,15 @@ def explain(record: dict[str, Any], *, round: int | None = None) -> tuple[int, l
     """
     entry = _entry(record, round)
     names: list[str] = entry["compared"]
-    alphas = np.array([_alpha(record, entry, name) for name in names])
-    sizes = np.array([float(record["silos"][name]["num-examples"]) for name in names])
+    alphas, sizes = _terms(record, entry)
     cosines, norms = np.array(entry["similarity"]), np.array(entry["norms"])
     gram = cosines * np.outer(norms, norms)
     groups = [[names.index(n) for n in group if n in names] for group in entry["planned"]]
     groups = sorted(group for group in groups if group)
     objective = HCCTUtility.from_gram(gram, sizes, alpha=alphas)
     chosen = evaluate(objective, groups)
-    stays = stay_intervals(gram, sizes, groups)
+    own = [i for i, name in enumerate(names) if name in entry.get("own-alpha", ())]
+    stays = stay_intervals(gram, sizes, groups, alpha=alphas, own=own)
     reasons = []
     for i, name in enumerate(names):
         own = next(group for group in groups if i in group)
@@ -111,6 +118,7 @@ def explain(record: dict[str, Any], *, round: int | None = None) -> tuple[int, l
                 gain=move.gain,
                 cosine=chosen.values[i] + float(alphas[i] / sizes[own].sum()),
                 stay=stays[i],
+                alpha=float(alphas[i]),
             )
         )
     return int(entry["round"]), reasons
@@ -129,30 +137,43 @@ def _entry(record: dict[str, Any], round: int | None) -> dict[str, Any]:
             f"round must be in [1, {len(rounds)}]. Got {round}.", exit_code=EXIT_CONFIG
         )
     if "similarity" not in found[-1]:
-        raise FederationError(
-            "the record holds no similarities of this round: of many silos only those of the last "
-            "rounds are kept.",
-            exit_code=EXIT_CONFIG,
-        )
+        raise FederationError(_why_none(record, found[-1]), exit_code=EXIT_CONFIG)
     entry: dict[str, Any] = found[-1]
     return entry
 
 
-def _alpha(record: dict[str, Any], entry: dict[str, Any], name: str) -> float:
-    """The silo's own α, else what the run found (auto), else what it was given."""
-    own = record["silos"][name]["alpha"]
-    return float(entry.get("alpha", record["config"]["alpha"]) if own is None else own)
+def _terms(record: dict[str, Any], entry: dict[str, Any]) -> tuple[FloatArray, FloatArray]:
+    """Every compared silo's α and samples at that time; of an older release, the last known."""
+    names = entry["compared"]
+    if "alphas" in entry and "sizes" in entry:
+        return np.array(entry["alphas"], float), np.array(entry["sizes"], float)
+    common = entry.get("alpha", record["config"]["alpha"])
+    silos = [record["silos"][name] for name in names]
+    alphas = [common if silo["alpha"] is None else silo["alpha"] for silo in silos]
+    return np.array(alphas, float), np.array([silo["num-examples"] for silo in silos], float)
+
+
+def _why_none(record: dict[str, Any], entry: dict[str, Any]) -> str:
+    if record["config"]["alpha"] == "auto" and entry.get("alpha") is None:
+        return (
+            f"in round {entry['round']} no groups were formed: alpha = auto was still looking for "
+            "α. Name a later round with --round."
+        )
+    return (
+        f"the record holds no similarities of round {entry['round']}: of many silos only those of "
+        "the last rounds are kept."
+    )
 
 
 def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
-    values: NDArray[np.float64] = objective.member_values(members)
+    values: FloatArray = objective.member_values(members)
     return float(values[members.index(silo)])
 
 
 def print_explanation(name: str, *, silo: str | None, round: int | None, root: Path | None) -> None:
     """Print the reasons as a table."""
     folder = find_run(name, root)
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    record = read_record(folder)
     at, reasons = explain(record, round=round)
     shown = [reason for reason in reasons if silo in (None, reason.silo)]
     if not shown:
@@ -161,20 +182,32 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
             f"no silo {silo!r} in round {at}. There are: {known}.", exit_code=EXIT_CONFIG
         )
     console = Console()
+    if not console.is_terminal:  # what reads a pipe has no width
+        console = Console(width=WIDE)
     console.print(
-        f"{folder.name}: groups formed after round {at}, α = {record['config']['alpha']}. "
+        f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
         soft_wrap=True,
     )
     groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
     for number, group in enumerate(groups, start=1):
         console.print(f"  group {number}: {', '.join(group)}", markup=False, soft_wrap=True)
-    table = Table("silo", "group", "cosine")
-    for column in ("alone", "in group", "best other", "total if moved", "stays for α"):
+    table = Table()
+    table.add_column("silo", no_wrap=True)
+    for column in ("group", "cosine", "alone", "in group", "best other", "total if moved"):
         table.add_column(column, justify="right")
+    table.add_column("stays for α", justify="right", no_wrap=True)
     for reason in shown:
         table.add_row(*_cells(reason, groups))
     console.print(table)
+
+
+def _alphas(reasons: list[Reason]) -> str:
+    """What held for most, and who had another."""
+    counts = Counter(reason.alpha for reason in reasons)
+    usual = counts.most_common(1)[0][0]
+    own = [f"{r.silo} {r.alpha:.3g}" for r in reasons if r.alpha != usual]
+    return f"{usual:.3g}" + (f" ({', '.join(own)})" if own else "")
 
 
 def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:

@@ -46,8 +46,10 @@ __all__ = [
 ]
 
 FORMAT = 1
-MATRICES = ("similarity", "norms", "distances", "standard-errors")
+MATRICES = ("similarity", "norms", "alphas", "sizes", "distances", "standard-errors")
 """Details of a round that grow with the square of the silos, and what goes with them."""
+VECTORS = ("norms", "alphas", "sizes")
+"""Of these the ones that grow with the silos only."""
 MOST_CELLS = 100_000
 """Of all matrices in ``run.json`` together: about 1 MB. The newest is always kept."""
 
@@ -229,7 +231,7 @@ def _num_cells(entry: Mapping[str, Any]) -> int:
         len(holder[key]) ** 2
         for holder in (entry, nested)
         for key in MATRICES
-        if key != "norms" and key in holder
+        if key not in VECTORS and key in holder
     )
 
 

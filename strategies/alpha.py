@@ -28,7 +28,7 @@ from strategies.loop import Group, Order, Update
 from strategies.models import weighted_mean
 from strategies.partition.coalition import HCCTUtility
 from strategies.partition.hcct import alpha_path
-from strategies.roster import Silo
+from strategies.roster import Silo, minimums_of, staying
 from wire import Model
 
 __all__ = [
@@ -59,6 +59,8 @@ MAX_NON_TRIVIAL = 3
 """Partitions tried beside all-alone and all-together: those that last longest over log α."""
 BEYOND = 4.0
 """All-together's α, as a multiple of the smallest at which everybody is together."""
+BORDER = 0.1
+"""Relative precision of the borders on a path: no candidate hangs on less."""
 MAX_ADDED_ROUNDS = 3
 """Rounds that a trial goes on for where no silo could compare all candidates in its last one."""
 
@@ -124,12 +126,12 @@ class Landscape:
     def path(self) -> list[Candidate]:
         """From all-alone to all-together, each with the geometric middle of its stretch."""
         found: list[Candidate] = []
-        for stretch in alpha_path(self.gram, self.sizes, solver=self.solve):
+        for stretch in alpha_path(self.gram, self.sizes, solver=self.solve, rtol=BORDER):
             raw = [tuple(sorted(self.names[i] for i in group)) for group in stretch.groups]
             groups = tuple(sorted(feasible(raw, self.minimums)))
             low, high = stretch.alpha_low, stretch.alpha_high
-            if len(raw) == 1:
-                alpha = BEYOND * low
+            if len(raw) == 1:  # equal updates merge at any α above 0: then the silos' scale will do
+                alpha = BEYOND * low or float(self.sizes.mean())
             elif len(raw) == len(self.names):
                 alpha = 0.0
             else:
@@ -141,12 +143,16 @@ class Landscape:
 def candidates(landscape: Landscape) -> tuple[Candidate, ...]:
     """All-alone, all-together, and the partitions between that last longest over log α.
 
-    Those that the silos' smallest groups let come about; of equal ones the first.
+    Those that the silos' smallest groups let come about; of equal ones the first. All-alone is
+    among them also where equal updates keep it off the path but for α = 0.
     """
     path = landscape.path()
-    between = sorted(path[1:-1], key=lambda c: c.ratio, reverse=True)[:MAX_NON_TRIVIAL]
+    alone = Candidate(tuple((name,) for name in sorted(landscape.names)), 0.0, 1.0)
+    middle = [c for c in path[:-1] if c.groups != alone.groups]
+    between = sorted(middle, key=lambda c: c.ratio, reverse=True)[:MAX_NON_TRIVIAL]
     distinct: dict[tuple[Group, ...], Candidate] = {}
-    for candidate in (path[0], *between, path[-1]):
+    first = path[0] if path[0].groups == alone.groups else alone
+    for candidate in (first, *between, path[-1]):
         distinct.setdefault(candidate.groups, candidate)
     return tuple(distinct.values())
 
@@ -164,15 +170,22 @@ def open_trial(found: Sequence[Candidate], initial: Model) -> Trial:
 def orders(trial: Trial, silos: Sequence[Silo]) -> list[Order]:
     """Every silo trains the model of every distinct group that it is in.
 
-    Alone is its ordinary training; the others have a purpose, so that they are told apart.
+    Alone is its ordinary training; the others have a purpose, so that they are told apart. A silo
+    is told how many of a group are here, and is not asked where that is too few for it.
     """
+    here = {silo.name: silo for silo in silos}
+    minimums = minimums_of(silos)
     work = []
     for silo in silos:
         for number, group in enumerate(trial.groups):
-            if silo.name in group:
-                purpose = "" if len(group) == 1 else f"trial-{number}"
-                config = {wire.HOLDOUT: HOLDOUT, wire.GROUP_SIZE: len(group)}
-                work.append(Order(silo, trial.models[group], purpose=purpose, config=config))
+            if silo.name not in group:
+                continue
+            purpose = "" if len(group) == 1 else f"trial-{number}"
+            taking_part = staying([name for name in group if name in here], minimums)
+            if purpose and silo.name not in taking_part:
+                continue
+            config = {wire.HOLDOUT: HOLDOUT, wire.GROUP_SIZE: max(len(taking_part), 1)}
+            work.append(Order(silo, trial.models[group], purpose=purpose, config=config))
     return work
 
 
@@ -240,9 +253,12 @@ def alpha_of(winner: Candidate, landscape: Landscape) -> float:
 
     The trial's candidates come from the first rounds' updates. What is added up since is less noisy
     and more alike, so the same groups lie elsewhere on the path. Where they are not on it any more:
-    the α of the partition that differs in the fewest pairs of silos.
+    the α of the partition that differs in the fewest pairs of silos. A path of one partition says
+    nothing: then the trial's α stays.
     """
     path = landscape.path()
+    if len(path) == 1:
+        return winner.alpha
     known = set(landscape.names) & {name for group in winner.groups for name in group}
     pairs = _pairs(winner.groups, known)
     distances = [len(pairs ^ _pairs(c.groups, known)) for c in path]

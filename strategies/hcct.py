@@ -35,6 +35,7 @@ import numpy as np
 import wire
 from strategies.alpha import (
     LOOK_ROUNDS,
+    TRIAL_ROUNDS,
     Landscape,
     Trial,
     alpha_of,
@@ -74,8 +75,8 @@ MAX_CATCH_UP = 5
 """Rounds' worth of epochs in a catch-up: enough to tell the groups apart on the members' scale."""
 MAX_WAIT = 4
 """The round after which ``auto`` looks for α also without silos that have never answered."""
-PATH_RESTARTS = 2
-"""Of the search at each α of a path, where it is not exact: there are a hundred of them."""
+PATH_RESTARTS, PATH_EXACT = 2, 12
+"""Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class HCCTState:
         trial: what ``auto`` is trying.
         similarity: cosines between ``compared`` silos after the last round.
         norms: lengths of the vectors that were compared.
+        alphas_used, sizes_used: α and training samples of ``compared`` at that time.
     """
 
     members: Members
@@ -110,6 +112,8 @@ class HCCTState:
     compared: tuple[str, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
     norms: tuple[float, ...] = ()
+    alphas_used: tuple[float, ...] = ()
+    sizes_used: tuple[float, ...] = ()
 
 
 class HCCT(GroupStrategy[HCCTState]):
@@ -194,8 +198,11 @@ class HCCT(GroupStrategy[HCCTState]):
         # Who is alone only because its group became too small for it has no part in their mean.
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
         own = {name: state.members.models[name] for name in parted}
+        starts = {**state.starts, **own}
+        if state.trial is None:
+            starts |= _common_starts(starts, groups, before=state.members)
         members = replace(state.members, groups=groups)
-        state = replace(state, members=members, starts={**state.starts, **own})
+        state = replace(state, members=members, starts=starts)
         orders = self._round_orders(state, silos)
         if state.trial is None:
             orders += [
@@ -238,7 +245,7 @@ class HCCT(GroupStrategy[HCCTState]):
         here = [name for group in state.members.groups for name in group]
         if state.trial is not None:
             return self._continue_trial(state, updates, round)
-        if self.alpha is None and state.alpha is None:
+        if self.alpha is None and state.alpha is None and not _stated_suffice(state, here):
             return self._open_trial(state, here, deltas, round=round)
         state = self._partition(state, here, deltas, round=round)
         return replace(state, newcomers=state.newcomers - set(deltas))
@@ -249,7 +256,8 @@ class HCCT(GroupStrategy[HCCTState]):
         """Begin to look for α, from what the silos' first updates say.
 
         Until there is something to choose from everybody goes on alone: with one silo there is
-        not, and a silo whose first answer was lost is waited for.
+        not, and a silo whose first answer was lost is waited for. Who states its own α has no
+        part in the trial and trains alone until it is over.
         """
         waiting = replace(
             state,
@@ -257,14 +265,28 @@ class HCCT(GroupStrategy[HCCTState]):
             starts={**state.starts, **{name: state.members.models[name] for name in here}},
             newcomers=state.newcomers - set(deltas),
         )
-        names = sorted(name for name in here if name in state.memory)
-        heard = len(names) == len(here) or round >= MAX_WAIT
-        if round < LOOK_ROUNDS or not names or not heard:
+        undecided = [name for name in here if name not in state.alphas]
+        names = sorted(name for name in undecided if name in state.memory)
+        heard = len(names) == len(undecided) or round >= MAX_WAIT
+        time_for_it = self._time_for_trial(round)
+        if round < LOOK_ROUNDS or not names or not heard or not time_for_it:
             return waiting
         found = candidates(self._landscape(state, names, round))
         if len(found) == 1:
             return waiting
         return replace(waiting, trial=open_trial(found, state.members.initial))
+
+    def _time_for_trial(self, round: int) -> bool:
+        """Whether a trial that begins now leaves a round for its groups; all restart for it."""
+        rounds = int(self.train_config.get(wire.ROUNDS, 0))
+        last = rounds - TRIAL_ROUNDS - 1
+        if rounds and round == max(last + 1, 1):
+            log.warning(
+                "alpha = auto needs %d rounds more than are left to find its groups: everybody "
+                "stays alone. Give alpha as a number, or the run more rounds",
+                TRIAL_ROUNDS + 1 - (rounds - round),
+            )
+        return not rounds or round <= last
 
     def _landscape(self, state: HCCTState, names: Sequence[str], round: int) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
@@ -273,7 +295,8 @@ class HCCT(GroupStrategy[HCCTState]):
             if self.solver == "agglomerative":
                 return agglomerative(objective).groups
             rng = np.random.default_rng([self.seed, round])
-            return best_partition(objective, rng=rng, num_restarts=PATH_RESTARTS).groups
+            found = best_partition(objective, rng=rng, num_restarts=PATH_RESTARTS, exact=PATH_EXACT)
+            return found.groups
 
         return Landscape(
             names=names,
@@ -294,15 +317,20 @@ class HCCT(GroupStrategy[HCCTState]):
         for group in best.groups:
             models |= dict.fromkeys(group, trial.models[group])
         here = {name for group in state.members.groups for name in group}
-        names = sorted(here & set(state.memory) - state.newcomers)
+        tried = {name for group in best.groups for name in group}
+        names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
         groups = _present_groups(best.groups, here)
+        members = replace(state.members, models=models, groups=groups)
+        placed = tuple(group for group in groups if not state.newcomers & set(group))
+        mean = mean_of_all(replace(members, groups=placed))
         return replace(
             state,
             trial=None,
             alpha=alpha_of(best, self._landscape(state, names, round)) if names else best.alpha,
-            members=replace(state.members, models=models, groups=groups),
+            members=members,
             planned=best.groups,
-            starts={**state.starts, **models},
+            # Who came meanwhile is placed now, by a round from the mean of all.
+            starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
         )
 
     def _choose_layer(self, state: HCCTState, trained: Sequence[Update]) -> HCCTState:
@@ -311,6 +339,8 @@ class HCCT(GroupStrategy[HCCTState]):
             return state
         if self.layers != "auto":
             return replace(state, layer=self.layers)
+        if len(trained) < 2:  # one update has no variance: wait for another
+            return state
         choice = layer_choice([self._compared(update, "") for update in trained])
         scores = ", ".join(f"{name} {score:.3g}" for name, score in choice.scores.items())
         log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
@@ -368,8 +398,7 @@ class HCCT(GroupStrategy[HCCTState]):
         vectors += [deltas[n] if n in state.newcomers else state.memory[n] for n in new]
         matrix = gram([list(vector.values()) for vector in vectors])
         sizes = np.array([state.members.sizes[n] for n in compared])
-        common = self.alpha if self.alpha is not None else state.alpha
-        alphas = np.array([state.alphas.get(n, common) for n in compared])
+        alphas = np.array([self._alpha_of(state, n) for n in compared])
         n = len(settled)
         before = _restricted(state.planned, settled)
         if stand:
@@ -403,7 +432,16 @@ class HCCT(GroupStrategy[HCCTState]):
             compared=tuple(compared),
             similarity=cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
+            alphas_used=tuple(alphas.tolist()),
+            sizes_used=tuple(sizes.tolist()),
         )
+
+    def _alpha_of(self, state: HCCTState, name: str) -> float:
+        """A silo's own α, else the run's, else (one silo among some with their own) their mean."""
+        run = self.alpha if self.alpha is not None else state.alpha
+        if run is None:
+            run = float(np.mean(sorted(state.alphas.values())))
+        return state.alphas.get(name, run)
 
     def _stand(self, state: HCCTState, round: int) -> bool:
         """Whether the groups stand, or are formed anew after this round."""
@@ -444,6 +482,11 @@ class HCCT(GroupStrategy[HCCTState]):
             details["alpha"] = state.alpha
         if state.layer:
             details["layer"] = state.layer
+        if state.compared:
+            details["alphas"] = list(state.alphas_used)
+            details["sizes"] = list(state.sizes_used)
+            own = [name for name in state.compared if name in state.alphas]
+            details |= {"own-alpha": own} if own else {}
         return details | comparison(state.compared, state.similarity, state.norms)
 
 
@@ -498,6 +541,33 @@ def _restricted(planned: Sequence[Group], names: Sequence[str]) -> list[list[str
     groups = [[name for name in group if name in wanted] for group in planned]
     grouped = {name for group in groups for name in group}
     return sorted([group for group in groups if group] + [[n] for n in names if n not in grouped])
+
+
+def _common_starts(
+    starts: Mapping[str, Model], groups: Sequence[Group], *, before: Members
+) -> dict[str, Model]:
+    """For groups that stand and get somebody back: all their members start from one model.
+
+    Who was away gets what those who were here start from, not its old model into their mean.
+    """
+    here = {name for group in before.groups for name in group}
+    common: dict[str, Model] = {}
+    for group in groups:
+        if len({id(starts[name]) for name in group}) == 1:
+            continue
+        stayed = tuple(name for name in group if name in here)
+        if stayed and len({id(starts[name]) for name in stayed}) == 1:
+            common |= dict.fromkeys(group, starts[stayed[0]])
+        else:
+            agreed = stayed or group
+            common |= dict.fromkeys(group, _group_starts(before, [agreed])[agreed[0]])
+    return common
+
+
+def _stated_suffice(state: HCCTState, here: Sequence[str]) -> bool:
+    """Whether there is nothing to try: (nearly) everybody here states its own α."""
+    undecided = [name for name in here if name not in state.alphas]
+    return len(undecided) < 2 and len(undecided) < len(here)
 
 
 def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:

@@ -16,7 +16,7 @@ from server.report.story import MANY, Story, two_digits
 __all__ = ["path_picture", "stay_picture", "utilities_picture"]
 
 
-def _reasons(story: Story) -> tuple[int, list[Any], dict[str, float]] | None:
+def _reasons(story: Story) -> tuple[int, list[Any]] | None:
     """What ``coterie explain`` knows, after the last round that holds similarities."""
     from server.explain import explain
 
@@ -29,18 +29,12 @@ def _reasons(story: Story) -> tuple[int, list[Any], dict[str, float]] | None:
     if not holds:
         return None
     last = holds[-1]
-    record = {
-        "config": run.config,
-        "silos": {
-            n: {"num-examples": s.num_examples, "alpha": None if math.isnan(s.alpha) else s.alpha}
-            for n, s in run.silos.items()
-        },
-        "rounds": [{"round": last.number, **last.details}],
+    silos = {
+        n: {"num-examples": s.num_examples, "alpha": None if math.isnan(s.alpha) else s.alpha}
+        for n, s in run.silos.items()
     }
-    number, reasons = explain(record)
-    common = last.details.get("alpha", run.config.get("alpha"))
-    alphas = {n: common if math.isnan(s.alpha) else s.alpha for n, s in run.silos.items()}
-    return number, reasons, alphas
+    entry = {"round": last.number, **last.details}
+    return explain({"config": run.config, "silos": silos, "rounds": [entry]})
 
 
 def utilities_picture(story: Story) -> Picture | str | None:
@@ -52,7 +46,7 @@ def utilities_picture(story: Story) -> Picture | str | None:
             if story.run.strategy == "hcct"
             else None
         )
-    number, reasons, _ = found
+    number, reasons = found
     by_name = {reason.silo: reason for reason in reasons}
     order = story.order(by_name)
     shown, note = order, ""
@@ -107,10 +101,10 @@ def stay_picture(story: Story) -> Picture | None:
     found = _reasons(story)
     if found is None:
         return None
-    number, reasons, alphas = found
+    number, reasons = found
     by_name = {reason.silo: reason for reason in reasons}
     rows = [
-        charts.Span(r.silo, story.place(r.silo)[1], r.stay[0], r.stay[1], float(alphas[r.silo]))
+        charts.Span(r.silo, story.place(r.silo)[1], r.stay[0], r.stay[1], r.alpha)
         for r in (by_name[name] for name in story.order(by_name))
     ]
     table = Table(

@@ -8,12 +8,12 @@ taking one alpha per silo where asked, and in `choose_alpha`, which the paper do
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from strategies.partition import _check
 from strategies.partition._check import FloatArray, Groups
@@ -335,19 +335,42 @@ def _bisect(answer: _Answer, groups: Groups, same: float, other: float, rtol: fl
 
 
 def stay_intervals(
-    gram: ArrayLike, sizes: ArrayLike, groups: Iterable[Sequence[int]]
+    gram: ArrayLike,
+    sizes: ArrayLike,
+    groups: Iterable[Sequence[int]],
+    *,
+    alpha: float | ArrayLike = 0.0,
+    own: Collection[int] = (),
 ) -> tuple[tuple[float, float], ...]:
     """Return for each silo the interval of alpha in which it has no reason to leave its group.
 
     That is, where neither its moving to another group nor its training alone would raise the
     total utility, all others staying where they are. Exact: the gain of a move is linear in
     alpha. (nan, nan) for a silo that has a better place at every alpha.
+
+    Args:
+        gram, sizes: as in `HCCTUtility.from_gram`.
+        groups: the partition.
+        alpha: what holds, one number or one per silo. Matters only where `own` is given.
+        own: silos with an alpha of their own. The interval of each is of that alpha, all others
+            standing; that of the other silos is of the one that they share, with those standing.
     """
-    objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
+    objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
     checked = _check.groups(groups, num_silos=objective.single.shape[1])
-    at_zero = move_gains(objective, checked)
-    slope = move_gains(objective.with_alpha(1.0), checked) - np.where(at_zero > -np.inf, at_zero, 0)
-    return tuple(_never_positive(*lines) for lines in zip(at_zero, slope, strict=True))
+    given = objective.single[0]
+
+    def lines(varied: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
+        """Every move's gain where the varied alphas are 0, and how it rises with them."""
+        at_zero = move_gains(objective.with_alpha(np.where(varied, 0.0, given)), checked)
+        at_one = move_gains(objective.with_alpha(np.where(varied, 1.0, given)), checked)
+        return at_zero, at_one - np.where(at_zero > -np.inf, at_zero, 0)
+
+    numbers = np.arange(len(given))
+    intervals = [_never_positive(*of) for of in zip(*lines(~np.isin(numbers, [*own])), strict=True)]
+    for silo in own:
+        at_zero, slope = lines(numbers == silo)
+        intervals[silo] = _never_positive(at_zero[silo], slope[silo])
+    return tuple(intervals)
 
 
 def _never_positive(at_zero: FloatArray, slope: FloatArray) -> tuple[float, float]:

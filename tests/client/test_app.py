@@ -545,6 +545,19 @@ def test_personal_layers_go_on_from_round_to_round_also_after_a_restart(
 
 
 @pytest.mark.usefixtures("personal_memory")
+@pytest.mark.parametrize("home", [False, True])
+def test_personal_layers_without_a_folder_are_warned_about_once(
+    home: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = digits_config("a", home=str(tmp_path)) if home else digits_config("a")
+    for number in (1, 2):
+        train(shared_initial(), config, server_round=number, personal="head", run="r")
+    said = [r.getMessage() for r in caplog.records if "memory only" in r.getMessage()]
+    assert len(said) == (0 if home else 1)
+    assert home or "head.weight" in said[0]
+
+
+@pytest.mark.usefixtures("personal_memory")
 def test_personal_layers_are_of_one_run() -> None:
     shared = shared_initial()
     first = train(shared, personal="head", run="one")

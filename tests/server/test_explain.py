@@ -24,10 +24,11 @@ def record(**changes: Any) -> dict[str, Any]:
         "compared": ["a", "b", "c"],
         "similarity": COSINES,
         "norms": [1.0, 1.0, 1.0],
+        "alphas": [ALPHA] * 3,
+        "sizes": list(SIZES.values()),
     }
     return {
         "config": {"strategy": "hcct", "alpha": ALPHA},
-        "silos": {n: {"num-examples": size, "alpha": None} for n, size in SIZES.items()},
         "rounds": [entry | changes],
     }
 
@@ -47,13 +48,26 @@ def test_utilities_are_those_of_the_definition() -> None:
 
 
 def test_a_silos_own_alpha_goes_before_the_runs() -> None:
-    own = record()
-    own["silos"]["c"]["alpha"] = 1000.0
+    own = record(alphas=[ALPHA, ALPHA, 1000.0], **{"own-alpha": ["c"]})
     assert explain(own)[1][2].gain > 0, "hungry enough to join"
+    assert explain(own)[1][2].stay[1] < 1000, "and its interval is of its own α"
+
+
+def test_the_interval_of_the_runs_alpha_holds_with_what_others_state() -> None:
+    """Where c is so hungry that it would draw a in, no α of a's keeps c out of its way."""
+    for own in (0.0, 30.0, 300.0, 3000.0):
+        given = record(**{"own-alpha": ["c"]})
+        low, high = explain(given | {"rounds": [given["rounds"][0] | {"alphas": [1.0, 1.0, own]}]})[
+            1
+        ][0].stay
+        for alpha in (0.1, 1.0, 10.0, 30.0, 100.0, 1000.0):
+            entry = given["rounds"][0] | {"alphas": [alpha, alpha, own]}
+            stays = explain(given | {"rounds": [entry]})[1][0].gain <= 0
+            assert (low <= alpha <= high) == stays, (own, alpha)
 
 
 def test_the_alpha_that_auto_found_is_used() -> None:
-    found = record(alpha=0.0)
+    found = record(alpha=0.0, alphas=[0.0] * 3)
     found["config"]["alpha"] = "auto"
     assert explain(found)[1][0].alone == pytest.approx(1.0)
 
@@ -70,10 +84,21 @@ def test_what_cannot_be_explained_is_refused(change: dict[str, Any], said: str) 
         explain(record() | change)
 
 
+def test_a_record_of_an_older_release_has_its_terms_among_the_silos() -> None:
+    old = record()
+    for key in ("alphas", "sizes"):
+        del old["rounds"][0][key]
+    old["silos"] = {n: {"num-examples": size, "alpha": None} for n, size in SIZES.items()}
+    assert explain(old) == explain(record())
+
+
 def test_a_round_without_similarities_says_why() -> None:
     without = record()
     del without["rounds"][0]["similarity"]
-    with pytest.raises(FederationError, match="no similarities of this round"):
+    with pytest.raises(FederationError, match=r"no similarities of round 1: of many silos"):
+        explain(without)
+    without["config"]["alpha"] = "auto"
+    with pytest.raises(FederationError, match=r"still looking for α\. Name a later round"):
         explain(without)
 
 
@@ -88,5 +113,10 @@ def test_runs_are_found_by_folder_name_or_id(
         find_run("999", tmp_path)
     print_explanation("123", silo="a", round=1, root=tmp_path)
     assert "group 1: a, b" in capsys.readouterr().out
+    (folder / "events.jsonl").write_text("")
+    (folder / "run.json").write_text("{")
+    with pytest.raises(FederationError, match="no run is recorded"):
+        print_explanation("123", silo=None, round=None, root=tmp_path)
+    (folder / "run.json").write_text(json.dumps(record()))
     with pytest.raises(FederationError, match="no silo 'z'"):
         print_explanation("123", silo="z", round=None, root=tmp_path)

@@ -23,7 +23,15 @@ from strategies.partition.gram import gram
 from strategies.partition.hcct import partition
 from strategies.roster import Silo
 from tests.conftest import assert_equal_models
-from wire import HOLDOUT, HOLDOUT_ERROR, LOCAL_EPOCHS, LOCAL_STEPS, Model
+from wire import (
+    GROUP_SIZE,
+    HOLDOUT,
+    HOLDOUT_ERROR,
+    LOCAL_EPOCHS,
+    LOCAL_STEPS,
+    ROUNDS,
+    Model,
+)
 
 INITIAL: Model = {"w": np.zeros(4, np.float32), "b": np.zeros((2, 2), np.float32)}
 
@@ -571,6 +579,105 @@ def test_autos_alpha_gives_the_winners_groups_on_what_is_compared_by_then() -> N
     assert alpha_of(missing, later) == pytest.approx(alpha), "the nearest partition's"
 
 
+def pairs_are_best() -> dict[str, dict[Group, float]]:
+    """Held-out errors of a and b, c and d: apart 0.5, in pairs 0.1, together 0.5."""
+    apart = {n: {(n,): 0.5, ("a", "b", "c", "d"): 0.5} for n in "abcd"}
+    return {n: apart[n] | {pair: 0.1 for pair in PAIRS if n in pair} for n in "abcd"}
+
+
+def test_auto_opens_no_trial_that_the_run_cannot_finish(caplog: pytest.LogCaptureFixture) -> None:
+    strategy, here = HCCT(alpha="auto", train_config={ROUNDS: 9}), silos("a", "b", "c")
+    state = rounds(strategy, silos("a"), THREE, THREE, THREE)
+    with caplog.at_level(logging.WARNING, logger="coterie.run"):
+        state = play(strategy, state, here, THREE, round=4, probes=THREE)
+    assert state.trial is None and state.planned == (("a",), ("b",), ("c",))
+    assert "alpha = auto needs 1 rounds more than are left" in caplog.text
+    in_time = rounds(strategy, silos("a"), THREE, THREE)
+    assert play(strategy, in_time, here, THREE, round=3, probes=THREE).trial is not None
+
+
+def test_autos_alpha_is_that_of_all_who_were_tried_whoever_is_here_at_the_end() -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d")
+    answer = held_out(pairs_are_best())
+    state = tried(strategy, rounds(strategy, here, FOUR, FOUR), here, answer, first=3, last=6)
+    one_of_each = [silo for silo in here if silo.name in "ac"]
+    state = tried(strategy, state, one_of_each, answer, first=7, last=7)
+    assert state.planned == PAIRS and state.alpha
+    for number in (8, 9):
+        state = play(strategy, state, here, FOUR, round=number)
+        assert state.planned == PAIRS
+
+
+def test_auto_leaves_out_who_states_its_own_alpha_until_the_trial_is_over() -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d", "e", alpha={"e": 5000.0})
+    away = [0, 0, 1.0, 0]
+    five = {**FOUR, "e": away}
+    state = rounds(strategy, here, five, five)
+    assert state.trial is not None
+    assert {n for c in state.trial.candidates for g in c.groups for n in g} == set("abcd")
+    answer = held_out(pairs_are_best())
+
+    def with_e(strategy: HCCT, state: HCCTState, order: Order) -> Update | None:
+        return reply(order, away) if order.silo.name == "e" else answer(strategy, state, order)
+
+    state = tried(strategy, state, here, with_e, first=3, last=7)
+    state = play(strategy, state, here, five, round=8)
+    assert float(state.members.models["e"]["w"][2]) == 8, "it never began again"
+    assert ("e",) not in state.planned, "its hunger goes before the α that was found"
+
+
+def test_auto_tries_nothing_where_everybody_or_all_but_one_state_an_alpha() -> None:
+    for own in ({"a": 20.0, "b": 20.0, "c": 20.0, "d": 20.0}, {"a": 20.0, "b": 20.0, "c": 20.0}):
+        state = rounds(HCCT(alpha="auto"), silos("a", "b", "c", "d", alpha=own), FOUR, FOUR)
+        assert state.trial is None and state.planned == PAIRS
+
+
+def test_a_trial_counts_who_is_here_in_the_group_size_that_silos_are_told() -> None:
+    here = [replace(s, min_group_size=3) if s.name == "a" else s for s in silos("a", "b", "c")]
+    strategy = HCCT(alpha="auto")
+    state = rounds(strategy, here, THREE, THREE)
+    _, orders = strategy.orders(state, here, round=3)
+    assert {o.config[GROUP_SIZE] for o in orders if o.purpose} == {3}
+    _, orders = strategy.orders(state, here[:2], round=3)
+    told = {(o.silo.name, bool(o.purpose)): o.config[GROUP_SIZE] for o in orders}
+    assert told == {("a", False): 1, ("b", False): 1, ("b", True): 1}
+
+
+def test_who_comes_during_a_trial_is_placed_from_the_mean_of_all() -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d")
+    answer = held_out(pairs_are_best())
+
+    def with_e(strategy: HCCT, state: HCCTState, order: Order) -> Update | None:
+        return (
+            reply(order, [0, 0, 1, 0]) if order.silo.name == "e" else answer(strategy, state, order)
+        )
+
+    state = tried(strategy, rounds(strategy, here, FOUR, FOUR), here, answer, first=3, last=4)
+    five = silos("a", "b", "c", "d", "e")
+    state = strategy.admit(state, five[4:], round=5)
+    state = tried(strategy, state, five, with_e, first=5, last=7)
+    assert state.trial is None and state.newcomers == {"e"}
+    mean = weighted_mean([state.members.models[n] for n in "abcd"], [100.0] * 4)
+    _, orders = strategy.orders(state, five, round=8)
+    (start,) = [o.model for o in orders if o.silo.name == "e" and not o.purpose]
+    assert_equal_models(start, mean)
+
+
+def test_auto_tries_equal_silos_together_and_everybody_alone() -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b")
+    state = rounds(strategy, here, {"a": EAST, "b": EAST}, {"a": EAST, "b": EAST})
+    assert state.trial is not None
+    assert [c.groups for c in state.trial.candidates] == [(("a",), ("b",)), (("a", "b"),)]
+    equal = {n: {(n,): 0.3, ("a", "b"): 0.3} for n in "ab"}
+    state = tried(strategy, state, here, held_out(equal), first=3, last=7)
+    assert state.planned == (("a", "b"),) and state.alpha, "of equals, together"
+    three = silos("a", "b", "c")
+    pair = {"a": EAST, "b": EAST, "c": NORTH}
+    state = rounds(strategy, three, pair, pair)
+    _, orders = strategy.orders(state, three, round=3)
+    assert {o.silo.name for o in orders if not o.purpose} == {"a", "b", "c"}
+
+
 # ---------------------------------------------------------------- absence, and other terms
 
 
@@ -583,6 +690,33 @@ def test_who_is_away_keeps_its_place_in_groups_that_stand(keys: dict[str, int]) 
     state = play(strategy, state, three, FOUR, round=4)
     state = play(strategy, state, here, FOUR, round=5)
     assert state.members.groups == PAIRS == state.planned
+
+
+@pytest.mark.parametrize("keys", [{"settle_after": 2}, {"regroup_every": 5}])
+def test_who_comes_back_to_groups_that_stand_starts_from_its_groups_model(
+    keys: dict[str, int],
+) -> None:
+    strategy, here = HCCT(alpha=20, **keys), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR, FOUR, FOUR)
+    three = [s for s in here if s.name != "c"]
+    state = play(strategy, state, three, FOUR, round=4)
+    group = state.members.models["d"]
+    back, orders = strategy.orders(state, here, round=5)
+    starts = {order.silo.name: order.model for order in orders}
+    assert starts["c"] is starts["d"] is strategy.next_models(back)["c"]
+    assert_equal_models(starts["c"], group)
+    state = play(strategy, state, [], FOUR, round=5)  # nobody is here, then all come back
+    _, orders = strategy.orders(state, here, round=6)
+    starts = {order.silo.name: order.model for order in orders}
+    assert starts["a"] is starts["b"] and starts["c"] is starts["d"]
+
+
+def test_hcct_e_waits_for_a_second_answer_before_it_chooses_the_layer() -> None:
+    strategy, here = HCCT(alpha=20, layers="auto"), silos("a", "b")
+    state = rounds(strategy, here, {"a": EAST, "b": None})
+    assert not state.layer
+    state = play(strategy, state, here, {"a": EAST, "b": NORTH}, round=2)
+    assert state.layer
 
 
 def test_who_was_away_when_the_groups_settled_is_placed_when_it_is_back() -> None:

@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies.partition import fedcollab, fedgroup, hcct
+from strategies.partition.clustering import hierarchical, k_means
 from strategies.partition.coalition import HCCTUtility, solve
 from strategies.partition.gram import gram as gram_of
+from strategies.partition.search import best_partition
 
 
 def run_hcct(solver):
@@ -49,6 +51,31 @@ def run_fedcollab(solver):
     return run
 
 
+def run_best(exact):
+    """What the federation uses: exact for few silos, two searches for many."""
+
+    def run(gram, sizes, rng, wish="natural"):
+        alpha = {"none": 0.0, "natural": 60.0, "all": 1e9}[wish]
+        objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
+        return best_partition(objective, rng=rng, exact=exact).groups
+
+    return run
+
+
+def run_hierarchical(metric, *thresholds):
+    def run(gram, sizes, rng, wish="natural"):
+        distance = dict(zip(("none", "natural", "all"), thresholds, strict=True))[wish]
+        return hierarchical(gram, metric=metric, linkage="average", max_distance=distance)
+
+    return run
+
+
+def run_k_means(gram, sizes, rng, wish="natural"):
+    num_silos = len(gram)
+    num_groups = {"none": num_silos, "natural": min(3, num_silos), "all": min(1, num_silos)}
+    return k_means(gram, num_groups=num_groups[wish], rng=rng)
+
+
 def run_fedgroup(measure):
     def run(gram, sizes, rng, wish="natural"):
         num_silos = len(gram)
@@ -63,13 +90,18 @@ ALGORITHMS = {
     "hcct agglomerative": run_hcct("agglomerative"),
     "hcct relocation": run_hcct("relocation"),
     "hcct optimal": run_hcct("optimal"),
+    "hcct best, exact": run_best(16),
+    "hcct best, searched": run_best(0),
     "fedcollab agglomerative": run_fedcollab("agglomerative"),
     "fedcollab relocation": run_fedcollab("relocation"),
     "fedcollab optimal": run_fedcollab("optimal"),
     "fedgroup edc": run_fedgroup("edc"),
     "fedgroup madc": run_fedgroup("madc"),
+    "k-means": run_k_means,
+    "hierarchical cosine": run_hierarchical("cosine", 1e-9, 0.8, 2.0),
+    "hierarchical euclidean": run_hierarchical("euclidean", 1e-9, 33.0, 1e6),
 }
-WITH_SIZES = [name for name in ALGORITHMS if not name.startswith("fedgroup")]
+WITH_SIZES = [name for name in ALGORITHMS if name.startswith(("hcct", "fedcollab"))]
 HIDDEN = [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
 
 every = pytest.mark.parametrize("name", ALGORITHMS)
