@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,14 +17,14 @@ import wire
 from client.app import app
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
-from server.run import build_strategy, execute
-from strategies import FedAvg, FedGen, FedGenP, Independent
+from server.run import build_strategy, execute, initial_arrays
+from strategies import FedAvg, FedGen, FedGenP, FedGroup, Independent
 from strategies.errors import FederationError
 from strategies.generative import GenerativeState, Given, teaching
 from strategies.grouping import Members
 from strategies.latent import GeneratorPlan
-from strategies.loop import Order, RunResult
-from strategies.roster import Silo
+from strategies.loop import Order, RunResult, Update
+from strategies.roster import Churn, DescribedRoster, Silo
 from tests.conftest import (
     arrays_of,
     assert_equal_models,
@@ -116,9 +117,6 @@ def test_a_newcomer_gets_the_model_at_once_and_a_leavers_generator_is_dropped(
         if report.round == 4 and 1 in grid.nodes:
             grid.disconnect(1)
 
-    from server.run import initial_arrays
-    from strategies.roster import Churn, DescribedRoster
-
     roster = DescribedRoster("digits", min_silos=3, churn=Churn.parse("d+3"))
     strategy: Any = build_strategy(config, run="r", roster=roster, on_round=leave)
     arrays = initial_arrays(grid, roster.present(grid, round=1)[0], config)
@@ -185,7 +183,7 @@ def test_silos_that_start_from_one_model_share_a_generator() -> None:
     )
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0))
     result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=2)
-    assert [sorted(entry) for entry in receivers(result)] == [["node-1+node-2", "node-3"]] * 2
+    assert [sorted(entry) for entry in receivers(result)] == [[], ["node-1+node-2", "node-3"]]
     (_, a), (_, b), (_, c) = sent[-3:]
     assert a[wire.GENERATOR] is b[wire.GENERATOR]
     assert not np.array_equal(a[wire.GENERATOR]["mean.weight"], c[wire.GENERATOR]["mean.weight"])
@@ -198,6 +196,85 @@ def test_groups_of_any_strategy_get_generators(strategy: str, tmp_path: Path) ->
     last = receivers(result)[-1]
     assert len(last) >= 2
     assert sorted(n for entry in last.values() for n in entry["silos"]) == list("abcd")
+
+
+def test_groups_keep_learning_while_only_some_of_their_silos_are_drawn() -> None:
+    """Every group's generator is trained in every round, and goes to those whose turn it is."""
+    steps: list[dict[str, int]] = []
+    sent: list[tuple[set[str], set[str]]] = []
+
+    class Watching(FedGenP):
+        def orders(self, state: Any, silos: Any, *, round: int) -> Any:
+            state, orders = super().orders(state, silos, round=round)
+            steps.append({r: g.steps for r, g in state.generators.items()})
+            got = {order.silo.name for order in orders if wire.GENERATOR in order.extras}
+            sent.append(({order.silo.name for order in orders}, got))
+            return state, orders
+
+    strategy = Watching(
+        base=FedGroup(num_groups=2, sample=1, pretrain_silos=4),
+        receivers="groups",
+        head="w",
+        plan=GeneratorPlan(steps=2, hidden=4),
+    )
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0, 1))
+    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=8)
+    assert steps[1:] == [{"node-1+node-3": 2 * n, "node-2+node-4": 2 * n} for n in range(1, 8)]
+    assert all(len(ordered) == 1 and got == ordered for ordered, got in sent[1:])
+    for entry in receivers(result)[1:]:
+        assert [one["silos"] for one in entry.values()] == [
+            ["node-1", "node-3"],
+            ["node-2", "node-4"],
+        ]
+
+
+def test_a_round_with_everybody_in_one_group_does_not_cost_the_generators() -> None:
+    class TogetherOnce(Independent):
+        def orders(
+            self, state: Members, silos: Sequence[Silo], *, round: int
+        ) -> tuple[Members, list[Order]]:
+            state, orders = super().orders(state, silos, round=round)
+            one = orders[0].model
+            return state, [Order(o.silo, one) for o in orders] if round == 4 else orders
+
+    steps: list[list[int]] = []
+    strategy: FedGenP = FedGenP(
+        base=TogetherOnce(),
+        receivers="groups",
+        head="w",
+        plan=GeneratorPlan(steps=2, hidden=4),
+        on_round=lambda report: steps.append(
+            [generator.steps for generator in (strategy._state or none).generators.values()]
+        ),
+    )
+    none = GenerativeState(None)
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 2))
+    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=6)
+    assert steps[:6] == [[], [2] * 3, [4] * 3, [4] * 3, [6] * 3, [8] * 3]
+    assert not receivers(result)[3]
+
+
+def test_who_is_alone_learns_and_teaches_only_after_its_first_update() -> None:
+    strategy = FedGenP(
+        base=Independent(), receivers="groups", head="w", plan=GeneratorPlan(steps=2, hidden=4)
+    )
+    a, b, new = (Silo(name, i, num_examples=10) for i, name in enumerate(["a", "b", "new"]))
+
+    def go(state: GenerativeState, silos: list[Silo], round: int) -> tuple[Any, list[str]]:
+        state, orders = strategy.orders(state, silos, round=round)
+        updates = [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders]
+        got = [o.silo.name for o in orders if wire.GENERATOR in o.extras]
+        assert got == list(state.teachers)
+        return strategy.absorb(state, updates, round=round), got
+
+    state, got = go(strategy.admit(strategy.first(plain_model()), [a, b], round=1), [a, b], 1)
+    assert got == []
+    state, got = go(strategy.admit(state, [new], round=2), [a, b, new], 2)
+    assert got == ["a", "b"]
+    state, got = go(state, [a, b, new], 3)
+    assert got == ["a", "b", "new"]
+    state, got = go(state, [a, b], 4)
+    assert "new" not in state.trained and got == ["a", "b"]
 
 
 def test_a_group_that_changes_takes_over_the_generator_of_most_of_its_silos() -> None:
@@ -336,6 +413,82 @@ def test_label_counts_that_cannot_be_are_their_silos_error_and_the_others_go_on(
     assert asked(result) == [3, 1, 1]
     assert re.search(f"b: its label counts are left out: .*{said}", caplog.text)
     assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 2]
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bool) -> None:
+    """Silo c is here in rounds 2 and 3, away in 4, and back with another mind."""
+    asked: list[tuple[int, int]] = []
+
+    class Asking(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            meta = [message.metadata for message in messages]
+            counts = [m for m in meta if m.message_type == wire.LABEL_COUNTS]
+            asked.extend((int(m.group_id), m.dst_node_id) for m in counts)
+            return super().push_messages(messages)
+
+    known: dict[int, bool | None] = {}
+
+    def churn(report: Any) -> None:
+        if "c" in states[-1].counts:
+            known[report.round] = states[-1].counts["c"] is not None
+        if report.round == 1:
+            grid.nodes[3] = digits_config("c", 2, **{"label-counts": before})
+        if report.round == 3:
+            grid.disconnect(3)
+        if report.round == 4 and not report.final:
+            grid.nodes[4] = digits_config("c", 9, **{"label-counts": not before})
+
+    states: list[GenerativeState] = []
+
+    class Watching(FedGen):
+        def absorb(self, state: Any, updates: Any, *, round: int) -> Any:
+            states.append(super().absorb(state, updates, round=round))
+            return states[-1]
+
+    grid = Asking(app, [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("ab")])
+    strategy = Watching(
+        plan=GeneratorPlan(steps=2, hidden=4),
+        roster=DescribedRoster("digits", min_silos=2),
+        train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
+        on_round=churn,
+    )
+    config = RunConfig.read({"strategy": "fedgen"})
+    arrays = initial_arrays(grid, strategy.roster.present(grid, round=1)[0], config)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=6)
+    assert asked == [(1, 1), (1, 2), (2, 3), (5, 4)]
+    assert known == {2: before, 3: before, 5: not before, 6: not before}
+
+
+@pytest.mark.parametrize("head", ["another", "no"])
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+def test_a_newcomer_with_another_head_trains_without_generators_and_teaches_nobody(
+    strategy: str, head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(InProcessGrid):
+        """Silo d serves another version of the task."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for message in super().pull_messages(message_ids):
+                meta = message.metadata
+                if meta.message_type == wire.DESCRIBE and meta.src_node_id == 4:
+                    config: Any = message.content["config"]
+                    layers = [part for part in json.loads(config["head"]) if part != ["positive"]]
+                    config["head"] = json.dumps(layers if head == "another" else [])
+                yield message
+
+    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcd")]
+    own = {"strategy": strategy, "rounds": 5, "min-silos": 3, "churn": "d+3", **QUICK}
+    result = execute(Odd(app, nodes), RunConfig.read(own), run_id=1, folder=tmp_path)
+    assert sorted(result.rounds[-2].silos) == list("abcd")
+    last = receivers(result)[-1]
+    assert sorted(name for entry in last.values() for name in entry["silos"]) == list("abc")
+    sizes = {name: silo.bytes_sent for name, silo in result.rounds[-2].silos.items()}
+    assert sizes["d"] < sizes["a"] == sizes["b"] == sizes["c"]
+    assert (
+        caplog.text.count("silo d describes") == 1 and "Give all silos one version" in caplog.text
+    )
 
 
 def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path) -> None:
