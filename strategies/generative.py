@@ -195,7 +195,10 @@ class Generative(GroupStrategy[GenerativeState]):
         base, orders = self.base.orders(state.base, silos, round=round)
         state = self._seen(replace(state, base=base), silos, round)
         own = [order for order in orders if _is_own(order)]
-        state = self.generated(state, own, silos, round=round)
+        if any(wire.HOLDOUT in order.config for order in orders):
+            state = paused(state)  # partitions are compared: all are to be trained alike
+        else:
+            state = self.generated(state, own, silos, round=round)
         receiver_of = {name: r for r in state.receiving for name in _fitting(state, r)}
         records = {receiver: self.sent(state, receiver) for receiver in state.receiving}
         config = self.given.config(round)
@@ -347,8 +350,8 @@ def rng_of(seed: int, round: int, receiver: str, purpose: int) -> np.random.Gene
 
 
 def _is_own(order: Order) -> bool:
-    """A round's own training."""
-    return order.kind == wire.TRAIN and not order.purpose
+    """A round's own training, not that of a partition under trial."""
+    return order.kind == wire.TRAIN and not order.purpose and wire.HOLDOUT not in order.config
 
 
 def _fitting(state: GenerativeState, receiver: str) -> list[str]:

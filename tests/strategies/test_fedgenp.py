@@ -277,6 +277,32 @@ def test_who_is_alone_learns_and_teaches_only_after_its_first_update() -> None:
     assert "new" not in state.trained and got == ["a", "b"]
 
 
+@pytest.mark.parametrize("generators", ["silos", "groups"])
+def test_while_alpha_is_sought_no_partition_has_generators(generators: str, tmp_path: Path) -> None:
+    seen: dict[int, set[tuple[bool, bool]]] = {}
+
+    class Watching(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            for message in messages:
+                if message.metadata.message_type == wire.TRAIN:
+                    config = message.content["config"]
+                    told = wire.GENERATED_WEIGHT in config or wire.EVALUATE_TRAINED in config
+                    has = wire.GENERATOR in message.content.array_records
+                    assert not (wire.HOLDOUT in config and (told or has))
+                    pair = (wire.HOLDOUT in config, has)
+                    seen.setdefault(int(message.metadata.group_id), set()).add(pair)
+            return super().push_messages(messages)
+
+    nodes = [digits_config(n, i, **{"data.rotation": 90 * (i % 2)}) for i, n in enumerate("abcd")]
+    own = {"strategy": "hcct", "alpha": "auto", "generators": generators, "rounds": 9, **QUICK}
+    config = RunConfig.read({**own, "min-silos": 4})
+    execute(Watching(app, nodes), config, run_id=1, folder=tmp_path)
+    trial = [round for round, kinds in seen.items() if (True, False) in kinds]
+    assert trial and all(seen[round] == {(True, False)} for round in trial)
+    assert seen[max(trial) + 1] == {(False, True)}
+
+
 def test_a_group_that_changes_takes_over_the_generator_of_most_of_its_silos() -> None:
     from strategies.fedgenp import _inherited
     from strategies.latent import fresh_generator
