@@ -115,7 +115,7 @@ class FedGen(Generative):
         """Train the shared generator on the predictors of who gave label counts."""
         known = [name for name in state.heads if state.counts.get(name) is not None]
         names = teaching({name: (name,) for name in known}, minimums_of(silos))
-        if not names:
+        if not names or len(silos) < 2:
             return nobody(state, round)
         from strategies.generators import train_shared_generator
 

@@ -83,6 +83,11 @@ class FedGenP(Generative):
             receivers in ("silos", "groups"),
             f"receivers must be silos or groups. Got {receivers!r}.",
         )
+        require(
+            self.plan.steps >= 2 or not self.plan.reverses,
+            f"every second step of a generator is reversal = {self.plan.reversal}, so steps must "
+            f"be at least 2. Got {self.plan.steps}. Or take reversal = none.",
+        )
         self.receivers = receivers
         if self.plan.reversal == "unbounded":
             log.warning("reversal = unbounded: latents lose their labels and may become infinite")

@@ -20,7 +20,7 @@ from typing import Any, Unpack
 import numpy as np
 
 import wire
-from strategies.errors import require
+from strategies.errors import EXIT_CONFIG, FederationError, require
 from strategies.fedavg import FedAvg
 from strategies.latent import (
     Generator,
@@ -193,6 +193,7 @@ class Generative(GroupStrategy[GenerativeState]):
     ) -> tuple[GenerativeState, list[Order]]:
         """The base's orders, each with its receiver's generator."""
         base, orders = self.base.orders(state.base, silos, round=round)
+        self._require_plain(orders)
         state = self._seen(replace(state, base=base), silos, round)
         own = [order for order in orders if _is_own(order)]
         if any(wire.HOLDOUT in order.config for order in orders):
@@ -208,6 +209,18 @@ class Generative(GroupStrategy[GenerativeState]):
             else order
             for order in orders
         ]
+
+    def _require_plain(self, orders: Sequence[Order]) -> None:
+        """Only ordinary training knows what to do with a generator."""
+        for order in orders:
+            if not order.purpose and order.kind != wire.TRAIN:
+                raise FederationError(
+                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
+                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
+                    "generators, or another base.",
+                    phase="configuration",
+                    exit_code=EXIT_CONFIG,
+                )
 
     def _seen(self, state: GenerativeState, silos: Sequence[Silo], round: int) -> GenerativeState:
         """The state of who is here: what was known of the others is dropped, consent included."""
@@ -246,7 +259,8 @@ class Generative(GroupStrategy[GenerativeState]):
         if round > 1 and state.layers:
             return state
         described = [(silo.name, silo.head) for silo in silos if self._describes(silo)]
-        layers = common_layers(described) if described else state.layers
+        task = str(self.train_config.get(wire.TASK, ""))
+        layers = common_layers(described, task=task) if described else state.layers
         predictor_shape({"w⁰": predictor_arrays(state.initial, layers)}, layers)
         return replace(state, layers=layers)
 

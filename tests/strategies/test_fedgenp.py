@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from torch import nn
 
 import wire
 from client.app import app
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.run import build_strategy, execute, initial_arrays
-from strategies import FedAvg, FedGen, FedGenP, FedGroup, Independent
+from strategies import FedAvg, FedGen, FedGenP, FedGroup, Independent, PerFedAvg
 from strategies.errors import FederationError
 from strategies.generative import GenerativeState, Given, teaching
 from strategies.grouping import Members
 from strategies.latent import GeneratorPlan
 from strategies.loop import Order, RunResult, Update
 from strategies.roster import Churn, DescribedRoster, Silo
+from tasks.base import Option, SiloData, Task
+from tasks.models import SplitModel
 from tests.conftest import (
     arrays_of,
     assert_equal_models,
@@ -36,6 +39,7 @@ from tests.conftest import (
 )
 
 QUICK: dict[str, Any] = {"generator-steps": 4, "generator-hidden": 8, "local-epochs": 1}
+NORMED, PLAIN = (f"{__name__}:{name}" for name in ("Normed", "Plain"))
 
 
 def run(
@@ -52,6 +56,64 @@ def run(
 def receivers(result: RunResult) -> list[dict[str, Any]]:
     """Round by round: receiver → what the record says of it."""
     return [r.details["generators"]["receivers"] for r in result.rounds if not r.final]
+
+
+class Points(Task):
+    """A few points of three classes."""
+
+    name, num_classes = "points", 3
+
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        rng = np.random.default_rng(int(options.get("silo", 0)))
+        y = rng.integers(0, 3, 40)
+        x = (np.eye(3, 4)[y] + 0.3 * rng.normal(size=(40, 4))).astype(np.float32)
+        return SiloData(x[:20], y[:20], x[20:], y[20:], 3)
+
+
+class Normed(Points):
+    """With a BatchNorm in the representation, and a head of two layers."""
+
+    name = NORMED
+
+    def model(self) -> nn.Module:
+        body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU())
+        return SplitModel(body, nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)))
+
+
+class Plain(Points):
+    """One network, without a split."""
+
+    name = PLAIN
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+def test_a_body_with_batch_norm_and_a_deep_head_learn_from_latents(
+    strategy: str, tmp_path: Path
+) -> None:
+    nodes = [
+        {"name": n, "task": NORMED, "device": "cpu", "threads": 1, "data.silo": i}
+        | {"label-counts": True}
+        for i, n in enumerate("abc")
+    ]
+    own = {"strategy": strategy, "task": NORMED, "rounds": 4, "min-silos": 3, **QUICK}
+    with_latents, without = (
+        execute(
+            InProcessGrid(app, nodes),
+            RunConfig.read({**own, "generated-weight": weight}),
+            run_id=1,
+            folder=tmp_path / str(weight),
+        )
+        for weight in (1.0, 0.0)
+    )
+    assert receivers(with_latents)[-1]
+    got, plain = arrays_of(with_latents.models["a"]), arrays_of(without.models["a"])
+    assert all(np.isfinite(array).all() for array in got.values())
+    assert not np.array_equal(got["head.2.weight"], plain["head.2.weight"])
+    counter = "representation.1.num_batches_tracked"
+    assert got[counter] == plain[counter]  # latents do not pass the representation
 
 
 def test_every_silo_gets_a_generator_once_its_predictor_is_known(tmp_path: Path) -> None:
@@ -88,10 +150,11 @@ def test_without_weight_on_latents_it_is_fedavg(tmp_path: Path) -> None:
         assert_equal_models(arrays_of(result.models[name]), arrays_of(record))
 
 
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
 def test_one_silo_trains_as_with_fedavg_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = run(tmp_path / "1", names=["a"])
+    result = run(tmp_path / "1", names=["a"], strategy=strategy)
     plain = run(tmp_path / "2", names=["a"], strategy="fedavg")
     assert_equal_models(arrays_of(result.models["a"]), arrays_of(plain.models["a"]))
     assert caplog.text.count("nobody to learn from") == 1
@@ -330,6 +393,22 @@ def test_fedgen_trains_one_generator_from_label_counts(tmp_path: Path) -> None:
     assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 3]
     assert list(result.rounds[0].phases) == [wire.LABEL_COUNTS]
     assert not result.rounds[1].phases
+
+
+def test_fedgen_goes_with_a_base_that_forms_groups_in_round_1(tmp_path: Path) -> None:
+    """Its silos have no models before."""
+    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcd")]
+    grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=4)
+    strategy = FedGen(
+        base=FedGroup(num_groups=2),
+        plan=GeneratorPlan(steps=2, hidden=4),
+        roster=roster,
+        train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
+    )
+    config = RunConfig.read({"strategy": "fedgen"})
+    arrays = initial_arrays(grid, roster.present(grid, round=1)[0], config)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
+    assert [sorted(entry) for entry in receivers(result)] == [[], ["everybody"], ["everybody"]]
 
 
 def test_fedgen_ends_with_who_did_not_consent_and_how_to(tmp_path: Path) -> None:
@@ -603,12 +682,49 @@ def test_silos_that_describe_no_head_are_refused_with_what_to_do() -> None:
         ({"strategy": "fedgenp", "generators": "groups"}, "one group"),
         ({"strategy": "ifca", "generators": "groups"}, "cannot be combined with strategy ifca"),
         ({"generator-steps": 0}, "generator-steps"),
+        ({"strategy": "fedgenp", "generator-steps": 1}, "at least 2. Got 1. Or take reversal=none"),
+        ({"strategy": "hcct", "generators": "groups", "generator-steps": 1}, "at least 2"),
         ({"reversal": "backwards"}, "reversal"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(FederationError, match=said):
         RunConfig.read(keys)
+
+
+def test_one_step_is_enough_without_a_reversal() -> None:
+    for keys in ({"reversal": "none"}, {"reversal-weight": 0}, {"strategy": "fedgen"}):
+        RunConfig.read({"strategy": "fedgenp", "generator-steps": 1, **keys})
+    with pytest.raises(FederationError, match=r"steps must be at least 2\. Got 1"):
+        FedGenP(plan=GeneratorPlan(steps=1))
+    FedGenP(plan=GeneratorPlan(steps=1, reversal="none"))
+
+
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+def test_a_task_without_a_latent_split_is_named_and_how_to_add_one(
+    strategy: str, tmp_path: Path
+) -> None:
+    nodes = [digits_config(n, i, task=PLAIN) for i, n in enumerate("ab")]
+    config = RunConfig.read({"strategy": strategy, "task": PLAIN, **QUICK})
+    said = f"silo a names no latent split of its model: task {PLAIN!r} has none.*SplitModel"
+    with pytest.raises(FederationError, match=said):
+        execute(InProcessGrid(app, nodes), config, run_id=1, folder=tmp_path)
+
+
+def test_one_class_is_refused_before_the_first_round() -> None:
+    strategy = FedGenP(head="w")
+    initial = {"w": np.zeros((1, 5), np.float32), "b": np.zeros(1, np.float32)}
+    silos = [Silo(name, i, num_examples=10) for i, name in enumerate("ab")]
+    state = strategy.admit(strategy.first(initial), silos, round=1)
+    with pytest.raises(FederationError, match=r"at least 2 classes\. The head has 1: run without"):
+        strategy.orders(state, silos, round=1)
+
+
+def test_a_base_that_trains_otherwise_takes_no_generators() -> None:
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 1))
+    strategy = FedGenP(base=PerFedAvg(), head="w")
+    with pytest.raises(FederationError, match=r"PerFedAvg train otherwise \('train.per_fedavg'\)"):
+        strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=1)
 
 
 def test_weights_of_latents_are_bounded_and_decay() -> None:
