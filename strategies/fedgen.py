@@ -80,8 +80,8 @@ class FedGen(Generative):
             raise FederationError(
                 f"FedGen needs the label counts of every silo. None came from: "
                 f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
-                "`label_counts = true` in silo.toml, or `--share-label-counts`, and in a simulation "
-                "with `label-counts = true` in its file; FedGenP needs no label counts.",
+                "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation, "
+                "`label-counts = true` in its file. FedGenP needs no label counts.",
                 round=round,
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
