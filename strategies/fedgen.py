@@ -60,7 +60,6 @@ class FedGen(Generative):
             FederationError: in round 1 some silos refused.
         """
         state = yield from super().prepare(state, silos, round=round)
-        state = self._seen(state, silos, round)
         asked = [s for s in silos if s.name not in state.counts and s.name not in state.other]
         if not asked:
             return state

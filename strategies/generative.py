@@ -178,6 +178,7 @@ class Generative(GroupStrategy[GenerativeState]):
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int
     ) -> Steps[Sequence[Order], list[Update], GenerativeState]:
         """What the base must ask. Who answers a cold start has trained."""
+        state = self._seen(state, silos, round)  # refuses what cannot learn before anybody works
         steps = self.base.prepare(state.base, silos, round=round)
         answers: list[Update] | None = None
         while True:

@@ -700,15 +700,26 @@ def test_one_step_is_enough_without_a_reversal() -> None:
     FedGenP(plan=GeneratorPlan(steps=1, reversal="none"))
 
 
-@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen", "fedcollab"])
 def test_a_task_without_a_latent_split_is_named_and_how_to_add_one(
     strategy: str, tmp_path: Path
 ) -> None:
+    """Before anybody has worked, on discriminators either."""
+    asked: set[str] = set()
+
+    class Watching(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            asked.update(message.metadata.message_type for message in messages)
+            return super().push_messages(messages)
+
     nodes = [digits_config(n, i, task=PLAIN) for i, n in enumerate("ab")]
-    config = RunConfig.read({"strategy": strategy, "task": PLAIN, **QUICK})
+    around = {"generators": "groups"} if strategy == "fedcollab" else {}
+    config = RunConfig.read({"strategy": strategy, "task": PLAIN, **around, **QUICK})
     said = f"silo a names no latent split of its model: task {PLAIN!r} has none.*SplitModel"
     with pytest.raises(FederationError, match=said):
-        execute(InProcessGrid(app, nodes), config, run_id=1, folder=tmp_path)
+        execute(Watching(app, nodes), config, run_id=1, folder=tmp_path)
+    assert asked == {wire.DESCRIBE, wire.INITIAL}
 
 
 def test_one_class_is_refused_before_the_first_round() -> None:
