@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from flwr.app import ConfigRecord
 from safetensors import SafetensorError, safe_open
@@ -21,9 +22,12 @@ from client.training import Evaluation
 from client.workbench import Workbench
 from wire import Model, model_hash
 
-__all__ = ["Card", "CardError", "card_of", "keep_model", "read_card"]
+__all__ = ["PERSONALISED", "Card", "CardError", "card_of", "keep_model", "read_card"]
 
 METADATA = "coterie-card"
+PERSONALISED: Final = "personalised"
+"""Folder of models as the silo trained them itself."""
+HERE: Final = "here"
 
 
 class CardError(ValueError):
@@ -41,7 +45,8 @@ class Card:
         group: number of its group, from 1; 0 if it is in none.
         group_size: how many silos were in it.
         members: their names, where the run tells them.
-        trained: ``together`` with the group, or ``alone`` where the guard found that better.
+        trained: ``together`` with the group, ``alone`` where the guard found that better, or
+            ``here``: as this silo trained it last, before it was averaged.
         num_examples: training samples of this silo.
         test_error, test_loss, test_examples: on this silo's own test data.
         validation_error, validation_error_alone: what the guard went by.
@@ -73,7 +78,13 @@ class Card:
 
 
 def card_of(
-    bench: Workbench, config: ConfigRecord, model: Model, tested: Evaluation, choice: Choice | None
+    bench: Workbench,
+    config: ConfigRecord,
+    model: Model,
+    tested: Evaluation,
+    choice: Choice | None = None,
+    *,
+    here: bool = False,
 ) -> Card:
     """The card of a model that the silo is about to keep.
 
@@ -83,7 +94,9 @@ def card_of(
         model: the one to keep.
         tested: on the silo's test data, the one to keep.
         choice: the guard's, if it was on.
+        here: it is as this silo has just trained it.
     """
+    together = HERE if here else "together"
     members = config.get(wire.MEMBERS, [])
     description = bench.describe()
     return Card(
@@ -97,7 +110,7 @@ def card_of(
         group=_whole(config, wire.GROUP),
         group_size=_whole(config, wire.GROUP_SIZE),
         members=tuple(str(name) for name in members) if isinstance(members, list) else (),
-        trained="alone" if choice is not None and choice.alone else "together",
+        trained="alone" if choice is not None and choice.alone else together,
         num_examples=description.num_examples,
         test_error=tested.error,
         test_loss=tested.loss,
@@ -119,10 +132,14 @@ def keep_model(home: str, card: Card, model: Model) -> Path:
     """Write the model and its card; return the model's file.
 
     The final one is called as the run, one of a round before the last has the round in its name.
+    Of those that this silo trained itself the last one is kept, in a folder of their own.
     """
-    final = card.round >= card.rounds
-    name = card.run if final else f"{card.run}-round-{card.round:06d}"
-    file = file_of(home, "models", name)
+    if card.trained == HERE:
+        file = file_of(home, PERSONALISED, card.run)
+    else:
+        final = card.round >= card.rounds
+        name = card.run if final else f"{card.run}-round-{card.round:06d}"
+        file = file_of(home, "models", name)
     write_model(file, model, metadata={METADATA: json.dumps(asdict(card))})
     write_atomically(file.with_suffix(".md"), _text(card, file).encode())
     return file
@@ -145,13 +162,15 @@ def read_card(file: Path) -> Card:
 def _text(card: Card, file: Path) -> str:
     """The card for a person."""
     who = ", ".join(card.members) if card.members else "their names are not told"
+    own = card.trained == HERE
+    size = f"of {card.group_size} silo(s)" if own else "none"
     rows = {
         "Silo": card.silo,
         "Task": card.task,
         "Run": f"{card.run}, strategy {card.strategy or 'unknown'}",
         "Rounds": f"{card.round} of {card.rounds or 'unknown'}",
-        "Group": f"{card.group}, {card.group_size} silo(s): {who}" if card.group else "none",
-        "Trained": card.trained,
+        "Group": f"{card.group}, {card.group_size} silo(s): {who}" if card.group else size,
+        "Trained": "as this silo trained it last, before it was averaged" if own else card.trained,
         "Training samples of this silo": str(card.num_examples),
         "Error on this silo's test data": f"{100 * card.test_error:.2f} % "
         f"of {card.test_examples} samples (loss {card.test_loss:.4g})",
@@ -166,10 +185,11 @@ def _text(card: Card, file: Path) -> str:
         "Kept": card.kept,
         "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
     }
+    called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return (
         f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}\n\n"
-        f"Use it:\n\n    coterie silo predict --model {file.name}\n\n"
+        f"Use it:\n\n    coterie silo predict --model {called}\n\n"
         "It was made for this silo's data. It may hold traces of the data of the group's silos: "
         "pass it on only as they agreed.\n"
     )

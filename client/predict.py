@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from client.card import Card, CardError, read_card
+from client.card import PERSONALISED, Card, CardError, read_card
 from client.training import EVALUATION_BATCH, load_weights
 from tasks import Task, load_task
 from tasks.base import Option, Samples, TaskError
@@ -48,17 +48,27 @@ class Answers:
 def find_model(home: Path, run: str) -> Path:
     """A kept model by its file, by its run's name, or the newest of a silo.
 
+    What the silo trained last in a run, for itself, is called ``personalised/RUN``.
+
     Raises:
         CardError: there is none.
     """
     if run and Path(run).is_file():
         return Path(run)
-    found = sorted(home.glob("models/*.safetensors"), key=lambda file: file.stat().st_mtime)
-    named = [file for file in found if run in (file.name, file.stem)] if run else found
+    found = _by_age(home, "models")
+    own = [(f"{PERSONALISED}/{file.stem}", file) for file in _by_age(home, PERSONALISED)]
+    called = [(file.stem, file) for file in found] + own
+    wanted = run.removesuffix(".safetensors")
+    named = [file for name, file in called if name == wanted] if run else found
     if not named:
-        kept = ", ".join(file.stem for file in found) or "none"
-        raise CardError(f"no model {run!r} is kept in {home / 'models'}. Kept: {kept}.")
+        kept = ", ".join(name for name, _ in called) or "none"
+        raise CardError(f"no model {run!r} is kept in {home}. Kept: {kept}.")
     return named[-1]
+
+
+def _by_age(home: Path, kind: str) -> list[Path]:
+    """Files of models, the newest last."""
+    return sorted(home.glob(f"{kind}/*.safetensors"), key=lambda file: file.stat().st_mtime)
 
 
 def predict(

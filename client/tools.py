@@ -45,7 +45,12 @@ def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=formatting,
     )
     add_home(predict)
-    predict.add_argument("--model", default="", metavar="RUN|FILE", help="[default: the newest]")
+    predict.add_argument(
+        "--model",
+        default="",
+        metavar="RUN|FILE",
+        help="e.g. personalised/RUN [default: the newest]",
+    )
     predict.add_argument(
         "--input", type=Path, help="a file or folder of samples that the task reads"
     )

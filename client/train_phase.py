@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 import wire
 from client import personal
+from client.card import card_of, keep_model
 from client.evaluate_phase import tested
-from client.files import file_of, write_model
 from client.guard import sparing, train_alone, without_validation
 from client.journal import note
 from client.latent import AddedLoss, latent_loss
@@ -95,7 +95,7 @@ def _trained(request: Request, training: Training) -> RecordDict:
         metrics[wire.TRAIN_LOSS] = training(data, plan, seed=request.seed())
         trained = read_weights(bench.model)
         if config.get(wire.EVALUATE_TRAINED) and not purpose:
-            metrics |= _evaluated_trained(bench, trained, request.run)
+            metrics |= _evaluated_trained(bench, trained, config)
         if how is not None and not purpose:
             train_own(bench, received, how)
         if guard and not purpose:
@@ -139,9 +139,12 @@ def _received_metrics(result: Evaluation) -> dict[str, float | int]:
     }
 
 
-def _evaluated_trained(bench: Workbench, trained: Model, run: str) -> dict[str, float | int]:
+def _evaluated_trained(
+    bench: Workbench, trained: Model, config: ConfigRecord
+) -> dict[str, float | int]:
     """Evaluate and keep the model as this silo has just trained it; it is in the bench."""
     result = evaluate(bench.task, bench.model, bench.data)
     if bench.settings.home:
-        write_model(file_of(bench.settings.home, "personalised", run), trained)
+        card = card_of(bench, config, trained, result, here=True)
+        keep_model(bench.settings.home, card, trained)
     return {wire.TRAINED_LOSS: result.loss, wire.TRAINED_ERROR: result.error}

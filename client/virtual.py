@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
+from client.policy import Policy
 from client.settings import SettingsError, SiloSettings
 from tasks.base import Option
 from tasks.simulation import Partitions, Simulation, virtual_silos
@@ -29,7 +30,7 @@ def settings_of(given: argparse.Namespace, options: Mapping[str, Option]) -> lis
         )
     if given.parallel < 1:
         raise SettingsError(f"--parallel must be at least 1. Got {given.parallel}.")
-    task = given.task
+    task, shares = given.task, given.share_label_counts
     if given.simulation is None:
         silos = list(virtual_silos(options, Partitions.parse(given.partitions)))
     else:
@@ -38,7 +39,7 @@ def settings_of(given: argparse.Namespace, options: Mapping[str, Option]) -> lis
         simulation = Simulation.read(given.simulation)
         wanted = given.partitions or f"0-{simulation.silos - 1}"
         silos = simulation.silos_of(Partitions.parse(wanted, total=simulation.silos))
-        task = simulation.task
+        task, shares = simulation.task, shares or simulation.label_counts
     return [
         SiloSettings(
             name=silo.name,
@@ -48,6 +49,7 @@ def settings_of(given: argparse.Namespace, options: Mapping[str, Option]) -> lis
             device=given.device,
             threads=given.threads,
             home=_home(given.home, silo.name),
+            policy=Policy(label_counts=shares),
         )
         for silo in silos
     ]

@@ -18,6 +18,7 @@ from server.files import held_by
 from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
+from server.metrics import personalised_errors
 from server.record import default_runs_dir, read_record
 from server.run import run_folder
 from server.view import collaboration_text, percent, showing
@@ -133,20 +134,25 @@ def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     final = record.get("final-evaluation", {})
-    groups = record["final-groups"]
+    groups, own = record["final-groups"], personalised_errors(record)
     if len(final) <= MAX_SILOS_LISTED:
-        table = Table("silo", "samples", "group", "error")
+        table = Table("silo", "samples", "group", "error", *(["Per"] if own else []))
         group_of = {n: i + 1 for i, group in enumerate(groups) for n in group}
         for name, entry in final.items():
             samples = record["silos"][name]["num-examples"]
             group = str(group_of.get(name, "–"))
-            table.add_row(Text(name), str(samples), group, percent(entry["error"]))
+            cells = [str(samples), group, percent(entry["error"])]
+            cells += [percent(own[name]) if name in own else "–"] if own else []
+            table.add_row(Text(name), *cells)
     else:
-        table = Table("group", "silos", "samples", "mean error", "lowest", "highest")
+        columns = ("group", "silos", "samples", "mean error", "lowest", "highest")
+        table = Table(*columns, *(["mean Per"] if own else []))
         for i, group in enumerate(groups, start=1):
             errors = [final[n]["error"] for n in group if n in final]
             samples = sum(record["silos"][n]["num-examples"] for n in group)
             figures = [sum(errors) / len(errors), min(errors), max(errors)] if errors else []
+            per = [own[n] for n in group if n in own and n in final]
+            figures += [sum(per) / len(per)] if per else []
             table.add_row(str(i), str(len(group)), str(samples), *map(percent, figures))
     console.print(table)
     if "collaboration" in record:

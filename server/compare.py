@@ -158,7 +158,11 @@ class Comparison:
                 SiloSpec(silo.name, file.task, {**own, **silo.options}, silo.alpha)
                 for silo in file.silos
             ]
-        common = {"task": file.task, "data": file.data, "options": file.options}
+        common: dict[str, Any] = {
+            "task": file.task,
+            "data": file.data,
+            "options": file.options,
+        }
         cut = Simulation(silos=file.silos, seed=seed, split=file.split, **common)
         return [SiloSpec(silo.name, file.task, silo.options) for silo in cut.silos_of()]
 

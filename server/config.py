@@ -280,7 +280,11 @@ class RunConfig(BaseModel):
         "or per group. fedgenp itself is fedavg with one per silo.",
     )
     generator_steps: int = Field(
-        50, ge=1, le=100_000, description="Generators: optimiser steps a round, on the server."
+        50,
+        ge=1,
+        le=100_000,
+        description="Generators: optimiser steps a round, on the server; with a reversal at least "
+        "2, for every second one is its own.",
     )
     generator_lr: Positive = Field(
         3e-4, le=1, description="Generators: learning rate of Adam on the server."
@@ -403,6 +407,14 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"generators cannot be combined with strategy {self.strategy}, only with "
                 f"{', '.join(AROUND)}"
+            )
+        turning = self.reversal != "none" and self.reversal_weight > 0
+        per_receiver = self.generators != "off" or self.strategy == "fedgenp"
+        if per_receiver and turning and self.generator_steps < 2:
+            raise ValueError(
+                f"every second step of a generator is reversal = {self.reversal}, so "
+                f"generator-steps must be at least 2. Got {self.generator_steps}. Or take "
+                "reversal=none"
             )
         if self.generators == "groups" and self.strategy in ("fedgenp", "fedavg"):
             raise ValueError(

@@ -10,7 +10,16 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["collaboration", "final_errors", "gains", "ipr", "mean_accuracy", "not_worse", "rsd"]
+__all__ = [
+    "collaboration",
+    "final_errors",
+    "gains",
+    "ipr",
+    "mean_accuracy",
+    "not_worse",
+    "personalised_errors",
+    "rsd",
+]
 
 Errors = Mapping[str, float]
 """Silo → error in [0, 1]."""
@@ -54,6 +63,16 @@ def final_errors(record: Mapping[str, Any]) -> dict[str, float]:
     """Silo → error of its final model, from a run's record; who left before the end is not in."""
     found = record.get("final-evaluation", {})
     return {name: one["error"] for name, one in found.items() if one["error"] is not None}
+
+
+def personalised_errors(record: Mapping[str, Any]) -> dict[str, float]:
+    """Silo → error of the model as it trained it itself last, where the run asked for it."""
+    found = {}
+    for entry in record.get("rounds", ()):
+        for name, one in entry.get("personalised", {}).items():
+            if one["error"] is not None:
+                found[name] = one["error"]
+    return found
 
 
 def collaboration(errors: Errors, alone: Errors) -> dict[str, float]:

@@ -55,11 +55,13 @@ def read(
 
 def node_configs(simulation: Simulation) -> list[dict[str, Option]]:
     """Flower's node config of every silo, as ``coterie silo --simulation`` makes them."""
+    consent: dict[str, Option] = {"label-counts": True} if simulation.label_counts else {}
     return [
         {
             "name": silo.name,
             "task": simulation.task,
             "threads": 1,
+            **consent,
             **{f"data.{key}": value for key, value in silo.options.items()},
         }
         for silo in simulation.silos_of()

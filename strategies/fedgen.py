@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator as Steps
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.generative import Generative, GenerativeState, nobody, rng_of, teaching
 from strategies.latent import fresh_generator, predictor_arrays, predictor_shape
 from strategies.loop import Order, ReplyError, Update
-from strategies.roster import Silo
+from strategies.roster import Silo, minimums_of
 from wire import Model
 
 __all__ = ["FedGen"]
@@ -53,17 +53,19 @@ class FedGen(Generative):
     ) -> Steps[Sequence[Order], list[Update], GenerativeState]:
         """Ask for the label counts that are not known yet.
 
-        An answer, or a refusal, is for good. Who did not answer, or wrongly, is asked again in the
-        next round and has no part in the generator until then.
+        An answer, or a refusal, holds while the silo is here. Who did not answer, or wrongly, is
+        asked again in the next round and has no part in the generator until then.
 
         Raises:
             FederationError: in round 1 some silos refused.
         """
         state = yield from super().prepare(state, silos, round=round)
-        asked = [silo for silo in silos if silo.name not in state.counts]
+        asked = [s for s in silos if s.name not in state.counts and s.name not in state.other]
         if not asked:
             return state
-        num_classes = self._num_classes(state, silos)
+        _, num_classes = predictor_shape(
+            {"w⁰": predictor_arrays(state.initial, state.layers)}, state.layers
+        )
         log.warning(
             "FedGen asks %d silo(s) for their label counts. Only those that share them by their "
             "own configuration answer; FedGenP needs none.",
@@ -77,20 +79,14 @@ class FedGen(Generative):
             raise FederationError(
                 f"FedGen needs the label counts of every silo. None came from: "
                 f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
-                "`label_counts = true` in silo.toml, or `--share-label-counts`; FedGenP needs no "
-                "label counts.",
+                "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation, "
+                "`label-counts = true` in its file. FedGenP needs no label counts.",
                 round=round,
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )
         given = _given_counts(answers, num_classes)
         return replace(state, counts={**state.counts, **dict.fromkeys(refused), **given})
-
-    def _num_classes(self, state: GenerativeState, silos: Sequence[Silo]) -> int:
-        """Of the predictors of who is here."""
-        layers = self._layers(state, silos)
-        model = self.base.models(state.base)[silos[0].name]
-        return predictor_shape({silos[0].name: predictor_arrays(model, layers)}, layers)[1]
 
     def _reset(self) -> None:
         super()._reset()
@@ -111,14 +107,14 @@ class FedGen(Generative):
         self,
         state: GenerativeState,
         orders: Sequence[Order],
-        minimums: Mapping[str, int],
+        silos: Sequence[Silo],
         *,
         round: int,
     ) -> GenerativeState:
         """Train the shared generator on the predictors of who gave label counts."""
         known = [name for name in state.heads if state.counts.get(name) is not None]
-        names = teaching({name: (name,) for name in known}, minimums)
-        if not names:
+        names = teaching({name: (name,) for name in known}, minimums_of(silos))
+        if not names or len(silos) < 2:
             return nobody(state, round)
         from strategies.generators import train_shared_generator
 
@@ -143,7 +139,8 @@ class FedGen(Generative):
         return replace(
             state,
             generators={EVERYBODY: trained},
-            members={EVERYBODY: tuple(order.silo.name for order in orders)},
+            members={EVERYBODY: tuple(silo.name for silo in silos)},
+            receiving=(EVERYBODY,),
             teachers=names,
             quality={EVERYBODY: (quality.others, quality.own)},
             seconds=time.perf_counter() - started,

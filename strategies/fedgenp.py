@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
@@ -45,6 +45,7 @@ from strategies.latent import (
     predictor_shape,
 )
 from strategies.loop import Group, GroupStrategy, LoopOptions, Order
+from strategies.roster import Silo, minimums_of
 from wire import Model
 
 __all__ = ["FedGenP"]
@@ -82,6 +83,11 @@ class FedGenP(Generative):
             receivers in ("silos", "groups"),
             f"receivers must be silos or groups. Got {receivers!r}.",
         )
+        require(
+            self.plan.steps >= 2 or not self.plan.reverses,
+            f"every second step of a generator is reversal = {self.plan.reversal}, so steps must "
+            f"be at least 2. Got {self.plan.steps}. Or take reversal = none.",
+        )
         self.receivers = receivers
         if self.plan.reversal == "unbounded":
             log.warning("reversal = unbounded: latents lose their labels and may become infinite")
@@ -90,13 +96,13 @@ class FedGenP(Generative):
         self,
         state: GenerativeState,
         orders: Sequence[Order],
-        minimums: Mapping[str, int],
+        silos: Sequence[Silo],
         *,
         round: int,
     ) -> GenerativeState:
         """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
-        heads, members = self._receivers(state, orders)
-        names = teaching(members, minimums)
+        heads, members = self._receivers(state, orders, silos)
+        names = teaching(members, minimums_of(silos))
         if len(names) < 2:
             return nobody(state, round)
         from strategies.generators import train_generators
@@ -124,6 +130,7 @@ class FedGenP(Generative):
             state,
             generators=dict(zip(names, trained, strict=True)),
             members={name: members[name] for name in names},
+            receiving=names,
             teachers=names,
             quality={n: (q.others, q.own) for n, q in zip(names, quality, strict=True)},
             seconds=time.perf_counter() - started,
@@ -131,22 +138,33 @@ class FedGenP(Generative):
         )
 
     def _receivers(
-        self, state: GenerativeState, orders: Sequence[Order]
+        self, state: GenerativeState, orders: Sequence[Order], silos: Sequence[Silo]
     ) -> tuple[dict[str, Model], dict[str, Group]]:
-        """Receiver → its head, and → its silos. Without an update a silo has no head yet."""
+        """Receiver → its head, and → its silos, of those whose predictor has been trained."""
         if self.receivers == "silos":
             return dict(state.heads), {name: (name,) for name in state.heads}
-        by_model: dict[int, list[Order]] = {}
-        for order in orders:
-            by_model.setdefault(id(order.model), []).append(order)
-        groups = {
-            tuple(sorted(order.silo.name for order in group)): group[0].model
-            for group in by_model.values()
+        starts = self._starts(state, orders, silos)
+        by_model: dict[int, list[str]] = {}
+        for name in sorted(starts):
+            by_model.setdefault(id(starts[name]), []).append(name)
+        trained = state.trained - state.other
+        groups = {"+".join(g): tuple(g) for g in by_model.values() if trained.intersection(g)}
+        heads = {
+            receiver: predictor_arrays(starts[group[0]], state.layers)
+            for receiver, group in groups.items()
         }
-        return (
-            {"+".join(g): predictor_arrays(model, state.layers) for g, model in groups.items()},
-            {"+".join(g): g for g in groups},
-        )
+        return heads, groups
+
+    def _starts(
+        self, state: GenerativeState, orders: Sequence[Order], silos: Sequence[Silo]
+    ) -> dict[str, Model]:
+        """Silo that is here → the model of its group, also of those whose turn it is not."""
+        models = self.base.next_models(state.base)
+        # Who is in no group has only just come (back): its model is nobody's, or an old one.
+        grouped = {name for group in self.base.groups(state.base) for name in group}
+        resting = grouped & {silo.name for silo in silos} & set(models)
+        own = {order.silo.name: order.model for order in orders}
+        return {name: models[name] for name in resting} | own
 
 
 def _inherited(state: GenerativeState, members: Group) -> Generator | None:

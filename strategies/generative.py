@@ -20,7 +20,7 @@ from typing import Any, Unpack
 import numpy as np
 
 import wire
-from strategies.errors import require
+from strategies.errors import EXIT_CONFIG, FederationError, require
 from strategies.fedavg import FedAvg
 from strategies.latent import (
     Generator,
@@ -28,9 +28,10 @@ from strategies.latent import (
     common_layers,
     linear_head,
     predictor_arrays,
+    predictor_shape,
 )
 from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
-from strategies.roster import Silo, minimums_of, staying
+from strategies.roster import Silo, staying
 from wire import Layers, Model
 
 __all__ = ["Generative", "GenerativeState", "Given", "nobody", "rng_of", "teaching"]
@@ -75,23 +76,31 @@ class GenerativeState:
 
     Attributes:
         base: state of the strategy that groups and aggregates.
+        initial: w⁰.
         layers: what the predictors compute; empty before round 1.
         heads: silo that is here → arrays of its predictor as it last sent them.
-        generators: receiver → its generator.
-        members: receiver → its silos in this round.
+        trained: silos that are here and have sent an update, of a cold start too.
+        other: silos that are here and describe another predictor than ``layers``.
+        generators: receiver → its generator, kept also while nobody gets one.
+        members: receiver → its silos that are here, of when its generator was last trained.
+        receiving: receivers whose silos get their generator in this round.
         teachers: whose heads this round's generators learned from: receivers, of FedGen silos.
-        counts: silo → its label counts (FedGen), or None if it refused; without an entry, it is
-            asked.
+        counts: silo that is here → its label counts (FedGen), or None if it refused; without an
+            entry, it is asked.
         quality: receiver → shares of latents that the other heads, and its own, label as meant.
         seconds: of the server's stage in this round.
         alone: there is nobody to learn from.
     """
 
     base: Any
+    initial: Model = field(default_factory=dict)
     layers: Layers = ()
     heads: Mapping[str, Model] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset()
+    other: frozenset[str] = frozenset()
     generators: Mapping[str, Generator] = field(default_factory=dict)
     members: Mapping[str, Group] = field(default_factory=dict)
+    receiving: Group = ()
     teachers: Group = ()
     counts: Mapping[str, np.ndarray | None] = field(default_factory=dict)
     quality: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -137,16 +146,16 @@ class Generative(GroupStrategy[GenerativeState]):
         self,
         state: GenerativeState,
         orders: Sequence[Order],
-        minimums: Mapping[str, int],
+        silos: Sequence[Silo],
         *,
         round: int,
     ) -> GenerativeState:
-        """The server's stage: ``generators``, ``members`` and ``teachers`` of the round.
+        """The server's stage: generators, and who gets and who taught them in this round.
 
         Args:
-            state: with the heads and layers of who is here.
+            state: with the base's groups of the round, and the heads and layers of who is here.
             orders: of the round's own training.
-            minimums: silo that is here → the smallest group that it accepts, as ``teaching`` takes.
+            silos: who is here, ordered to train or not.
             round: its number.
         """
 
@@ -157,7 +166,7 @@ class Generative(GroupStrategy[GenerativeState]):
     def first(self, initial: Model) -> GenerativeState:
         """No generators."""
         layers = linear_head(initial, self.head) if self.head else ()
-        return GenerativeState(self.base.first(initial), layers=layers)
+        return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
 
     def admit(
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int
@@ -168,26 +177,32 @@ class Generative(GroupStrategy[GenerativeState]):
     def prepare(
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int
     ) -> Steps[Sequence[Order], list[Update], GenerativeState]:
-        """What the base must ask."""
-        base = yield from self.base.prepare(state.base, silos, round=round)
-        return replace(state, base=base)
+        """What the base must ask. Who answers a cold start has trained."""
+        state = self._seen(state, silos, round)  # refuses what cannot learn before anybody works
+        steps = self.base.prepare(state.base, silos, round=round)
+        answers: list[Update] | None = None
+        while True:
+            try:
+                orders = next(steps) if answers is None else steps.send(answers)
+            except StopIteration as end:
+                return replace(state, base=end.value)
+            answers = yield orders
+            state = replace(state, trained=state.trained | _who_trained(answers))
 
     def orders(
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int
     ) -> tuple[GenerativeState, list[Order]]:
-        """The base's orders, each with its receiver's generator. Leavers' heads are dropped."""
+        """The base's orders, each with its receiver's generator."""
         base, orders = self.base.orders(state.base, silos, round=round)
-        here = {silo.name for silo in silos}
-        state = replace(
-            state,
-            base=base,
-            layers=self._layers(state, silos),
-            heads={name: head for name, head in state.heads.items() if name in here},
-        )
+        self._require_plain(orders)
+        state = self._seen(replace(state, base=base), silos, round)
         own = [order for order in orders if _is_own(order)]
-        state = self.generated(state, own, minimums_of(silos), round=round)
-        receiver_of = {name: r for r, names in state.members.items() for name in names}
-        records = {receiver: self.sent(state, receiver) for receiver in state.members}
+        if any(wire.HOLDOUT in order.config for order in orders):
+            state = paused(state)  # partitions are compared: all are to be trained alike
+        else:
+            state = self.generated(state, own, silos, round=round)
+        receiver_of = {name: r for r in state.receiving for name in _fitting(state, r)}
+        records = {receiver: self.sent(state, receiver) for receiver in state.receiving}
         config = self.given.config(round)
         return state, [
             _with(order, records.get(receiver_of.get(order.silo.name, "")), config)
@@ -196,10 +211,63 @@ class Generative(GroupStrategy[GenerativeState]):
             for order in orders
         ]
 
-    def _layers(self, state: GenerativeState, silos: Sequence[Silo]) -> Layers:
-        """What the predictors of who is here compute."""
-        described = [(silo.name, silo.head) for silo in silos if silo.described or not self.head]
-        return common_layers(described) if described else state.layers
+    def _require_plain(self, orders: Sequence[Order]) -> None:
+        """Only ordinary training knows what to do with a generator."""
+        for order in orders:
+            if not order.purpose and order.kind != wire.TRAIN:
+                raise FederationError(
+                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
+                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
+                    "generators, or another base.",
+                    phase="configuration",
+                    exit_code=EXIT_CONFIG,
+                )
+
+    def _seen(self, state: GenerativeState, silos: Sequence[Silo], round: int) -> GenerativeState:
+        """The state of who is here: what was known of the others is dropped, consent included."""
+        state = self._settled(state, silos, round=round)
+        here = {silo.name for silo in silos}
+        heads = {silo.name: silo.head for silo in silos if self._describes(silo)}
+        other = {name for name, head in heads.items() if head != state.layers}
+        for name in sorted(other - state.other):
+            log.warning(
+                "silo %s describes %s: it trains without generators, and its predictor teaches "
+                "nobody. Give all silos one version of the task.",
+                name,
+                "another head than the others" if heads[name] else "no latent split",
+            )
+        present = {r: tuple(n for n in names if n in here) for r, names in state.members.items()}
+        members = {receiver: names for receiver, names in present.items() if names}
+        return replace(
+            state,
+            heads={name: head for name, head in state.heads.items() if name in here - other},
+            trained=state.trained & here,
+            other=frozenset(other),
+            counts={name: counts for name, counts in state.counts.items() if name in here},
+            members=members,
+            generators={receiver: state.generators[receiver] for receiver in members},
+        )
+
+    def _settled(
+        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
+    ) -> GenerativeState:
+        """With the predictor's layers: those of the first round's silos, for good.
+
+        Raises:
+            FederationError: these describe none, or different ones, or one that cannot be learned
+                from.
+        """
+        if round > 1 and state.layers:
+            return state
+        described = [(silo.name, silo.head) for silo in silos if self._describes(silo)]
+        task = str(self.train_config.get(wire.TASK, ""))
+        layers = common_layers(described, task=task) if described else state.layers
+        predictor_shape({"w⁰": predictor_arrays(state.initial, layers)}, layers)
+        return replace(state, layers=layers)
+
+    def _describes(self, silo: Silo) -> bool:
+        """Whether the silo's own description counts, not the prefix ``head``."""
+        return silo.described or not self.head
 
     def absorb(
         self, state: GenerativeState, updates: Sequence[Update], *, round: int
@@ -208,10 +276,11 @@ class Generative(GroupStrategy[GenerativeState]):
         heads = {
             update.silo.name: predictor_arrays(update.model, state.layers)
             for update in updates
-            if not update.purpose
+            if not update.purpose and update.silo.name not in state.other
         }
         base = self.base.absorb(state.base, updates, round=round)
-        return replace(state, base=base, heads={**state.heads, **heads})
+        trained = state.trained | _who_trained(updates)
+        return replace(state, base=base, heads={**state.heads, **heads}, trained=trained)
 
     def models(self, state: GenerativeState) -> Mapping[str, Model]:
         """The base's."""
@@ -237,11 +306,11 @@ class Generative(GroupStrategy[GenerativeState]):
         """The base's; who received a generator, and what heads say of its latents."""
         receivers = {
             receiver: {
-                "silos": list(names),
+                "silos": _fitting(state, receiver),
                 "others-agree": round(state.quality[receiver][0], 4),
                 "own-agrees": round(state.quality[receiver][1], 4),
             }
-            for receiver, names in state.members.items()
+            for receiver in state.receiving
         }
         stage = {"seconds": round(state.seconds, 4), "receivers": receivers}
         return {**self.base.details(state.base), "generators": stage}
@@ -274,23 +343,19 @@ def teaching(receivers: Mapping[str, Group], minimums: Mapping[str, int]) -> Gro
 
 
 def nobody(state: GenerativeState, round: int) -> GenerativeState:
-    """Too few heads: there is nobody to learn from, the base goes on by itself."""
+    """Too few heads: there is nobody to learn from, the base goes on by itself for a while."""
     if round > 1 and not state.alone:
         log.warning(
             "round %d: there is nobody to learn from, so there are no generators: training goes on "
             "as without them",
             round,
         )
-    empty: Mapping[str, Any] = {}
-    return replace(
-        state,
-        generators=empty,
-        members=empty,
-        teachers=(),
-        quality=empty,
-        seconds=0.0,
-        alone=round > 1,
-    )
+    return replace(paused(state), alone=round > 1)
+
+
+def paused(state: GenerativeState) -> GenerativeState:
+    """A round without generators; they are kept for a later one."""
+    return replace(state, receiving=(), teachers=(), quality={}, seconds=0.0)
 
 
 def rng_of(seed: int, round: int, receiver: str, purpose: int) -> np.random.Generator:
@@ -300,8 +365,17 @@ def rng_of(seed: int, round: int, receiver: str, purpose: int) -> np.random.Gene
 
 
 def _is_own(order: Order) -> bool:
-    """A round's own training."""
-    return order.kind == wire.TRAIN and not order.purpose
+    """A round's own training, not that of a partition under trial."""
+    return order.kind == wire.TRAIN and not order.purpose and wire.HOLDOUT not in order.config
+
+
+def _fitting(state: GenerativeState, receiver: str) -> list[str]:
+    """A receiver's silos that can use its generator."""
+    return [name for name in state.members[receiver] if name not in state.other]
+
+
+def _who_trained(updates: Sequence[Update]) -> frozenset[str]:
+    return frozenset(u.silo.name for u in updates if u.kind in (wire.TRAIN, wire.COLD_START))
 
 
 def _with(order: Order, generator: Model | None, config: Mapping[str, Any]) -> Order:

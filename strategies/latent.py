@@ -44,7 +44,8 @@ class GeneratorPlan:
     """How generators are trained.
 
     Attributes:
-        steps: optimiser steps of a round, ≥ 1; J1 and the reversed J2 take turns.
+        steps: optimiser steps of a round, ≥ 1; J1 and the reversed J2 take turns, so FedGenP needs
+            2 where it reverses.
         batch: latents of a step and generator, ≥ 1.
         lr: of Adam, > 0.
         hidden: width of the hidden layer, ≥ 1 (the paper: 256; CelebA 128).
@@ -61,6 +62,11 @@ class GeneratorPlan:
     hidden: int = 256
     reversal: Reversal = "log1mp"
     reversal_weight: float = 0.1
+
+    @property
+    def reverses(self) -> bool:
+        """Whether every second step is against the own head."""
+        return self.reversal != "none" and self.reversal_weight > 0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "hidden"):
@@ -153,7 +159,10 @@ def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, in
         raise _wrong(f"the head's linear layers do not follow on each other. {HOW_TO_ADD}")
     latent, num_classes = weights[0].shape[1], weights[-1].shape[0]
     if num_classes < 2:
-        raise _wrong(f"generators need at least 2 classes. The head has {num_classes}.")
+        raise _wrong(
+            f"generators need at least 2 classes. The head has {num_classes}: run without "
+            "generators."
+        )
     return latent, num_classes
 
 
@@ -174,15 +183,20 @@ def linear_head(model: Model, prefix: str) -> Layers:
     return (("linear", weights[0], biases[0] if biases else ""),)
 
 
-def common_layers(described: Sequence[tuple[str, Layers]]) -> Layers:
+def common_layers(described: Sequence[tuple[str, Layers]], *, task: str = "") -> Layers:
     """The predictor's layers as all silos describe them.
+
+    Args:
+        described: silo and its layers.
+        task: of the run, for the message.
 
     Raises:
         FederationError: a silo describes none: its task has no latent split.
     """
     for name, layers in described:
         if not layers:
-            raise _wrong(f"silo {name} names no latent split of its model. {HOW_TO_ADD}")
+            of_task = f": task {task!r} has none" if task else ""
+            raise _wrong(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
         if layers != described[0][1]:
             raise _wrong(f"silos {described[0][0]} and {name} describe different heads.")
     return described[0][1]

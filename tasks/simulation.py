@@ -8,6 +8,7 @@ The same file describes the silos to ``coterie silo --simulation`` (real process
     silos = 100
     names = []                   # of the silos; by default silo-00, silo-01, …
     seed = 0                     # of the split, and of the run unless it says otherwise
+    label-counts = false         # whether the silos tell how many samples of each label they have
     [split]
     kind = "power-law"           # one of tasks.splits, with its keys
     test-share = 0.1
@@ -113,13 +114,16 @@ def load_silos(task: Task, options: Sequence[Mapping[str, Option]]) -> list[Silo
 class Simulation(BaseModel):
     """A simulation file. See the module's docstring."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-")
+    )
 
     task: str = Field("digits", min_length=1)
     data: str = ""
     silos: int = Field(ge=1, le=MAX_SILOS)
     names: tuple[str, ...] = ()
     seed: int = Field(0, ge=0, le=2**31 - 1)
+    label_counts: bool = Field(False, strict=True)
     split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Option] = Field(default_factory=dict)
     run: dict[str, Any] = Field(default_factory=dict)
@@ -202,7 +206,7 @@ _SPLIT_NAMES = {key.removeprefix("split-") for key in SPLIT_KEYS} | {"test-share
 def _problem(entry: Any) -> str:
     key = ".".join(str(part) for part in entry["loc"])
     if entry["type"] == "extra_forbidden":
-        known = ", ".join(sorted(Simulation.model_fields))
+        known = ", ".join(sorted(str(own.alias) for own in Simulation.model_fields.values()))
         return f"unknown key {key!r}; a simulation has {known}"
     if entry["type"] == "missing":
         return f"{key!r} is missing"

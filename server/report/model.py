@@ -25,6 +25,7 @@ OWN_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
         "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
+        "personalised",
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
@@ -63,6 +64,7 @@ class Round:
         phase_silo_seconds: the same → the silos' own seconds, added up.
         work: per silo that answered.
         errors: silo → error of the model that it held after the round, share in [0, 1].
+        personal: silo → error of the model as it trained it in the round, before the averaging.
         details: what the strategy adds.
     """
 
@@ -76,6 +78,7 @@ class Round:
     phase_silo_seconds: Mapping[str, float] = field(default_factory=dict)
     work: Mapping[str, SiloWork] = field(default_factory=dict)
     errors: Mapping[str, float] = field(default_factory=dict)
+    personal: Mapping[str, float] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -131,6 +134,13 @@ class Run:
         found = dict(self.initial) if not self.rounds else {}
         for one in self.rounds:
             found |= one.errors
+        return found
+
+    def last_personal(self) -> dict[str, float]:
+        """Every silo's error with the model that it trained itself last, where that was asked."""
+        found: dict[str, float] = {}
+        for one in self.rounds:
+            found |= one.personal
         return found
 
 
@@ -370,6 +380,7 @@ def round_of(entry: Mapping[str, Any]) -> Round:
             for name, one in ((n, _mapping(o)) for n, o in _mapping(entry.get("silos")).items())
         },
         errors=_errors(entry.get("evaluation-after")),
+        personal=_errors(entry.get("personalised")),
         details={k: _clean_within(v) for k, v in entry.items() if k not in OWN_KEYS},
     )
 

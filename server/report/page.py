@@ -135,6 +135,7 @@ def _silo_table(story: Story) -> Table:
     gains, since, now = story.gains, story.history.since, story.history.now
     joined = {n: one.number for one in reversed(story.run.rounds) for n in one.joined}
     left = {n: one.number for one in story.run.rounds for n in one.left}
+    own = story.run.last_personal()
     rows = []
     for name in story.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"
@@ -148,6 +149,7 @@ def _silo_table(story: Story) -> Table:
                 letter,
                 str(since.get(name, NO_NUMBER)),
                 *(percent(error) for error in errors),
+                *([percent(own.get(name))] if own else []),
                 signed_points(gains.gain[name]) if name in gains.gain else NO_NUMBER,
                 ", ".join(remark),
             )
@@ -160,6 +162,7 @@ def _silo_table(story: Story) -> Table:
         "alone",
         "one model for all",
         "in its group",
+        *(["as it trained it last (Per)"] if own else []),
         "gain, points",
         "remark",
     )

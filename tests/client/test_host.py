@@ -16,12 +16,15 @@ from client.settings import SettingsError, SiloSettings
 from client.virtual import settings_of
 from client.workbench import open_workbench, open_workbenches
 from server.inprocess import InProcessGrid
+from server.simulate import node_configs
+from tasks.simulation import Simulation
 
 
 def given(**changes: Any) -> argparse.Namespace:
     common: dict[str, Any] = {
         "name": None, "partitions": None, "simulation": None, "parallel": 4, "task": "digits",
         "alpha": None, "device": "cpu", "threads": 1, "home": "",
+        "share_label_counts": False,
     }  # fmt: skip
     return argparse.Namespace(**common | changes)
 
@@ -45,6 +48,22 @@ def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() ->
 def test_each_silo_has_a_home_of_its_own(tmp_path: Path) -> None:
     own = settings_of(given(partitions="3/9", home=str(tmp_path)), {"split": "iid"})
     assert own[0].name == "silo-3" and own[0].home == str(tmp_path / "silo-3")
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_command_line(
+    shares: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text(f"silos = 2\nlabel-counts = {str(shares).lower()}\n")
+    for asked, expected in (
+        (given(partitions="0-1/2", share_label_counts=shares), shares),
+        (given(simulation=file), shares),
+        (given(simulation=file, share_label_counts=True), True),
+    ):
+        assert {silo.policy.label_counts for silo in settings_of(asked, {})} == {expected}
+    (own, _) = node_configs(Simulation.read(file))
+    assert SiloSettings.from_node_config(own, node_id=0).policy.label_counts is shares
 
 
 @pytest.mark.parametrize(

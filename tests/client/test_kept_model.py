@@ -236,6 +236,30 @@ def test_predict_knows_task_and_data_of_the_silos_folder(
     assert "test-share must be above 0" in capsys.readouterr().err
 
 
+def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = run(tmp_path, strategy="fedgenp", generator_steps=2, generator_hidden=4)
+    home, model = tmp_path / "b", "personalised/run-1"
+    card = read_card(home / f"{model}.safetensors")
+    error = record["rounds"][-1]["personalised"]["b"]["error"]
+    assert (card.trained, card.round, card.group_size) == ("here", 3, 3)
+    assert card.test_error == error
+    text = (home / f"{model}.md").read_text()
+    assert f"coterie silo predict --model {model}\n" in text and "| Group | of 3 silo(s) |" in text
+    out = str(tmp_path / "out.csv")
+    asked = ["predict", "--home", str(home), "--output", out]
+    for option in ("train=20", "test=20", "skip=40"):
+        asked += ["--set", option]
+    assert main([*asked, "--model", model]) == 0
+    said = capsys.readouterr().err
+    assert "trained here" in said and f"test data {100 * error:.2f} %" in said
+    assert main(asked) == 0
+    assert "trained together" in capsys.readouterr().err  # the newest of models/, as ever
+    assert main([*asked, "--model", "run-2"]) == 2
+    assert "Kept: run-1, personalised/run-1." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["npz", "npy"])
 def test_predict_reads_samples_from_a_file(
     kind: str, hospital: tuple[Path, dict[str, Any]], tmp_path: Path

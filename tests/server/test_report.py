@@ -6,14 +6,17 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from io import StringIO
 from os import environ
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from benchmarks.synthetic import write_run
 from pictures.page import render
+from server.commands import print_final
 from server.federation import create
 from server.report.command import tell, write_report
 from server.report.history import follow_groups
@@ -47,6 +50,44 @@ def damaged(runs: Path, folder: Path, change: Callable[[dict[str, Any]], object]
 
 
 # ---------------------------------------------------------------- figures
+
+
+def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
+    runs: Path, tmp_path: Path
+) -> None:
+    def ask(record: dict[str, Any]) -> None:
+        for number, entry in enumerate(record["rounds"]):
+            if number < 5:
+                entry["personalised"] = {"site-001": {"loss": 0.1, "error": number / 10}}
+
+    table = build_page(tell(read_run(damaged(runs, tmp_path / "own", ask)))).tables["Every silo"]
+    own = {row[0]: row[7] for row in table.rows}
+    assert table.header[7] == "as it trained it last (Per)"
+    assert own["site-001"] == "40.0 %" and own["site-002"] == "–"
+    assert "Per" not in str(build_page(tell(read_run(runs / "hcct-1"))).tables["Every silo"].header)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_last_table_has_it_too(
+    listed: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.commands.MAX_SILOS_LISTED", 60 if listed else 0)
+    monkeypatch.setattr("server.report.command.write_report", lambda folder: ["report.html"])
+    own = {"a": {"loss": 1.0, "error": 0.125}}
+    record = {
+        "silos": {name: {"num-examples": 10} for name in "ab"},
+        "final-evaluation": {name: {"error": 0.25} for name in "ab"},
+        "final-groups": [["a", "b"]],
+        "rounds": [{"personalised": own} if asked else {}, {}],
+        "seconds": 1.0,
+    }
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    console = Console(file=StringIO(), width=120)
+    print_final(console, tmp_path)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "25.0 %" in text
+    assert ("Per" in text, "12.5 %" in text) == (asked, asked)
 
 
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:

@@ -32,6 +32,7 @@ KEYS = {
     "min-silos": 4,
     "seed": 3,
 }
+GENERATORS = {"generator-steps": 4, "generator-hidden": 8}
 KINDS = {
     "fedavg": {"strategy": "fedavg"},
     "independent": {"strategy": "independent"},
@@ -40,7 +41,19 @@ KINDS = {
     "hcct-auto": {"strategy": "hcct", "alpha": "auto", "rounds": 9},
     "fedgroup": {"strategy": "fedgroup", "num-groups": 2},
     "fedgroup-sampled": {"strategy": "fedgroup", "num-groups": 2, "sample": 2, "personal": "head"},
+    "fedgenp": {"strategy": "fedgenp", **GENERATORS},
+    "fedgen": {"strategy": "fedgen", **GENERATORS},
+    "fedensemble": {"strategy": "fedensemble", "ensemble-every": 2},
+    "fedgroup-generators": {
+        **{"strategy": "fedgroup", "num-groups": 2, "sample": 2, "generators": "groups"},
+        **GENERATORS,
+    },
+    "hcct-generators": {"strategy": "hcct", "alpha": 10.0, "generators": "groups", **GENERATORS},
 }
+
+
+OWN = {"label-counts": True}
+"""At every silo."""
 
 
 class PowerCutError(BaseException):
@@ -72,7 +85,7 @@ class CutGrid(InProcessGrid):
 
 def nodes(home: Path) -> list[dict[str, Any]]:
     return [
-        digits_config(name, i, home=str(home / name), **{"data.rotation": 90 * (i % 2)})
+        digits_config(name, i, home=str(home / name), **OWN, **{"data.rotation": 90 * (i % 2)})
         for i, name in enumerate(("a", "b", "c", "d"))
     ]
 
@@ -129,6 +142,7 @@ def timeless(record: dict[str, Any]) -> list[dict[str, Any]]:
     rounds = json.loads(json.dumps(record["rounds"]))
     for entry in rounds:
         del entry["seconds"]
+        entry.get("generators", {}).pop("seconds", None)
         for silo in entry["silos"].values():
             del silo["seconds"]
         for phase in entry["phases"].values():

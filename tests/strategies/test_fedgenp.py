@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,19 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Error, Message
+from torch import nn
 
 import wire
 from client.app import app
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
-from server.run import build_strategy, execute
-from strategies import FedAvg, FedGen, FedGenP, Independent
+from server.run import build_strategy, execute, initial_arrays
+from strategies import FedAvg, FedGen, FedGenP, FedGroup, Independent, PerFedAvg
 from strategies.errors import FederationError
 from strategies.generative import GenerativeState, Given, teaching
 from strategies.grouping import Members
 from strategies.latent import GeneratorPlan
-from strategies.loop import Order, RunResult
-from strategies.roster import Silo
+from strategies.loop import Order, RunResult, Update
+from strategies.roster import Churn, DescribedRoster, Silo
+from tasks.base import Option, SiloData, Task
+from tasks.models import SplitModel
 from tests.conftest import (
     arrays_of,
     assert_equal_models,
@@ -35,6 +39,7 @@ from tests.conftest import (
 )
 
 QUICK: dict[str, Any] = {"generator-steps": 4, "generator-hidden": 8, "local-epochs": 1}
+NORMED, PLAIN = (f"{__name__}:{name}" for name in ("Normed", "Plain"))
 
 
 def run(
@@ -51,6 +56,64 @@ def run(
 def receivers(result: RunResult) -> list[dict[str, Any]]:
     """Round by round: receiver → what the record says of it."""
     return [r.details["generators"]["receivers"] for r in result.rounds if not r.final]
+
+
+class Points(Task):
+    """A few points of three classes."""
+
+    name, num_classes = "points", 3
+
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        rng = np.random.default_rng(int(options.get("silo", 0)))
+        y = rng.integers(0, 3, 40)
+        x = (np.eye(3, 4)[y] + 0.3 * rng.normal(size=(40, 4))).astype(np.float32)
+        return SiloData(x[:20], y[:20], x[20:], y[20:], 3)
+
+
+class Normed(Points):
+    """With a BatchNorm in the representation, and a head of two layers."""
+
+    name = NORMED
+
+    def model(self) -> nn.Module:
+        body = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU())
+        return SplitModel(body, nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)))
+
+
+class Plain(Points):
+    """One network, without a split."""
+
+    name = PLAIN
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+
+
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+def test_a_body_with_batch_norm_and_a_deep_head_learn_from_latents(
+    strategy: str, tmp_path: Path
+) -> None:
+    nodes = [
+        {"name": n, "task": NORMED, "device": "cpu", "threads": 1, "data.silo": i}
+        | {"label-counts": True}
+        for i, n in enumerate("abc")
+    ]
+    own = {"strategy": strategy, "task": NORMED, "rounds": 4, "min-silos": 3, **QUICK}
+    with_latents, without = (
+        execute(
+            InProcessGrid(app, nodes),
+            RunConfig.read({**own, "generated-weight": weight}),
+            run_id=1,
+            folder=tmp_path / str(weight),
+        )
+        for weight in (1.0, 0.0)
+    )
+    assert receivers(with_latents)[-1]
+    got, plain = arrays_of(with_latents.models["a"]), arrays_of(without.models["a"])
+    assert all(np.isfinite(array).all() for array in got.values())
+    assert not np.array_equal(got["head.2.weight"], plain["head.2.weight"])
+    counter = "representation.1.num_batches_tracked"
+    assert got[counter] == plain[counter]  # latents do not pass the representation
 
 
 def test_every_silo_gets_a_generator_once_its_predictor_is_known(tmp_path: Path) -> None:
@@ -87,10 +150,11 @@ def test_without_weight_on_latents_it_is_fedavg(tmp_path: Path) -> None:
         assert_equal_models(arrays_of(result.models[name]), arrays_of(record))
 
 
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
 def test_one_silo_trains_as_with_fedavg_and_the_log_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    strategy: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = run(tmp_path / "1", names=["a"])
+    result = run(tmp_path / "1", names=["a"], strategy=strategy)
     plain = run(tmp_path / "2", names=["a"], strategy="fedavg")
     assert_equal_models(arrays_of(result.models["a"]), arrays_of(plain.models["a"]))
     assert caplog.text.count("nobody to learn from") == 1
@@ -115,9 +179,6 @@ def test_a_newcomer_gets_the_model_at_once_and_a_leavers_generator_is_dropped(
         states.append(strategy._state)
         if report.round == 4 and 1 in grid.nodes:
             grid.disconnect(1)
-
-    from server.run import initial_arrays
-    from strategies.roster import Churn, DescribedRoster
 
     roster = DescribedRoster("digits", min_silos=3, churn=Churn.parse("d+3"))
     strategy: Any = build_strategy(config, run="r", roster=roster, on_round=leave)
@@ -185,7 +246,7 @@ def test_silos_that_start_from_one_model_share_a_generator() -> None:
     )
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0))
     result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=2)
-    assert [sorted(entry) for entry in receivers(result)] == [["node-1+node-2", "node-3"]] * 2
+    assert [sorted(entry) for entry in receivers(result)] == [[], ["node-1+node-2", "node-3"]]
     (_, a), (_, b), (_, c) = sent[-3:]
     assert a[wire.GENERATOR] is b[wire.GENERATOR]
     assert not np.array_equal(a[wire.GENERATOR]["mean.weight"], c[wire.GENERATOR]["mean.weight"])
@@ -198,6 +259,111 @@ def test_groups_of_any_strategy_get_generators(strategy: str, tmp_path: Path) ->
     last = receivers(result)[-1]
     assert len(last) >= 2
     assert sorted(n for entry in last.values() for n in entry["silos"]) == list("abcd")
+
+
+def test_groups_keep_learning_while_only_some_of_their_silos_are_drawn() -> None:
+    """Every group's generator is trained in every round, and goes to those whose turn it is."""
+    steps: list[dict[str, int]] = []
+    sent: list[tuple[set[str], set[str]]] = []
+
+    class Watching(FedGenP):
+        def orders(self, state: Any, silos: Any, *, round: int) -> Any:
+            state, orders = super().orders(state, silos, round=round)
+            steps.append({r: g.steps for r, g in state.generators.items()})
+            got = {order.silo.name for order in orders if wire.GENERATOR in order.extras}
+            sent.append(({order.silo.name for order in orders}, got))
+            return state, orders
+
+    strategy = Watching(
+        base=FedGroup(num_groups=2, sample=1, pretrain_silos=4),
+        receivers="groups",
+        head="w",
+        plan=GeneratorPlan(steps=2, hidden=4),
+    )
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0, 1))
+    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=8)
+    assert steps[1:] == [{"node-1+node-3": 2 * n, "node-2+node-4": 2 * n} for n in range(1, 8)]
+    assert all(len(ordered) == 1 and got == ordered for ordered, got in sent[1:])
+    for entry in receivers(result)[1:]:
+        assert [one["silos"] for one in entry.values()] == [
+            ["node-1", "node-3"],
+            ["node-2", "node-4"],
+        ]
+
+
+def test_a_round_with_everybody_in_one_group_does_not_cost_the_generators() -> None:
+    class TogetherOnce(Independent):
+        def orders(
+            self, state: Members, silos: Sequence[Silo], *, round: int
+        ) -> tuple[Members, list[Order]]:
+            state, orders = super().orders(state, silos, round=round)
+            one = orders[0].model
+            return state, [Order(o.silo, one) for o in orders] if round == 4 else orders
+
+    steps: list[list[int]] = []
+    strategy: FedGenP = FedGenP(
+        base=TogetherOnce(),
+        receivers="groups",
+        head="w",
+        plan=GeneratorPlan(steps=2, hidden=4),
+        on_round=lambda report: steps.append(
+            [generator.steps for generator in (strategy._state or none).generators.values()]
+        ),
+    )
+    none = GenerativeState(None)
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 2))
+    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=6)
+    assert steps[:6] == [[], [2] * 3, [4] * 3, [4] * 3, [6] * 3, [8] * 3]
+    assert not receivers(result)[3]
+
+
+def test_who_is_alone_learns_and_teaches_only_after_its_first_update() -> None:
+    strategy = FedGenP(
+        base=Independent(), receivers="groups", head="w", plan=GeneratorPlan(steps=2, hidden=4)
+    )
+    a, b, new = (Silo(name, i, num_examples=10) for i, name in enumerate(["a", "b", "new"]))
+
+    def go(state: GenerativeState, silos: list[Silo], round: int) -> tuple[Any, list[str]]:
+        state, orders = strategy.orders(state, silos, round=round)
+        updates = [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders]
+        got = [o.silo.name for o in orders if wire.GENERATOR in o.extras]
+        assert got == list(state.teachers)
+        return strategy.absorb(state, updates, round=round), got
+
+    state, got = go(strategy.admit(strategy.first(plain_model()), [a, b], round=1), [a, b], 1)
+    assert got == []
+    state, got = go(strategy.admit(state, [new], round=2), [a, b, new], 2)
+    assert got == ["a", "b"]
+    state, got = go(state, [a, b, new], 3)
+    assert got == ["a", "b", "new"]
+    state, got = go(state, [a, b], 4)
+    assert "new" not in state.trained and got == ["a", "b"]
+
+
+@pytest.mark.parametrize("generators", ["silos", "groups"])
+def test_while_alpha_is_sought_no_partition_has_generators(generators: str, tmp_path: Path) -> None:
+    seen: dict[int, set[tuple[bool, bool]]] = {}
+
+    class Watching(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            for message in messages:
+                if message.metadata.message_type == wire.TRAIN:
+                    config = message.content["config"]
+                    told = wire.GENERATED_WEIGHT in config or wire.EVALUATE_TRAINED in config
+                    has = wire.GENERATOR in message.content.array_records
+                    assert not (wire.HOLDOUT in config and (told or has))
+                    pair = (wire.HOLDOUT in config, has)
+                    seen.setdefault(int(message.metadata.group_id), set()).add(pair)
+            return super().push_messages(messages)
+
+    nodes = [digits_config(n, i, **{"data.rotation": 90 * (i % 2)}) for i, n in enumerate("abcd")]
+    own = {"strategy": "hcct", "alpha": "auto", "generators": generators, "rounds": 9, **QUICK}
+    config = RunConfig.read({**own, "min-silos": 4})
+    execute(Watching(app, nodes), config, run_id=1, folder=tmp_path)
+    trial = [round for round, kinds in seen.items() if (True, False) in kinds]
+    assert trial and all(seen[round] == {(True, False)} for round in trial)
+    assert seen[max(trial) + 1] == {(False, True)}
 
 
 def test_a_group_that_changes_takes_over_the_generator_of_most_of_its_silos() -> None:
@@ -227,6 +393,22 @@ def test_fedgen_trains_one_generator_from_label_counts(tmp_path: Path) -> None:
     assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 3]
     assert list(result.rounds[0].phases) == [wire.LABEL_COUNTS]
     assert not result.rounds[1].phases
+
+
+def test_fedgen_goes_with_a_base_that_forms_groups_in_round_1(tmp_path: Path) -> None:
+    """Its silos have no models before."""
+    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcd")]
+    grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=4)
+    strategy = FedGen(
+        base=FedGroup(num_groups=2),
+        plan=GeneratorPlan(steps=2, hidden=4),
+        roster=roster,
+        train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
+    )
+    config = RunConfig.read({"strategy": "fedgen"})
+    arrays = initial_arrays(grid, roster.present(grid, round=1)[0], config)
+    result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
+    assert [sorted(entry) for entry in receivers(result)] == [[], ["everybody"], ["everybody"]]
 
 
 def test_fedgen_ends_with_who_did_not_consent_and_how_to(tmp_path: Path) -> None:
@@ -338,6 +520,82 @@ def test_label_counts_that_cannot_be_are_their_silos_error_and_the_others_go_on(
     assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 2]
 
 
+@pytest.mark.parametrize("before", [True, False])
+def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bool) -> None:
+    """Silo c is here in rounds 2 and 3, away in 4, and back with another mind."""
+    asked: list[tuple[int, int]] = []
+
+    class Asking(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            meta = [message.metadata for message in messages]
+            counts = [m for m in meta if m.message_type == wire.LABEL_COUNTS]
+            asked.extend((int(m.group_id), m.dst_node_id) for m in counts)
+            return super().push_messages(messages)
+
+    known: dict[int, bool | None] = {}
+
+    def churn(report: Any) -> None:
+        if "c" in states[-1].counts:
+            known[report.round] = states[-1].counts["c"] is not None
+        if report.round == 1:
+            grid.nodes[3] = digits_config("c", 2, **{"label-counts": before})
+        if report.round == 3:
+            grid.disconnect(3)
+        if report.round == 4 and not report.final:
+            grid.nodes[4] = digits_config("c", 9, **{"label-counts": not before})
+
+    states: list[GenerativeState] = []
+
+    class Watching(FedGen):
+        def absorb(self, state: Any, updates: Any, *, round: int) -> Any:
+            states.append(super().absorb(state, updates, round=round))
+            return states[-1]
+
+    grid = Asking(app, [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("ab")])
+    strategy = Watching(
+        plan=GeneratorPlan(steps=2, hidden=4),
+        roster=DescribedRoster("digits", min_silos=2),
+        train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
+        on_round=churn,
+    )
+    config = RunConfig.read({"strategy": "fedgen"})
+    arrays = initial_arrays(grid, strategy.roster.present(grid, round=1)[0], config)
+    strategy.start(grid=grid, initial_arrays=arrays, num_rounds=6)
+    assert asked == [(1, 1), (1, 2), (2, 3), (5, 4)]
+    assert known == {2: before, 3: before, 5: not before, 6: not before}
+
+
+@pytest.mark.parametrize("head", ["another", "no"])
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+def test_a_newcomer_with_another_head_trains_without_generators_and_teaches_nobody(
+    strategy: str, head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(InProcessGrid):
+        """Silo d serves another version of the task."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            for message in super().pull_messages(message_ids):
+                meta = message.metadata
+                if meta.message_type == wire.DESCRIBE and meta.src_node_id == 4:
+                    config: Any = message.content["config"]
+                    layers = [part for part in json.loads(config["head"]) if part != ["positive"]]
+                    config["head"] = json.dumps(layers if head == "another" else [])
+                yield message
+
+    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcd")]
+    own = {"strategy": strategy, "rounds": 5, "min-silos": 3, "churn": "d+3", **QUICK}
+    result = execute(Odd(app, nodes), RunConfig.read(own), run_id=1, folder=tmp_path)
+    assert sorted(result.rounds[-2].silos) == list("abcd")
+    last = receivers(result)[-1]
+    assert sorted(name for entry in last.values() for name in entry["silos"]) == list("abc")
+    sizes = {name: silo.bytes_sent for name, silo in result.rounds[-2].silos.items()}
+    assert sizes["d"] < sizes["a"] == sizes["b"] == sizes["c"]
+    assert (
+        caplog.text.count("silo d describes") == 1 and "Give all silos one version" in caplog.text
+    )
+
+
 def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path) -> None:
     result = run(tmp_path / "1", strategy="fedensemble", ensemble_every=2)
     plain = run(tmp_path / "2", strategy="fedavg")
@@ -424,12 +682,60 @@ def test_silos_that_describe_no_head_are_refused_with_what_to_do() -> None:
         ({"strategy": "fedgenp", "generators": "groups"}, "one group"),
         ({"strategy": "ifca", "generators": "groups"}, "cannot be combined with strategy ifca"),
         ({"generator-steps": 0}, "generator-steps"),
+        ({"strategy": "fedgenp", "generator-steps": 1}, "at least 2. Got 1. Or take reversal=none"),
+        ({"strategy": "hcct", "generators": "groups", "generator-steps": 1}, "at least 2"),
         ({"reversal": "backwards"}, "reversal"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(FederationError, match=said):
         RunConfig.read(keys)
+
+
+def test_one_step_is_enough_without_a_reversal() -> None:
+    for keys in ({"reversal": "none"}, {"reversal-weight": 0}, {"strategy": "fedgen"}):
+        RunConfig.read({"strategy": "fedgenp", "generator-steps": 1, **keys})
+    with pytest.raises(FederationError, match=r"steps must be at least 2\. Got 1"):
+        FedGenP(plan=GeneratorPlan(steps=1))
+    FedGenP(plan=GeneratorPlan(steps=1, reversal="none"))
+
+
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen", "fedcollab"])
+def test_a_task_without_a_latent_split_is_named_and_how_to_add_one(
+    strategy: str, tmp_path: Path
+) -> None:
+    """Before anybody has worked, on discriminators either."""
+    asked: set[str] = set()
+
+    class Watching(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            asked.update(message.metadata.message_type for message in messages)
+            return super().push_messages(messages)
+
+    nodes = [digits_config(n, i, task=PLAIN) for i, n in enumerate("ab")]
+    around = {"generators": "groups"} if strategy == "fedcollab" else {}
+    config = RunConfig.read({"strategy": strategy, "task": PLAIN, **around, **QUICK})
+    said = f"silo a names no latent split of its model: task {PLAIN!r} has none.*SplitModel"
+    with pytest.raises(FederationError, match=said):
+        execute(Watching(app, nodes), config, run_id=1, folder=tmp_path)
+    assert asked == {wire.DESCRIBE, wire.INITIAL}
+
+
+def test_one_class_is_refused_before_the_first_round() -> None:
+    strategy = FedGenP(head="w")
+    initial = {"w": np.zeros((1, 5), np.float32), "b": np.zeros(1, np.float32)}
+    silos = [Silo(name, i, num_examples=10) for i, name in enumerate("ab")]
+    state = strategy.admit(strategy.first(initial), silos, round=1)
+    with pytest.raises(FederationError, match=r"at least 2 classes\. The head has 1: run without"):
+        strategy.orders(state, silos, round=1)
+
+
+def test_a_base_that_trains_otherwise_takes_no_generators() -> None:
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 1))
+    strategy = FedGenP(base=PerFedAvg(), head="w")
+    with pytest.raises(FederationError, match=r"PerFedAvg train otherwise \('train.per_fedavg'\)"):
+        strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=1)
 
 
 def test_weights_of_latents_are_bounded_and_decay() -> None:

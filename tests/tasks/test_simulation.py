@@ -105,7 +105,12 @@ def test_a_data_folder_is_relative_to_the_file(tmp_path: Path) -> None:
         ("silos = ", "is not TOML"),
         ("", "'silos' is missing"),
         ("silos = 0", "silos"),
-        ("silos = 2\ncolour = 3", "unknown key 'colour'"),
+        (
+            "silos = 2\ncolour = 3",
+            "unknown key 'colour'; a simulation has data, label-counts, names",
+        ),
+        ("silos = 2\nlabel_counts = true", "unknown key 'label_counts'"),
+        ("silos = 2\nlabel-counts = 1", "label-counts: .*valid boolean"),
         ("silos = 2\n[split]\nkind = 'iid'\nshrads = 3", "no key 'shrads'"),
         ("silos = 2\n[split]\nalpha = 3.0", "to say its kind"),
         ("silos = 2\nnames = ['a', 'a']", "names must be 2 different ones"),
