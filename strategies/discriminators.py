@@ -314,10 +314,9 @@ def _take(work: _Work, replies: Sequence[Update], *, trained: bool) -> None:
     expected = {name: work.mine(name) for name in work.silos()}
     work.bytes += sum(_num_bytes(work, name) for name in expected)
     good: dict[str, Update] = {}
-    like: Model | None = next(iter(work.models.values()), None)
+    like = next(iter(work.models.values()), None) or _usual(replies, work.bytes_each)
     for update in replies:
         work.bytes += update.bytes_received
-        like = like or _one_of(update, work.bytes_each)
         reason = _objection(update, len(expected[update.silo.name]), like, work, trained=trained)
         if reason:
             work.missing[update.silo.name] = reason
@@ -350,6 +349,15 @@ def _num_bytes(work: _Work, name: str) -> int:
     return work.bytes_each * sum(pair in work.models for pair in work.mine(name))
 
 
+def _usual(replies: Sequence[Update], num_bytes: int) -> Model | None:
+    """What one discriminator looks like: as most silos' do; of equally many, the first silo's."""
+    found = [one for update in replies if (one := _one_of(update, num_bytes)) is not None]
+    looks = [sorted((key, a.shape, a.dtype.str) for key, a in one.items()) for one in found]
+    most = max(map(looks.count, looks), default=0)
+    usual = [one for one, look in zip(found, looks, strict=True) if looks.count(look) == most]
+    return usual[0] if usual else None
+
+
 def _one_of(update: Update, num_bytes: int) -> Model | None:
     """What one discriminator looks like, from a reply that can be meant."""
     stack = update.extras.get(wire.DISCRIMINATORS, {})
@@ -369,7 +377,10 @@ def _objection(
             return "its reply holds no discriminators, or other arrays than they have."
         for key, array in stack.items():
             if array.shape != (num_pairs, *like[key].shape) or array.dtype != like[key].dtype:
-                return f"its discriminators' array {key!r} has shape {array.shape}."
+                return (
+                    f"its discriminators' array {key!r} must be {like[key].dtype} of shape "
+                    f"{(num_pairs, *like[key].shape)}. Got {array.dtype} of shape {array.shape}."
+                )
     if not work.models:
         return ""
     scored = update.extras.get(wire.HITS, {})

@@ -605,6 +605,41 @@ def test_a_bad_reply_loses_its_silo_and_nobody_else(
     assert result.groups[1] == [["node-1"], ["node-2", "node-3"]]
 
 
+@pytest.mark.parametrize("odd", [1, 2, 3])
+@pytest.mark.parametrize("shape", ["renamed", "reshaped", "halved"])
+def test_other_arrays_of_the_same_size_lose_the_silo_that_sent_them(odd: int, shape: str) -> None:
+    def other(array: np.ndarray) -> dict[str, np.ndarray]:
+        if shape == "renamed":
+            return {"e": array}
+        return {"d": array.reshape(len(array), 3, 1) if shape == "reshaped" else array.view("<f2")}
+
+    def fault(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == odd and "discriminators" in reply.content:
+            array = reply.content["discriminators"]["d"].numpy()
+            made = {k: Array(a) for k, a in other(array).items()}
+            reply.content["discriminators"] = ArrayRecord(made)
+        return reply
+
+    judged = Judged(lambda kind, label: 0.5)
+    judged.fault = fault
+    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=1)
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {f"node-{odd}"}
+    assert [f"node-{odd}"] in result.groups[1] and len(result.groups[1]) == 2
+
+
+def test_of_two_that_differ_the_first_silo_s_arrays_count() -> None:
+    def fault(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == 2 and "discriminators" in reply.content:
+            array = reply.content["discriminators"]["d"].numpy()
+            reply.content["discriminators"] = ArrayRecord({"e": Array(array)})
+        return reply
+
+    judged = Judged(lambda kind, label: 0.5)
+    judged.fault = fault
+    result, _ = run(judged, plain_nodes(0, 0), rounds=1)
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-2"}
+
+
 def test_with_silos_that_know_no_discriminators_everybody_is_alone_and_told_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
