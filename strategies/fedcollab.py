@@ -59,16 +59,17 @@ class Structure:
     Attributes:
         silos: those whose distances are known, sorted.
         alone: those that train alone because theirs are not.
-        c: that was used.
-        distances, errors: (N, N); an unknown distance is filled in, its error NaN.
+        c: that was used; None where there was nothing to compare.
+        distances, errors: (N, N); an unknown distance is filled in, its error NaN. Empty where
+            there was nothing to compare.
         report: the bound beside its rivals, and the interval of c.
     """
 
     silos: tuple[str, ...]
     alone: tuple[str, ...]
-    c: float
-    distances: tuple[tuple[float, ...], ...]
-    errors: tuple[tuple[float, ...], ...]
+    c: float | None = None
+    distances: tuple[tuple[float, ...], ...] = ()
+    errors: tuple[tuple[float, ...], ...] = ()
     report: StructureReport | None = None
 
 
@@ -111,7 +112,7 @@ class FedCollab(GroupStrategy[FedCollabState]):
         newcomers: ``keep`` lets a newcomer choose and nobody else move but those whose distances
             came late; ``resolve`` searches again from the present structure.
         unmeasured: silos whose distances are not known train ``alone``, or take the mean of all
-            known distances for them (``unknown``).
+            known distances for them (``unknown``). Where none is known everybody trains alone.
         seed: of the searches.
 
     The other arguments are those of ``GroupStrategy``.
@@ -173,13 +174,16 @@ class FedCollab(GroupStrategy[FedCollabState]):
         self, state: FedCollabState, names: Sequence[str], round: int
     ) -> FedCollabState:
         """Step 2: solve for those whose distances are known."""
-        known, alone = names, tuple[str, ...]()
-        if self.unmeasured == "alone":
+        known, alone = tuple(names), tuple[str, ...]()
+        if self.unmeasured == "alone" or state.distances.keys().isdisjoint(combinations(names, 2)):
             known, alone = _split_known(names, state.distances)
         for name in alone:
             log.warning("silo %s trains alone: its distances are not known", name)
-        if not known:
-            return replace(state, planned=tuple((name,) for name in names), structure=None)
+        if len(known) < 2:  # nothing to compare
+            if alone:
+                log.warning("everybody trains alone: no distance of two silos is known")
+            structure = Structure((), tuple(names)) if alone else Structure(known, ())
+            return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors = _matrices(known, state.distances)
         sizes = [max(state.members.sizes[name], 1.0) for name in known]
         c = self.c
@@ -373,10 +377,13 @@ def _split_known(
 def _matrices(
     names: Sequence[str], distances: Mapping[Pair, Distance]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Distances clipped to [0, 1] and standard errors; the unknown: mean of the known, and NaN."""
+    """Distances clipped to [0, 1] and standard errors; the unknown: mean of the known, and NaN.
+
+    At least one must be known.
+    """
     values, errors = np.zeros((2, len(names), len(names)))
     mine = {p: distances[p] for p in combinations(names, 2) if p in distances}
-    usual = np.clip(np.mean([d.value for d in mine.values()]), 0, 1) if mine else 0.0
+    usual = np.clip(np.mean([d.value for d in mine.values()]), 0, 1)
     for (i, one), (j, other) in combinations(enumerate(names), 2):
         found = mine.get((one, other))
         values[i, j] = values[j, i] = usual if found is None else np.clip(found.value, 0, 1)
@@ -447,7 +454,7 @@ def _structure_entry(structure: Structure) -> dict[str, Any]:
             entry["second-groups"] = [
                 [structure.silos[row] for row in group] for group in report.second_groups
             ]
-    if len(structure.silos) <= MAX_RECORDED_SILOS:
+    if structure.distances and len(structure.silos) <= MAX_RECORDED_SILOS:
         entry["distances"] = [[round(v, 6) for v in row] for row in structure.distances]
         entry["standard-errors"] = [[_finite(round(v, 6)) for v in row] for row in structure.errors]
     return entry

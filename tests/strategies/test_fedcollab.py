@@ -388,6 +388,26 @@ def test_unknown_distances_may_count_as_the_mean() -> None:
     assert found["distances"][0][1] == found["distances"][0][2]
 
 
+@pytest.mark.parametrize("unmeasured", ["alone", "unknown"])
+def test_where_no_distance_is_known_everybody_is_alone_and_nothing_looks_measured(
+    unmeasured: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = Discriminators(gigabytes=1e-9)
+    result, _ = run(
+        Judged(), plain_nodes(0, 0, 0), rounds=2, unmeasured=unmeasured, discriminators=budget
+    )
+    names = ["node-1", "node-2", "node-3"]
+    assert result.groups[1] == result.groups[2] == [[name] for name in names]
+    assert result.rounds[0].details["structure"] == {"compared": [], "alone": names, "c": None}
+    assert "everybody trains alone: no distance of two silos is known" in caplog.text
+
+
+def test_a_single_silo_has_no_bound_and_no_interval() -> None:
+    result, _ = run(Judged(), plain_nodes(0), rounds=1)
+    expected = {"compared": ["node-1"], "alone": [], "c": None}
+    assert result.rounds[0].details["structure"] == expected
+
+
 def lost_after(judged: Judged, node: int, number: int, *, for_good: bool) -> None:
     """The node's answers in the middle of its discriminators are errors."""
     count = {"now": 0}
