@@ -330,11 +330,18 @@ def _with_measured(
     state: FedCollabState, due: Sequence[Pair], found: Measurement
 ) -> FedCollabState:
     sizes = {**state.members.sizes, **found.sizes}
+    better = {
+        pair: new
+        for pair, new in found.distances.items()
+        if pair not in found.unfinished
+        or pair not in state.distances
+        or new.rounds > state.distances[pair].rounds
+    }
     attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in due}}
     return replace(
         state,
         members=replace(state.members, sizes=sizes),
-        distances={**state.distances, **found.distances},
+        distances={**state.distances, **better},
         held_out={**state.held_out, **found.held_out},
         attempts=attempts,
         unfinished=(state.unfinished - set(due)) | found.unfinished,
@@ -349,10 +356,11 @@ def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
     other is new, those with most such distances.
     """
     late = set() if state.structure is None else set(state.structure.alone)
-    fresh = set() if state.measured is None else set(state.measured.distances)
+    found = {} if state.measured is None else state.measured.distances
+    fresh = {pair for pair, new in found.items() if state.distances.get(pair, new) == new}
     kept = {name for group in state.planned for name in group if name in names} - late
-    while found := [pair for pair in fresh if kept.issuperset(pair)]:
-        counts = Counter(name for pair in found for name in pair)
+    while inside := [pair for pair in fresh if kept.issuperset(pair)]:
+        counts = Counter(name for pair in inside for name in pair)
         most = max(counts.values())
         kept -= {name for name, count in counts.items() if count == most}
     groups = [[name for name in group if name in kept] for group in state.planned]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,35 @@ def test_a_silo_placed_by_an_unfinished_distance_moves_when_it_is_finished() -> 
     assert result.groups[2] == result.groups[3] == [["node-1", "node-2", "node-3"]]
 
 
+@pytest.mark.parametrize(("second", "rounds"), [(2, 4), (6, 5)])
+def test_of_two_broken_attempts_the_distance_of_more_rounds_counts(
+    second: int, rounds: int
+) -> None:
+    """Discriminators get better with every round: an early end finds less than there is."""
+    judged, trained = Judged(), {"now": 0, "lost-after": 5}
+    judged.rate = lambda kind, label: 0.5 + 0.1 * trained["now"]
+
+    def fault(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if meta.dst_node_id == 2 and meta.message_type == wire.TRAIN_DISCRIMINATOR:
+            trained["now"] += 1
+            if trained["now"] > trained["lost-after"]:
+                return Message(Error(1, "gone"), reply_to=message)
+        return reply
+
+    def next_attempt(report: Any) -> None:
+        trained.update({"now": 0, "lost-after": second})
+
+    judged.fault = fault
+    result, strategy = run(judged, plain_nodes(0, 0), rounds=3, c=5.0, on_round=next_attempt)
+    assert strategy._state is not None
+    (found,) = strategy._state.distances.values()
+    assert found.rounds == rounds
+    first, last = (result.rounds[t].details["structure"]["distances"] for t in (0, 1))
+    assert (last == first) is (rounds == 4)
+    assert result.groups[1] == result.groups[3] == [["node-1"], ["node-2"]]
+
+
 def test_where_nobody_was_measured_at_first_the_second_attempt_decides_for_all() -> None:
     nodes = plain_nodes(0, 1, 0, 1)
     judged = by_kind(nodes)
@@ -695,6 +725,10 @@ def test_who_was_placed_unmeasured_is_not_settled() -> None:
 
     assert after(("a", "d"), ("b", "d")) == [["a", "b"], ["c"]], "d has most new distances"
     assert after(("a", "b")) == [["c"], ["d"]], "one of them as much as the other"
+    better = {("a", "d"): Distance(0.5, 0.1, 9)}
+    measured = Measurement(distances={("a", "d"): Distance(0.0, 0.1, 5)})
+    kept = replace(state, structure=None, distances=better, measured=measured)
+    assert _settled(kept, names) == [["a", "b"], ["c"], ["d"]], "the distance did not change"
     assert after(("a", "new"), ("b", "new"), ("c", "new")) == [["a", "b"], ["c"], ["d"]]
     assert _settled(state, ("a", "d")) == [["a"], ["d"]]
 
