@@ -24,7 +24,7 @@ import numpy as np
 
 import wire
 from strategies.errors import require
-from strategies.loop import Order, Update
+from strategies.loop import Answers, Order, Update
 from strategies.partition.distance import Distance, Score, distance, has_converged, scores
 from strategies.roster import Silo
 from wire import Model
@@ -96,6 +96,7 @@ class Measurement:
         sizes: silo → training samples that it stated.
         unfinished: pairs whose training was broken off because a silo was lost.
         missing: silo → why (some of) its pairs have no distance.
+        refused: those of them that will not be asked again: their own conditions do not allow it.
         rounds: of training.
         bytes: of arrays, sent and received.
     """
@@ -105,6 +106,7 @@ class Measurement:
     sizes: Mapping[str, float] = field(default_factory=dict)
     unfinished: frozenset[Pair] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
     rounds: int = 0
     bytes: int = 0
 
@@ -120,6 +122,7 @@ class _Work:
     hits: dict[Pair, list[np.ndarray]] = field(default_factory=dict)
     counts: dict[str, np.ndarray] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     unfinished: set[Pair] = field(default_factory=set)
     rounds: int = 0
     bytes: int = 0
@@ -140,7 +143,7 @@ def takes_part(silo: Silo) -> bool:
 
 def measure(
     pairs: Iterable[Pair], silos: Sequence[Silo], options: Discriminators
-) -> Generator[Sequence[Order], list[Update], Measurement]:
+) -> Generator[Sequence[Order], Answers, Measurement]:
     """Train discriminators of these pairs; for ``GroupStrategy.prepare``, with ``yield from``.
 
     Args:
@@ -159,13 +162,13 @@ def measure(
     open_pairs = [pair for pair in wanted if not shy.keys() & set(pair)]
     names = _silos_of(open_pairs)
     questions = [_order(here[name], wire.EVALUATE_DISCRIMINATOR, [], options) for name in names]
-    asked = (yield questions) if questions else []
+    asked = (yield questions) if questions else Answers()
     held_out, bytes_each, unready = _ready(names, asked)
     missing = shy | unready
     for name, reason in missing.items():
         log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
-    work = _Work(active, options, bytes_each, missing=missing)
+    work = _Work(active, options, bytes_each, missing=missing, refused=set(asked.refused))
     if active:
         log.info("%s", _budget_text(work))
     while work.active and work.rounds < options.rounds and _affordable(work):
@@ -193,6 +196,7 @@ def measure(
         sizes={update.silo.name: update.num_examples for update in asked},
         unfinished=frozenset(work.unfinished),
         missing=work.missing,
+        refused=frozenset(work.refused),
         rounds=work.rounds,
         bytes=work.bytes,
     )
@@ -230,12 +234,10 @@ def _order(
     )
 
 
-def _ready(
-    names: Sequence[str], asked: Sequence[Update]
-) -> tuple[dict[str, int], int, dict[str, str]]:
+def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, dict[str, str]]:
     """Held-out samples per silo, bytes of one discriminator, and who cannot take part."""
     held_out: dict[str, int] = {}
-    missing = dict.fromkeys(names, "it did not say what it can hold out.")
+    missing = dict.fromkeys(names, "it did not say what it can hold out.") | asked.missing
     sizes: dict[str, int] = {}
     for update in asked:
         name = update.silo.name
@@ -244,10 +246,7 @@ def _ready(
             continue
         held_out[name] = held
         if held < 1:
-            missing[name] = (
-                f"it has too few samples to hold any out: {update.num_examples:g}, at least 2 "
-                "are needed."
-            )
+            missing[name] = _too_few_text(update.num_examples)
         elif size is None:
             missing[name] = "it did not say how large its discriminator is."
         else:
@@ -258,6 +257,14 @@ def _ready(
         if size != usual:
             missing[name] = f"its discriminator has {size} bytes, the others' {usual}."
     return held_out, usual, missing
+
+
+def _too_few_text(num_examples: float) -> str:
+    """Why a silo with so many samples can hold none out."""
+    text = f"it has too few samples to hold any out: {num_examples:g}, "
+    if num_examples < 2:
+        return text + "at least 2 are needed."
+    return text + "of which fewer than the 2 that are needed are left (guard keeps some out)."
 
 
 def _stated(update: Update, key: str) -> int | None:
@@ -309,7 +316,7 @@ def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> l
     return orders
 
 
-def _take(work: _Work, replies: Sequence[Update], *, trained: bool) -> None:
+def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
     """Score what the silos were sent, average what they trained, drop what is finished or lost."""
     expected = {name: work.mine(name) for name in work.silos()}
     work.bytes += sum(_num_bytes(work, name) for name in expected)
@@ -322,9 +329,12 @@ def _take(work: _Work, replies: Sequence[Update], *, trained: bool) -> None:
             work.missing[update.silo.name] = reason
         else:
             good[update.silo.name] = update
+    work.refused |= replies.refused
     for name in expected:
         if name not in good:
-            work.missing.setdefault(name, "it did not answer in the middle of its discriminators.")
+            if name in replies.missing:
+                why = replies.missing[name]
+                work.missing[name] = f"in the middle of its discriminators: {why}"
             log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
     place = {name: {pair: k for k, pair in enumerate(mine)} for name, mine in expected.items()}
     still = []

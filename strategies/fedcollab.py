@@ -31,7 +31,7 @@ import numpy as np
 from strategies.discriminators import Discriminators, Measurement, Pair, measure, takes_part
 from strategies.errors import require
 from strategies.grouping import Members, average_groups, enrol, orders_from
-from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from strategies.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.models import weighted_mean
 from strategies.partition import fedcollab
 from strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
@@ -83,6 +83,7 @@ class FedCollabState:
         held_out: silo → samples that it holds out.
         attempts: pair → phases in which it was tried.
         unfinished: pairs that were broken off and may be tried again.
+        refused: silos that let no discriminator leave; asked again when they come back.
         planned: coalitions of the next round.
         structure: why.
         trained: silos whose model has been through a round.
@@ -94,6 +95,7 @@ class FedCollabState:
     held_out: Mapping[str, int] = field(default_factory=dict)
     attempts: Mapping[Pair, int] = field(default_factory=dict)
     unfinished: frozenset[Pair] = frozenset()
+    refused: frozenset[str] = frozenset()
     planned: tuple[Group, ...] = ()
     structure: Structure | None = None
     trained: frozenset[str] = frozenset()
@@ -157,12 +159,12 @@ class FedCollab(GroupStrategy[FedCollabState]):
 
     def prepare(
         self, state: FedCollabState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], FedCollabState]:
+    ) -> Generator[Sequence[Order], Answers, FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(silo.name for silo in silos))
+        state = replace(state, measured=None, refused=state.refused.intersection(names))
         shy = {silo.name for silo in silos if not takes_part(silo)}
         due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
-        state = replace(state, measured=None)
         if due:
             found = yield from measure(due, silos, self.discriminators)
             state = _with_measured(state, due, found)
@@ -318,7 +320,7 @@ class _Solve:
 
 def _is_due(state: FedCollabState, pair: Pair, shy: Set[str]) -> bool:
     """Whether a pair must still be measured, and may be; with a ``shy`` silo it cannot be."""
-    if any(state.held_out.get(name) == 0 for name in pair):
+    if any(name in state.refused or state.held_out.get(name) == 0 for name in pair):
         return False
     unknown = pair not in state.distances or pair in state.unfinished
     # A pair that cannot be measured is due once, so that the log and the record say why.
@@ -345,6 +347,7 @@ def _with_measured(
         held_out={**state.held_out, **found.held_out},
         attempts=attempts,
         unfinished=(state.unfinished - set(due)) | found.unfinished,
+        refused=state.refused | found.refused,
         measured=found,
     )
 

@@ -432,7 +432,9 @@ def test_a_silo_lost_in_the_middle_keeps_what_was_measured_and_is_tried_again(
     result, strategy = run(judged, plain_nodes(0, 0, 0), rounds=2)
     first, second = (report.details["discriminators"] for report in result.rounds[:2])
     assert first["unfinished"] == [["node-1", "node-2"], ["node-2", "node-3"]]
-    assert "the power is gone" in caplog.text and "silo node-2 is lost" in caplog.text
+    reason = "in the middle of its discriminators: the power is gone"
+    assert first["missing"] == {"node-2": reason}
+    assert f"silo node-2 is lost: {reason}" in caplog.text
     assert (first["pairs"], second["pairs"], second["unfinished"]) == (3, 2, [])
     assert strategy._state is not None
     assert {d.rounds for d in strategy._state.distances.values()} == {5}
@@ -570,6 +572,55 @@ def test_silos_that_let_few_metrics_leave_are_measured_like_others(tmp_path: Pat
     few, everything = found
     assert few["discriminators"]["missing"] == {} and few["discriminators"]["pairs"] == 3
     assert few["structure"] == everything["structure"]
+
+
+def test_a_silo_that_refuses_is_recorded_with_its_reason_and_not_asked_again(
+    tmp_path: Path,
+) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 2, "min-silos": 3}
+    configs = [digits_config(n, i, auxiliary=n != "a") for i, n in enumerate("abc")]
+    grid = InProcessGrid(coterie_app, configs)
+    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    reason = "silo 'a' lets no model leave beside the task's; this run trains discriminators."
+    assert result.rounds[0].details["discriminators"]["missing"] == {"a": reason}
+    assert "discriminators" not in result.rounds[1].details
+    assert all(["a"] in groups for groups in result.groups.values())
+
+
+def test_a_refusal_in_the_middle_is_final_and_one_that_comes_back_is_asked_again() -> None:
+    nodes = plain_nodes(0, 0, 0)
+    judged = Judged(lambda kind, label: 0.5)
+
+    def fault(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if meta.dst_node_id == 2 and meta.message_type == wire.TRAIN_DISCRIMINATOR:
+            return wire.refusal("not with my data", message)
+        return reply
+
+    class Returning(Changing):
+        def get_node_ids(self) -> Iterable[int]:
+            return [node for node in super().get_node_ids() if (node, self.looks) != (2, 3)]
+
+    judged.fault = fault
+    result, _ = started(Returning(judged, nodes), 5)
+    tried = [report.details.get("discriminators") for report in result.rounds[:5]]
+    assert [found is not None for found in tried] == [True, False, False, True, False]
+    assert tried[0] is not None
+    reason = "in the middle of its discriminators: not with my data"
+    assert tried[0]["missing"] == {"node-2": reason}
+
+
+def test_samples_that_a_guard_keeps_are_not_called_too_few_to_begin_with(tmp_path: Path) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 1, "min-silos": 3, "guard": 0.2}
+    configs = [
+        digits_config(n, i, **{"data.train": 2 if n == "a" else 30}) for i, n in enumerate("abc")
+    ]
+    grid = InProcessGrid(coterie_app, configs)
+    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    assert result.rounds[0].details["discriminators"]["missing"] == {
+        "a": "it has too few samples to hold any out: 2, of which fewer than the 2 that are needed "
+        "are left (guard keeps some out)."
+    }
 
 
 class Asking:
