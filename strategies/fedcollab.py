@@ -30,14 +30,14 @@ import numpy as np
 
 from strategies.discriminators import Discriminators, Measurement, Pair, measure, takes_part
 from strategies.errors import require
-from strategies.grouping import Members, average_groups, enrol, orders_from
+from strategies.grouping import Members, average_groups, enrol, feasible, orders_from
 from strategies.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.models import weighted_mean
 from strategies.partition import fedcollab
 from strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
 from strategies.partition.distance import Distance, null_error
 from strategies.partition.fedcollab import StructureReport
-from strategies.roster import Silo
+from strategies.roster import Silo, staying
 from wire import Model
 
 __all__ = ["FedCollab", "FedCollabState"]
@@ -63,6 +63,7 @@ class Structure:
         distances, errors: (N, N); an unknown distance is filled in, its error NaN. Empty where
             there was nothing to compare.
         report: the bound beside its rivals, and the interval of c.
+        aside: those that train alone because their coalition is smaller than they accept.
     """
 
     silos: tuple[str, ...]
@@ -71,6 +72,7 @@ class Structure:
     distances: tuple[tuple[float, ...], ...] = ()
     errors: tuple[tuple[float, ...], ...] = ()
     report: StructureReport | None = None
+    aside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -199,9 +201,19 @@ class FedCollab(GroupStrategy[FedCollabState]):
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = solve.report(groups)
         log.info("%s", _report_text(report, known))
-        structure = Structure(tuple(known), alone, c, _rows(solve.distances), _rows(errors), report)
-        planned = [tuple(known[row] for row in group) for group in groups]
-        planned += [(name,) for name in alone]
+        solved = [tuple(known[row] for row in group) for group in groups]
+        minimums = state.members.minimums
+        planned = feasible(solved, minimums)
+        aside = _aside(solved, minimums)
+        for name in aside:
+            log.warning(
+                "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
+                "be smaller",
+                name,
+                minimums[name],
+            )
+        structure = Structure(known, alone, c, _rows(solve.distances), _rows(errors), report, aside)
+        planned += tuple((name,) for name in alone)
         return replace(state, planned=tuple(sorted(planned)), structure=structure)
 
     def _solver(self, num_silos: int) -> Solver:
@@ -355,10 +367,11 @@ def _with_measured(
 def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
     """The planned groups of these silos, without those that had to be put somewhere unmeasured.
 
-    These are the silos that were alone for want of distances, and, of silos whose distance to each
-    other is new, those with most such distances.
+    These are the silos that were alone for want of distances or of members, and, of silos whose
+    distance to each other is new, those with most such distances.
     """
-    late = set() if state.structure is None else set(state.structure.alone)
+    before = state.structure
+    late = set() if before is None else {*before.alone, *before.aside}
     found = {} if state.measured is None else state.measured.distances
     fresh = {pair for pair, new in found.items() if state.distances.get(pair, new) == new}
     kept = {name for group in state.planned for name in group if name in names} - late
@@ -368,6 +381,14 @@ def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
         kept -= {name for name, count in counts.items() if count == most}
     groups = [[name for name in group if name in kept] for group in state.planned]
     return [group for group in groups if group]
+
+
+def _aside(solved: Sequence[Group], minimums: Mapping[str, int]) -> tuple[str, ...]:
+    """Who accepts no coalition as small as the one that it was put in."""
+    several = [group for group in solved if len(group) > 1]
+    return tuple(
+        sorted(name for group in several for name in set(group) - {*staying(group, minimums)})
+    )
 
 
 def _split_known(
@@ -450,6 +471,7 @@ def _structure_entry(structure: Structure) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "compared": list(structure.silos),
         "alone": list(structure.alone),
+        **({"aside": list(structure.aside)} if structure.aside else {}),
         "c": structure.c,
     }
     if structure.report is not None:

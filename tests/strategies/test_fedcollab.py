@@ -665,6 +665,40 @@ def test_distances_that_a_silo_does_not_allow_may_count_as_the_mean() -> None:
     assert result.groups[1] == [["node-1", "node-2", "node-3"]]
 
 
+class AskingWho(Asking):
+    """The same by node, whoever is here."""
+
+    def __init__(self, minimums: Mapping[int, int]) -> None:
+        self.of = dict(minimums)
+
+    def present(self, grid: Any, *, round: int) -> list[Silo]:
+        return [
+            Silo(f"node-{node}", node, num_examples=100, min_group_size=self.of.get(node, 1))
+            for node in sorted(grid.get_node_ids())
+        ]
+
+
+@pytest.mark.parametrize("newcomers", ["keep", "resolve"])
+def test_a_silo_whose_coalition_becomes_too_small_trains_alone_until_it_is_not(
+    newcomers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Back(Changing):
+        def get_node_ids(self) -> Iterable[int]:
+            return [n for n in super().get_node_ids() if n != 3 or self.looks not in (2, 3)]
+
+    grid = Back(Judged(lambda kind, label: 0.5), plain_nodes(0, 0, 0, 0))
+    result, _ = started(
+        grid, 4, roster=AskingWho({1: 4}), unmeasured="unknown", newcomers=newcomers
+    )
+    assert result.groups[2] == result.groups[3] == [["node-1"], ["node-2", "node-4"]]
+    assert result.groups[1] == result.groups[4]
+    assert result.groups[4] == [["node-1", "node-2", "node-3", "node-4"]]
+    assert all(not report.left_out for report in result.rounds)
+    found = [report.details["structure"].get("aside") for report in result.rounds[:4]]
+    assert found == [None, ["node-1"], ["node-1"], None]
+    assert "node-1 trains alone: it accepts groups of at least 4 silos" in caplog.text
+
+
 def test_where_nobody_accepts_a_group_of_two_nothing_is_asked() -> None:
     judged = Judged()
     result, _ = run(judged, plain_nodes(0, 0), rounds=2, roster=Asking(3, 3))
