@@ -112,7 +112,7 @@ class FedCollab(GroupStrategy[FedCollabState]):
             which noise alone keeps no two silos apart (``partition.fedcollab.auto_c``).
         discriminators: how distances are measured, and the budget.
         solver: ``best`` is ``optimal`` for at most 16 silos and else ``relocation``, the paper's;
-            ``agglomerative`` merges greedily.
+            ``agglomerative`` merges greedily. ``optimal`` is ``best`` that warns above 16.
         newcomers: ``keep`` lets a newcomer choose and nobody else move but those whose distances
             came late; ``resolve`` searches again from the present structure.
         unmeasured: silos whose distances are not known train ``alone``, or take the mean of all
@@ -217,9 +217,18 @@ class FedCollab(GroupStrategy[FedCollabState]):
         return replace(state, planned=tuple(sorted(planned)), structure=structure)
 
     def _solver(self, num_silos: int) -> Solver:
-        if self.solver != "best":
+        if self.solver in ("relocation", "agglomerative"):
             return self.solver
-        return "optimal" if num_silos <= MAX_OPTIMAL_SILOS else "relocation"
+        if num_silos <= MAX_OPTIMAL_SILOS:
+            return "optimal"
+        if self.solver == "optimal":
+            log.warning(
+                "solver: %d silos are too many for optimal, which takes up to %d; relocation is "
+                "used",
+                num_silos,
+                MAX_OPTIMAL_SILOS,
+            )
+        return "relocation"
 
     # ---------------------------------------------------------------- a round
 

@@ -267,6 +267,17 @@ def test_every_solver_finds_what_is_plain_to_see(solver: Any) -> None:
     assert result.groups[1] == [["node-1", "node-3"], ["node-2", "node-4"]]
 
 
+def test_optimal_with_too_many_silos_goes_on_by_relocation_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = plain_nodes(*[0] * 17)
+    grid = Changing(Judged(lambda kind, label: 0.5), nodes, comes={17: 3})
+    result, _ = started(grid, 3, solver="optimal", discriminators=Discriminators(rounds=1))
+    assert [len(group) for group in result.groups[2]] == [16]
+    assert [len(group) for group in result.groups[3]] == [17]
+    assert "17 silos are too many for optimal, which takes up to 16; relocation" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
