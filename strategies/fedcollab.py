@@ -47,7 +47,8 @@ log = logging.getLogger("coterie.run")
 MAX_ATTEMPTS = 2
 """Phases in which a pair is tried before it is left as it is."""
 MAX_RECORDED_SILOS = 32
-"""Up to so many silos the record of every round holds their distances."""
+"""Up to so many silos the record of every round holds their distances; of more, the record of the
+rounds that found a structure."""
 NUM_RESTARTS = 100
 """Of relocation, as in the paper's code."""
 
@@ -88,6 +89,7 @@ class FedCollabState:
         refused: silos that let no discriminator leave; asked again when they come back.
         planned: coalitions of the next round.
         structure: why.
+        solved: the structure was found in this round.
         trained: silos whose model has been through a round.
         measured: what the last phase cost, for the record of its round.
     """
@@ -100,6 +102,7 @@ class FedCollabState:
     refused: frozenset[str] = frozenset()
     planned: tuple[Group, ...] = ()
     structure: Structure | None = None
+    solved: bool = False
     trained: frozenset[str] = frozenset()
     measured: Measurement | None = None
 
@@ -164,14 +167,15 @@ class FedCollab(GroupStrategy[FedCollabState]):
     ) -> Generator[Sequence[Order], Answers, FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(silo.name for silo in silos))
-        state = replace(state, measured=None, refused=state.refused.intersection(names))
+        refused = state.refused.intersection(names)
+        state = replace(state, measured=None, solved=False, refused=refused)
         shy = {silo.name for silo in silos if not takes_part(silo)}
         due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
         if due:
             found = yield from measure(due, silos, self.discriminators)
             state = _with_measured(state, due, found)
         if due or names != tuple(sorted(name for group in state.planned for name in group)):
-            state = self._structured(state, names, round)
+            state = replace(self._structured(state, names, round), solved=True)
         return state
 
     def _structured(
@@ -278,7 +282,8 @@ class FedCollab(GroupStrategy[FedCollabState]):
                 "unfinished": [list(pair) for pair in sorted(state.measured.unfinished)],
             }
         if state.structure is not None:
-            found["structure"] = _structure_entry(state.structure)
+            few = len(state.structure.silos) <= MAX_RECORDED_SILOS
+            found["structure"] = _structure_entry(state.structure, matrices=few or state.solved)
         return found
 
 
@@ -475,7 +480,7 @@ def _report_text(report: StructureReport, names: Sequence[str]) -> str:
     )
 
 
-def _structure_entry(structure: Structure) -> dict[str, Any]:
+def _structure_entry(structure: Structure, *, matrices: bool) -> dict[str, Any]:
     """JSON values; no NaN and no infinity."""
     entry: dict[str, Any] = {
         "compared": list(structure.silos),
@@ -496,7 +501,7 @@ def _structure_entry(structure: Structure) -> dict[str, Any]:
             entry["second-groups"] = [
                 [structure.silos[row] for row in group] for group in report.second_groups
             ]
-    if structure.distances and len(structure.silos) <= MAX_RECORDED_SILOS:
+    if structure.distances and matrices:
         entry["distances"] = [[round(v, 6) for v in row] for row in structure.distances]
         entry["standard-errors"] = [[_finite(round(v, 6)) for v in row] for row in structure.errors]
     return entry

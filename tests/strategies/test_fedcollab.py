@@ -267,6 +267,19 @@ def test_every_solver_finds_what_is_plain_to_see(solver: Any) -> None:
     assert result.groups[1] == [["node-1", "node-3"], ["node-2", "node-4"]]
 
 
+@pytest.mark.parametrize(("count", "recorded"), [(32, [1, 1, 1]), (34, [1, 0, 1])])
+def test_distances_of_many_silos_are_recorded_in_the_rounds_that_found_a_structure(
+    count: int, recorded: list[int]
+) -> None:
+    nodes = plain_nodes(*[0] * count)
+    grid = Changing(Judged(lambda kind, label: 0.5), nodes, goes={count: 3})
+    result, _ = started(grid, 3, solver="agglomerative", discriminators=Discriminators(rounds=1))
+    found = [report.details["structure"] for report in result.rounds[:3]]
+    assert [int("distances" in entry) for entry in found] == recorded
+    assert ["distances" in entry for entry in found] == ["standard-errors" in e for e in found]
+    assert len(found[0]["distances"]) == count and len(found[2]["distances"]) == count - 1
+
+
 def test_optimal_with_too_many_silos_goes_on_by_relocation_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
