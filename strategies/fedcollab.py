@@ -65,6 +65,7 @@ class Structure:
             there was nothing to compare.
         report: the bound beside its rivals, and the interval of c.
         aside: those that train alone because their coalition is smaller than they accept.
+        kept: another structure has a smaller bound, but only newcomers may move.
     """
 
     silos: tuple[str, ...]
@@ -74,6 +75,7 @@ class Structure:
     errors: tuple[tuple[float, ...], ...] = ()
     report: StructureReport | None = None
     aside: tuple[str, ...] = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,8 @@ class FedCollab(GroupStrategy[FedCollabState]):
         solve = _Solve(distances, sizes, c, self._solver(len(known)), rng)
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = solve.report(groups)
-        log.info("%s", _report_text(report, known))
+        kept = self.newcomers == "keep" and solve.is_beaten(report)
+        log.info("%s", _report_text(report, known, kept=kept))
         solved = [tuple(known[row] for row in group) for group in groups]
         minimums = state.members.minimums
         planned = feasible(solved, minimums)
@@ -216,7 +219,9 @@ class FedCollab(GroupStrategy[FedCollabState]):
                 name,
                 minimums[name],
             )
-        structure = Structure(known, alone, c, _rows(solve.distances), _rows(errors), report, aside)
+        structure = Structure(
+            known, alone, c, _rows(solve.distances), _rows(errors), report, aside, kept
+        )
         planned += tuple((name,) for name in alone)
         return replace(state, planned=tuple(sorted(planned)), structure=structure)
 
@@ -342,6 +347,13 @@ class _Solve:
         return fedcollab.report(
             self.distances, self.sizes, groups, c=self.c, solver=self.solver, rng=self.rng
         )
+
+    def is_beaten(self, report: StructureReport) -> bool:
+        """Whether another structure has a smaller bound than the one reported."""
+        if np.isfinite(report.c_low):
+            return False
+        best = min(report.second_best, self._bound(self._solved(report.groups)))
+        return best < report.chosen * (1 - 1e-12)
 
 
 def _is_due(state: FedCollabState, pair: Pair, shy: Set[str]) -> bool:
@@ -470,13 +482,17 @@ def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(float(value) for value in row) for row in matrix)
 
 
-def _report_text(report: StructureReport, names: Sequence[str]) -> str:
+def _report_text(report: StructureReport, names: Sequence[str], *, kept: bool) -> str:
     groups = "; ".join(", ".join(names[row] for row in group) for group in report.groups)
+    firm = ""
+    if kept:
+        firm = ", another structure has a smaller bound now; nobody else moves (newcomers=keep)"
+    elif np.isfinite(report.c_low):
+        firm = f", the same for c from {report.c_low:.3g} to {report.c_high:.3g}"
     return (
         f"{len(report.groups)} coalition(s), bound {report.chosen:.4g} (all alone "
         f"{report.alone:.4g}, all together {report.together:.4g}, second best "
-        f"{report.second_best:.4g}), the same for c from {report.c_low:.3g} to "
-        f"{report.c_high:.3g}: {groups}"
+        f"{report.second_best:.4g}){firm}: {groups}"
     )
 
 
@@ -496,7 +512,9 @@ def _structure_entry(structure: Structure, *, matrices: bool) -> dict[str, Any]:
             "together": report.together,
             "second-best": _finite(report.second_best),
         }
-        entry["c-interval"] = [_finite(report.c_low), _finite(report.c_high)]
+        if np.isfinite(report.c_low):
+            entry["c-interval"] = [report.c_low, _finite(report.c_high)]
+        entry |= {"kept": True} if structure.kept else {}
         if report.second_groups is not None:
             entry["second-groups"] = [
                 [structure.silos[row] for row in group] for group in report.second_groups

@@ -16,7 +16,9 @@ from flwr.clientapp import ClientApp
 import wire
 from client.app import app as coterie_app
 from server.config import RunConfig
+from server.demo import _bound_text
 from server.inprocess import InProcessGrid
+from server.report.similarity import _interval_text
 from server.run import execute
 from strategies import FedCollab, FederationError, RunResult
 from strategies.discriminators import Discriminators, Measurement
@@ -371,6 +373,46 @@ def test_a_newcomer_costs_its_own_pairs_alone_and_starts_from_its_coalition_s_mo
     parts = [plain_trained(model, nodes[i]) for i in (0, 2, 4)]
     expected = sum(part["w"] for part in parts) / 3
     np.testing.assert_allclose(arrays_of(result.models["node-5"])["w"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("newcomers", ["keep", "resolve"])
+def test_a_kept_structure_that_another_would_beat_says_so_and_has_no_interval(
+    newcomers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two newcomers, each near one of two silos that are together and not quite alike."""
+    caplog.set_level(logging.INFO, logger="coterie.run")
+    rates = {(1, 2): 0.74, (1, 3): 0.5, (2, 4): 0.5, (1, 4): 0.95, (2, 3): 0.95, (3, 4): 0.95}
+    partners = {1: [2], 2: [1]}
+    judged = Judged()
+    judged._others = lambda context, labels: [  # type: ignore[method-assign]
+        rates[min(context.node_id, p), max(context.node_id, p)] for p in partners[context.node_id]
+    ]
+
+    def come(report: Any) -> None:
+        partners.update({1: [3, 4], 2: [3, 4], 3: [1, 2, 4], 4: [1, 2, 3]})
+
+    grid = Changing(judged, plain_nodes(0, 0, 0, 0), comes={3: 2, 4: 2})
+    result, _ = started(grid, 2, newcomers=newcomers, c=9.0, on_round=come)
+    before, after = (report.details["structure"] for report in result.rounds[:2])
+    assert before["c-interval"][0] < 9.0 and "kept" not in before
+    entry = {"rounds": [{"structure": after}]}
+    if newcomers == "resolve":
+        assert result.groups[2] == [["node-1", "node-3"], ["node-2", "node-4"]]
+        assert "kept" not in after and after["c-interval"][0] < 9.0
+        assert "the groups are the same for c from" in _bound_text(entry)
+        return
+    assert ["node-1", "node-2"] in [group[:2] for group in result.groups[2]]
+    assert after["kept"] is True and "c-interval" not in after
+    assert after["bound"]["second-best"] < after["bound"]["chosen"]
+    for text in (_bound_text(entry), _interval_text(after), caplog.text):
+        assert "nother structure has a smaller bound now" in text and "newcomers=keep" in text
+    for text in (_bound_text(entry), _interval_text(after), caplog.messages[-1]):
+        assert "nan" not in text and "∞" not in text and "None" not in text
+
+
+def test_a_demo_of_silos_that_were_not_compared_says_so() -> None:
+    entry = {"rounds": [{"structure": {"compared": [], "alone": ["a", "b"], "c": None}}]}
+    assert "everybody trained alone" in _bound_text(entry) and _interval_text({}) == ""
 
 
 def test_a_leaver_s_row_and_column_go_and_come_back_with_it() -> None:
