@@ -293,6 +293,7 @@ class LoopOptions(TypedDict, total=False):
     evaluate: bool
     roster: Roster | None
     on_round: Callable[[RoundReport], None] | None
+    on_event: Callable[[str, Mapping[str, Any]], None] | None
     keep_every: int
     name_members: bool
 
@@ -307,6 +308,8 @@ class GroupStrategy(Strategy, Generic[State]):
         evaluate: whether silos evaluate their models after every round.
         roster: who takes part; by default every connected node.
         on_round: called with every report, as soon as it is known.
+        on_event: called with what cannot wait for the round's report: a word for it, and JSON
+            values. ``budget``: what an exchange before the round's training may cost at most.
         keep_every: silos write their own model to their disks after every so many rounds too; 0
             only after the last.
         name_members: silos are told who is in their group by name, not only how many.
@@ -320,6 +323,7 @@ class GroupStrategy(Strategy, Generic[State]):
         evaluate: bool = True,
         roster: Roster | None = None,
         on_round: Callable[[RoundReport], None] | None = None,
+        on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
         keep_every: int = 0,
         name_members: bool = False,
     ) -> None:
@@ -327,7 +331,7 @@ class GroupStrategy(Strategy, Generic[State]):
         self.train_config = dict(train_config or {})
         self.evaluate = evaluate
         self.roster: Roster = roster if roster is not None else NodeRoster()
-        self.on_round = on_round
+        self.on_round, self.on_event = on_round, on_event
         self.keep_every, self.name_members = keep_every, name_members
         self._reset()
 
@@ -335,6 +339,7 @@ class GroupStrategy(Strategy, Generic[State]):
         self._state: State | None = None
         self._silos: dict[str, Silo] = {}
         self._sent: list[tuple[Message, Order]] = []
+        self._failed: list[tuple[Order, ReplyError]] = []
         self._deadline_s = self.round_timeout
         self._report = RoundReport(round=0)
 
@@ -788,29 +793,17 @@ class GroupStrategy(Strategy, Generic[State]):
 
     # ---------------------------------------------------------------- replies
 
-    def _checked(self, replies: Iterable[Message]) -> tuple[list[Update], dict[str, str]]:
-        """Updates sorted by silo, and why the others are left out."""
-        updates, failed = self._sorted_out(replies)
-        left_out: dict[str, str] = {}
-        for order, error in failed:
-            _leave_out(left_out, order, str(error))
-        return updates, left_out
-
     def _answers(self, replies: Iterable[Message]) -> Answers:
         """Of an exchange beside the round's training."""
-        updates, failed = self._sorted_out(replies)
-        for order, error in failed:
-            _leave_out({}, order, str(error))
+        updates, _ = self._checked(replies)
         return Answers(
             updates,
-            missing={order.silo.name: str(error) for order, error in failed},
-            refused=[order.silo.name for order, error in failed if error.refused],
+            missing={order.silo.name: str(error) for order, error in self._failed},
+            refused=[order.silo.name for order, error in self._failed if error.refused],
         )
 
-    def _sorted_out(
-        self, replies: Iterable[Message]
-    ) -> tuple[list[Update], list[tuple[Order, ReplyError]]]:
-        """Updates sorted by silo, and why the other orders have none."""
+    def _checked(self, replies: Iterable[Message]) -> tuple[list[Update], dict[str, str]]:
+        """Updates sorted by silo, and why the others are left out."""
         # Pushing a message gives it its id, which its reply names.
         pending = {message.metadata.message_id: order for message, order in self._sent}
         updates: list[Update] = []
@@ -824,7 +817,11 @@ class GroupStrategy(Strategy, Generic[State]):
             except ReplyError as error:
                 failed.append((order, error))
         failed += [(order, ReplyError("it did not answer in time.")) for order in pending.values()]
-        return sorted(updates, key=lambda u: (u.silo.name, u.purpose)), failed
+        left_out: dict[str, str] = {}
+        for order, why in failed:
+            _leave_out(left_out, order, str(why))
+        self._failed = failed
+        return sorted(updates, key=lambda u: (u.silo.name, u.purpose)), left_out
 
     def _accepting(self, updates: list[Update], left_out: dict[str, str]) -> list[Update]:
         """Without the updates of silos that accept no group as small as what answered of theirs."""
