@@ -117,6 +117,7 @@ def build_strategy(
     run: str,
     roster: Roster,
     on_round: Callable[[RoundReport], None],
+    on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
 ) -> GroupStrategy[Any]:
     """The strategy that the configuration names, with its generators if it has any."""
     common: dict[str, Any] = {
@@ -124,6 +125,7 @@ def build_strategy(
         "train_config": train_config(config, run=run),
         "roster": roster,
         "on_round": on_round,
+        "on_event": on_event,
         "keep_every": config.keep_every,
         "name_members": config.name_members,
     }
@@ -349,7 +351,12 @@ def _execute(
         size = checkpoints.save(checkpoint.round, Standing(checkpoint, roster.schema))
         record.committed(checkpoint.round, bytes=size, seconds=time.perf_counter() - started)
 
-    strategy = build_strategy(config, run=run, roster=recording, on_round=on_round)
+    def on_event(kind: str, fields: Mapping[str, Any]) -> None:
+        record.event(kind, **fields)
+
+    strategy = build_strategy(
+        config, run=run, roster=recording, on_round=on_round, on_event=on_event
+    )
     grid = AnnouncingGrid(grid, recording.answered)
     done = 0 if resume is None else resume.round
     here = recording.present(grid, round=min(done + 1, config.rounds))

@@ -17,7 +17,7 @@ the run's seed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,7 @@ from strategies.partition.distance import Distance, Score, distance, has_converg
 from strategies.roster import Silo
 from wire import Model
 
-__all__ = ["Discriminators", "Measurement", "Pair", "measure", "takes_part"]
+__all__ = ["Budget", "Discriminators", "Measurement", "Pair", "measure", "takes_part"]
 
 log = logging.getLogger("coterie.run")
 
@@ -87,6 +87,22 @@ class Discriminators:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What a phase may cost at most, known before it begins.
+
+    Attributes:
+        pairs, silos: that will be measured.
+        rounds: of training.
+        bytes: of arrays, sent and received; the limit that was set, if that is less.
+    """
+
+    pairs: int
+    silos: int
+    rounds: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What a phase found.
 
@@ -99,6 +115,7 @@ class Measurement:
         refused: those of them that will not be asked again: their own conditions do not allow it.
         rounds: of training.
         bytes: of arrays, sent and received.
+        budget: what it might have cost; None where no pair could be measured.
     """
 
     distances: Mapping[Pair, Distance] = field(default_factory=dict)
@@ -109,6 +126,7 @@ class Measurement:
     refused: frozenset[str] = frozenset()
     rounds: int = 0
     bytes: int = 0
+    budget: Budget | None = None
 
 
 @dataclass
@@ -142,7 +160,11 @@ def takes_part(silo: Silo) -> bool:
 
 
 def measure(
-    pairs: Iterable[Pair], silos: Sequence[Silo], options: Discriminators
+    pairs: Iterable[Pair],
+    silos: Sequence[Silo],
+    options: Discriminators,
+    *,
+    announce: Callable[[Budget], None] = lambda budget: None,
 ) -> Generator[Sequence[Order], Answers, Measurement]:
     """Train discriminators of these pairs; for ``GroupStrategy.prepare``, with ``yield from``.
 
@@ -150,6 +172,7 @@ def measure(
         pairs: of silos that are here.
         silos: who is here. Those that do not take part in pairs are not asked.
         options: how.
+        announce: called before the training begins.
     """
     here = {silo.name: silo for silo in silos}
     wanted = sorted(set(pairs))
@@ -169,8 +192,10 @@ def measure(
         log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
     work = _Work(active, options, bytes_each, missing=missing, refused=set(asked.refused))
-    if active:
+    budget = _budget(work) if active else None
+    if budget is not None:
         log.info("%s", _budget_text(work))
+        announce(budget)
     while work.active and work.rounds < options.rounds and _affordable(work):
         work.rounds += 1
         purpose = f"{PURPOSE}-{work.rounds}"
@@ -199,6 +224,7 @@ def measure(
         refused=frozenset(work.refused),
         rounds=work.rounds,
         bytes=work.bytes,
+        budget=budget,
     )
 
 
@@ -273,11 +299,25 @@ def _stated(update: Update, key: str) -> int | None:
     return int(value) if 0 <= value < float("inf") else None
 
 
+def _budget(work: _Work) -> Budget:
+    most = _most_bytes(work)
+    limit = round(1e9 * work.options.gigabytes)
+    return Budget(
+        pairs=len(work.active),
+        silos=len(work.silos()),
+        rounds=work.options.rounds,
+        bytes=min(most, limit) if limit else most,
+    )
+
+
+def _most_bytes(work: _Work) -> int:
+    each = 2 * work.bytes_each  # a pair's two silos, one way
+    return (2 * work.options.rounds) * each * len(work.active)
+
+
 def _budget_text(work: _Work) -> str:
     """What the phase may cost, before it begins."""
-    each = 2 * work.bytes_each  # a pair's two silos, one way
-    most = (2 * work.options.rounds) * each * len(work.active)
-    limit = work.options.gigabytes
+    most, limit = _most_bytes(work), work.options.gigabytes
     return (
         f"discriminators: {len(work.active)} pairs of {len(work.silos())} silos, at most "
         f"{work.options.rounds} rounds of {work.options.steps} steps, "

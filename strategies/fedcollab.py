@@ -22,13 +22,20 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from strategies.discriminators import Discriminators, Measurement, Pair, measure, takes_part
+from strategies.discriminators import (
+    Budget,
+    Discriminators,
+    Measurement,
+    Pair,
+    measure,
+    takes_part,
+)
 from strategies.errors import require
 from strategies.grouping import Members, average_groups, enrol, feasible, orders_from
 from strategies.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
@@ -174,11 +181,15 @@ class FedCollab(GroupStrategy[FedCollabState]):
         shy = {silo.name for silo in silos if not takes_part(silo)}
         due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
         if due:
-            found = yield from measure(due, silos, self.discriminators)
+            found = yield from measure(due, silos, self.discriminators, announce=self._announce)
             state = _with_measured(state, due, found)
         if due or names != tuple(sorted(name for group in state.planned for name in group)):
             state = replace(self._structured(state, names, round), solved=True)
         return state
+
+    def _announce(self, budget: Budget) -> None:
+        if self.on_event is not None:
+            self.on_event("budget", {"work": "discriminators", **asdict(budget)})
 
     def _structured(
         self, state: FedCollabState, names: Sequence[str], round: int
@@ -283,6 +294,7 @@ class FedCollab(GroupStrategy[FedCollabState]):
                 "pairs": len(state.measured.distances),
                 "rounds": state.measured.rounds,
                 "bytes": state.measured.bytes,
+                "budget": None if state.measured.budget is None else asdict(state.measured.budget),
                 "missing": dict(state.measured.missing),
                 "unfinished": [list(pair) for pair in sorted(state.measured.unfinished)],
             }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -201,6 +202,36 @@ def test_the_budget_of_rounds_ends_with_an_evaluation_and_is_said_before_it_star
         "at most 4.32e-07 GB"
     )
     assert said[-1].startswith("discriminators: 3 of 3 pairs measured in 3 rounds")
+
+
+def test_what_the_phase_may_cost_is_told_before_it_begins_and_recorded(tmp_path: Path) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 2, "min-silos": 3, "discriminator-rounds": 3}
+    grid = InProcessGrid(coterie_app, [digits_config(n, i) for i, n in enumerate("abc")])
+    execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    found = record["rounds"][0]["discriminators"]
+    budget = found["budget"]
+    assert (budget["pairs"], budget["silos"], budget["rounds"]) == (3, 3, 3)
+    assert found["bytes"] <= budget["bytes"] + 1000 and budget["bytes"] % (2 * 3 * 3 * 2) == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").open()]
+    (told,) = [event for event in events if event["event"] == "budget"]
+    assert told.items() >= {"work": "discriminators", **budget}.items()
+    work = [event.get("work") for event in events]
+    assert work.index("discriminators") < work.index(wire.TRAIN_DISCRIMINATOR)
+    assert "discriminators" not in record["rounds"][1]
+
+
+def test_a_limit_of_bytes_is_the_most_that_the_phase_may_cost() -> None:
+    told: list[Any] = []
+    run(
+        Judged(lambda kind, label: 0.5),
+        plain_nodes(0, 0),
+        rounds=1,
+        discriminators=Discriminators(gigabytes=2e-7),
+        on_event=lambda kind, fields: told.append((kind, dict(fields))),
+    )
+    expected = {"work": "discriminators", "pairs": 1, "silos": 2, "rounds": 10, "bytes": 200}
+    assert told == [("budget", expected)]
 
 
 @pytest.mark.parametrize(("budget", "rounds"), [(20, 0), (100, 1), (150, 2), (200, 3)])
