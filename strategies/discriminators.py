@@ -7,7 +7,9 @@ discriminators that are still at work; its reply brings them trained, and how of
 was sent were right on its held-out samples. The server takes the plain mean of every pair. A pair
 stops by itself (``strategies.partition.distance.has_converged``) and is not sent again.
 
-What leaves a silo: weights, hits and counts, its number of samples.
+What leaves a silo: weights, hits and counts, its number of samples. The weights tell which labels
+it has: those of a label that it has not stay, in its first reply, as they were at the start, which
+the run's seed gives.
 
 Differs from the paper, in which pairs take turns with one mini-batch a round for 101 to 2,000
 rounds. The first message of a phase carries no arrays: silos make the initial discriminator from
