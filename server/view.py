@@ -77,7 +77,7 @@ def _budget_text(event: Mapping[str, Any]) -> str:
     most = f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
     return (
         f"{event['work']} before the training: {event['pairs']} pairs of {event['silos']} silos, "
-        f"at most {event['rounds']} rounds and {most}"
+        f"at most {event['rounds']} rounds and {most} of weights"
     )
 
 

@@ -95,7 +95,7 @@ class Budget:
     Attributes:
         pairs, silos: that will be measured.
         rounds: of training.
-        bytes: of arrays, sent and received; the limit that was set, if that is less.
+        bytes: of weights, sent and received; the limit that was set, if that is less.
     """
 
     pairs: int

@@ -914,6 +914,8 @@ def check_reply(order: Order, reply: Message) -> Update:
     _check_like(model, order.model)
     for extra in arrays.values():
         for name, array in extra.items():
+            if array.dtype.kind not in "biuf":
+                raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
             _check_finite(name, array)
     metrics = wire.read_metrics(reply.content)
     count = metrics.get(wire.NUM_EXAMPLES)

@@ -76,6 +76,7 @@ BUDGET = {
 }  # fmt: skip
 BUDGET_LINE = (
     "HCCT: discriminators before the training: 36 pairs of 9 silos, at most 10 rounds and 2.34 MB"
+    " of weights"
 )
 
 

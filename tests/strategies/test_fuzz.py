@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -265,6 +266,14 @@ def test_a_description_of_any_content_is_read_or_refused_and_troubles_nobody(
     assert len(here) + len(roster.refused) >= 1
     for silo in here.values():
         assert wire.is_silo_name(silo.name) and silo.num_examples > 0
+
+
+@pytest.mark.parametrize("dtype", ["U3", "c8"])
+@pytest.mark.parametrize("record", ["discriminators", "hits", "odd"])
+def test_texts_for_numbers_lose_their_silo_and_not_the_run(record: str, dtype: str) -> None:
+    hostile = (1, record, ArrayRecord({"d": Array(np.zeros(2, dtype))}))
+    groups, _ = measured_with(hostile)
+    assert groups == (("node-1", "node-3"), ("node-2",))
 
 
 def test_an_error_reply_of_any_code_is_only_a_reason() -> None:
