@@ -672,7 +672,7 @@ def _structures(name: str, store: Store) -> list[str]:
     ]
     for run in found:
         structure, phase = run["structure"], run["discriminators"]
-        low, high = structure["c-interval"]
+        low, high = structure.get("c-interval", (float("nan"), float("nan")))
         cells = [
             str(run["seed"]),
             _groups_text(run["groups"]),

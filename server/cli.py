@@ -290,7 +290,7 @@ def run(
         "runs-dir": None if runs_dir is None else str(runs_dir.expanduser().resolve()),
     }
     given: dict[str, Any] = {k: v for k, v in named.items() if v is not None}
-    given |= _pairs(settings or [])
+    given = _with_folders(given | _pairs(settings or []))
     if (strategy is None) == (resume is None):
         raise typer.BadParameter("give a strategy, or --resume RUN.")
     if resume is not None and set(given) - {"runs-dir"}:
@@ -338,7 +338,7 @@ def simulate(
     record = run_simulation(
         Console(quiet=json),
         file,
-        changes=_pairs(settings or []),
+        changes=_with_folders(_pairs(settings or [])),
         processes=processes,
         runs_dir=runs_dir,
         folder=folder,
@@ -473,6 +473,17 @@ def watch(
         from server.commands import watch_run
 
         raise typer.Exit(watch_run(run, root))
+
+
+def _with_folders(keys: dict[str, Any]) -> dict[str, Any]:
+    """``alone`` as an absolute path where it is a run's folder here: the coordinator's is another.
+
+    What is no folder here is a name or an id, which the coordinator looks up.
+    """
+    folder = Path(str(keys.get("alone", ""))).expanduser()
+    if "alone" in keys and (folder / "run.json").exists():
+        return keys | {"alone": str(folder.resolve())}
+    return keys
 
 
 def _pairs(settings: list[str]) -> dict[str, Any]:

@@ -28,7 +28,8 @@ The file is TOML::
     strategy = "hcct"
     alpha = 50.0
 
-Training alone is added if it is not in the list, because IPR and RSD are measured against it.
+Training alone is added if it is not in the list, because IPR and RSD are measured against it; it
+runs first, and the records of the others hold them too.
 Every run's record is kept in the comparison's folder; a second call with that folder adds what is
 missing.
 """
@@ -75,7 +76,7 @@ CLIENT_APP = "client.app:app"
 """The silos' app, by reference like Flower's own: the server imports no silo code otherwise."""
 WIDTH = 130
 """Characters that the table may need."""
-SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn")
+SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "alone")
 """Keys that the comparison sets itself, so that all strategies have the same silos and seeds."""
 
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -146,6 +147,11 @@ class Comparison:
     file: CompareFile
     runs: Mapping[str, Mapping[str, Any]]
     task: str
+
+    @property
+    def alone(self) -> str:
+        """The run that the others are measured against."""
+        return next(name for name, keys in self.runs.items() if _is_alone(keys))
 
     def silos(self, seed: int) -> list[SiloSpec]:
         """The silos of a seed."""
@@ -349,7 +355,9 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
 def _run_seed(
     console: Console, comparison: Comparison, seed: int, folder: Path, *, federation: bool
 ) -> None:
-    missing = [n for n in comparison.runs if _stored(comparison, n, seed, folder) is None]
+    alone = comparison.alone
+    order = [alone, *(name for name in comparison.runs if name != alone)]
+    missing = [n for n in order if _stored(comparison, n, seed, folder) is None]
     if not missing:
         return
     silos = comparison.silos(seed)
@@ -363,6 +371,8 @@ def _run_seed(
         for name in missing:
             target = _record_of(comparison, name, seed, folder)
             keys = comparison.keys(name, seed)
+            if name != alone:
+                keys["alone"] = str(_record_of(comparison, alone, seed, folder).resolve())
             if local is None:
                 record = _run_here(silos, keys, target)
             else:
@@ -444,8 +454,7 @@ def _finish(comparison: Comparison, folder: Path, title: str) -> list[Row]:
         found = _stored(comparison, name, seed, folder)
         assert found is not None, "every run is there by now"
         measures.setdefault(name, {})[seed] = found
-    alone = next(name for name, keys in comparison.runs.items() if _is_alone(keys))
-    table = rows(measures, alone=alone, target=comparison.file.target)
+    table = rows(measures, alone=comparison.alone, target=comparison.file.target)
     content = {
         "title": title,
         "file": comparison.file.model_dump(exclude={"data"}),

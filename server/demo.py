@@ -401,17 +401,32 @@ def _alpha_text(record: dict[str, Any]) -> str:
 def _bound_text(record: dict[str, Any]) -> str:
     """How firm the structure is, and what it took to find out."""
     structure = record["rounds"][-1]["structure"]
-    bound, (low, high) = structure["bound"], structure["c-interval"]
     phases = [e["discriminators"] for e in record["rounds"] if "discriminators" in e]
     moved = sum(phase["bytes"] for phase in phases)
+    spent = (
+        f"Discriminators: {sum(phase['pairs'] for phase in phases)} pairs, "
+        f"{phases[0]['rounds'] if phases else 0} rounds at the start, {moved / 1e6:.1f} MB."
+    )
+    if "bound" not in structure:
+        return f"FedCollab compared fewer than two silos: everybody trained alone. {spent}"
+    bound = structure["bound"]
     return (
         f"FedCollab's bound of these groups is {bound['chosen']:.2f} (all alone "
         f"{bound['alone']:.2f}, all together {bound['together']:.2f}, the next best "
-        f"{_number(bound['second-best'])}). This run had c = {structure['c']:.3g}; the groups are "
-        f"the same for c from {_number(low)} to {_number(high)}. Discriminators: "
-        f"{sum(phase['pairs'] for phase in phases)} pairs, {phases[0]['rounds']} rounds at the "
-        f"start, {moved / 1e6:.1f} MB."
+        f"{_number(bound['second-best'])}). This run had c = {structure['c']:.3g}"
+        f"{_firm_text(structure)}. {spent}"
     )
+
+
+def _firm_text(structure: dict[str, Any]) -> str:
+    if structure.get("kept"):
+        return (
+            "; another structure has a smaller bound now, nobody else moves because newcomers=keep"
+        )
+    if "c-interval" not in structure:
+        return ""
+    low, high = structure["c-interval"]
+    return f"; the groups are the same for c from {_number(low)} to {_number(high)}"
 
 
 def _number(value: float | None) -> str:

@@ -117,6 +117,7 @@ def build_strategy(
     run: str,
     roster: Roster,
     on_round: Callable[[RoundReport], None],
+    on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
 ) -> GroupStrategy[Any]:
     """The strategy that the configuration names, with its generators if it has any."""
     common: dict[str, Any] = {
@@ -124,6 +125,7 @@ def build_strategy(
         "train_config": train_config(config, run=run),
         "roster": roster,
         "on_round": on_round,
+        "on_event": on_event,
         "keep_every": config.keep_every,
         "name_members": config.name_members,
     }
@@ -269,6 +271,14 @@ def execute(
             for damage in checkpoints.damaged:
                 log.warning("%s. The one before is used.", damage)
             log.info("resumed after round %d of %d", after, config.rounds)
+        if alone is not None and alone["config"]["seed"] != config.seed:
+            log.warning(
+                "alone: run %s has seed %s, this one %d: silos may have other data and other "
+                "initial models there",
+                config.alone,
+                alone["config"]["seed"],
+                config.seed,
+            )
         try:
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
@@ -282,7 +292,7 @@ def execute(
                     enrolled=enrolled,
                 )
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
-            record.finish(models, alone=alone)
+            record.finish(models, alone=None if alone is None else final_errors(alone))
         except OSError as error:
             failure = _disk_failure(error, folder)
             record.fail(failure)
@@ -294,16 +304,17 @@ def execute(
     return result
 
 
-def _alone(config: RunConfig, folder: Path) -> dict[str, float] | None:
-    """Errors of the independent run that the configuration names.
+def _alone(config: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """The record of the independent run that the configuration names.
 
     Raises:
-        FederationError: there is none of that name, or it is of another strategy or unfinished.
+        FederationError: there is none of that name, or it is of another strategy or task, or
+            unfinished.
     """
     if not config.alone:
         return None
     found = find_run(config.alone, folder.parent)
-    record = json.loads((found / "run.json").read_text(encoding="utf-8"))
+    record: dict[str, Any] = json.loads((found / "run.json").read_text(encoding="utf-8"))
     strategy, status = record["config"]["strategy"], record["status"]
     if strategy != "independent" or status != "completed":
         raise FederationError(
@@ -312,7 +323,15 @@ def _alone(config: RunConfig, folder: Path) -> dict[str, float] | None:
             phase="configuration",
             exit_code=EXIT_CONFIG,
         )
-    return final_errors(record)
+    task = record["config"]["task"]
+    if task != config.task:
+        raise FederationError(
+            f"alone must name a run of the same task, {config.task}. {found.name} is of {task}: "
+            "name another one, or run independent on this task first.",
+            phase="configuration",
+            exit_code=EXIT_CONFIG,
+        )
+    return record
 
 
 def _execute(
@@ -349,7 +368,12 @@ def _execute(
         size = checkpoints.save(checkpoint.round, Standing(checkpoint, roster.schema))
         record.committed(checkpoint.round, bytes=size, seconds=time.perf_counter() - started)
 
-    strategy = build_strategy(config, run=run, roster=recording, on_round=on_round)
+    def on_event(kind: str, fields: Mapping[str, Any]) -> None:
+        record.event(kind, **fields)
+
+    strategy = build_strategy(
+        config, run=run, roster=recording, on_round=on_round, on_event=on_event
+    )
     grid = AnnouncingGrid(grid, recording.answered)
     done = 0 if resume is None else resume.round
     here = recording.present(grid, round=min(done + 1, config.rounds))

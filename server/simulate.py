@@ -6,6 +6,7 @@ models are the same, bit for bit.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -117,6 +118,7 @@ def _in_this_process(console: Console, simulation: Simulation, config: RunConfig
         raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
     run_id = time.time_ns() // 1000
     record = run_folder(config, run_id=run_id)
+    logging.getLogger("coterie").setLevel(logging.INFO)  # for run.log
     with _shown(console, config, record):
         execute(InProcessGrid(app, nodes), config, run_id=run_id, folder=record)
     return record

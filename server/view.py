@@ -39,6 +39,8 @@ def showing(console: Console, progress: Progress) -> Iterator[Callable[[dict[str
 
         def take(event: dict[str, Any]) -> None:
             progress.feed(event)
+            if event["event"] == "budget":  # stays above the picture
+                live.console.print(Text(line_of(progress, event)), soft_wrap=True)
             live.update(picture(progress))
 
         yield take
@@ -60,12 +62,23 @@ def line_of(progress: Progress, event: dict[str, Any]) -> str:
         return (
             f"{progress.title}: {len(event['silos'])} silos are here: {', '.join(event['silos'])}"
         )
+    if kind == "budget":
+        return f"{progress.title}: {_budget_text(event)}"
     if kind == "round":
         return _round_line(progress, event)
     if kind == "end":
         why = f": {progress.error}" if progress.error else ""
         return f"{progress.title}: {progress.status} after {event['seconds']:.1f} s{why}"
     return ""
+
+
+def _budget_text(event: Mapping[str, Any]) -> str:
+    size = event["bytes"]
+    most = f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+    return (
+        f"{event['work']} before the training: {event['pairs']} pairs of {event['silos']} silos, "
+        f"at most {event['rounds']} rounds and {most} of weights"
+    )
 
 
 def _round_line(progress: Progress, event: dict[str, Any]) -> str:

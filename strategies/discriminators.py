@@ -7,7 +7,9 @@ discriminators that are still at work; its reply brings them trained, and how of
 was sent were right on its held-out samples. The server takes the plain mean of every pair. A pair
 stops by itself (``strategies.partition.distance.has_converged``) and is not sent again.
 
-What leaves a silo: weights, hits and counts, its number of samples.
+What leaves a silo: weights, hits and counts, its number of samples. The weights tell which labels
+it has: those of a label that it has not stay, in its first reply, as they were at the start, which
+the run's seed gives.
 
 Differs from the paper, in which pairs take turns with one mini-batch a round for 101 to 2,000
 rounds. The first message of a phase carries no arrays: silos make the initial discriminator from
@@ -17,19 +19,19 @@ the run's seed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 import wire
 from strategies.errors import require
-from strategies.loop import Order, Update
+from strategies.loop import Answers, Order, Update
 from strategies.partition.distance import Distance, Score, distance, has_converged, scores
 from strategies.roster import Silo
 from wire import Model
 
-__all__ = ["Discriminators", "Measurement", "Pair", "measure", "takes_part"]
+__all__ = ["Budget", "Discriminators", "Measurement", "Pair", "measure", "takes_part"]
 
 log = logging.getLogger("coterie.run")
 
@@ -87,6 +89,22 @@ class Discriminators:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What a phase may cost at most, known before it begins.
+
+    Attributes:
+        pairs, silos: that will be measured.
+        rounds: of training.
+        bytes: of weights, sent and received; the limit that was set, if that is less.
+    """
+
+    pairs: int
+    silos: int
+    rounds: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Measurement:
     """What a phase found.
 
@@ -96,8 +114,10 @@ class Measurement:
         sizes: silo → training samples that it stated.
         unfinished: pairs whose training was broken off because a silo was lost.
         missing: silo → why (some of) its pairs have no distance.
+        refused: those of them that will not be asked again: their own conditions do not allow it.
         rounds: of training.
         bytes: of arrays, sent and received.
+        budget: what it might have cost; None where no pair could be measured.
     """
 
     distances: Mapping[Pair, Distance] = field(default_factory=dict)
@@ -105,8 +125,10 @@ class Measurement:
     sizes: Mapping[str, float] = field(default_factory=dict)
     unfinished: frozenset[Pair] = frozenset()
     missing: Mapping[str, str] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
     rounds: int = 0
     bytes: int = 0
+    budget: Budget | None = None
 
 
 @dataclass
@@ -120,6 +142,7 @@ class _Work:
     hits: dict[Pair, list[np.ndarray]] = field(default_factory=dict)
     counts: dict[str, np.ndarray] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
     unfinished: set[Pair] = field(default_factory=set)
     rounds: int = 0
     bytes: int = 0
@@ -139,14 +162,19 @@ def takes_part(silo: Silo) -> bool:
 
 
 def measure(
-    pairs: Iterable[Pair], silos: Sequence[Silo], options: Discriminators
-) -> Generator[Sequence[Order], list[Update], Measurement]:
+    pairs: Iterable[Pair],
+    silos: Sequence[Silo],
+    options: Discriminators,
+    *,
+    announce: Callable[[Budget], None] = lambda budget: None,
+) -> Generator[Sequence[Order], Answers, Measurement]:
     """Train discriminators of these pairs; for ``GroupStrategy.prepare``, with ``yield from``.
 
     Args:
         pairs: of silos that are here.
         silos: who is here. Those that do not take part in pairs are not asked.
         options: how.
+        announce: called before the training begins.
     """
     here = {silo.name: silo for silo in silos}
     wanted = sorted(set(pairs))
@@ -159,15 +187,17 @@ def measure(
     open_pairs = [pair for pair in wanted if not shy.keys() & set(pair)]
     names = _silos_of(open_pairs)
     questions = [_order(here[name], wire.EVALUATE_DISCRIMINATOR, [], options) for name in names]
-    asked = (yield questions) if questions else []
+    asked = (yield questions) if questions else Answers()
     held_out, bytes_each, unready = _ready(names, asked)
     missing = shy | unready
     for name, reason in missing.items():
         log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
-    work = _Work(active, options, bytes_each, missing=missing)
-    if active:
+    work = _Work(active, options, bytes_each, missing=missing, refused=set(asked.refused))
+    budget = _budget(work) if active else None
+    if budget is not None:
         log.info("%s", _budget_text(work))
+        announce(budget)
     while work.active and work.rounds < options.rounds and _affordable(work):
         work.rounds += 1
         purpose = f"{PURPOSE}-{work.rounds}"
@@ -193,8 +223,10 @@ def measure(
         sizes={update.silo.name: update.num_examples for update in asked},
         unfinished=frozenset(work.unfinished),
         missing=work.missing,
+        refused=frozenset(work.refused),
         rounds=work.rounds,
         bytes=work.bytes,
+        budget=budget,
     )
 
 
@@ -230,12 +262,10 @@ def _order(
     )
 
 
-def _ready(
-    names: Sequence[str], asked: Sequence[Update]
-) -> tuple[dict[str, int], int, dict[str, str]]:
+def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, dict[str, str]]:
     """Held-out samples per silo, bytes of one discriminator, and who cannot take part."""
     held_out: dict[str, int] = {}
-    missing = dict.fromkeys(names, "it did not say what it can hold out.")
+    missing = dict.fromkeys(names, "it did not say what it can hold out.") | asked.missing
     sizes: dict[str, int] = {}
     for update in asked:
         name = update.silo.name
@@ -244,10 +274,7 @@ def _ready(
             continue
         held_out[name] = held
         if held < 1:
-            missing[name] = (
-                f"it has too few samples to hold any out: {update.num_examples:g}, at least 2 "
-                "are needed."
-            )
+            missing[name] = _too_few_text(update.num_examples)
         elif size is None:
             missing[name] = "it did not say how large its discriminator is."
         else:
@@ -260,17 +287,39 @@ def _ready(
     return held_out, usual, missing
 
 
+def _too_few_text(num_examples: float) -> str:
+    """Why a silo with so many samples can hold none out."""
+    text = f"it has too few samples to hold any out: {num_examples:g}, "
+    if num_examples < 2:
+        return text + "at least 2 are needed."
+    return text + "of which fewer than the 2 that are needed are left (guard keeps some out)."
+
+
 def _stated(update: Update, key: str) -> int | None:
     """A count in a reply; None if it is not there, or no count."""
     value = update.metrics.get(key, -1)
     return int(value) if 0 <= value < float("inf") else None
 
 
+def _budget(work: _Work) -> Budget:
+    most = _most_bytes(work)
+    limit = round(1e9 * work.options.gigabytes)
+    return Budget(
+        pairs=len(work.active),
+        silos=len(work.silos()),
+        rounds=work.options.rounds,
+        bytes=min(most, limit) if limit else most,
+    )
+
+
+def _most_bytes(work: _Work) -> int:
+    each = 2 * work.bytes_each  # a pair's two silos, one way
+    return (2 * work.options.rounds) * each * len(work.active)
+
+
 def _budget_text(work: _Work) -> str:
     """What the phase may cost, before it begins."""
-    each = 2 * work.bytes_each  # a pair's two silos, one way
-    most = (2 * work.options.rounds) * each * len(work.active)
-    limit = work.options.gigabytes
+    most, limit = _most_bytes(work), work.options.gigabytes
     return (
         f"discriminators: {len(work.active)} pairs of {len(work.silos())} silos, at most "
         f"{work.options.rounds} rounds of {work.options.steps} steps, "
@@ -309,23 +358,25 @@ def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> l
     return orders
 
 
-def _take(work: _Work, replies: Sequence[Update], *, trained: bool) -> None:
+def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
     """Score what the silos were sent, average what they trained, drop what is finished or lost."""
     expected = {name: work.mine(name) for name in work.silos()}
     work.bytes += sum(_num_bytes(work, name) for name in expected)
     good: dict[str, Update] = {}
-    like: Model | None = next(iter(work.models.values()), None)
+    like = next(iter(work.models.values()), None) or _usual(replies, work.bytes_each)
     for update in replies:
         work.bytes += update.bytes_received
-        like = like or _one_of(update, work.bytes_each)
         reason = _objection(update, len(expected[update.silo.name]), like, work, trained=trained)
         if reason:
             work.missing[update.silo.name] = reason
         else:
             good[update.silo.name] = update
+    work.refused |= replies.refused
     for name in expected:
         if name not in good:
-            work.missing.setdefault(name, "it did not answer in the middle of its discriminators.")
+            if name in replies.missing:
+                why = replies.missing[name]
+                work.missing[name] = f"in the middle of its discriminators: {why}"
             log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
     place = {name: {pair: k for k, pair in enumerate(mine)} for name, mine in expected.items()}
     still = []
@@ -350,6 +401,15 @@ def _num_bytes(work: _Work, name: str) -> int:
     return work.bytes_each * sum(pair in work.models for pair in work.mine(name))
 
 
+def _usual(replies: Sequence[Update], num_bytes: int) -> Model | None:
+    """What one discriminator looks like: as most silos' do; of equally many, the first silo's."""
+    found = [one for update in replies if (one := _one_of(update, num_bytes)) is not None]
+    looks = [sorted((key, a.shape, a.dtype.str) for key, a in one.items()) for one in found]
+    most = max(map(looks.count, looks), default=0)
+    usual = [one for one, look in zip(found, looks, strict=True) if looks.count(look) == most]
+    return usual[0] if usual else None
+
+
 def _one_of(update: Update, num_bytes: int) -> Model | None:
     """What one discriminator looks like, from a reply that can be meant."""
     stack = update.extras.get(wire.DISCRIMINATORS, {})
@@ -369,7 +429,10 @@ def _objection(
             return "its reply holds no discriminators, or other arrays than they have."
         for key, array in stack.items():
             if array.shape != (num_pairs, *like[key].shape) or array.dtype != like[key].dtype:
-                return f"its discriminators' array {key!r} has shape {array.shape}."
+                return (
+                    f"its discriminators' array {key!r} must be {like[key].dtype} of shape "
+                    f"{(num_pairs, *like[key].shape)}. Got {array.dtype} of shape {array.shape}."
+                )
     if not work.models:
         return ""
     scored = update.extras.get(wire.HITS, {})

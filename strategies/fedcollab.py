@@ -22,22 +22,29 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
 from typing import Any, Literal, Unpack
 
 import numpy as np
 
-from strategies.discriminators import Discriminators, Measurement, Pair, measure, takes_part
+from strategies.discriminators import (
+    Budget,
+    Discriminators,
+    Measurement,
+    Pair,
+    measure,
+    takes_part,
+)
 from strategies.errors import require
-from strategies.grouping import Members, average_groups, enrol, orders_from
-from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from strategies.grouping import Members, average_groups, enrol, feasible, orders_from
+from strategies.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.models import weighted_mean
 from strategies.partition import fedcollab
 from strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
 from strategies.partition.distance import Distance, null_error
 from strategies.partition.fedcollab import StructureReport
-from strategies.roster import Silo
+from strategies.roster import Silo, staying
 from wire import Model
 
 __all__ = ["FedCollab", "FedCollabState"]
@@ -47,7 +54,8 @@ log = logging.getLogger("coterie.run")
 MAX_ATTEMPTS = 2
 """Phases in which a pair is tried before it is left as it is."""
 MAX_RECORDED_SILOS = 32
-"""Up to so many silos the record of every round holds their distances."""
+"""Up to so many silos the record of every round holds their distances; of more, the record of the
+rounds that found a structure."""
 NUM_RESTARTS = 100
 """Of relocation, as in the paper's code."""
 
@@ -59,17 +67,22 @@ class Structure:
     Attributes:
         silos: those whose distances are known, sorted.
         alone: those that train alone because theirs are not.
-        c: that was used.
-        distances, errors: (N, N); an unknown distance is filled in, its error NaN.
+        c: that was used; None where there was nothing to compare.
+        distances, errors: (N, N); an unknown distance is filled in, its error NaN. Empty where
+            there was nothing to compare.
         report: the bound beside its rivals, and the interval of c.
+        aside: those that train alone because their coalition is smaller than they accept.
+        kept: another structure has a smaller bound, but only newcomers may move.
     """
 
     silos: tuple[str, ...]
     alone: tuple[str, ...]
-    c: float
-    distances: tuple[tuple[float, ...], ...]
-    errors: tuple[tuple[float, ...], ...]
+    c: float | None = None
+    distances: tuple[tuple[float, ...], ...] = ()
+    errors: tuple[tuple[float, ...], ...] = ()
     report: StructureReport | None = None
+    aside: tuple[str, ...] = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,8 +95,10 @@ class FedCollabState:
         held_out: silo → samples that it holds out.
         attempts: pair → phases in which it was tried.
         unfinished: pairs that were broken off and may be tried again.
+        refused: silos that let no discriminator leave; asked again when they come back.
         planned: coalitions of the next round.
         structure: why.
+        solved: the structure was found in this round.
         trained: silos whose model has been through a round.
         measured: what the last phase cost, for the record of its round.
     """
@@ -93,8 +108,10 @@ class FedCollabState:
     held_out: Mapping[str, int] = field(default_factory=dict)
     attempts: Mapping[Pair, int] = field(default_factory=dict)
     unfinished: frozenset[Pair] = frozenset()
+    refused: frozenset[str] = frozenset()
     planned: tuple[Group, ...] = ()
     structure: Structure | None = None
+    solved: bool = False
     trained: frozenset[str] = frozenset()
     measured: Measurement | None = None
 
@@ -107,11 +124,11 @@ class FedCollab(GroupStrategy[FedCollabState]):
             which noise alone keeps no two silos apart (``partition.fedcollab.auto_c``).
         discriminators: how distances are measured, and the budget.
         solver: ``best`` is ``optimal`` for at most 16 silos and else ``relocation``, the paper's;
-            ``agglomerative`` merges greedily.
+            ``agglomerative`` merges greedily. ``optimal`` is ``best`` that warns above 16.
         newcomers: ``keep`` lets a newcomer choose and nobody else move but those whose distances
             came late; ``resolve`` searches again from the present structure.
         unmeasured: silos whose distances are not known train ``alone``, or take the mean of all
-            known distances for them (``unknown``).
+            known distances for them (``unknown``). Where none is known everybody trains alone.
         seed: of the searches.
 
     The other arguments are those of ``GroupStrategy``.
@@ -156,30 +173,38 @@ class FedCollab(GroupStrategy[FedCollabState]):
 
     def prepare(
         self, state: FedCollabState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], FedCollabState]:
+    ) -> Generator[Sequence[Order], Answers, FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(silo.name for silo in silos))
+        refused = state.refused.intersection(names)
+        state = replace(state, measured=None, solved=False, refused=refused)
         shy = {silo.name for silo in silos if not takes_part(silo)}
         due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
-        state = replace(state, measured=None)
         if due:
-            found = yield from measure(due, silos, self.discriminators)
+            found = yield from measure(due, silos, self.discriminators, announce=self._announce)
             state = _with_measured(state, due, found)
         if due or names != tuple(sorted(name for group in state.planned for name in group)):
-            state = self._structured(state, names, round)
+            state = replace(self._structured(state, names, round), solved=True)
         return state
+
+    def _announce(self, budget: Budget) -> None:
+        if self.on_event is not None:
+            self.on_event("budget", {"work": "discriminators", **asdict(budget)})
 
     def _structured(
         self, state: FedCollabState, names: Sequence[str], round: int
     ) -> FedCollabState:
         """Step 2: solve for those whose distances are known."""
-        known, alone = names, tuple[str, ...]()
-        if self.unmeasured == "alone":
+        known, alone = tuple(names), tuple[str, ...]()
+        if self.unmeasured == "alone" or state.distances.keys().isdisjoint(combinations(names, 2)):
             known, alone = _split_known(names, state.distances)
         for name in alone:
             log.warning("silo %s trains alone: its distances are not known", name)
-        if not known:
-            return replace(state, planned=tuple((name,) for name in names), structure=None)
+        if len(known) < 2:  # nothing to compare
+            if alone:
+                log.warning("everybody trains alone: no distance of two silos is known")
+            structure = Structure((), tuple(names)) if alone else Structure(known, ())
+            return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors = _matrices(known, state.distances)
         sizes = [max(state.members.sizes[name], 1.0) for name in known]
         c = self.c
@@ -192,16 +217,38 @@ class FedCollab(GroupStrategy[FedCollabState]):
         solve = _Solve(distances, sizes, c, self._solver(len(known)), rng)
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = solve.report(groups)
-        log.info("%s", _report_text(report, known))
-        structure = Structure(tuple(known), alone, c, _rows(solve.distances), _rows(errors), report)
-        planned = [tuple(known[row] for row in group) for group in groups]
-        planned += [(name,) for name in alone]
+        kept = self.newcomers == "keep" and solve.is_beaten(report)
+        log.info("%s", _report_text(report, known, kept=kept))
+        solved = [tuple(known[row] for row in group) for group in groups]
+        minimums = state.members.minimums
+        planned = feasible(solved, minimums)
+        aside = _aside(solved, minimums)
+        for name in aside:
+            log.warning(
+                "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
+                "be smaller",
+                name,
+                minimums[name],
+            )
+        structure = Structure(
+            known, alone, c, _rows(solve.distances), _rows(errors), report, aside, kept
+        )
+        planned += tuple((name,) for name in alone)
         return replace(state, planned=tuple(sorted(planned)), structure=structure)
 
     def _solver(self, num_silos: int) -> Solver:
-        if self.solver != "best":
+        if self.solver in ("relocation", "agglomerative"):
             return self.solver
-        return "optimal" if num_silos <= MAX_OPTIMAL_SILOS else "relocation"
+        if num_silos <= MAX_OPTIMAL_SILOS:
+            return "optimal"
+        if self.solver == "optimal":
+            log.warning(
+                "solver: %d silos are too many for optimal, which takes up to %d; relocation is "
+                "used",
+                num_silos,
+                MAX_OPTIMAL_SILOS,
+            )
+        return "relocation"
 
     # ---------------------------------------------------------------- a round
 
@@ -247,11 +294,13 @@ class FedCollab(GroupStrategy[FedCollabState]):
                 "pairs": len(state.measured.distances),
                 "rounds": state.measured.rounds,
                 "bytes": state.measured.bytes,
+                "budget": None if state.measured.budget is None else asdict(state.measured.budget),
                 "missing": dict(state.measured.missing),
                 "unfinished": [list(pair) for pair in sorted(state.measured.unfinished)],
             }
         if state.structure is not None:
-            found["structure"] = _structure_entry(state.structure)
+            few = len(state.structure.silos) <= MAX_RECORDED_SILOS
+            found["structure"] = _structure_entry(state.structure, matrices=few or state.solved)
         return found
 
 
@@ -311,10 +360,17 @@ class _Solve:
             self.distances, self.sizes, groups, c=self.c, solver=self.solver, rng=self.rng
         )
 
+    def is_beaten(self, report: StructureReport) -> bool:
+        """Whether another structure has a smaller bound than the one reported."""
+        if np.isfinite(report.c_low):
+            return False
+        best = min(report.second_best, self._bound(self._solved(report.groups)))
+        return best < report.chosen * (1 - 1e-12)
+
 
 def _is_due(state: FedCollabState, pair: Pair, shy: Set[str]) -> bool:
     """Whether a pair must still be measured, and may be; with a ``shy`` silo it cannot be."""
-    if any(state.held_out.get(name) == 0 for name in pair):
+    if any(name in state.refused or state.held_out.get(name) == 0 for name in pair):
         return False
     unknown = pair not in state.distances or pair in state.unfinished
     # A pair that cannot be measured is due once, so that the log and the record say why.
@@ -326,14 +382,22 @@ def _with_measured(
     state: FedCollabState, due: Sequence[Pair], found: Measurement
 ) -> FedCollabState:
     sizes = {**state.members.sizes, **found.sizes}
+    better = {
+        pair: new
+        for pair, new in found.distances.items()
+        if pair not in found.unfinished
+        or pair not in state.distances
+        or new.rounds > state.distances[pair].rounds
+    }
     attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in due}}
     return replace(
         state,
         members=replace(state.members, sizes=sizes),
-        distances={**state.distances, **found.distances},
+        distances={**state.distances, **better},
         held_out={**state.held_out, **found.held_out},
         attempts=attempts,
         unfinished=(state.unfinished - set(due)) | found.unfinished,
+        refused=state.refused | found.refused,
         measured=found,
     )
 
@@ -341,18 +405,28 @@ def _with_measured(
 def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
     """The planned groups of these silos, without those that had to be put somewhere unmeasured.
 
-    These are the silos that were alone for want of distances, and, of silos whose distance to each
-    other is new, those with most such distances.
+    These are the silos that were alone for want of distances or of members, and, of silos whose
+    distance to each other is new, those with most such distances.
     """
-    late = set() if state.structure is None else set(state.structure.alone)
-    fresh = set() if state.measured is None else set(state.measured.distances)
+    before = state.structure
+    late = set() if before is None else {*before.alone, *before.aside}
+    found = {} if state.measured is None else state.measured.distances
+    fresh = {pair for pair, new in found.items() if state.distances.get(pair, new) == new}
     kept = {name for group in state.planned for name in group if name in names} - late
-    while found := [pair for pair in fresh if kept.issuperset(pair)]:
-        counts = Counter(name for pair in found for name in pair)
+    while inside := [pair for pair in fresh if kept.issuperset(pair)]:
+        counts = Counter(name for pair in inside for name in pair)
         most = max(counts.values())
         kept -= {name for name, count in counts.items() if count == most}
     groups = [[name for name in group if name in kept] for group in state.planned]
     return [group for group in groups if group]
+
+
+def _aside(solved: Sequence[Group], minimums: Mapping[str, int]) -> tuple[str, ...]:
+    """Who accepts no coalition as small as the one that it was put in."""
+    several = [group for group in solved if len(group) > 1]
+    return tuple(
+        sorted(name for group in several for name in set(group) - {*staying(group, minimums)})
+    )
 
 
 def _split_known(
@@ -373,10 +447,13 @@ def _split_known(
 def _matrices(
     names: Sequence[str], distances: Mapping[Pair, Distance]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Distances clipped to [0, 1] and standard errors; the unknown: mean of the known, and NaN."""
+    """Distances clipped to [0, 1] and standard errors; the unknown: mean of the known, and NaN.
+
+    At least one must be known.
+    """
     values, errors = np.zeros((2, len(names), len(names)))
     mine = {p: distances[p] for p in combinations(names, 2) if p in distances}
-    usual = np.clip(np.mean([d.value for d in mine.values()]), 0, 1) if mine else 0.0
+    usual = np.clip(np.mean([d.value for d in mine.values()]), 0, 1)
     for (i, one), (j, other) in combinations(enumerate(names), 2):
         found = mine.get((one, other))
         values[i, j] = values[j, i] = usual if found is None else np.clip(found.value, 0, 1)
@@ -417,21 +494,26 @@ def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(float(value) for value in row) for row in matrix)
 
 
-def _report_text(report: StructureReport, names: Sequence[str]) -> str:
+def _report_text(report: StructureReport, names: Sequence[str], *, kept: bool) -> str:
     groups = "; ".join(", ".join(names[row] for row in group) for group in report.groups)
+    firm = ""
+    if kept:
+        firm = ", another structure has a smaller bound now; nobody else moves (newcomers=keep)"
+    elif np.isfinite(report.c_low):
+        firm = f", the same for c from {report.c_low:.3g} to {report.c_high:.3g}"
     return (
         f"{len(report.groups)} coalition(s), bound {report.chosen:.4g} (all alone "
         f"{report.alone:.4g}, all together {report.together:.4g}, second best "
-        f"{report.second_best:.4g}), the same for c from {report.c_low:.3g} to "
-        f"{report.c_high:.3g}: {groups}"
+        f"{report.second_best:.4g}){firm}: {groups}"
     )
 
 
-def _structure_entry(structure: Structure) -> dict[str, Any]:
+def _structure_entry(structure: Structure, *, matrices: bool) -> dict[str, Any]:
     """JSON values; no NaN and no infinity."""
     entry: dict[str, Any] = {
         "compared": list(structure.silos),
         "alone": list(structure.alone),
+        **({"aside": list(structure.aside)} if structure.aside else {}),
         "c": structure.c,
     }
     if structure.report is not None:
@@ -442,12 +524,14 @@ def _structure_entry(structure: Structure) -> dict[str, Any]:
             "together": report.together,
             "second-best": _finite(report.second_best),
         }
-        entry["c-interval"] = [_finite(report.c_low), _finite(report.c_high)]
+        if np.isfinite(report.c_low):
+            entry["c-interval"] = [report.c_low, _finite(report.c_high)]
+        entry |= {"kept": True} if structure.kept else {}
         if report.second_groups is not None:
             entry["second-groups"] = [
                 [structure.silos[row] for row in group] for group in report.second_groups
             ]
-    if len(structure.silos) <= MAX_RECORDED_SILOS:
+    if structure.distances and matrices:
         entry["distances"] = [[round(v, 6) for v in row] for row in structure.distances]
         entry["standard-errors"] = [[_finite(round(v, 6)) for v in row] for row in structure.errors]
     return entry

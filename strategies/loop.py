@@ -36,6 +36,7 @@ from strategies.roster import NodeRoster, Roster, Silo, minimums_of, staying
 from wire import Model
 
 __all__ = [
+    "Answers",
     "Checkpoint",
     "GroupStrategy",
     "GuardReport",
@@ -146,6 +147,25 @@ class Update:
     extras: Mapping[str, Model] = field(default_factory=dict)
     bytes_sent: int = 0
     bytes_received: int = 0
+
+
+class Answers(list[Update]):
+    """The updates of an exchange that passed the checks, sorted by silo, and the other silos.
+
+    Attributes:
+        missing: silo → why its answer does not count.
+        refused: those of them that will not do what was asked, by their own conditions.
+    """
+
+    def __init__(
+        self,
+        updates: Iterable[Update] = (),
+        missing: Mapping[str, str] | None = None,
+        refused: Iterable[str] = (),
+    ) -> None:
+        super().__init__(updates)
+        self.missing = dict(missing or {})
+        self.refused = frozenset(refused)
 
 
 @dataclass(frozen=True)
@@ -273,6 +293,7 @@ class LoopOptions(TypedDict, total=False):
     evaluate: bool
     roster: Roster | None
     on_round: Callable[[RoundReport], None] | None
+    on_event: Callable[[str, Mapping[str, Any]], None] | None
     keep_every: int
     name_members: bool
 
@@ -287,6 +308,8 @@ class GroupStrategy(Strategy, Generic[State]):
         evaluate: whether silos evaluate their models after every round.
         roster: who takes part; by default every connected node.
         on_round: called with every report, as soon as it is known.
+        on_event: called with what cannot wait for the round's report: a word for it, and JSON
+            values. ``budget``: what an exchange before the round's training may cost at most.
         keep_every: silos write their own model to their disks after every so many rounds too; 0
             only after the last.
         name_members: silos are told who is in their group by name, not only how many.
@@ -300,6 +323,7 @@ class GroupStrategy(Strategy, Generic[State]):
         evaluate: bool = True,
         roster: Roster | None = None,
         on_round: Callable[[RoundReport], None] | None = None,
+        on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
         keep_every: int = 0,
         name_members: bool = False,
     ) -> None:
@@ -307,7 +331,7 @@ class GroupStrategy(Strategy, Generic[State]):
         self.train_config = dict(train_config or {})
         self.evaluate = evaluate
         self.roster: Roster = roster if roster is not None else NodeRoster()
-        self.on_round = on_round
+        self.on_round, self.on_event = on_round, on_event
         self.keep_every, self.name_members = keep_every, name_members
         self._reset()
 
@@ -315,6 +339,7 @@ class GroupStrategy(Strategy, Generic[State]):
         self._state: State | None = None
         self._silos: dict[str, Silo] = {}
         self._sent: list[tuple[Message, Order]] = []
+        self._failed: list[tuple[Order, ReplyError]] = []
         self._deadline_s = self.round_timeout
         self._report = RoundReport(round=0)
 
@@ -330,19 +355,19 @@ class GroupStrategy(Strategy, Generic[State]):
 
     def prepare(
         self, state: State, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], State]:
+    ) -> Generator[Sequence[Order], Answers, State]:
         """Exchanges before the round's training, with those who are here and admitted.
 
         A generator: it yields orders, each with a purpose of its own, is sent the updates that
-        passed the checks (sorted by silo; who is missing did not answer in time or wrongly, and
-        the log says so), and returns the state. By default there are none.
+        passed the checks (sorted by silo; who is missing did not answer in time or wrongly:
+        ``Answers`` and the log say why), and returns the state. By default there are none.
         """
         return state
         yield
 
     def finish(
         self, state: State, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], State]:
+    ) -> Generator[Sequence[Order], Answers, State]:
         """Exchanges after the last round, as in ``prepare``. By default there are none."""
         return state
         yield
@@ -412,13 +437,13 @@ class GroupStrategy(Strategy, Generic[State]):
 
     def _driven(
         self,
-        steps: Generator[Sequence[Order], list[Update], State],
+        steps: Generator[Sequence[Order], Answers, State],
         grid: Grid,
         round: int,
         config: ConfigRecord,
     ) -> State:
         """Drive ``prepare`` or ``finish``: every set of orders that it yields is one exchange."""
-        answer: list[Update] | None = None
+        answer: Answers | None = None
         while True:
             try:
                 orders = steps.send(answer) if answer is not None else next(steps)
@@ -428,7 +453,7 @@ class GroupStrategy(Strategy, Generic[State]):
             assert all(order.purpose for order in orders), "the round's training comes later"
             started = time.perf_counter()
             replies = self._exchange(grid, self._messages(orders, round, config), self._deadline_s)
-            answer, _ = self._checked(replies)
+            answer = self._answers(replies)
             self._add_cost(orders, answer, time.perf_counter() - started)
 
     def _add_cost(self, orders: Sequence[Order], updates: Sequence[Update], seconds: float) -> None:
@@ -768,12 +793,21 @@ class GroupStrategy(Strategy, Generic[State]):
 
     # ---------------------------------------------------------------- replies
 
+    def _answers(self, replies: Iterable[Message]) -> Answers:
+        """Of an exchange beside the round's training."""
+        updates, _ = self._checked(replies)
+        return Answers(
+            updates,
+            missing={order.silo.name: str(error) for order, error in self._failed},
+            refused=[order.silo.name for order, error in self._failed if error.refused],
+        )
+
     def _checked(self, replies: Iterable[Message]) -> tuple[list[Update], dict[str, str]]:
         """Updates sorted by silo, and why the others are left out."""
         # Pushing a message gives it its id, which its reply names.
         pending = {message.metadata.message_id: order for message, order in self._sent}
         updates: list[Update] = []
-        left_out: dict[str, str] = {}
+        failed: list[tuple[Order, ReplyError]] = []
         for reply in replies:
             order = pending.pop(reply.metadata.reply_to_message_id, None)
             if order is None:
@@ -781,9 +815,12 @@ class GroupStrategy(Strategy, Generic[State]):
             try:
                 updates.append(check_reply(order, reply))
             except ReplyError as error:
-                _leave_out(left_out, order, str(error))
-        for order in pending.values():
-            _leave_out(left_out, order, "it did not answer in time.")
+                failed.append((order, error))
+        failed += [(order, ReplyError("it did not answer in time.")) for order in pending.values()]
+        left_out: dict[str, str] = {}
+        for order, why in failed:
+            _leave_out(left_out, order, str(why))
+        self._failed = failed
         return sorted(updates, key=lambda u: (u.silo.name, u.purpose)), left_out
 
     def _accepting(self, updates: list[Update], left_out: dict[str, str]) -> list[Update]:
@@ -847,7 +884,11 @@ class GroupStrategy(Strategy, Generic[State]):
 
 
 class ReplyError(ValueError):
-    """Why a reply does not count."""
+    """Why a reply does not count; ``refused`` by the silo itself, or because it is wrong."""
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
 
 
 def check_reply(order: Order, reply: Message) -> Update:
@@ -858,7 +899,10 @@ def check_reply(order: Order, reply: Message) -> Update:
             NaN or infinity, or a sample count that is missing or not positive.
     """
     if reply.has_error():
-        raise ReplyError(str(reply.error.reason or "it answered with an error."))
+        raise ReplyError(
+            str(reply.error.reason or "it answered with an error."),
+            refused=reply.error.code == wire.REFUSED,
+        )
     try:
         arrays = {k: wire.decode_arrays(r) for k, r in reply.content.array_records.items()}
     except wire.WireError as error:
@@ -870,6 +914,8 @@ def check_reply(order: Order, reply: Message) -> Update:
     _check_like(model, order.model)
     for extra in arrays.values():
         for name, array in extra.items():
+            if array.dtype.kind not in "biuf":
+                raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
             _check_finite(name, array)
     metrics = wire.read_metrics(reply.content)
     count = metrics.get(wire.NUM_EXAMPLES)

@@ -238,7 +238,11 @@ def structure_picture(story: Story) -> Picture | str | None:
 def _interval_text(structure: Mapping[str, Any]) -> str:
     """In which c the answer stays the same."""
     interval, c = structure.get("c-interval"), structure.get("c")
+    if structure.get("kept") is True:
+        return " Another structure has a smaller bound now; nobody else moves (newcomers=keep)."
     if not isinstance(interval, list) or len(interval) != 2:
+        return ""
+    if interval[0] is None:  # older records: there was none
         return ""
     low, high = (math.inf if end is None else float(end) for end in interval)
     text = " The answer stays the same for c from"

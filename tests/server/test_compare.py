@@ -218,6 +218,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("num-groups = 2", "num-grups = 2"), "unknown key 'num-grups'"),
         (WHOLE.replace("num-groups = 2", "seed = 2"), "key 'seed' is the comparison's own"),
         (WHOLE.replace("rounds = 2", 'rounds = 2\nstrategy = "hcct"'), "key 'strategy' is the"),
+        (WHOLE.replace("rounds = 2", 'rounds = 2\nalone = "x"'), "key 'alone' is the comparison's"),
         (
             WHOLE.replace('"ifca"', '"flsc"').replace("num-groups = 2", "num-groups = 1"),
             r"soft_groups must be in \[1, 1\]",
@@ -277,6 +278,26 @@ def test_from_file_to_table_and_only_what_is_missing_the_second_time(tmp_path: P
     other = written(tmp_path, WHOLE.replace("train = 30", "train = 31"))
     with pytest.raises(FederationError, match="holds a comparison over other silos"):
         go(other, folder)
+
+
+def test_every_record_is_compared_with_the_run_alone_of_its_seed(tmp_path: Path) -> None:
+    """Also where the file lists that run last."""
+    alone = '[[strategies]]\nname = "own"\nstrategy = "independent"\n'
+    file, folder = written(tmp_path, WHOLE + alone), tmp_path / "out"
+    said, table = go(file, folder)
+    assert said.index("seed 0, own") < said.index("seed 0, fedavg")
+    by_name = {row.name: row for row in table}
+    for label, name in (("fedavg", "fedavg"), ("IFCA-K-2", "IFCA, K 2")):
+        figures = []
+        for seed in (0, 3):
+            (path,) = (folder / "records").glob(f"{label}-*-seed{seed}/run.json")
+            record = json.loads(path.read_text(encoding="utf-8"))
+            assert Path(record["config"]["alone"]).name.endswith(f"-seed{seed}")
+            figures.append(record["collaboration"])
+        assert np.mean([f["ipr"] for f in figures]) == pytest.approx(by_name[name].ipr)
+        assert np.mean([f["rsd"] for f in figures]) == pytest.approx(by_name[name].rsd)
+    (path,) = (folder / "records").glob("own-*-seed0/run.json")
+    assert "collaboration" not in json.loads(path.read_text(encoding="utf-8"))
 
 
 def test_the_same_seed_gives_the_same_errors_in_another_folder(tmp_path: Path) -> None:

@@ -76,6 +76,14 @@ def test_a_run_is_compared_with_an_independent_one(tmp_path: Path) -> None:
         run("fedavg", 0, tmp_path, rounds=1, alone="fedavg")
     with pytest.raises(FederationError, match="0 runs in"):
         run("fedavg", 0, tmp_path, rounds=1, alone="nothing")
+    run("fedavg", 1, tmp_path, rounds=1, alone="independent")
+    said = (tmp_path / "fedavg" / "run.log").read_text(encoding="utf-8")
+    assert "alone: run independent has seed 0, this one 1" in said
+    record = json.loads((tmp_path / "independent" / "run.json").read_text())
+    record["config"]["task"] = "mnist"
+    (tmp_path / "independent" / "run.json").write_text(json.dumps(record))
+    with pytest.raises(FederationError, match=r"same task, digits\. independent is of mnist"):
+        run("fedavg", 0, tmp_path, rounds=1, alone="independent")
 
 
 def test_the_demos_silos_share_no_sample_and_have_the_sizes_that_it_says() -> None:

@@ -39,6 +39,13 @@ KINDS = {
     "hcct": {"strategy": "hcct", "alpha": 10.0},
     "hcct-personal": {"strategy": "hcct", "alpha": 10.0, "personal": "head"},
     "hcct-auto": {"strategy": "hcct", "alpha": "auto", "rounds": 9},
+    "fedcollab": {"strategy": "fedcollab", "discriminator-rounds": 2},
+    "fedcollab-ditto": {
+        "strategy": "fedcollab",
+        "c": "auto",
+        "discriminator-rounds": 2,
+        "personalise": "ditto",
+    },
     "fedgroup": {"strategy": "fedgroup", "num-groups": 2},
     "fedgroup-sampled": {"strategy": "fedgroup", "num-groups": 2, "sample": 2, "personal": "head"},
     "fedgenp": {"strategy": "fedgenp", **GENERATORS},
@@ -186,6 +193,21 @@ def test_a_cut_anywhere_costs_at_most_the_round_under_way(
     resume(folder, tmp_path / "homes")
     record = record_of(folder)
     assert record["resumed"][0]["after-round"] == after
+    assert record["model-hashes"] == expected["model-hashes"]
+    assert timeless(record) == timeless(expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "answered"), [(wire.EVALUATE_DISCRIMINATOR, 1), (wire.TRAIN_DISCRIMINATOR, 3)]
+)
+def test_a_cut_among_the_discriminators_measures_them_again(
+    kind: str, answered: int, whole: Whole, tmp_path: Path
+) -> None:
+    expected, folder = whole("fedcollab"), tmp_path / "runs" / "run-1"
+    cut = CutGrid(nodes(tmp_path / "homes"), at=(kind, 1), answered=answered)
+    interrupted(folder, cut, **KINDS["fedcollab"])
+    resume(folder, tmp_path / "homes")
+    record = record_of(folder)
     assert record["model-hashes"] == expected["model-hashes"]
     assert timeless(record) == timeless(expected)
 

@@ -70,9 +70,21 @@ def test_joins_leaves_and_replies_left_out_are_named() -> None:
     assert "joined" not in first  # everybody does in round 1
 
 
+BUDGET = {
+    "event": "budget", "work": "discriminators", "pairs": 36, "silos": 9, "rounds": 10,
+    "bytes": 2_340_000,
+}  # fmt: skip
+BUDGET_LINE = (
+    "HCCT: discriminators before the training: 36 pairs of 9 silos, at most 10 rounds and 2.34 MB"
+    " of weights"
+)
+
+
 @pytest.mark.parametrize(
     ("event", "line"),
     [
+        (BUDGET, BUDGET_LINE),
+        (BUDGET | {"bytes": 5 * 10**9}, BUDGET_LINE.replace("2.34 MB", "5 GB")),
         (START, "HCCT: waiting for silos"),
         ({"event": "ready", "silos": ["a", "b"]}, "HCCT: 2 silos are here: a, b"),
         ({"event": "end", "status": "completed", "seconds": 3.21}, "HCCT: completed after 3.2 s"),
@@ -98,6 +110,16 @@ def test_without_a_terminal_every_event_is_a_plain_line() -> None:
     assert len(text.splitlines()) == 2  # long lines are not broken
     assert "\x1b" not in text
     assert progress.round == 1
+
+
+def test_on_a_terminal_what_a_phase_may_cost_stays_above_the_picture() -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=True)
+    with showing(console, Progress("HCCT")) as take:
+        take(START)
+        take(BUDGET)
+        take(round_event(["a", "b"], 1))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count(BUDGET_LINE) == 1
 
 
 # ---------------------------------------------------------------- names are text

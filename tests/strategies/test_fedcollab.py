@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,9 @@ from flwr.clientapp import ClientApp
 import wire
 from client.app import app as coterie_app
 from server.config import RunConfig
+from server.demo import _bound_text
 from server.inprocess import InProcessGrid
+from server.report.similarity import _interval_text
 from server.run import execute
 from strategies import FedCollab, FederationError, RunResult
 from strategies.discriminators import Discriminators, Measurement
@@ -200,6 +204,36 @@ def test_the_budget_of_rounds_ends_with_an_evaluation_and_is_said_before_it_star
     assert said[-1].startswith("discriminators: 3 of 3 pairs measured in 3 rounds")
 
 
+def test_what_the_phase_may_cost_is_told_before_it_begins_and_recorded(tmp_path: Path) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 2, "min-silos": 3, "discriminator-rounds": 3}
+    grid = InProcessGrid(coterie_app, [digits_config(n, i) for i, n in enumerate("abc")])
+    execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    found = record["rounds"][0]["discriminators"]
+    budget = found["budget"]
+    assert (budget["pairs"], budget["silos"], budget["rounds"]) == (3, 3, 3)
+    assert found["bytes"] <= budget["bytes"] + 1000 and budget["bytes"] % (2 * 3 * 3 * 2) == 0
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").open()]
+    (told,) = [event for event in events if event["event"] == "budget"]
+    assert told.items() >= {"work": "discriminators", **budget}.items()
+    work = [event.get("work") for event in events]
+    assert work.index("discriminators") < work.index(wire.TRAIN_DISCRIMINATOR)
+    assert "discriminators" not in record["rounds"][1]
+
+
+def test_a_limit_of_bytes_is_the_most_that_the_phase_may_cost() -> None:
+    told: list[Any] = []
+    run(
+        Judged(lambda kind, label: 0.5),
+        plain_nodes(0, 0),
+        rounds=1,
+        discriminators=Discriminators(gigabytes=2e-7),
+        on_event=lambda kind, fields: told.append((kind, dict(fields))),
+    )
+    expected = {"work": "discriminators", "pairs": 1, "silos": 2, "rounds": 10, "bytes": 200}
+    assert told == [("budget", expected)]
+
+
 @pytest.mark.parametrize(("budget", "rounds"), [(20, 0), (100, 1), (150, 2), (200, 3)])
 def test_the_budget_of_bytes_is_kept(budget: int, rounds: int) -> None:
     """One pair of 12 bytes: 24 up, then 48 a round, 24 for the last evaluation; hits 64."""
@@ -264,6 +298,30 @@ def test_every_solver_finds_what_is_plain_to_see(solver: Any) -> None:
     nodes = plain_nodes(0, 1, 0, 1)
     result, _ = run(by_kind(nodes), nodes, rounds=1, solver=solver)
     assert result.groups[1] == [["node-1", "node-3"], ["node-2", "node-4"]]
+
+
+@pytest.mark.parametrize(("count", "recorded"), [(32, [1, 1, 1]), (34, [1, 0, 1])])
+def test_distances_of_many_silos_are_recorded_in_the_rounds_that_found_a_structure(
+    count: int, recorded: list[int]
+) -> None:
+    nodes = plain_nodes(*[0] * count)
+    grid = Changing(Judged(lambda kind, label: 0.5), nodes, goes={count: 3})
+    result, _ = started(grid, 3, solver="agglomerative", discriminators=Discriminators(rounds=1))
+    found = [report.details["structure"] for report in result.rounds[:3]]
+    assert [int("distances" in entry) for entry in found] == recorded
+    assert ["distances" in entry for entry in found] == ["standard-errors" in e for e in found]
+    assert len(found[0]["distances"]) == count and len(found[2]["distances"]) == count - 1
+
+
+def test_optimal_with_too_many_silos_goes_on_by_relocation_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = plain_nodes(*[0] * 17)
+    grid = Changing(Judged(lambda kind, label: 0.5), nodes, comes={17: 3})
+    result, _ = started(grid, 3, solver="optimal", discriminators=Discriminators(rounds=1))
+    assert [len(group) for group in result.groups[2]] == [16]
+    assert [len(group) for group in result.groups[3]] == [17]
+    assert "17 silos are too many for optimal, which takes up to 16; relocation" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -348,6 +406,46 @@ def test_a_newcomer_costs_its_own_pairs_alone_and_starts_from_its_coalition_s_mo
     np.testing.assert_allclose(arrays_of(result.models["node-5"])["w"], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("newcomers", ["keep", "resolve"])
+def test_a_kept_structure_that_another_would_beat_says_so_and_has_no_interval(
+    newcomers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two newcomers, each near one of two silos that are together and not quite alike."""
+    caplog.set_level(logging.INFO, logger="coterie.run")
+    rates = {(1, 2): 0.74, (1, 3): 0.5, (2, 4): 0.5, (1, 4): 0.95, (2, 3): 0.95, (3, 4): 0.95}
+    partners = {1: [2], 2: [1]}
+    judged = Judged()
+    judged._others = lambda context, labels: [  # type: ignore[method-assign]
+        rates[min(context.node_id, p), max(context.node_id, p)] for p in partners[context.node_id]
+    ]
+
+    def come(report: Any) -> None:
+        partners.update({1: [3, 4], 2: [3, 4], 3: [1, 2, 4], 4: [1, 2, 3]})
+
+    grid = Changing(judged, plain_nodes(0, 0, 0, 0), comes={3: 2, 4: 2})
+    result, _ = started(grid, 2, newcomers=newcomers, c=9.0, on_round=come)
+    before, after = (report.details["structure"] for report in result.rounds[:2])
+    assert before["c-interval"][0] < 9.0 and "kept" not in before
+    entry = {"rounds": [{"structure": after}]}
+    if newcomers == "resolve":
+        assert result.groups[2] == [["node-1", "node-3"], ["node-2", "node-4"]]
+        assert "kept" not in after and after["c-interval"][0] < 9.0
+        assert "the groups are the same for c from" in _bound_text(entry)
+        return
+    assert ["node-1", "node-2"] in [group[:2] for group in result.groups[2]]
+    assert after["kept"] is True and "c-interval" not in after
+    assert after["bound"]["second-best"] < after["bound"]["chosen"]
+    for text in (_bound_text(entry), _interval_text(after), caplog.text):
+        assert "nother structure has a smaller bound now" in text and "newcomers=keep" in text
+    for text in (_bound_text(entry), _interval_text(after), caplog.messages[-1]):
+        assert "nan" not in text and "∞" not in text and "None" not in text
+
+
+def test_a_demo_of_silos_that_were_not_compared_says_so() -> None:
+    entry = {"rounds": [{"structure": {"compared": [], "alone": ["a", "b"], "c": None}}]}
+    assert "everybody trained alone" in _bound_text(entry) and _interval_text({}) == ""
+
+
 def test_a_leaver_s_row_and_column_go_and_come_back_with_it() -> None:
     nodes = plain_nodes(0, 1, 0)
     judged = by_kind(nodes)
@@ -388,6 +486,26 @@ def test_unknown_distances_may_count_as_the_mean() -> None:
     assert found["distances"][0][1] == found["distances"][0][2]
 
 
+@pytest.mark.parametrize("unmeasured", ["alone", "unknown"])
+def test_where_no_distance_is_known_everybody_is_alone_and_nothing_looks_measured(
+    unmeasured: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = Discriminators(gigabytes=1e-9)
+    result, _ = run(
+        Judged(), plain_nodes(0, 0, 0), rounds=2, unmeasured=unmeasured, discriminators=budget
+    )
+    names = ["node-1", "node-2", "node-3"]
+    assert result.groups[1] == result.groups[2] == [[name] for name in names]
+    assert result.rounds[0].details["structure"] == {"compared": [], "alone": names, "c": None}
+    assert "everybody trains alone: no distance of two silos is known" in caplog.text
+
+
+def test_a_single_silo_has_no_bound_and_no_interval() -> None:
+    result, _ = run(Judged(), plain_nodes(0), rounds=1)
+    expected = {"compared": ["node-1"], "alone": [], "c": None}
+    assert result.rounds[0].details["structure"] == expected
+
+
 def lost_after(judged: Judged, node: int, number: int, *, for_good: bool) -> None:
     """The node's answers in the middle of its discriminators are errors."""
     count = {"now": 0}
@@ -411,7 +529,9 @@ def test_a_silo_lost_in_the_middle_keeps_what_was_measured_and_is_tried_again(
     result, strategy = run(judged, plain_nodes(0, 0, 0), rounds=2)
     first, second = (report.details["discriminators"] for report in result.rounds[:2])
     assert first["unfinished"] == [["node-1", "node-2"], ["node-2", "node-3"]]
-    assert "the power is gone" in caplog.text and "silo node-2 is lost" in caplog.text
+    reason = "in the middle of its discriminators: the power is gone"
+    assert first["missing"] == {"node-2": reason}
+    assert f"silo node-2 is lost: {reason}" in caplog.text
     assert (first["pairs"], second["pairs"], second["unfinished"]) == (3, 2, [])
     assert strategy._state is not None
     assert {d.rounds for d in strategy._state.distances.values()} == {5}
@@ -460,6 +580,35 @@ def test_a_silo_placed_by_an_unfinished_distance_moves_when_it_is_finished() -> 
     assert result.rounds[0].details["structure"]["alone"] == [], "it was measured, a little"
     assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
     assert result.groups[2] == result.groups[3] == [["node-1", "node-2", "node-3"]]
+
+
+@pytest.mark.parametrize(("second", "rounds"), [(2, 4), (6, 5)])
+def test_of_two_broken_attempts_the_distance_of_more_rounds_counts(
+    second: int, rounds: int
+) -> None:
+    """Discriminators get better with every round: an early end finds less than there is."""
+    judged, trained = Judged(), {"now": 0, "lost-after": 5}
+    judged.rate = lambda kind, label: 0.5 + 0.1 * trained["now"]
+
+    def fault(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if meta.dst_node_id == 2 and meta.message_type == wire.TRAIN_DISCRIMINATOR:
+            trained["now"] += 1
+            if trained["now"] > trained["lost-after"]:
+                return Message(Error(1, "gone"), reply_to=message)
+        return reply
+
+    def next_attempt(report: Any) -> None:
+        trained.update({"now": 0, "lost-after": second})
+
+    judged.fault = fault
+    result, strategy = run(judged, plain_nodes(0, 0), rounds=3, c=5.0, on_round=next_attempt)
+    assert strategy._state is not None
+    (found,) = strategy._state.distances.values()
+    assert found.rounds == rounds
+    first, last = (result.rounds[t].details["structure"]["distances"] for t in (0, 1))
+    assert (last == first) is (rounds == 4)
+    assert result.groups[1] == result.groups[3] == [["node-1"], ["node-2"]]
 
 
 def test_where_nobody_was_measured_at_first_the_second_attempt_decides_for_all() -> None:
@@ -522,6 +671,55 @@ def test_silos_that_let_few_metrics_leave_are_measured_like_others(tmp_path: Pat
     assert few["structure"] == everything["structure"]
 
 
+def test_a_silo_that_refuses_is_recorded_with_its_reason_and_not_asked_again(
+    tmp_path: Path,
+) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 2, "min-silos": 3}
+    configs = [digits_config(n, i, auxiliary=n != "a") for i, n in enumerate("abc")]
+    grid = InProcessGrid(coterie_app, configs)
+    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    reason = "silo 'a' lets no model leave beside the task's; this run trains discriminators."
+    assert result.rounds[0].details["discriminators"]["missing"] == {"a": reason}
+    assert "discriminators" not in result.rounds[1].details
+    assert all(["a"] in groups for groups in result.groups.values())
+
+
+def test_a_refusal_in_the_middle_is_final_and_one_that_comes_back_is_asked_again() -> None:
+    nodes = plain_nodes(0, 0, 0)
+    judged = Judged(lambda kind, label: 0.5)
+
+    def fault(message: Message, reply: Message) -> Message:
+        meta = message.metadata
+        if meta.dst_node_id == 2 and meta.message_type == wire.TRAIN_DISCRIMINATOR:
+            return wire.refusal("not with my data", message)
+        return reply
+
+    class Returning(Changing):
+        def get_node_ids(self) -> Iterable[int]:
+            return [node for node in super().get_node_ids() if (node, self.looks) != (2, 3)]
+
+    judged.fault = fault
+    result, _ = started(Returning(judged, nodes), 5)
+    tried = [report.details.get("discriminators") for report in result.rounds[:5]]
+    assert [found is not None for found in tried] == [True, False, False, True, False]
+    assert tried[0] is not None
+    reason = "in the middle of its discriminators: not with my data"
+    assert tried[0]["missing"] == {"node-2": reason}
+
+
+def test_samples_that_a_guard_keeps_are_not_called_too_few_to_begin_with(tmp_path: Path) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 1, "min-silos": 3, "guard": 0.2}
+    configs = [
+        digits_config(n, i, **{"data.train": 2 if n == "a" else 30}) for i, n in enumerate("abc")
+    ]
+    grid = InProcessGrid(coterie_app, configs)
+    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
+    assert result.rounds[0].details["discriminators"]["missing"] == {
+        "a": "it has too few samples to hold any out: 2, of which fewer than the 2 that are needed "
+        "are left (guard keeps some out)."
+    }
+
+
 class Asking:
     """A roster of silos of which some accept no small groups."""
 
@@ -562,6 +760,40 @@ def test_distances_that_a_silo_does_not_allow_may_count_as_the_mean() -> None:
         judged, plain_nodes(0, 0, 0), rounds=1, roster=Asking(3, 1, 1), unmeasured="unknown"
     )
     assert result.groups[1] == [["node-1", "node-2", "node-3"]]
+
+
+class AskingWho(Asking):
+    """The same by node, whoever is here."""
+
+    def __init__(self, minimums: Mapping[int, int]) -> None:
+        self.of = dict(minimums)
+
+    def present(self, grid: Any, *, round: int) -> list[Silo]:
+        return [
+            Silo(f"node-{node}", node, num_examples=100, min_group_size=self.of.get(node, 1))
+            for node in sorted(grid.get_node_ids())
+        ]
+
+
+@pytest.mark.parametrize("newcomers", ["keep", "resolve"])
+def test_a_silo_whose_coalition_becomes_too_small_trains_alone_until_it_is_not(
+    newcomers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Back(Changing):
+        def get_node_ids(self) -> Iterable[int]:
+            return [n for n in super().get_node_ids() if n != 3 or self.looks not in (2, 3)]
+
+    grid = Back(Judged(lambda kind, label: 0.5), plain_nodes(0, 0, 0, 0))
+    result, _ = started(
+        grid, 4, roster=AskingWho({1: 4}), unmeasured="unknown", newcomers=newcomers
+    )
+    assert result.groups[2] == result.groups[3] == [["node-1"], ["node-2", "node-4"]]
+    assert result.groups[1] == result.groups[4]
+    assert result.groups[4] == [["node-1", "node-2", "node-3", "node-4"]]
+    assert all(not report.left_out for report in result.rounds)
+    found = [report.details["structure"].get("aside") for report in result.rounds[:4]]
+    assert found == [None, ["node-1"], ["node-1"], None]
+    assert "node-1 trains alone: it accepts groups of at least 4 silos" in caplog.text
 
 
 def test_where_nobody_accepts_a_group_of_two_nothing_is_asked() -> None:
@@ -605,6 +837,41 @@ def test_a_bad_reply_loses_its_silo_and_nobody_else(
     assert result.groups[1] == [["node-1"], ["node-2", "node-3"]]
 
 
+@pytest.mark.parametrize("odd", [1, 2, 3])
+@pytest.mark.parametrize("shape", ["renamed", "reshaped", "halved"])
+def test_other_arrays_of_the_same_size_lose_the_silo_that_sent_them(odd: int, shape: str) -> None:
+    def other(array: np.ndarray) -> dict[str, np.ndarray]:
+        if shape == "renamed":
+            return {"e": array}
+        return {"d": array.reshape(len(array), 3, 1) if shape == "reshaped" else array.view("<f2")}
+
+    def fault(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == odd and "discriminators" in reply.content:
+            array = reply.content["discriminators"]["d"].numpy()
+            made = {k: Array(a) for k, a in other(array).items()}
+            reply.content["discriminators"] = ArrayRecord(made)
+        return reply
+
+    judged = Judged(lambda kind, label: 0.5)
+    judged.fault = fault
+    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=1)
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {f"node-{odd}"}
+    assert [f"node-{odd}"] in result.groups[1] and len(result.groups[1]) == 2
+
+
+def test_of_two_that_differ_the_first_silo_s_arrays_count() -> None:
+    def fault(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id == 2 and "discriminators" in reply.content:
+            array = reply.content["discriminators"]["d"].numpy()
+            reply.content["discriminators"] = ArrayRecord({"e": Array(array)})
+        return reply
+
+    judged = Judged(lambda kind, label: 0.5)
+    judged.fault = fault
+    result, _ = run(judged, plain_nodes(0, 0), rounds=1)
+    assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-2"}
+
+
 def test_with_silos_that_know_no_discriminators_everybody_is_alone_and_told_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -640,6 +907,10 @@ def test_who_was_placed_unmeasured_is_not_settled() -> None:
 
     assert after(("a", "d"), ("b", "d")) == [["a", "b"], ["c"]], "d has most new distances"
     assert after(("a", "b")) == [["c"], ["d"]], "one of them as much as the other"
+    better = {("a", "d"): Distance(0.5, 0.1, 9)}
+    measured = Measurement(distances={("a", "d"): Distance(0.0, 0.1, 5)})
+    kept = replace(state, structure=None, distances=better, measured=measured)
+    assert _settled(kept, names) == [["a", "b"], ["c"], ["d"]], "the distance did not change"
     assert after(("a", "new"), ("b", "new"), ("c", "new")) == [["a", "b"], ["c"], ["d"]]
     assert _settled(state, ("a", "d")) == [["a"], ["d"]]
 

@@ -9,13 +9,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wire
 from server.inprocess import InProcessGrid
-from strategies import HCCT, FedAvg, FedGroup
+from strategies import HCCT, FedAvg, FedCollab, FedGroup
 from strategies.errors import FederationError
 from strategies.loop import GroupStrategy
 from strategies.roster import DescribedRoster
@@ -29,6 +30,7 @@ from tests.conftest import (
     plain_model,
     plain_nodes,
 )
+from tests.strategies.test_fedcollab import Judged
 
 CASES = 120
 BAD = 2
@@ -166,6 +168,68 @@ def test_a_group_cold_start_without_enough_good_replies_ends_with_its_reason(hos
         raise AssertionError("two good replies do not make three groups")
 
 
+@st.composite
+def hostile_discriminators(draw: st.DrawFn) -> tuple[int, str, ArrayRecord | dict[str, Any] | None]:
+    """From which of its messages on a silo answers so, which record, and what is in it."""
+    start = draw(st.integers(0, 7))
+    record = draw(st.sampled_from(["discriminators", "hits", "metrics", "arrays"]))
+    if draw(st.integers(0, 9)) == 0:
+        return start, record, None
+    if record == "metrics":
+        keys = ("num-examples", "held-out", "discriminator-bytes", "seconds")
+        numbers = st.one_of(hostile_floats, st.sampled_from([-1, 0, 1, 12, 10**18, 0.5]))
+        return start, record, draw(st.dictionaries(st.sampled_from(keys), numbers, max_size=4))
+    arrays: dict[str, Array] = {}
+    for name in draw(st.sets(st.sampled_from(["d", "e", "hits", "counts", ""]), max_size=3)):
+        shape = draw(st.sampled_from([(), (0,), (2,), (2, 2), (2, 3), (1, 3), (2, 3, 1), (2, 0)]))
+        array = np.zeros(shape, np.dtype(draw(dtypes)))
+        if array.dtype.kind in "fiu" and array.size:
+            value = draw(st.one_of(hostile_floats, st.sampled_from([-1, 1, 20, 41, 1e9])))
+            with np.errstate(all="ignore"):
+                array.flat[0] = np.array(value).astype(array.dtype)
+        arrays[name] = Array(array)
+    return start, record, ArrayRecord(arrays)
+
+
+def measured_with(hostile: tuple[int, str, Any]) -> tuple[Any, Any]:
+    """The first round's groups, and the distance of the two silos that answer as they should."""
+    start, record, content = hostile
+    judged = Judged(lambda kind, label: 0.6)
+    count = iter(range(1000))
+
+    def change(message: Message, reply: Message) -> Message:
+        if message.metadata.dst_node_id != BAD or next(count) < start:
+            return reply
+        if content is None:
+            reply.content.pop(record, None)
+        elif isinstance(content, ArrayRecord):
+            reply.content[record] = content
+        else:
+            reply.content[record] = MetricRecord({**reply.content[record], **content})
+        return reply
+
+    judged.fault = change
+    strategy = FedCollab(evaluate=False)
+    strategy.start(
+        grid=InProcessGrid(judged.app(), plain_nodes(0, 0, 0)),
+        initial_arrays=plain_initial(),
+        num_rounds=1,
+        timeout=5,
+    )
+    assert strategy._state is not None
+    return strategy._state.members.groups, strategy._state.distances[("node-1", "node-3")]
+
+
+@settings(max_examples=60)
+@given(hostile_discriminators())
+def test_whatever_discriminators_a_silo_sends_the_others_are_measured_as_without_it(
+    hostile: tuple[int, str, Any],
+) -> None:
+    groups, distance = measured_with(hostile)
+    assert any({"node-1", "node-3"} <= set(group) for group in groups)
+    assert distance == measured_with((1000, "hits", None))[1]
+
+
 values = st.one_of(
     st.text(max_size=20),
     st.integers(-(2**63), 2**63 - 1),
@@ -202,6 +266,14 @@ def test_a_description_of_any_content_is_read_or_refused_and_troubles_nobody(
     assert len(here) + len(roster.refused) >= 1
     for silo in here.values():
         assert wire.is_silo_name(silo.name) and silo.num_examples > 0
+
+
+@pytest.mark.parametrize("dtype", ["U3", "c8"])
+@pytest.mark.parametrize("record", ["discriminators", "hits", "odd"])
+def test_texts_for_numbers_lose_their_silo_and_not_the_run(record: str, dtype: str) -> None:
+    hostile = (1, record, ArrayRecord({"d": Array(np.zeros(2, dtype))}))
+    groups, _ = measured_with(hostile)
+    assert groups == (("node-1", "node-3"), ("node-2",))
 
 
 def test_an_error_reply_of_any_code_is_only_a_reason() -> None:
