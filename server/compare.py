@@ -7,6 +7,7 @@ The file is TOML::
     data = "data"                  # folder, relative to the file; --data and $COTERIE_DATA win
     seeds = [0, 1, 2]              # of the split and of the runs
     target = 0.1                   # mean error, for the rounds to it
+    label-counts = false           # whether the silos tell how many samples of each label they have
     silos = 10                     # with [split]: cut from one folder ...
 
     [split]
@@ -102,13 +103,16 @@ class SiloEntry(BaseModel):
 class CompareFile(BaseModel):
     """A comparison's file. See the module's docstring."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-")
+    )
 
     title: str = ""
     task: str = Field("digits", min_length=1)
     data: str = ""
     seeds: list[Seed] = Field(min_length=1)
     target: float | None = Field(None, gt=0, lt=1)
+    label_counts: bool = Field(False, strict=True)
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
     split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Option] = Field(default_factory=dict)
@@ -161,7 +165,13 @@ class Comparison:
             drawn = {} if _is_declared(file.task) else {"split-seed": seed}
             own = {**drawn, **data, **file.options}
             return [
-                SiloSpec(silo.name, file.task, {**own, **silo.options}, silo.alpha)
+                SiloSpec(
+                    silo.name,
+                    file.task,
+                    {**own, **silo.options},
+                    silo.alpha,
+                    label_counts=file.label_counts,
+                )
                 for silo in file.silos
             ]
         common: dict[str, Any] = {
@@ -170,7 +180,10 @@ class Comparison:
             "options": file.options,
         }
         cut = Simulation(silos=file.silos, seed=seed, split=file.split, **common)
-        return [SiloSpec(silo.name, file.task, silo.options) for silo in cut.silos_of()]
+        return [
+            SiloSpec(silo.name, file.task, silo.options, label_counts=file.label_counts)
+            for silo in cut.silos_of()
+        ]
 
     def keys(self, name: str, seed: int) -> dict[str, Any]:
         """All keys of one run."""
@@ -292,7 +305,8 @@ def _wrong(text: str) -> FederationError:
 def _problem(entry: Any) -> str:
     key = ".".join(str(part) for part in entry["loc"] if not str(part).startswith("list["))
     if entry["type"] == "extra_forbidden":
-        return f"unknown key {key!r} (known: {', '.join(sorted(CompareFile.model_fields))})"
+        known = sorted(name.replace("_", "-") for name in CompareFile.model_fields)
+        return f"unknown key {key!r} (known: {', '.join(known)})"
     if entry["type"] == "missing":
         return f"key {key!r} is missing"
     text = entry["msg"].removeprefix("Value error, ")

@@ -41,12 +41,14 @@ class SiloSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     alpha: float | None = None
     threads: int = 1
+    label_counts: bool = False
 
     def arguments(self, address: str, home: Path) -> list[str]:
         """The silo's command line, after ``python -m client``."""
         own = ["--name", self.name, "--task", self.task, "--superlink", address]
         own += ["--threads", str(self.threads), "--home", str(home)]
         own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
+        own += ["--share-label-counts"] if self.label_counts else []
         for key, value in self.options.items():
             own += ["--set", f"{key}={value}"]
         return own
@@ -55,6 +57,7 @@ class SiloSpec:
         """The same as Flower's node config, for a silo that is called in this process."""
         own: dict[str, Option] = {"name": self.name, "task": self.task, "threads": self.threads}
         own |= {"alpha": self.alpha} if self.alpha is not None else {}
+        own |= {"label-counts": True} if self.label_counts else {}
         return own | {f"data.{key}": value for key, value in self.options.items()}
 
 

@@ -18,18 +18,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator as Steps
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from flwr.app import Message
 
 import wire
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.generative import Generative, GenerativeState, nobody, rng_of, teaching
 from strategies.latent import fresh_generator, predictor_arrays, predictor_shape
-from strategies.loop import Order, ReplyError, Update
+from strategies.loop import Answers, Order, ReplyError, Update
 from strategies.roster import Silo, minimums_of
 from wire import Model
 
@@ -50,7 +49,7 @@ class FedGen(Generative):
 
     def prepare(
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int
-    ) -> Steps[Sequence[Order], list[Update], GenerativeState]:
+    ) -> Steps[Sequence[Order], Answers, GenerativeState]:
         """Ask for the label counts that are not known yet.
 
         An answer, or a refusal, holds while the silo is here. Who did not answer, or wrongly, is
@@ -74,34 +73,19 @@ class FedGen(Generative):
         answers = yield [
             Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
         ]
-        refused = [silo.name for silo in asked if silo.name in self._refused]
+        refused = [silo.name for silo in asked if silo.name in answers.refused]
         if refused and round == 1:
             raise FederationError(
                 f"FedGen needs the label counts of every silo. None came from: "
                 f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
-                "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation, "
-                "`label-counts = true` in its file. FedGenP needs no label counts.",
+                "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation "
+                "or comparison, `label-counts = true` in its file. FedGenP needs no label counts.",
                 round=round,
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )
         given = _given_counts(answers, num_classes)
         return replace(state, counts={**state.counts, **dict.fromkeys(refused), **given})
-
-    def _reset(self) -> None:
-        super()._reset()
-        self._refused: frozenset[str] = frozenset()
-
-    def _checked(self, replies: Iterable[Message]) -> tuple[list[Update], dict[str, str]]:
-        """Note besides who refused: what was only lost is asked for again."""
-        replies = list(replies)
-        nodes = {
-            reply.metadata.src_node_id
-            for reply in replies
-            if reply.has_error() and reply.error.code == wire.REFUSED
-        }
-        self._refused = frozenset(s.name for s in self._silos.values() if s.node_id in nodes)
-        return super()._checked(replies)
 
     def generated(
         self,

@@ -30,7 +30,7 @@ from strategies.latent import (
     predictor_arrays,
     predictor_shape,
 )
-from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from strategies.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.roster import Silo, staying
 from wire import Layers, Model
 
@@ -176,11 +176,11 @@ class Generative(GroupStrategy[GenerativeState]):
 
     def prepare(
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int
-    ) -> Steps[Sequence[Order], list[Update], GenerativeState]:
+    ) -> Steps[Sequence[Order], Answers, GenerativeState]:
         """What the base must ask. Who answers a cold start has trained."""
         state = self._seen(state, silos, round)  # refuses what cannot learn before anybody works
         steps = self.base.prepare(state.base, silos, round=round)
-        answers: list[Update] | None = None
+        answers: Answers | None = None
         while True:
             try:
                 orders = next(steps) if answers is None else steps.send(answers)

@@ -202,7 +202,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("seeds = [0, 3]", "seeds = []"), "seeds"),
         (WHOLE.replace("seeds = [0, 3]", "seeds = [3, 3]"), "seeds must differ"),
         (WHOLE.replace("seeds = [0, 3]", ""), "key 'seeds' is missing"),
-        (WHOLE.replace("target", "tarjet"), r"unknown key 'tarjet' \(known: data, options"),
+        (WHOLE.replace("target", "tarjet"), r"unknown key 'tarjet' \(known: data, label-counts, options"),
         (WHOLE.replace("0.99", "7"), "target"),
         (WHOLE.replace('name = "b"', 'name = "a"'), "two silos are called 'a'"),
         (WHOLE.replace('name = "b"', 'name = "b b"'), "a silo's name has letters"),
@@ -298,6 +298,19 @@ def test_every_record_is_compared_with_the_run_alone_of_its_seed(tmp_path: Path)
         assert np.mean([f["rsd"] for f in figures]) == pytest.approx(by_name[name].rsd)
     (path,) = (folder / "records").glob("own-*-seed0/run.json")
     assert "collaboration" not in json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_fedgen_is_compared_where_the_file_lets_silos_tell_their_label_counts(
+    tmp_path: Path,
+) -> None:
+    fedgen = '[[strategies]]\nstrategy = "fedgen"\ngenerator-steps = 2\n'
+    text = "seeds = [0]\n" + SILOS + RUN + fedgen
+    with pytest.raises(FederationError, match="comparison, `label-counts = true` in its file"):
+        go(written(tmp_path, text), tmp_path / "without")
+    _, table = go(written(tmp_path, "label-counts = true\n" + text), tmp_path / "with")
+    assert {row.name for row in table} == {"alone", "fedgen"}
+    (spec, _) = read(written(tmp_path, "label-counts = true\n" + text)).silos(0)
+    assert "--share-label-counts" in spec.arguments("x:1", tmp_path)
 
 
 def test_the_same_seed_gives_the_same_errors_in_another_folder(tmp_path: Path) -> None:
