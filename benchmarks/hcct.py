@@ -198,6 +198,12 @@ EXPERIMENTS: dict[str, Experiment] = {
                 paper=(29.55, 1.37),
                 spread=(20.89, 4.99, 62.27),
             ),
+            "{1,2} {3,4} …, statistics of silos 1, 3, …": Variant(
+                groups=PAIRS,
+                first_statistics=True,
+                paper=(20.06, 0.66),
+                spread=(13.47, 4.19, 39.44),
+            ),
             "HCCT": Variant(_hcct(120.0), paper=(20.06, 0.66), spread=(13.47, 4.19, 39.44)),
             "HCCT-E": Variant(_one_layer(120.0), paper=(24.05, 1.87), spread=(16.0, 4.67, 45.77)),
             "HCCT-P": Variant(_personal_head(120.0), paper=(19.85, 0.31)),
