@@ -21,7 +21,7 @@ from server.local import follow_run
 from server.metrics import personalised_errors
 from server.record import default_runs_dir, read_record
 from server.run import run_folder
-from server.view import collaboration_text, percent, showing
+from server.view import collaboration_text, percent, showing, wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 
 __all__ = ["print_final", "print_runs", "print_status", "submit_and_follow", "watch_run"]
@@ -175,7 +175,7 @@ def print_status(address: str, certificates: Path | None) -> None:
         for info in known:
             state = f"{info.status} {info.sub_status}".strip()
             table.add_row(str(info.run_id), state, info.pending_at[:19], Text(info.details))
-        console.print(table)
+        (console if console.is_terminal else wide(console)).print(table)
 
 
 def print_runs(folder: Path | None) -> None:
@@ -192,7 +192,7 @@ def print_runs(folder: Path | None) -> None:
         table.add_column(column, no_wrap=True)
     for path in records:
         table.add_row(*_summary(path))
-    console.print(table)
+    (console if console.is_terminal else wide(console)).print(table)
 
 
 def _status(record: dict[str, Any], folder: Path) -> str:

@@ -63,6 +63,7 @@ from server.inprocess import InProcessGrid
 from server.local import LocalFederation, SiloSpec
 from server.record import write_atomically
 from server.run import build_strategy, execute
+from server.view import wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from strategies.roster import DescribedRoster
 from tasks.base import Option, TaskError
@@ -75,8 +76,6 @@ __all__ = ["Comparison", "compare", "read"]
 ALONE = "alone"
 CLIENT_APP = "client.app:app"
 """The silos' app, by reference like Flower's own: the server imports no silo code otherwise."""
-WIDTH = 130
-"""Characters that the table may need."""
 SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "alone")
 """Keys that the comparison sets itself, so that all strategies have the same silos and seeds."""
 
@@ -521,5 +520,5 @@ def _print(console: Console, table: Sequence[Row], comparison: Comparison) -> No
         shown.add_column(column, justify=justify, no_wrap=True)
     for row in sorted(table, key=lambda row: row.error):
         shown.add_row(*(Text(cell) for cell in cells(row)))
-    console.print(shown, width=max(console.width, WIDTH))  # wrapped lines, but no cut figures
+    wide(console).print(shown)
     console.print(legend(comparison), soft_wrap=True, markup=False, highlight=False)

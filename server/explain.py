@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.record import default_runs_dir, read_record
+from server.view import wide
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.partition.coalition import HCCTUtility, evaluate
 from strategies.partition.hcct import stay_intervals
@@ -25,8 +26,6 @@ from strategies.partition.hcct import stay_intervals
 __all__ = ["Reason", "explain", "find_run", "newest_run", "print_explanation"]
 
 FloatArray = NDArray[np.float64]
-WIDE = 200
-"""Columns of a table that goes into a file or a pipe."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +181,8 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
             f"no silo {silo!r} in round {at}. There are: {known}.", exit_code=EXIT_CONFIG
         )
     console = Console()
-    if not console.is_terminal:  # what reads a pipe has no width
-        console = Console(width=WIDE)
+    if not console.is_terminal:
+        console = wide(console)
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",

@@ -202,7 +202,10 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("seeds = [0, 3]", "seeds = []"), "seeds"),
         (WHOLE.replace("seeds = [0, 3]", "seeds = [3, 3]"), "seeds must differ"),
         (WHOLE.replace("seeds = [0, 3]", ""), "key 'seeds' is missing"),
-        (WHOLE.replace("target", "tarjet"), r"unknown key 'tarjet' \(known: data, label-counts, options"),
+        (
+            WHOLE.replace("target", "tarjet"),
+            r"unknown key 'tarjet' \(known: data, label-counts, options",
+        ),
         (WHOLE.replace("0.99", "7"), "target"),
         (WHOLE.replace('name = "b"', 'name = "a"'), "two silos are called 'a'"),
         (WHOLE.replace('name = "b"', 'name = "b b"'), "a silo's name has letters"),
