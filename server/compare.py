@@ -357,7 +357,8 @@ def compare(
 
 def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     """A folder belongs to one comparison: other silos or splits are not mixed into its table."""
-    silos = comparison.file.model_dump(exclude={"title", "seeds", "target", "strategies", "run"})
+    others = {"title", "seeds", "target", "strategies", "run", "label_counts"}
+    silos = comparison.file.model_dump(exclude=others)
     digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
     note = folder / "silos.txt"
     if note.exists() and note.read_text(encoding="utf-8").strip() != digest:

@@ -153,7 +153,7 @@ def _terms(record: dict[str, Any], entry: dict[str, Any]) -> tuple[FloatArray, F
 
 
 def _why_none(record: dict[str, Any], entry: dict[str, Any]) -> str:
-    if record["config"]["alpha"] == "auto" and entry.get("alpha") is None:
+    if record["config"]["alpha"] == "auto" and not entry.get("compared"):
         return (
             f"in round {entry['round']} no groups were formed: alpha = auto was still looking for "
             "α. Name a later round with --round."

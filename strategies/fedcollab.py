@@ -37,7 +37,14 @@ from strategies.discriminators import (
     takes_part,
 )
 from strategies.errors import require
-from strategies.grouping import Members, average_groups, enrol, feasible, orders_from
+from strategies.grouping import (
+    Members,
+    average_groups,
+    enrol,
+    feasible,
+    orders_from,
+    with_minimums,
+)
 from strategies.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.models import weighted_mean
 from strategies.partition import fedcollab
@@ -177,13 +184,16 @@ class FedCollab(GroupStrategy[FedCollabState]):
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(silo.name for silo in silos))
         refused = state.refused.intersection(names)
-        state = replace(state, measured=None, solved=False, refused=refused)
+        before = state.members.minimums
+        members = with_minimums(state.members, silos)
+        state = replace(state, members=members, measured=None, solved=False, refused=refused)
         shy = {silo.name for silo in silos if not takes_part(silo)}
         due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
         if due:
             found = yield from measure(due, silos, self.discriminators, announce=self._announce)
             state = _with_measured(state, due, found)
-        if due or names != tuple(sorted(name for group in state.planned for name in group)):
+        planned = tuple(sorted(name for group in state.planned for name in group))
+        if due or names != planned or members.minimums != before:
             state = replace(self._structured(state, names, round), solved=True)
         return state
 
@@ -389,7 +399,9 @@ def _with_measured(
         or pair not in state.distances
         or new.rounds > state.distances[pair].rounds
     }
-    attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in due}}
+    # Who refused may have other conditions when it comes back: that was no attempt.
+    tried = [pair for pair in due if found.refused.isdisjoint(pair)]
+    attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in tried}}
     return replace(
         state,
         members=replace(state.members, sizes=sizes),

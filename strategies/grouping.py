@@ -30,6 +30,7 @@ __all__ = [
     "mean_of_all",
     "orders_from",
     "together",
+    "with_minimums",
 ]
 
 log = logging.getLogger("coterie.run")
@@ -62,6 +63,13 @@ def enrol(members: Members, silos: Sequence[Silo], model: Model) -> Members:
         sizes={**members.sizes, **{silo.name: float(silo.num_examples) for silo in silos}},
         minimums={**members.minimums, **minimums_of(silos)},
     )
+
+
+def with_minimums(members: Members, silos: Sequence[Silo]) -> Members:
+    """With the smallest groups that the silos here accept now: one may return with another."""
+    here = {silo.name for silo in silos}
+    others = {name: least for name, least in members.minimums.items() if name not in here}
+    return replace(members, minimums={**others, **minimums_of(silos)})
 
 
 def feasible(groups: Sequence[Group], minimums: Mapping[str, int]) -> tuple[Group, ...]:

@@ -41,6 +41,7 @@ from strategies.alpha import (
     alpha_of,
     candidates,
     continue_trial,
+    measured_by,
     open_trial,
     verdict,
 )
@@ -55,6 +56,7 @@ from strategies.grouping import (
     feasible,
     mean_of_all,
     orders_from,
+    with_minimums,
 )
 from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.models import accumulate, comparable, difference, weighted_mean
@@ -62,7 +64,7 @@ from strategies.partition.coalition import HCCTUtility, agglomerative
 from strategies.partition.gram import gram
 from strategies.partition.hcct import layer_choice, place
 from strategies.partition.search import best_partition
-from strategies.roster import Silo, minimums_of
+from strategies.roster import Silo
 from wire import Model
 
 __all__ = ["HCCT", "HCCTState"]
@@ -245,7 +247,7 @@ class HCCT(GroupStrategy[HCCTState]):
         here = [name for group in state.members.groups for name in group]
         if state.trial is not None:
             return self._continue_trial(state, updates, round)
-        if self.alpha is None and state.alpha is None and not _stated_suffice(state, here):
+        if self.alpha is None and state.alpha is None and not _go_by_stated(state, here):
             return self._open_trial(state, here, deltas, round=round)
         state = self._partition(state, here, deltas, round=round)
         return replace(state, newcomers=state.newcomers - set(deltas))
@@ -264,6 +266,11 @@ class HCCT(GroupStrategy[HCCTState]):
             planned=tuple((name,) for name in here),
             starts={**state.starts, **{name: state.members.models[name] for name in here}},
             newcomers=state.newcomers - set(deltas),
+            compared=(),
+            similarity=(),
+            norms=(),
+            alphas_used=(),
+            sizes_used=(),
         )
         undecided = [name for name in here if name not in state.alphas]
         names = sorted(name for name in undecided if name in state.memory)
@@ -284,7 +291,7 @@ class HCCT(GroupStrategy[HCCTState]):
             log.warning(
                 "alpha = auto needs %d rounds more than are left to find its groups: everybody "
                 "stays alone. Give alpha as a number, or the run more rounds",
-                TRIAL_ROUNDS + 1 - (rounds - round),
+                TRIAL_ROUNDS + 1 - (rounds - max(round, LOOK_ROUNDS)),
             )
         return not rounds or round <= last
 
@@ -313,11 +320,19 @@ class HCCT(GroupStrategy[HCCTState]):
         models = dict(state.members.models)
         if not trial.over:
             return replace(state, trial=trial, starts={**state.starts, **models})
+        here = {name for group in state.members.groups for name in group}
+        tried = {name for group in trial.groups for name in group}
+        if tried - here and not measured_by(trial):
+            log.warning(
+                "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
+                "with who is here",
+                ", ".join(sorted(tried - here)),
+            )
+            alone = tuple((name,) for name in sorted(here))
+            return replace(state, trial=None, planned=alone, starts={**state.starts, **models})
         best, _ = verdict(trial)
         for group in best.groups:
             models |= dict.fromkeys(group, trial.models[group])
-        here = {name for group in state.members.groups for name in group}
-        tried = {name for group in best.groups for name in group}
         names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
         groups = _present_groups(best.groups, here)
         members = replace(state.members, models=models, groups=groups)
@@ -493,12 +508,11 @@ class HCCT(GroupStrategy[HCCTState]):
 def _with_todays_terms(state: HCCTState, silos: Sequence[Silo]) -> HCCTState:
     """The state with what the silos that are here say now: a silo may return with other terms."""
     here = {silo.name for silo in silos}
-    minimums = {n: m for n, m in state.members.minimums.items() if n not in here}
     alphas = {n: a for n, a in state.alphas.items() if n not in here}
     stated = {silo.name: silo.alpha for silo in silos if silo.alpha is not None}
     return replace(
         state,
-        members=replace(state.members, minimums={**minimums, **minimums_of(silos)}),
+        members=with_minimums(state.members, silos),
         alphas={**alphas, **stated},
     )
 
@@ -564,10 +578,14 @@ def _common_starts(
     return common
 
 
-def _stated_suffice(state: HCCTState, here: Sequence[str]) -> bool:
-    """Whether there is nothing to try: (nearly) everybody here states its own α."""
+def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
+    """Whether ``auto`` tries nothing: all but one here, or none, state their own α.
+
+    Groups once formed so are not broken up for a trial when more come that state none.
+    """
     undecided = [name for name in here if name not in state.alphas]
-    return len(undecided) < 2 and len(undecided) < len(here)
+    few = len(undecided) < 2 and len(undecided) < len(here)
+    return bool(state.alphas) and (few or bool(state.compared))
 
 
 def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from strategies.partition import _check
 from strategies.partition._check import FloatArray, Groups
@@ -357,19 +357,19 @@ def stay_intervals(
     """
     objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
     checked = _check.groups(groups, num_silos=objective.single.shape[1])
-    given = objective.single[0]
-
-    def lines(varied: NDArray[np.bool_]) -> tuple[FloatArray, FloatArray]:
-        """Every move's gain where the varied alphas are 0, and how it rises with them."""
-        at_zero = move_gains(objective.with_alpha(np.where(varied, 0.0, given)), checked)
-        at_one = move_gains(objective.with_alpha(np.where(varied, 1.0, given)), checked)
-        return at_zero, at_one - np.where(at_zero > -np.inf, at_zero, 0)
-
-    numbers = np.arange(len(given))
-    intervals = [_never_positive(*of) for of in zip(*lines(~np.isin(numbers, [*own])), strict=True)]
-    for silo in own:
-        at_zero, slope = lines(numbers == silo)
-        intervals[silo] = _never_positive(at_zero[silo], slope[silo])
+    given, samples = objective.single[:2]
+    shared = ~np.isin(np.arange(len(given)), [*own])
+    at_zero = move_gains(objective.with_alpha(np.where(shared, 0.0, given)), checked)
+    at_one = move_gains(objective.with_alpha(np.where(shared, 1.0, given)), checked)
+    slope = at_one - np.where(at_zero > -np.inf, at_zero, 0)
+    intervals = [_never_positive(*lines) for lines in zip(at_zero, slope, strict=True)]
+    totals = np.array([samples[group].sum() for group in checked])
+    at_given = move_gains(objective, checked) if own else at_zero
+    home = {silo: total for group, total in zip(checked, totals, strict=True) for silo in group}
+    for silo in own:  # its alpha is in its own utility alone: -alpha / D
+        there = np.append(totals + samples[silo], samples[silo])
+        rise = 1 / home[silo] - 1 / there
+        intervals[silo] = _never_positive(at_given[silo] - rise * given[silo], rise)
     return tuple(intervals)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from strategies import FedCollab, FederationError, RunResult
 from strategies.discriminators import Discriminators, Measurement
 from strategies.fedcollab import FedCollabState, Structure, _settled, _split_known, _start
 from strategies.grouping import Members
+from strategies.loop import Answers, Update
 from strategies.partition.distance import Distance
 from strategies.roster import Silo
 from tests.conftest import (
@@ -929,3 +930,70 @@ def test_a_coalition_that_changes_starts_from_the_mean_of_what_its_members_had()
     mixed = _start(state, ("b", "c", "new"))
     np.testing.assert_allclose(mixed["w"], (20 * 1 + 60 * 4) / 80)  # type: ignore[arg-type]
     assert_equal_models(_start(state, ("a", "b")), one)
+
+
+# ---------------------------------------------------------------- other conditions on return
+
+
+def _driven(
+    strategy: FedCollab, state: FedCollabState, here: Sequence[Silo], round: int, refuses: str = ""
+) -> tuple[FedCollabState, set[str]]:
+    """A round without a federation: equal silos, one of which may refuse. Also who was asked."""
+    known = strategy.sizes(state)
+    state = strategy.admit(state, [s for s in here if s.name not in known], round=round)
+    steps = strategy.prepare(state, here, round=round)
+    asked: set[str] = set()
+    answers: Answers | None = None
+    while True:
+        try:
+            orders = next(steps) if answers is None else steps.send(answers)
+        except StopIteration as end:
+            return strategy.orders(end.value, here, round=round)[0], asked
+        asked |= {order.silo.name for order in orders}
+        updates = []
+        for order in orders:
+            pairs: Any = order.config["pair-labels"]
+            count = len(pairs)
+            extras: dict[str, Any] = {}
+            if order.extras or count:
+                extras["discriminators"] = {"d": np.zeros((count, 3), np.float32)}
+            if order.extras:
+                hits = {"hits": np.full((count, 2), 13), "counts": np.array([25, 25])}
+                extras["hits"] = hits
+            metrics = {"held-out": 50.0, "discriminator-bytes": 12.0}
+            if order.silo.name != refuses:
+                updates.append(
+                    Update(order.silo, {}, {}, 100, metrics, order.purpose, order.kind, extras)
+                )
+        answers = Answers(updates, {refuses: "it refuses"} if refuses else {}, refuses or ())
+
+
+def _three() -> tuple[FedCollab, FedCollabState, list[Silo]]:
+    strategy = FedCollab(
+        c=100.0, unmeasured="unknown", discriminators=Discriminators(rounds=2, min_rounds=1)
+    )
+    here = [Silo(n, i, num_examples=100, described=True) for i, n in enumerate("abc", start=1)]
+    return strategy, strategy.first({"w": np.zeros(3, np.float32)}), here
+
+
+def test_who_refused_twice_is_asked_again_when_it_comes_back() -> None:
+    strategy, state, (a, b, c) = _three()
+    for number in (1, 3):
+        state, asked = _driven(strategy, state, [a, b, c], number, refuses="c")
+        assert "c" in asked
+        state, asked = _driven(strategy, state, [a, b], number + 1)
+        assert not asked
+    state, asked = _driven(strategy, state, [a, b, c], 5)
+    assert "c" in asked and ("a", "c") in state.distances
+
+
+def test_a_silo_is_planned_by_the_smallest_group_that_it_accepts_now() -> None:
+    strategy, state, (a, b, c) = _three()
+    state, _ = _driven(strategy, state, [a, b, c], 1)
+    assert state.planned == (("a", "b", "c"),)
+    strict = replace(c, min_group_size=4)
+    state, _ = _driven(strategy, state, [a, b, strict], 2)
+    assert state.planned == (("a", "b"), ("c",)) and state.structure is not None
+    assert state.structure.aside == ("c",)
+    state, _ = _driven(strategy, state, [a, b, c], 3)
+    assert state.planned == (("a", "b", "c"),) and not state.members.minimums

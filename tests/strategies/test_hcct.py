@@ -632,6 +632,48 @@ def test_auto_tries_nothing_where_everybody_or_all_but_one_state_an_alpha() -> N
         assert state.trial is None and state.planned == PAIRS
 
 
+def test_groups_by_stated_alphas_are_not_broken_up_for_who_states_none() -> None:
+    own = {"a": 20.0, "b": 20.0}
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d", alpha=own)
+    three = [silo for silo in here if silo.name != "d"]
+    state = rounds(strategy, three, THREE, THREE, THREE)
+    assert state.planned == (("a", "b"), ("c",))
+    for number in (4, 5):
+        state = play(strategy, state, here, FOUR, round=number, probes=FOUR)
+        assert state.trial is None and state.planned[0] == ("a", "b")
+    assert state.planned == PAIRS
+
+
+def test_a_trial_whose_silos_left_ends_and_the_others_go_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d", alpha={"c": 50.0, "d": 50.0})
+    state = rounds(strategy, here, FOUR, FOUR)
+    assert state.trial is not None
+
+    def answer(strategy: HCCT, state: HCCTState, order: Order) -> Update:
+        return reply(order, FOUR[order.silo.name])
+
+    state = tried(strategy, state, here, answer, first=3, last=3)
+    with caplog.at_level(logging.WARNING, logger="coterie.run"):
+        state = tried(strategy, state, here[2:], answer, first=4, last=10)
+    assert state.trial is None and "a, b left, and nobody could compare" in caplog.text
+    for number in (11, 12):
+        state = play(strategy, state, here[2:], FOUR, round=number)
+    assert state.planned == (("c", "d"),)
+
+
+@pytest.mark.parametrize(("rounds_given", "more"), [(3, 5), (6, 2), (7, 1)])
+def test_auto_says_how_many_rounds_are_missing(
+    rounds_given: int, more: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = HCCT(alpha="auto", train_config={ROUNDS: rounds_given})
+    with caplog.at_level(logging.WARNING, logger="coterie.run"):
+        rounds(strategy, silos("a", "b", "c"), *[THREE] * rounds_given)
+    assert caplog.text.count("everybody stays alone") == 1
+    assert f"needs {more} rounds more than are left" in caplog.text
+
+
 def test_a_trial_counts_who_is_here_in_the_group_size_that_silos_are_told() -> None:
     here = [replace(s, min_group_size=3) if s.name == "a" else s for s in silos("a", "b", "c")]
     strategy = HCCT(alpha="auto")
