@@ -175,7 +175,7 @@ def print_status(address: str, certificates: Path | None) -> None:
         for info in known:
             state = f"{info.status} {info.sub_status}".strip()
             table.add_row(str(info.run_id), state, info.pending_at[:19], Text(info.details))
-        (console if console.is_terminal else wide(console)).print(table)
+        wide(console).print(table)
 
 
 def print_runs(folder: Path | None) -> None:
@@ -192,7 +192,7 @@ def print_runs(folder: Path | None) -> None:
         table.add_column(column, no_wrap=True)
     for path in records:
         table.add_row(*_summary(path))
-    (console if console.is_terminal else wide(console)).print(table)
+    wide(console).print(table)
 
 
 def _status(record: dict[str, Any], folder: Path) -> str:

@@ -58,7 +58,7 @@ from rich.table import Table
 from rich.text import Text
 
 from server.comparison import COLUMNS, Measure, Row, cells, markdown, measure, plain, rows
-from server.config import RunConfig
+from server.config import RunConfig, dashed
 from server.inprocess import InProcessGrid
 from server.local import LocalFederation, SiloSpec
 from server.record import write_atomically
@@ -102,9 +102,7 @@ class SiloEntry(BaseModel):
 class CompareFile(BaseModel):
     """A comparison's file. See the module's docstring."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=lambda name: name.replace("_", "-")
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, alias_generator=dashed)
 
     title: str = ""
     task: str = Field("digits", min_length=1)
@@ -304,7 +302,7 @@ def _wrong(text: str) -> FederationError:
 def _problem(entry: Any) -> str:
     key = ".".join(str(part) for part in entry["loc"] if not str(part).startswith("list["))
     if entry["type"] == "extra_forbidden":
-        known = sorted(name.replace("_", "-") for name in CompareFile.model_fields)
+        known = sorted(dashed(name) for name in CompareFile.model_fields)
         return f"unknown key {key!r} (known: {', '.join(known)})"
     if entry["type"] == "missing":
         return f"key {key!r} is missing"
@@ -521,5 +519,5 @@ def _print(console: Console, table: Sequence[Row], comparison: Comparison) -> No
         shown.add_column(column, justify=justify, no_wrap=True)
     for row in sorted(table, key=lambda row: row.error):
         shown.add_row(*(Text(cell) for cell in cells(row)))
-    wide(console).print(shown)
+    wide(console, on_terminals=True).print(shown)
     console.print(legend(comparison), soft_wrap=True, markup=False, highlight=False)

@@ -16,7 +16,7 @@ from strategies.alpha import LOOK_ROUNDS, TRIAL_ROUNDS
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.roster import Churn
 
-__all__ = ["RunConfig"]
+__all__ = ["RunConfig", "dashed"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -26,7 +26,8 @@ AROUND = ("fedavg", "fedgenp", "hcct", "fedgroup", "fedcollab")
 """Strategies that take generators."""
 
 
-def _dashed(name: str) -> str:
+def dashed(name: str) -> str:
+    """A field's name as it is written in files and on command lines."""
     return name.replace("_", "-")
 
 
@@ -34,7 +35,7 @@ class RunConfig(BaseModel):
     """One run. Keys are written with dashes: ``local-epochs``."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, alias_generator=_dashed, populate_by_name=True
+        extra="forbid", frozen=True, alias_generator=dashed, populate_by_name=True
     )
 
     strategy: Literal[
@@ -488,4 +489,4 @@ def _problem(entry: Any) -> str:
 
 
 def _known() -> list[str]:
-    return sorted(_dashed(name) for name in RunConfig.model_fields)
+    return sorted(dashed(name) for name in RunConfig.model_fields)

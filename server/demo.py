@@ -24,6 +24,7 @@ from rich.text import Text
 
 from server.follow import Progress
 from server.local import LocalFederation, SiloSpec
+from server.metrics import personalised_errors
 from server.superlink import Ports
 from server.view import collaboration_text, percent, showing
 from strategies.errors import FederationError
@@ -259,7 +260,7 @@ def _outcome(
 ) -> Outcome:
     errors = {title: _last_errors(record) for title, record in records.items()}
     grouped = records["grouped"]
-    personalised = _last_personalised(grouped)
+    personalised = personalised_errors(grouped)
     if personalised:
         errors["personalised"] = personalised
     groups = sorted(grouped["final-groups"])
@@ -283,15 +284,6 @@ def _last_errors(record: dict[str, Any]) -> dict[str, float]:
             found[name] = one["error"]
     for name, one in record.get("final-evaluation", {}).items():
         found[name] = one["error"]
-    return found
-
-
-def _last_personalised(record: dict[str, Any]) -> dict[str, float]:
-    """Every silo's error with the model that it trained for itself last, where that was asked."""
-    found: dict[str, float] = {}
-    for entry in record["rounds"]:
-        for name, one in entry.get("personalised", {}).items():
-            found[name] = one["error"]
     return found
 
 

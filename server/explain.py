@@ -180,9 +180,7 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
         raise FederationError(
             f"no silo {silo!r} in round {at}. There are: {known}.", exit_code=EXIT_CONFIG
         )
-    console = Console()
-    if not console.is_terminal:
-        console = wide(console)
+    console = wide(Console())
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",

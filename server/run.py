@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -314,7 +313,7 @@ def _alone(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     if not config.alone:
         return None
     found = find_run(config.alone, folder.parent)
-    record: dict[str, Any] = json.loads((found / "run.json").read_text(encoding="utf-8"))
+    record = read_record(found)
     strategy, status = record["config"]["strategy"], record["status"]
     if strategy != "independent" or status != "completed":
         raise FederationError(

@@ -32,12 +32,14 @@ WIDE = 200
 """Columns of a table that goes into a file or a pipe."""
 
 
-def wide(console: Console) -> Console:
+def wide(console: Console, *, on_terminals: bool = False) -> Console:
     """The same output with room for every cell of a table.
 
-    What reads a file or a pipe has no width, and rich cuts names at 80 columns there. On a narrow
-    terminal lines run on, but no figure is cut.
+    What reads a file or a pipe has no width, and rich cuts names at 80 columns there. On a terminal
+    a table folds; where it cannot (``on_terminals``), lines run on, but no figure is cut.
     """
+    if console.is_terminal and not on_terminals:
+        return console
     return Console(
         file=console.file,
         width=max(console.width, WIDE),

@@ -181,7 +181,7 @@ class Generative(GroupStrategy[GenerativeState]):
         state = self._seen(state, silos, round)  # refuses what cannot learn before anybody works
         steps = self.base.prepare(state.base, silos, round=round)
         answers: Answers | None = None
-        while True:
+        while True:  # as often as the base asks; the loop gives every exchange its deadline
             try:
                 orders = next(steps) if answers is None else steps.send(answers)
             except StopIteration as end:

@@ -579,7 +579,7 @@ def _common_starts(
 
 
 def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
-    """Whether ``auto`` tries nothing: all but one here, or none, state their own α.
+    """Whether ``auto`` tries nothing: all who are here, or all but one, state their own α.
 
     Groups once formed so are not broken up for a trial when more come that state none.
     """
