@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tasks.base import Option, SiloData, Task, TaskError, read_options
 from tasks.fonts import draw_digits, find_fonts
 from tasks.image_files import ImageFiles, Images, RawImages, read_images
-from tasks.images import Scale, cap, check_bounds, finish, join
+from tasks.images import cap, check_bounds, finish, join
+from tasks.scale import SYMMETRIC
 from tasks.split_options import silos_asked
 from tasks.splits import Share, make_split, silos_of_domains
 
@@ -174,7 +175,7 @@ class DigitFive(Task):
         return finish(
             (to_rgb28(raw.train.x[train]), raw.train.y[train]),
             (to_rgb28(raw.test.x[test]), raw.test.y[test]),
-            scale=Scale(127.5, 127.5),
+            scale=SYMMETRIC,
             num_classes=self.num_classes,
         )
 

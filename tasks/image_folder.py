@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tasks.base import Option, Samples, TaskError, read_options
 from tasks.declared import Declaration, DeclaredTask, Size
+from tasks.scale import Scale, read_scale
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,11 +27,26 @@ DEEP = 257
 
 
 class ImageFolderDeclaration(Declaration):
-    """``shape`` is channels (1 grey, 3 colour), height, width; images are resized to it."""
+    """``shape`` is channels (1 grey, 3 colour), height, width; images are resized to it.
+
+    ``normalise`` is what ``tasks.scale.read_scale`` takes.
+    """
 
     kind: Literal["image-folder"]
     shape: tuple[Annotated[int, Field(ge=1, le=3)], Size, Size]
-    normalise: Literal["symmetric", "unit"] = "symmetric"
+    normalise: str = "symmetric"
+
+    @model_validator(mode="after")
+    def _check_scale(self) -> ImageFolderDeclaration:
+        try:
+            self.scale()
+        except TaskError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def scale(self) -> Scale:
+        """Of an image with its channels last."""
+        return read_scale(self.normalise, 1 if self.shape[0] == 1 else 3)
 
 
 @dataclass(frozen=True)
@@ -108,6 +124,7 @@ class ImageFolder(DeclaredTask):
         from PIL import Image, UnidentifiedImageError
 
         channels, height, width = self.shape
+        scale = self.declaration.scale()
         pixels = np.empty((len(paths), channels, height, width), np.float32)
         for row, path in enumerate(paths):
             try:
@@ -118,10 +135,9 @@ class ImageFolder(DeclaredTask):
                     array = np.asarray(fitted, np.float32)
             except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
                 raise TaskError(f"image {str(path)!r} cannot be read: {error}.") from None
-            pixels[row] = array if array.ndim == 2 else array.transpose(2, 0, 1)
-        if self.declaration.normalise == "unit":
-            return pixels / np.float32(255)
-        return pixels / np.float32(127.5) - np.float32(1)
+            seen = scale(array)
+            pixels[row] = seen if seen.ndim == 2 else seen.transpose(2, 0, 1)
+        return pixels
 
 
 def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:

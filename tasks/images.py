@@ -9,7 +9,6 @@ computes the same cut from the same keys.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from tasks.base import Option, Samples, SiloData, Task, TaskError, read_array, read_options
 from tasks.image_files import ImageFiles, Images, RawImages, read_images
+from tasks.scale import Scale, per_channel, read_scale
 from tasks.shifts import permutation, rotate
 from tasks.split_options import SPLIT_KEYS, SPLIT_OPTIONS, check_split, shares_of, silos_asked
 from tasks.splits import Share
@@ -25,7 +25,7 @@ from tasks.splits import Share
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Cifar10", "EmnistLetters", "FashionMnist", "ImageTask", "Mnist", "Scale", "finish"]
+__all__ = ["Cifar10", "EmnistLetters", "FashionMnist", "ImageTask", "Mnist", "finish"]
 
 OPTIONS: dict[str, Option] = {
     "data": "",
@@ -44,21 +44,6 @@ Part = tuple[NDArray[np.float32], NDArray[np.int64]]
 _Key = tuple[int, float, bytes]
 
 
-@dataclass(frozen=True)
-class Scale:
-    """``(pixel − shift) / width``: scalars, or arrays of the shape of one image."""
-
-    shift: float | NDArray[np.float32]
-    width: float | NDArray[np.float32]
-
-    def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
-        """Pixels 0–255, any type, to float32."""
-        return ((images.astype(np.float32) - self.shift) / self.width).astype(np.float32)
-
-
-FIXED_SCALES = {"symmetric": Scale(127.5, 127.5), "unit": Scale(0.0, 255.0)}
-
-
 class ImageTask(Task):
     """Images from a folder, one network of several by name.
 
@@ -66,8 +51,9 @@ class ImageTask(Task):
         data: the folder (or an ``.npz``). Required.
         download: fetch the data through torchvision if the folder does not have it.
         first-label: the number of the first class in the files.
-        normalise: ``symmetric`` = pixel / 127.5 − 1; ``unit`` = pixel / 255; ``per-pixel`` = each
-            pixel standardised over the whole folder, training and test part (FedGroup).
+        normalise: as ``tasks.scale.read_scale``; or ``standard`` = the channels' means and
+            deviations that are published for this data set; or ``per-pixel`` = each pixel
+            standardised over the whole folder, training and test part (FedGroup).
         train, test: at most so many samples of this silo, taken at random; 0 = all.
         rotation: degrees anticlockwise, any angle.
         label-permutation: number of a seeded permutation of the labels; 0 = none.
@@ -80,10 +66,12 @@ class ImageTask(Task):
     Attributes:
         models: names in ``tasks.models.NETWORKS``; the first is the default.
         shape: of one sample as the model sees it, (C, H, W).
+        standard: what ``normalise=standard`` does.
     """
 
     models: tuple[str, ...]
     shape: tuple[int, int, int]
+    standard: Scale
     files: ImageFiles
     first_label = 0
 
@@ -115,7 +103,7 @@ class ImageTask(Task):
             return data
         raw = self._raw(chosen)
         share = Share(np.arange(len(raw.train.y)), np.arange(len(raw.test.y)))
-        return self._silo(raw, share, chosen, _scale(raw, chosen), silo=0)
+        return self._silo(raw, share, chosen, self._scale(chosen, raw), silo=0)
 
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
@@ -128,7 +116,7 @@ class ImageTask(Task):
         if chosen["split"] == "none":
             raise TaskError("several silos need a split: option 'split' names its kind.")
         raw = self._raw(chosen)
-        scale = _scale(raw, chosen)
+        scale = self._scale(chosen, raw)
         tests = None if chosen["test-share"] else raw.test.y
         shares = shares_of(
             options, chosen, raw.train.y, test_labels=tests, num_classes=self.num_classes
@@ -157,8 +145,7 @@ class ImageTask(Task):
             raise TaskError(
                 f"images in {file} must be uint8 of shape {('n', *expected)}. Got {images.shape}."
             )
-        fixed = FIXED_SCALES.get(chosen["normalise"])
-        return Samples(scaled(images, fixed or _scale(self._raw(chosen), chosen)))
+        return Samples(scaled(images, self._scale(chosen)))
 
     def _options(self, options: Mapping[str, Option]) -> dict[str, Any]:
         defaults = {**OPTIONS, **SPLIT_KEYS, "first-label": self.first_label}
@@ -185,6 +172,14 @@ class ImageTask(Task):
             return RawImages(train, test)
         both = join(train, test)
         return RawImages(both, both)  # both parts of a share are indices into the whole
+
+    def _scale(self, chosen: Mapping[str, Any], raw: RawImages | None = None) -> Scale:
+        """``raw`` is what the folder holds, where it has been read already."""
+        if chosen["normalise"] == "per-pixel":
+            return _per_pixel(raw or self._raw(chosen))
+        if chosen["normalise"] == "standard":
+            return self.standard
+        return read_scale(str(chosen["normalise"]), self.shape[0], others=("standard", "per-pixel"))
 
     def _silo(
         self,
@@ -225,6 +220,7 @@ class Mnist(ImageTask):
     models = ("cnn-fedgenp", "mclr", "mlp-128", "mlp-64", "mlp-200", "mlp-512", "cnn-fedgen")
     shape = (1, 28, 28)
     files = ImageFiles(("mnist.npz",), GREY, "MNIST/raw", torchvision=("MNIST", {}))
+    standard = per_channel((0.1307,), (0.3081,))
 
 
 class FashionMnist(ImageTask):
@@ -237,6 +233,7 @@ class FashionMnist(ImageTask):
     files = ImageFiles(
         ("fashion_mnist.npz",), GREY, "FashionMNIST/raw", torchvision=("FashionMNIST", {})
     )
+    standard = per_channel((0.2860,), (0.3530,))
 
 
 class EmnistLetters(ImageTask):
@@ -255,6 +252,7 @@ class EmnistLetters(ImageTask):
         transposed=True,
         torchvision=("EMNIST", {"split": "letters"}),
     )
+    standard = per_channel((0.1722,), (0.3309,))
 
 
 class Cifar10(ImageTask):
@@ -267,6 +265,7 @@ class Cifar10(ImageTask):
     files = ImageFiles(
         ("cifar10.npz",), (32, 32, 3), batches="cifar-10-batches-py", torchvision=("CIFAR10", {})
     )
+    standard = per_channel((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
 
 
 def finish(
@@ -329,14 +328,6 @@ def cap(part: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray
 def join(first: Images, second: Images) -> Images:
     """Both sets one after the other."""
     return Images(np.concatenate([first.x, second.x]), np.concatenate([first.y, second.y]))
-
-
-def _scale(raw: RawImages, chosen: Mapping[str, Any]) -> Scale:
-    if chosen["normalise"] == "per-pixel":
-        return _per_pixel(raw)
-    if (fixed := FIXED_SCALES.get(chosen["normalise"])) is not None:
-        return fixed
-    raise TaskError(f"normalise must be symmetric, unit or per-pixel. Got {chosen['normalise']!r}.")
 
 
 def _per_pixel(raw: RawImages) -> Scale:

@@ -76,6 +76,13 @@ def test_images_are_read_by_class_resized_and_scaled(channels: int, tmp_path: Pa
     np.testing.assert_allclose(data.x_train[data.y_train == 1], -1)
 
 
+def test_colours_are_scaled_by_the_numbers_of_the_declaration(tmp_path: Path) -> None:
+    text = IMAGES.format(channels=3) + 'normalise = "0.5,0.4,0.3/0.1,0.2,0.25"'
+    picture(tmp_path / "one.png", (255, 0, 51))
+    x = declared(tmp_path, text).inputs(tmp_path / "one.png", {}).x
+    np.testing.assert_allclose(x[0, :, 0, 0], [5, -2, -0.4], rtol=1e-5)
+
+
 def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     for part, colour in (("train", 0), ("test", 255)):
         for name in ("cat", "dog"):
@@ -308,6 +315,8 @@ def test_wrong_arrays_are_named(arrays: dict[str, Any], said: str, tmp_path: Pat
         (TABLE.replace('"age"', '"ill"'), "a column is named twice"),
         (ARRAYS.replace('"b"', '"a"'), "classes must differ"),
         (ARRAYS.replace('"study"', '"../x"'), "name"),
+        (IMAGES.format(channels=1) + 'normalise = "hard"', "normalise must be symmetric, unit, or"),
+        (IMAGES.format(channels=1) + 'normalise = "0,0,0/1"', "has 3 means and 1 deviations"),
     ],
 )
 def test_a_wrong_declaration_is_named(text: str, said: str, tmp_path: Path) -> None:

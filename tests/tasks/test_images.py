@@ -113,7 +113,7 @@ def test_a_folder_is_this_silos_data(tmp_path, task):
     assert data.num_classes == load_task(task).num_classes
 
 
-@pytest.mark.parametrize("normalise", ["symmetric", "unit", "per-pixel"])
+@pytest.mark.parametrize("normalise", ["symmetric", "unit", "standard", "0.4/0.3", "per-pixel"])
 @pytest.mark.parametrize("task", ["mnist", "cifar10"])
 def test_images_to_ask_about_are_scaled_as_those_that_were_learnt_from(tmp_path, task, normalise):
     options = write_npz(tmp_path, task) | {"normalise": normalise}
@@ -314,6 +314,18 @@ def test_caps_take_at_most_so_many_at_random(tmp_path):
     assert not same(data, task.load({**options, "train": 30, "split-seed": 1}))
 
 
+def test_colours_are_scaled_one_by_one(tmp_path):
+    task, options = load_task("cifar10"), write_npz(tmp_path, "cifar10")
+    pixels = arrays("cifar10")["x_train"].astype(np.float64) / 255
+    means, deviations = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
+    expected = ((pixels - means) / deviations).transpose(0, 3, 1, 2)
+    given = task.load({**options, "normalise": "0.1,0.2,0.3/0.4,0.5,0.6"}).x_train
+    assert np.allclose(given, expected, atol=1e-6)
+    standard = task.load({**options, "normalise": "standard"}).x_train
+    expected = (pixels - [0.4914, 0.4822, 0.4465]) / [0.2470, 0.2435, 0.2616]
+    assert np.allclose(standard, expected.transpose(0, 3, 1, 2), atol=1e-6)
+
+
 def test_normalisations(tmp_path):
     task, options = load_task("mnist"), write_npz(tmp_path)
     raw = arrays("mnist")
@@ -321,6 +333,10 @@ def test_normalisations(tmp_path):
     unit = task.load({**options, "normalise": "unit"}).x_train
     assert np.allclose(unit, pixels / 255)
     assert np.allclose(task.load(options).x_train, pixels / 127.5 - 1, atol=1e-6)
+    standard = task.load({**options, "normalise": "standard"}).x_train
+    assert np.allclose(standard, (pixels / 255 - 0.1307) / 0.3081, atol=1e-6)
+    given = task.load({**options, "normalise": "0.5/0.25"}).x_train
+    assert np.allclose(given, (pixels / 255 - 0.5) / 0.25, atol=1e-6)
     whole = np.concatenate([raw["x_train"], raw["x_test"]]).astype(np.float64)
     expected = (pixels - whole.mean(0)) / (whole.std(0) + 0.001)
     assert np.allclose(
@@ -354,7 +370,11 @@ def test_a_splits_shifts_reach_the_silo(tmp_path):
     [
         ({"colour": 1}, "has no option 'colour'"),
         ({"download": "maybe"}, "'download' must be true or false"),
-        ({"normalise": "hard"}, "normalise must be"),
+        ({"normalise": "hard"}, "normalise must be symmetric, unit, standard, per-pixel, or means"),
+        ({"normalise": "0.5"}, "normalise must be"),
+        ({"normalise": "0.1,0.2/0.3"}, "has 2 means and 1 deviations"),
+        ({"normalise": "0.5/0"}, "deviations above 0"),
+        ({"normalise": "nan/0.5"}, "must be finite"),
         ({"train": -1}, "train must be at least 0"),
         ({"rotation": "left"}, "'rotation' of task 'mnist' must be of type float"),
         ({"silo": 1}, "'silo' belongs to a split"),
