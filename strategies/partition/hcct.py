@@ -443,6 +443,8 @@ def layer_choice(updates: Sequence[Mapping[str, ArrayLike]]) -> LayerChoice:
     Args:
         updates: one mapping per silo from parameter name to array, equal names and shapes. A
             layer is a module with all its parameters: the name without its last dotted part.
+            Modules that have vectors alone, as normalisations, are chosen only where no module has
+            a matrix or kernel.
 
     The score of layer l is ``sum_i |g_i[l] - mean[l]|^2 / (N |mean[l]|^2)``, which makes the
     paper's Var / Mean a number without a unit: infinite where silos differ about a mean of zero,
@@ -460,7 +462,9 @@ def layer_choice(updates: Sequence[Mapping[str, ArrayLike]]) -> LayerChoice:
         spread[layer] = spread.get(layer, 0.0) + variance
         centre[layer] = centre.get(layer, 0.0) + mean
     scores = {layer: _ratio(spread[layer], centre[layer]) for layer in spread}
-    return LayerChoice(max(scores, key=lambda layer: scores[layer]), scores)
+    weights = {name.rpartition(".")[0] or name for name, a in updates[0].items() if np.ndim(a) > 1}
+    candidates = [layer for layer in scores if layer in weights] or list(scores)
+    return LayerChoice(max(candidates, key=lambda layer: scores[layer]), scores)
 
 
 def _moments(updates: Sequence[Mapping[str, ArrayLike]], name: str) -> tuple[float, float]:

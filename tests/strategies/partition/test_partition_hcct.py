@@ -220,6 +220,22 @@ def test_layer_choice_equals_eq_19():
     assert list(result.scores) == ["conv.0", "head", "scale"]
 
 
+def test_layer_choice_takes_a_normalisation_only_where_there_is_nothing_else():
+    differing, alike = np.array([[3.0, -1.0]]), np.array([[1.0, 1.1]])
+    updates = [
+        {
+            "norm.weight": differing[:, i],
+            "norm.bias": differing[:, i],
+            "fc.weight": alike[:, i : i + 1],
+        }
+        for i in range(2)
+    ]
+    result = hcct.layer_choice(updates)
+    assert result.layer == "fc" and result.scores["norm"] > result.scores["fc"]
+    vectors = [{name: a for name, a in update.items() if "norm" in name} for update in updates]
+    assert hcct.layer_choice(vectors).layer == "norm"
+
+
 def test_layer_choice_of_cancelling_and_equal_layers():
     result = hcct.layer_choice(
         [
