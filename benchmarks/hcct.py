@@ -668,10 +668,10 @@ def document(runs: Sequence[dict[str, Any]]) -> str:
         "",
         "Local test error in % after the last round, mean over silos; mean ± standard deviation "
         "over seeds; *last five rounds*: their mean; *best*: of each silo's best round, which is "
-        "what the paper's code logs. Batch 64, learning rate 0.1 · 0.995^(t−1), plain SGD. *HCCT*: memory 1, "
-        "exact or best search, parameters compared. *HCCT, as published*: last round's updates, "
-        "greedy merging. Groups are those of the last round, silos numbered from 1. Seconds are "
-        "the silos' own, one thread, mean over seeds.",
+        "what the paper's code logs. Batch 64, learning rate 0.1 · 0.995^(t−1), plain SGD. "
+        "*HCCT*: memory 1, exact or best search, parameters compared. *HCCT, as published*: last "
+        "round's updates, greedy merging. Groups are those of the last round, silos numbered from "
+        "1. Seconds are the silos' own, one thread, mean over seeds.",
         "",
     ]
     for name in EXPERIMENTS:
