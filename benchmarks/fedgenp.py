@@ -53,6 +53,8 @@ EVERY, LAST = 10, 5
 mnist = partial(Shared, "mnist/cnn-fedgen")
 mnist_small = partial(Shared, "mnist/mlp-128")
 letters = partial(Shared, "emnist-letters/cnn-fedgen")
+domains = partial(Shared, "digit-five/mlp-128")
+SMALL = ("mnist_small", "domains")
 DATA_OF = {"mnist": "mnist", "mnist_small": "mnist", "letters": "emnist-letters"}
 
 
@@ -169,6 +171,15 @@ COLUMNS = {
         320,
         "-45,-15,15,45",
         arms=SMALL_ARMS,
+    ),
+    "domains": Column(
+        title="Feature shift: five domains of digits, 10 silos of 40 samples",
+        silos=10,
+        active=10,
+        data={"split": "by-domain", "train": 40, "test": 200},
+        task="domains",
+        arms=SMALL_ARMS,
+        own=True,
     ),
     "skewed": Column(
         title="Personalisation: MNIST, Dirichlet α = 0.1, 10 silos, 1,000 samples in all",
@@ -314,7 +325,7 @@ def run(name: str, arm: str, seed: int, rounds: int, folder: str) -> dict[str, A
             "min-silos": column.silos,
             "local-steps": 20,
             "batch-size": 32,
-            "lr": 0.05 if column.task == "mnist_small" else 0.01,
+            "lr": 0.05 if column.task in SMALL else 0.01,
             "lr-decay": 1.0,
             "evaluate-trained": True,
         }

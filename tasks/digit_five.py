@@ -57,7 +57,7 @@ DRAWN_SEED = 5  # the same for every silo and split: the drawn set is one data s
 
 
 class DigitFive(Task):
-    """Ten classes, images of 3×28×28, FedBN's DigitModel.
+    """Ten classes, images of 3×28×28, FedBN's DigitModel or a smaller network.
 
     Options:
         data: folder with ``svhn.npz`` (or ``svhn_small.npz``), ``usps.npz``, ``mnist_m.npz``,
@@ -80,16 +80,18 @@ class DigitFive(Task):
 
     name = "digit-five"
     num_classes = 10
-    models = ("cnn-fedbn",)
+    models = ("cnn-fedbn", "mlp-128", "mclr")
     shape = (3, SIDE, SIDE)
 
     def __init__(self, *, model: str = "cnn-fedbn") -> None:
         if model not in self.models:
-            raise TaskError(f"task {self.name!r} has no model {model!r}. It has: cnn-fedbn.")
+            raise TaskError(
+                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}."
+            )
         self.model_name = model
 
     def model(self) -> torch.nn.Module:
-        """FedBN's DigitModel as representation and head, 14.2 million parameters."""
+        """The network, as representation and head; FedBN's has 14.2 million parameters."""
         from tasks.models import NETWORKS, SplitModel
 
         make = NETWORKS[self.model_name]
