@@ -132,8 +132,8 @@ class RunConfig(BaseModel):
     )
     measure: Literal["edc", "madc"] = Field(
         "edc",
-        description="FedGroup: how updates are compared: `edc` (k-means on m directions) or `madc` "
-        "(complete linkage).",
+        description="FedGroup: how updates are compared: `edc` (k-means on `num-groups` "
+        "directions) or `madc` (complete linkage).",
     )
     pretrain_epochs: int = Field(
         0,
@@ -152,7 +152,8 @@ class RunConfig(BaseModel):
         0,
         ge=0,
         le=100_000,
-        description="FedGroup: α·m, silos that form the groups, drawn by seed; 0 takes all.",
+        description="FedGroup: so many silos, drawn by seed, form the groups (the paper's α times "
+        "`num-groups`); 0 takes all.",
     )
     min_similarity: float = Field(
         -1.0,
@@ -165,7 +166,8 @@ class RunConfig(BaseModel):
         0,
         ge=0,
         le=100_000,
-        description="FedAvg, FedGroup, IFCA, FLSC, FeSEM: silos a round, by seed; 0 takes all.",
+        description="FedAvg, FedGroup, IFCA, FLSC, FeSEM, FedGenP, FedGen, FedEnsemble: silos a "
+        "round, by seed; 0 takes all.",
     )
     inter_group_lr: NotNegative = Field(
         0.0, le=1000, description="FedGroup: η_g of the inter-group aggregation; 0 turns it off."
@@ -325,7 +327,7 @@ class RunConfig(BaseModel):
     evaluate_trained: bool = Field(
         False,
         description="Silos also evaluate and keep the model as they trained it themselves. "
-        "fedgenp and fedgen always do.",
+        "fedgenp, fedgen and any `generators` always do.",
     )
     personal: str = Field(
         "",
