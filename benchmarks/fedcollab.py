@@ -225,7 +225,6 @@ EXPERIMENTS: dict[str, Experiment] = {
             "silos": 20,
             "split-sizes": "2450x10,340x10",
             "split-rotations": "-25,25,155,205",
-            "normalise": "standard",
         },
         keys={
             "lr": 0.05,
