@@ -19,7 +19,7 @@ from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
 from server.metrics import personalised_errors
-from server.record import default_runs_dir, read_record
+from server.record import default_runs_dir, read_unfinished
 from server.run import run_folder
 from server.view import collaboration_text, percent, showing, wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
@@ -78,9 +78,7 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
         FederationError: there is no such run, it is complete, or it is still going on.
     """
     folder = find_run(config.resume, Path(config.runs_dir))
-    record = read_record(folder)
-    if record["status"] == "completed":
-        raise FederationError(f"the run in {folder} is complete.", exit_code=EXIT_CONFIG)
+    record = read_unfinished(folder)
     before = [info for info in calls.runs() if str(info.run_id) == record["run-id"]]
     if any(not info.ended for info in before):
         if held_by(folder) is not None:

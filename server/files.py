@@ -61,7 +61,6 @@ def locked(folder: Path, *, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Non
     Raises:
         FederationError: another process holds it for longer than the deadline.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + deadline_s
     with (folder / LOCK).open("a+") as file:
         while not _try_lock(file.fileno()):

@@ -21,7 +21,7 @@ from server.config import RunConfig
 from server.explain import find_run
 from server.files import is_full, locked
 from server.metrics import final_errors
-from server.record import RunRecord, default_runs_dir, read_record
+from server.record import RunRecord, default_runs_dir, read_record, read_unfinished
 from server.tracking import Tracking
 from strategies import HCCT, FedAvg, FedCollab, FedEnsemble, FedGen, FedGenP, FedGroup, Independent
 from strategies.discriminators import Discriminators
@@ -253,14 +253,19 @@ def execute(
         enrolled: see ``DescribedRoster``.
 
     Raises:
-        FederationError: the run cannot go on; the record says why.
+        FederationError: the run cannot go on; the record says why. One that is complete, or not
+            there, is not resumed, and nothing is written.
     """
+    if config.resume:
+        read_unfinished(folder)  # before anything is written where no run can go on
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         standing: Standing | None = None
         after = None
         if config.resume:
-            config = RunConfig.read(read_record(folder)["config"])
+            config = RunConfig.read(read_unfinished(folder)["config"])
             found = checkpoints.load()
             after, standing = found if found is not None else (0, None)
         alone = _alone(config, folder)
