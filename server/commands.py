@@ -18,7 +18,7 @@ from server.files import held_by
 from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
-from server.metrics import personalised_errors
+from server.metrics import final_errors, personalised_errors
 from server.record import default_runs_dir, read_unfinished
 from server.run import run_folder
 from server.view import collaboration_text, percent, showing, wide
@@ -132,7 +132,8 @@ def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     final = record.get("final-evaluation", {})
-    groups, own = record["final-groups"], personalised_errors(record)
+    known = final_errors(record)
+    groups, own = record.get("final-groups", []), personalised_errors(record)
     if len(final) <= MAX_SILOS_LISTED:
         table = Table("silo", "samples", "group", "error", *(["Per"] if own else []))
         group_of = {n: i + 1 for i, group in enumerate(groups) for n in group}
@@ -140,15 +141,17 @@ def print_final(console: Console, folder: Path) -> None:
             samples = record["silos"][name]["num-examples"]
             group = str(group_of.get(name, "–"))
             cells = [str(samples), group, percent(entry["error"])]
-            cells += [percent(own[name]) if name in own else "–"] if own else []
+            cells += [percent(own.get(name))] if own else []
             table.add_row(Text(name), *cells)
     else:
         columns = ("group", "silos", "samples", "mean error", "lowest", "highest")
         table = Table(*columns, *(["mean Per"] if own else []))
         for i, group in enumerate(groups, start=1):
-            errors = [final[n]["error"] for n in group if n in final]
+            errors = [known[n] for n in group if n in known]
             samples = sum(record["silos"][n]["num-examples"] for n in group)
-            figures = [sum(errors) / len(errors), min(errors), max(errors)] if errors else []
+            figures: list[float | None] = [None] * 3
+            if errors:
+                figures = [sum(errors) / len(errors), min(errors), max(errors)]
             per = [own[n] for n in group if n in own and n in final]
             figures += [sum(per) / len(per)] if per else []
             table.add_row(str(i), str(len(group)), str(samples), *map(percent, figures))
@@ -204,7 +207,7 @@ def _status(record: dict[str, Any], folder: Path) -> str:
 def _summary(path: Path) -> list[str | Text]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        errors = [entry["error"] for entry in record.get("final-evaluation", {}).values()]
+        errors = final_errors(record).values()
         return [
             Text(path.parent.name),
             record["config"]["strategy"],

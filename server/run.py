@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from server.files import is_full, locked
 from server.metrics import final_errors
 from server.record import RunRecord, default_runs_dir, read_record, read_unfinished
 from server.tracking import Tracking
+from server.view import percent
 from strategies import HCCT, FedAvg, FedCollab, FedEnsemble, FedGen, FedGenP, FedGroup, Independent
 from strategies.discriminators import Discriminators
 from strategies.errors import EXIT_CONFIG, FederationError
@@ -454,8 +456,8 @@ def _line(report: RoundReport, rounds: int) -> str:
     if report.left_out:
         parts.append("left out: " + ", ".join(report.left_out))
     if report.evaluation:
-        errors = [error for _, error, _ in report.evaluation.values()]
-        mean = 100 * sum(errors) / len(errors)
-        parts.append(f"mean error after round {report.evaluated_round}: {mean:.1f} %")
+        errors = [error for _, error, _ in report.evaluation.values() if math.isfinite(error)]
+        mean = percent(sum(errors) / len(errors) if errors else None)
+        parts.append(f"mean error after round {report.evaluated_round}: {mean}")
     parts.append(f"{sum(report.seconds.values()):.2f} s")
     return " · ".join(parts)

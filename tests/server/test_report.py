@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.synthetic import write_run
 from pictures.page import render
-from server.commands import print_final
+from server.commands import print_final, print_runs
 from server.federation import create
 from server.report.command import tell, write_report
 from server.report.history import follow_groups
@@ -88,6 +88,37 @@ def test_the_last_table_has_it_too(
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "25.0 %" in text
     assert ("Per" in text, "12.5 %" in text) == (asked, asked)
+
+
+@pytest.mark.parametrize(("secretive", "mean"), [("a", "25.0 %"), ("ab", "–")])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
+    listed: bool,
+    secretive: str,
+    mean: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("server.commands.MAX_SILOS_LISTED", 60 if listed else 0)
+    (tmp_path / "fedavg-1").mkdir()
+    record = {
+        "status": "completed",
+        "started": "2026-01-01T00:00:00",
+        "config": {"strategy": "fedavg", "rounds": 1},
+        "silos": {name: {"num-examples": 10} for name in "ab"},
+        "final-evaluation": {n: {"error": None if n in secretive else 0.25} for n in "ab"},
+        "final-groups": [["a", "b"]],
+        "rounds": [],
+        "seconds": 1.0,
+    }
+    (tmp_path / "fedavg-1" / "run.json").write_text(json.dumps(record))
+    console = Console(file=StringIO(), width=120)
+    print_final(console, tmp_path / "fedavg-1")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert mean in text and "–" in text if listed else mean in text
+    print_runs(tmp_path)
+    assert capsys.readouterr().out.rstrip().endswith(mean)
 
 
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
