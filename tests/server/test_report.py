@@ -90,6 +90,48 @@ def test_the_last_table_has_it_too(
     assert ("Per" in text, "12.5 %" in text) == (asked, asked)
 
 
+def configured(root: Path, strategy: str, keys: dict[str, Any]) -> Path:
+    """A run whose configuration has these keys too."""
+    folder = write_run(root / f"{strategy}-1", num_silos=4, num_rounds=3, strategy=strategy)
+    record = json.loads((folder / "run.json").read_text())
+    record["config"] |= keys
+    (folder / "run.json").write_text(json.dumps(record))
+    first, rest = (folder / "events.jsonl").read_text().split("\n", 1)
+    start = json.loads(first) | {"config": record["config"]}
+    (folder / "events.jsonl").write_text(json.dumps(start) + "\n" + rest)
+    return folder
+
+
+TUNED = {"personalise": "finetune", "personal-epochs": 1, "ditto-lambda": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("own", "alone", "comparable"),
+    [
+        ({"local-steps": 5}, {}, False),
+        ({"local-steps": 5}, {"local-steps": 5, "local-epochs": 9}, True),
+        ({"guard": 0.2}, {"guard": 0.0}, False),
+        ({"proximal-mu": 0.1}, {}, False),
+        (TUNED, {}, False),
+        (TUNED, TUNED | {"personal-epochs": 2}, False),
+        (TUNED, TUNED | {"ditto-lambda": 2.0}, True),
+        (
+            TUNED | {"personalise": "ditto"},
+            TUNED | {"personalise": "ditto", "ditto-lambda": 2.0},
+            False,
+        ),
+        ({"personal-epochs": 1, "personalise": "none"}, {"personal-epochs": 2}, True),
+        ({"local-steps": 0, "proximal-mu": 0.0, "guard": 0.0, "personalise": "none"}, {}, True),
+    ],
+)
+def test_only_a_run_of_the_same_training_is_compared(
+    own: dict[str, Any], alone: dict[str, Any], comparable: bool, tmp_path: Path
+) -> None:
+    folder = configured(tmp_path, "hcct", own)
+    configured(tmp_path, "independent", alone)
+    assert tell(read_run(folder)).gains.alone_run == ("independent-1" if comparable else "")
+
+
 @pytest.mark.parametrize(("secretive", "mean"), [("a", "25.0 %"), ("ab", "–")])
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
