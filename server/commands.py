@@ -14,7 +14,7 @@ from rich.text import Text
 
 from server.config import RunConfig
 from server.explain import find_run, newest_run
-from server.files import held_by
+from server.files import UNKNOWN, held_by
 from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
@@ -81,7 +81,14 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
     record = read_unfinished(folder)
     before = [info for info in calls.runs() if str(info.run_id) == record["run-id"]]
     if any(not info.ended for info in before):
-        if held_by(folder) is not None:
+        holder = held_by(folder)
+        if holder == UNKNOWN:
+            raise FederationError(
+                f"whether the run in {folder} is still going on cannot be told: its lock cannot be "
+                "read. Resume it from the account that it runs under.",
+                exit_code=EXIT_CONFIG,
+            )
+        if holder is not None:
             raise FederationError(f"the run in {folder} is still going on.", exit_code=EXIT_CONFIG)
         calls.stop(int(record["run-id"]))  # its process was killed and Flower has not noticed yet
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
@@ -198,10 +205,13 @@ def print_runs(folder: Path | None) -> None:
 
 def _status(record: dict[str, Any], folder: Path) -> str:
     """A run whose process was killed could not say that it ended."""
-    going_on = record["status"] in ("starting", "running")
-    if going_on and held_by(folder) is None:
+    status = str(record["status"])
+    if status not in ("starting", "running"):
+        return status
+    holder = held_by(folder)
+    if holder is None:
         return "interrupted"
-    return str(record["status"])
+    return f"{status} (lock unreadable)" if holder == UNKNOWN else status
 
 
 def _summary(path: Path) -> list[str | Text]:
