@@ -527,13 +527,16 @@ def _value(text: str) -> Any:
 
 def main() -> None:
     """Run the command; errors that a person can mend are one line and an exit status."""
-    from strategies.errors import FederationError
+    from strategies.errors import EXIT_CONFIG, FederationError
 
     try:
         app()
     except FederationError as error:
         print(f"coterie: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -168,7 +168,15 @@ def print_final(console: Console, folder: Path) -> None:
     console.print(f"{record['seconds']:.1f} s; models and record: {folder}", soft_wrap=True)
     from server.report.command import write_report  # draws: loaded late
 
-    (report,) = write_report(str(folder))
+    try:
+        (report,) = write_report(str(folder))
+    except OSError as error:  # the run is complete all the same
+        console.print(
+            f"no pictures: {error}. They can be made elsewhere: coterie report {folder} --out FILE",
+            markup=False,
+            soft_wrap=True,
+        )
+        return
     console.print(f"as pictures: {report}", soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from typer.testing import CliRunner
 
 import server.commands
 import server.simulate
-from server.cli import app
+from benchmarks.synthetic import write_run
+from server.cli import app, main
 from server.config import RunConfig
 
 
@@ -110,3 +112,32 @@ def test_a_text_stays_as_it_was_typed_and_numbers_are_numbers(
     key = setting.partition("=")[0]
     assert submitted[-1][key] == value and type(submitted[-1][key]) is type(value)
     RunConfig.read({key: submitted[-1][key]})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["status", "--root-certificates", "nosuch.pem"], "'nosuch.pem' cannot be read"),
+        (["init", "taken/study", "--address", "localhost"], "Not a directory: 'taken/study'"),
+        (["report", "fedavg-1", "--runs-dir", ".", "--out", "taken/x.html"], "taken"),
+        (["roster", "--federation", "latin"], "coterie.toml must be UTF-8. Byte 2 is 0xfc: save"),
+    ],
+)
+def test_what_a_person_can_mend_is_one_line(
+    line: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "latin").mkdir()
+    (tmp_path / "latin" / "coterie.toml").write_bytes("# ü".encode("latin-1"))
+    write_run(tmp_path / "fedavg-1", num_silos=2, num_rounds=2, strategy="fedavg")
+    monkeypatch.setattr(sys, "argv", ["coterie", *line])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert told.startswith("coterie: ") and said in told

@@ -184,6 +184,33 @@ def test_comparable_runs_are_found_beside_it(runs: Path) -> None:
     assert told["silos"]["site-003"]["error-alone"] == pytest.approx(alone["site-003"])
 
 
+@pytest.mark.parametrize(
+    ("kind", "taken", "expected"),
+    [("html", "folder", "a file"), ("json", "folder", "a file"), ("svg", "page.html", "a folder")],
+)
+def test_what_is_written_to_is_of_the_right_kind(
+    kind: str, taken: str, expected: str, runs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(FederationError, match=f"--out must name {expected}.*{taken}"):
+        write_report("hcct-1", kind=kind, root=runs, out=tmp_path / taken)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "page.html"]
+
+
+def test_a_complete_run_stays_complete_where_no_page_can_be_written(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("server.report.command.write_atomically", full)
+    console = Console(file=StringIO(), width=120)
+    print_final(console, runs / "hcct-1")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no pictures: [Errno 28] No space left on device" in text
+
+
 def test_a_run_of_other_settings_is_not_compared(runs: Path, tmp_path: Path) -> None:
     write_run(tmp_path / "hcct-1", num_silos=8, num_rounds=9)
     write_run(tmp_path / "independent-1", num_silos=8, num_rounds=8, strategy="independent")
