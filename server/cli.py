@@ -298,9 +298,7 @@ def run(
     if resume is None:
         given["strategy"] = strategy
     else:
-        given["resume"] = Path(resume).name
-        if (Path(resume) / "run.json").exists():
-            given["runs-dir"] = str(Path(resume).resolve().parent)
+        given |= _resumed(resume)
     from server.commands import submit_and_follow
 
     raise typer.Exit(
@@ -475,6 +473,20 @@ def watch(
         raise typer.Exit(watch_run(run, root))
 
 
+def _resumed(run: str) -> dict[str, Any]:
+    """The keys that resume a run: by its folder where it is one here, else by its name."""
+    folder = Path(run)
+    if run and (folder / "run.json").exists():
+        folder = folder.resolve()
+        return {"resume": folder.name, "runs-dir": str(folder.parent)}
+    if not folder.name:
+        raise typer.BadParameter(
+            f"--resume takes a run's folder, its name or its id. Got {run!r}, where no run is "
+            "recorded. `coterie runs` lists those that are."
+        )
+    return {"resume": folder.name}
+
+
 def _with_folders(keys: dict[str, Any]) -> dict[str, Any]:
     """``alone`` as an absolute path where it is a run's folder here: the coordinator's is another.
 
@@ -487,13 +499,20 @@ def _with_folders(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(settings: list[str]) -> dict[str, Any]:
-    """``KEY=VALUE`` as Flower reads it: numbers and booleans in TOML, anything else is text."""
+    """``KEY=VALUE`` as Flower reads it: numbers and booleans in TOML, anything else is text.
+
+    What a text is wanted for stays as it was typed, though it looks like a number: a run's id.
+    """
+    from server.config import RunConfig, dashed
+
+    texts = {dashed(n) for n, field in RunConfig.model_fields.items() if field.annotation is str}
     found: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise typer.BadParameter(f"--set takes KEY=VALUE. Got {setting!r}.")
-        found[key] = _value(value)
+        read = _value(value)
+        found[key] = value if key in texts and not isinstance(read, str) else read
     return found
 
 
@@ -508,13 +527,16 @@ def _value(text: str) -> Any:
 
 def main() -> None:
     """Run the command; errors that a person can mend are one line and an exit status."""
-    from strategies.errors import FederationError
+    from strategies.errors import EXIT_CONFIG, FederationError
 
     try:
         app()
     except FederationError as error:
         print(f"coterie: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        print(f"coterie: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)
 

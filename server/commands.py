@@ -14,12 +14,12 @@ from rich.text import Text
 
 from server.config import RunConfig
 from server.explain import find_run, newest_run
-from server.files import held_by
+from server.files import UNKNOWN, held_by
 from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
-from server.metrics import personalised_errors
-from server.record import default_runs_dir, read_record
+from server.metrics import final_errors, personalised_errors
+from server.record import default_runs_dir, read_unfinished
 from server.run import run_folder
 from server.view import collaboration_text, percent, showing, wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
@@ -78,12 +78,17 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
         FederationError: there is no such run, it is complete, or it is still going on.
     """
     folder = find_run(config.resume, Path(config.runs_dir))
-    record = read_record(folder)
-    if record["status"] == "completed":
-        raise FederationError(f"the run in {folder} is complete.", exit_code=EXIT_CONFIG)
+    record = read_unfinished(folder)
     before = [info for info in calls.runs() if str(info.run_id) == record["run-id"]]
     if any(not info.ended for info in before):
-        if held_by(folder) is not None:
+        holder = held_by(folder)
+        if holder == UNKNOWN:
+            raise FederationError(
+                f"whether the run in {folder} is still going on cannot be told: its lock cannot be "
+                "read. Resume it from the account that it runs under.",
+                exit_code=EXIT_CONFIG,
+            )
+        if holder is not None:
             raise FederationError(f"the run in {folder} is still going on.", exit_code=EXIT_CONFIG)
         calls.stop(int(record["run-id"]))  # its process was killed and Flower has not noticed yet
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
@@ -134,7 +139,8 @@ def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
     record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     final = record.get("final-evaluation", {})
-    groups, own = record["final-groups"], personalised_errors(record)
+    known = final_errors(record)
+    groups, own = record.get("final-groups", []), personalised_errors(record)
     if len(final) <= MAX_SILOS_LISTED:
         table = Table("silo", "samples", "group", "error", *(["Per"] if own else []))
         group_of = {n: i + 1 for i, group in enumerate(groups) for n in group}
@@ -142,15 +148,17 @@ def print_final(console: Console, folder: Path) -> None:
             samples = record["silos"][name]["num-examples"]
             group = str(group_of.get(name, "–"))
             cells = [str(samples), group, percent(entry["error"])]
-            cells += [percent(own[name]) if name in own else "–"] if own else []
+            cells += [percent(own.get(name))] if own else []
             table.add_row(Text(name), *cells)
     else:
         columns = ("group", "silos", "samples", "mean error", "lowest", "highest")
         table = Table(*columns, *(["mean Per"] if own else []))
         for i, group in enumerate(groups, start=1):
-            errors = [final[n]["error"] for n in group if n in final]
+            errors = [known[n] for n in group if n in known]
             samples = sum(record["silos"][n]["num-examples"] for n in group)
-            figures = [sum(errors) / len(errors), min(errors), max(errors)] if errors else []
+            figures: list[float | None] = [None] * 3
+            if errors:
+                figures = [sum(errors) / len(errors), min(errors), max(errors)]
             per = [own[n] for n in group if n in own and n in final]
             figures += [sum(per) / len(per)] if per else []
             table.add_row(str(i), str(len(group)), str(samples), *map(percent, figures))
@@ -160,7 +168,15 @@ def print_final(console: Console, folder: Path) -> None:
     console.print(f"{record['seconds']:.1f} s; models and record: {folder}", soft_wrap=True)
     from server.report.command import write_report  # draws: loaded late
 
-    (report,) = write_report(str(folder))
+    try:
+        (report,) = write_report(str(folder))
+    except OSError as error:  # the run is complete all the same
+        console.print(
+            f"no pictures: {error}. They can be made elsewhere: coterie report {folder} --out FILE",
+            markup=False,
+            soft_wrap=True,
+        )
+        return
     console.print(f"as pictures: {report}", soft_wrap=True)
 
 
@@ -197,16 +213,19 @@ def print_runs(folder: Path | None) -> None:
 
 def _status(record: dict[str, Any], folder: Path) -> str:
     """A run whose process was killed could not say that it ended."""
-    going_on = record["status"] in ("starting", "running")
-    if going_on and held_by(folder) is None:
+    status = str(record["status"])
+    if status not in ("starting", "running"):
+        return status
+    holder = held_by(folder)
+    if holder is None:
         return "interrupted"
-    return str(record["status"])
+    return f"{status} (lock unreadable)" if holder == UNKNOWN else status
 
 
 def _summary(path: Path) -> list[str | Text]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        errors = [entry["error"] for entry in record.get("final-evaluation", {}).values()]
+        errors = final_errors(record).values()
         return [
             Text(path.parent.name),
             record["config"]["strategy"],

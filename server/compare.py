@@ -57,13 +57,13 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from server.comparison import COLUMNS, Measure, Row, cells, markdown, measure, plain, rows
+from server.comparison import COLUMNS, Measure, Row, by_error, cells, markdown, measure, plain, rows
 from server.config import RunConfig, dashed
 from server.inprocess import InProcessGrid
 from server.local import LocalFederation, SiloSpec
 from server.record import write_atomically
 from server.run import build_strategy, execute
-from server.view import wide
+from server.view import percent, wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from strategies.roster import DescribedRoster
 from tasks.base import Option, TaskError
@@ -391,7 +391,7 @@ def _run_seed(
                 record = _run_there(local, keys, target)
             found = measure(record)
             console.print(
-                f"  seed {seed}, {name}: mean error {100 * found.mean:.1f} %, "
+                f"  seed {seed}, {name}: mean error {percent(found.mean)}, "
                 f"{len(found.groups)} group(s), {found.seconds:.1f} s",
                 markup=False,
                 highlight=False,
@@ -517,7 +517,7 @@ def _print(console: Console, table: Sequence[Row], comparison: Comparison) -> No
     for column in COLUMNS:
         justify: JustifyMethod = "left" if column == COLUMNS[0] else "right"
         shown.add_column(column, justify=justify, no_wrap=True)
-    for row in sorted(table, key=lambda row: row.error):
+    for row in by_error(table):
         shown.add_row(*(Text(cell) for cell in cells(row)))
     wide(console, on_terminals=True).print(shown)
     console.print(legend(comparison), soft_wrap=True, markup=False, highlight=False)

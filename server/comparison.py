@@ -13,9 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from server.metrics import ipr, rsd
+from server.metrics import final_errors, ipr, known_errors, rsd
 
-__all__ = ["COLUMNS", "Measure", "Row", "holm", "markdown", "measure", "paired_p", "rows"]
+__all__ = [
+    "COLUMNS",
+    "Measure",
+    "Row",
+    "by_error",
+    "holm",
+    "markdown",
+    "measure",
+    "paired_p",
+    "rows",
+]
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,8 @@ class Measure:
 
     @property
     def mean(self) -> float:
-        """Mean error over silos."""
-        return float(np.mean(list(self.errors.values())))
+        """Mean error over silos; NaN if none tells its error."""
+        return _mean(list(self.errors.values()))
 
     def rounds_to(self, target: float) -> int | None:
         """The first round after which the mean error is at most ``target``."""
@@ -87,27 +97,22 @@ def measure(record: Mapping[str, Any]) -> Measure:
     """Read a completed run's record (``run.json``)."""
     rounds = record["rounds"]
     curve = [
-        (entry["round"], _mean_error(entry["evaluation-after"]))
+        (entry["round"], float(np.mean(list(errors.values()))))
         for entry in rounds
-        if entry.get("evaluation-after")
+        if (errors := known_errors(entry.get("evaluation-after", {})))
     ]
     costs = [silo for entry in rounds for silo in entry["silos"].values()]
     phases = [phase for entry in rounds for phase in entry["phases"].values()]
     phases += record.get("final-phases", {}).values()
     return Measure(
-        errors={name: one["error"] for name, one in record["final-evaluation"].items()},
+        errors=final_errors(record),
         curve=tuple(curve),
-        groups=tuple(tuple(group) for group in record["final-groups"]),
+        groups=tuple(tuple(group) for group in record.get("final-groups", ())),
         num_bytes=sum(cost["bytes-sent"] + cost["bytes-received"] for cost in [*costs, *phases]),
         seconds=sum(sum(entry["seconds"].values()) for entry in rounds),
         silo_seconds=sum(silo["seconds"] or 0.0 for silo in costs)
         + sum(phase.get("silo-seconds", 0.0) for phase in phases),  # older records do not say
     )
-
-
-def _mean_error(evaluation: Mapping[str, Any]) -> float:
-    errors = [one["error"] for one in evaluation.values()]
-    return float(np.mean([math.nan if error is None else error for error in errors]))
 
 
 def rows(
@@ -120,8 +125,8 @@ def rows(
         alone: the name of training alone, for IPR and RSD.
         target: mean error to reach, in [0, 1], or None.
     """
-    means = {name: np.mean([m.mean for m in own.values()]) for name, own in measures.items()}
-    best = min(means, key=lambda name: means[name])
+    means = {name: _mean([m.mean for m in own.values()]) for name, own in measures.items()}
+    best = min(means, key=lambda name: _nan_last(means[name]))
     others = [name for name in measures if name != best]
     corrected = holm([paired_p(measures[name], measures[best]) for name in others])
     p = {best: math.nan, **dict(zip(others, corrected, strict=True))}
@@ -138,6 +143,7 @@ def _row(
     p: float,
 ) -> Row:
     runs = list(own.values())
+    told = [run for run in runs if run.errors]
     means = [run.mean for run in runs]
     beside = [(own[s].errors, alone[s].errors) for s in own if s in alone and own is not alone]
     reached = [run.rounds_to(target) for run in runs] if target is not None else []
@@ -147,8 +153,8 @@ def _row(
         seeds=len(runs),
         error=float(np.mean(means)),
         error_std=float(np.std(means, ddof=1)) if len(means) > 1 else math.nan,
-        silo_std=_mean([float(np.std(list(run.errors.values()))) for run in runs]),
-        worst=_mean([max(run.errors.values()) for run in runs]),
+        silo_std=_mean([float(np.std(list(run.errors.values()))) for run in told]),
+        worst=_mean([max(run.errors.values()) for run in told]),
         ipr=_mean([ipr(errors, base) for errors, base in beside]),
         rsd=_mean([rsd(errors, base) for errors, base in beside]),
         rounds_to_target=_mean(found),
@@ -163,6 +169,10 @@ def _row(
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else math.nan
+
+
+def _nan_last(value: float) -> float:
+    return math.inf if math.isnan(value) else value
 
 
 # --- significance ---------------------------------------------------------------------------------
@@ -227,7 +237,7 @@ def cells(row: Row) -> list[str]:
         reached += "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
     return [
         row.name,
-        f"{100 * row.error:.1f}{spread}",
+        _text(100 * row.error, ".1f") + spread,
         _text(100 * row.silo_std, ".1f"),
         _text(100 * row.worst, ".1f"),
         _text(100 * row.ipr, ".0f"),
@@ -249,9 +259,14 @@ def _p_text(p: float) -> str:
     return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def by_error(table: Sequence[Row]) -> list[Row]:
+    """Best first; last where no silo tells its error."""
+    return sorted(table, key=lambda row: _nan_last(row.error))
+
+
 def markdown(table: Sequence[Row]) -> str:
     """The table as Markdown, best error first."""
-    ordered = sorted(table, key=lambda row: row.error)
+    ordered = by_error(table)
     lines = ["| " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
     lines += ["| " + " | ".join(cells(row)) + " |" for row in ordered]
     return "\n".join(lines) + "\n"

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from server.follow import Progress
 from server.local import LocalFederation, SiloSpec
-from server.metrics import personalised_errors
+from server.metrics import final_errors, known_errors, personalised_errors
 from server.superlink import Ports
 from server.view import collaboration_text, percent, showing
 from strategies.errors import FederationError
@@ -280,11 +280,8 @@ def _last_errors(record: dict[str, Any]) -> dict[str, float]:
     """Every silo's error when it was last measured: who left keeps its last."""
     found: dict[str, float] = {}
     for entry in record["rounds"]:
-        for name, one in entry.get("evaluation-after", {}).items():
-            found[name] = one["error"]
-    for name, one in record.get("final-evaluation", {}).items():
-        found[name] = one["error"]
-    return found
+        found |= known_errors(entry.get("evaluation-after", {}))
+    return found | final_errors(record)
 
 
 # ---------------------------------------------------------------- what is printed at the end
@@ -344,7 +341,7 @@ def _table(outcome: Outcome, title: str) -> Table:
             Text(name + _remark(name)),
             str(outcome.samples.get(name, "")),
             str(group_of.get(name, "left")),
-            *(_cell(outcome.errors[run].get(name)) for run in runs),
+            *(percent(outcome.errors[run].get(name)) for run in runs),
         )
     table.add_section()
     shared = [n for n in names if all(n in outcome.errors[r] for r in outcome.errors)]
@@ -355,10 +352,6 @@ def _table(outcome: Outcome, title: str) -> Table:
 
 def _remark(name: str) -> str:
     return {NEWCOMER: " (joined late)", **dict.fromkeys(LEAVERS, " (left early)")}.get(name, "")
-
-
-def _cell(error: float | None) -> str:
-    return "–" if error is None else percent(error)
 
 
 def _group_table(outcome: Outcome, title: str) -> Table:

@@ -203,6 +203,11 @@ def load(folder: Path | None = None) -> Federation:
         ) from None
     except OSError as error:
         raise _wrong(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise _wrong(
+            f"{file} must be UTF-8. Byte {error.start} is {error.object[error.start]:#04x}: save "
+            "the file as UTF-8."
+        ) from None
     return Federation(root, _read(text, str(file)))
 
 

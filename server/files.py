@@ -12,9 +12,11 @@ from pathlib import Path
 
 from strategies.errors import FederationError
 
-__all__ = ["commit_file", "held_by", "is_full", "locked", "sync", "write_atomically"]
+__all__ = ["UNKNOWN", "commit_file", "held_by", "is_full", "locked", "sync", "write_atomically"]
 
 LOCK = "lock"
+UNKNOWN = 0
+"""In place of a process: there may be one."""
 LOCK_DEADLINE_S = 60.0
 """How long to wait for the process before: one that lost its SuperLink needs some time to end."""
 
@@ -61,7 +63,6 @@ def locked(folder: Path, *, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Non
     Raises:
         FederationError: another process holds it for longer than the deadline.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + deadline_s
     with (folder / LOCK).open("a+") as file:
         while not _try_lock(file.fileno()):
@@ -79,16 +80,24 @@ def locked(folder: Path, *, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Non
 
 
 def held_by(folder: Path) -> int | None:
-    """The process that holds a run's folder, None if there is none."""
-    with suppress(OSError), (folder / LOCK).open("r+") as file:
-        if not _try_lock(file.fileno()):
-            return int(file.read() or 0)
-    return None
+    """The process that holds a run's folder, ``UNKNOWN`` if that cannot be told, None if none does.
 
-
-def _try_lock(descriptor: int) -> bool:
+    Looking takes no more than leave to read: the run may be another account's.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (folder / LOCK).open() as file:
+            if _try_lock(file.fileno(), fcntl.LOCK_SH):
+                return None
+            return int(file.read() or UNKNOWN)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return UNKNOWN
+
+
+def _try_lock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

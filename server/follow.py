@@ -30,7 +30,8 @@ def events(
         folder: the run's folder; it need not exist yet.
         start_deadline_s: how long to wait for its first event.
         run_id: the last event is the one after the beginning of this run: the record of a run that
-            was resumed holds earlier ends. None takes the first end.
+            was resumed holds earlier ends. None takes the first end after which nothing that is
+            written yet resumes the run.
         ended: asked every two seconds; a text if the run is over although no event says so.
 
     Raises:
@@ -48,11 +49,13 @@ def events(
                 position = file.tell()
             lines = (rest + text).split("\n")
             rest = lines.pop()  # a line that is still being written
-            for line in lines:
-                event = json.loads(line)
+            told = [json.loads(line) for line in lines]
+            resumed = [i for i, event in enumerate(told) if event["event"] == "resume"]
+            past = max(resumed, default=-1) if run_id is None else -1
+            for i, event in enumerate(told):
                 begun = begun or event.get("run_id") == str(run_id)
                 yield event
-                if begun and event["event"] == "end":
+                if begun and i > past and event["event"] == "end":
                     return
         now = time.monotonic()
         if (position == 0 or not begun) and now > deadline:

@@ -22,7 +22,7 @@ import tomli_w
 
 from server.config import RunConfig
 from server.enrolled import Node
-from strategies.errors import EXIT_RUN, FederationError
+from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 
 __all__ = ["Control", "RunInfo", "control", "pull_objects_promptly"]
 
@@ -164,7 +164,7 @@ def control(address: str, *, root_certificates: Path | None = None) -> Iterator[
         root_certificates: PEM file of the CA; without it the connection is plain text.
 
     Raises:
-        FederationError: it cannot be reached, or refuses.
+        FederationError: it cannot be reached, or refuses, or the file cannot be read.
     """
     from flwr.supercore.grpc import create_channel
     from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
@@ -172,7 +172,7 @@ def control(address: str, *, root_certificates: Path | None = None) -> Iterator[
     channel = create_channel(
         server_address=address,
         insecure=root_certificates is None,
-        root_certificates=root_certificates.read_bytes() if root_certificates else None,
+        root_certificates=_read_certificates(root_certificates) if root_certificates else None,
         interceptors=[RuntimeVersionClientInterceptor(component_name="flwr CLI")],
     )
     try:
@@ -185,6 +185,17 @@ def control(address: str, *, root_certificates: Path | None = None) -> Iterator[
         ) from error
     finally:
         channel.close()
+
+
+def _read_certificates(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise FederationError(
+            f"the CA's certificate {str(file)!r} cannot be read: {error.strerror}. Name the "
+            "federation's tls/ca.pem with --root-certificates, or its folder with --federation.",
+            exit_code=EXIT_CONFIG,
+        ) from None
 
 
 def _details(error: grpc.RpcError) -> str:

@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,12 +78,15 @@ class LocalFederation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self.processes.values():
-            if process.poll() is None:
-                process.terminate()
-        for process in self.processes.values():
-            self._reap(process)
-        self.superlink.stop()
+        with _uninterrupted():
+            try:
+                for process in self.processes.values():
+                    if process.poll() is None:
+                        process.terminate()
+                for process in self.processes.values():
+                    self._reap(process)
+            finally:
+                self.superlink.stop()
 
     @staticmethod
     def _reap(process: subprocess.Popen[bytes]) -> None:
@@ -222,6 +227,19 @@ def follow_run(
         take(event)
         last = event
     return last
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Let a second Ctrl-C leave nothing running: what is done here has deadlines of its own."""
+    if threading.current_thread() is not threading.main_thread():  # it is told of no signal
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:

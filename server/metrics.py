@@ -15,6 +15,7 @@ __all__ = [
     "final_errors",
     "gains",
     "ipr",
+    "known_errors",
     "mean_accuracy",
     "not_worse",
     "personalised_errors",
@@ -61,17 +62,19 @@ def mean_accuracy(errors: Errors) -> float:
 
 def final_errors(record: Mapping[str, Any]) -> dict[str, float]:
     """Silo → error of its final model, from a run's record; who left before the end is not in."""
-    found = record.get("final-evaluation", {})
-    return {name: one["error"] for name, one in found.items() if one["error"] is not None}
+    return known_errors(record.get("final-evaluation", {}))
+
+
+def known_errors(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Silo → error, of one evaluation in a record; a silo may keep its error to itself."""
+    return {name: one["error"] for name, one in evaluation.items() if one["error"] is not None}
 
 
 def personalised_errors(record: Mapping[str, Any]) -> dict[str, float]:
     """Silo → error of the model as it trained it itself last, where the run asked for it."""
-    found = {}
+    found: dict[str, float] = {}
     for entry in record.get("rounds", ()):
-        for name, one in entry.get("personalised", {}).items():
-            if one["error"] is not None:
-                found[name] = one["error"]
+        found |= known_errors(entry.get("personalised", {}))
     return found
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "default_runs_dir",
     "model_hash",
     "read_record",
+    "read_unfinished",
     "write_atomically",
 ]
 
@@ -256,6 +257,22 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"no run is recorded in {folder}: {error}. `coterie runs` lists those that are.",
             exit_code=EXIT_CONFIG,
         ) from None
+    return record
+
+
+def read_unfinished(folder: Path) -> dict[str, Any]:
+    """The record of a run that can be resumed.
+
+    Raises:
+        FederationError: there is none, or the run is complete.
+    """
+    record = read_record(folder)
+    if record.get("status") == "completed":
+        raise FederationError(
+            f"the run in {folder} is complete: there is nothing to resume. Start another one with "
+            "`coterie run STRATEGY`.",
+            exit_code=EXIT_CONFIG,
+        )
     return record
 
 

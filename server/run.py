@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,9 @@ from server.config import RunConfig
 from server.explain import find_run
 from server.files import is_full, locked
 from server.metrics import final_errors
-from server.record import RunRecord, default_runs_dir, read_record
+from server.record import RunRecord, default_runs_dir, read_record, read_unfinished
 from server.tracking import Tracking
+from server.view import percent
 from strategies import HCCT, FedAvg, FedCollab, FedEnsemble, FedGen, FedGenP, FedGroup, Independent
 from strategies.discriminators import Discriminators
 from strategies.errors import EXIT_CONFIG, FederationError
@@ -253,14 +255,19 @@ def execute(
         enrolled: see ``DescribedRoster``.
 
     Raises:
-        FederationError: the run cannot go on; the record says why.
+        FederationError: the run cannot go on; the record says why. One that is complete, or not
+            there, is not resumed, and nothing is written.
     """
+    if config.resume:
+        read_unfinished(folder)  # before anything is written where no run can go on
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         standing: Standing | None = None
         after = None
         if config.resume:
-            config = RunConfig.read(read_record(folder)["config"])
+            config = RunConfig.read(read_unfinished(folder)["config"])
             found = checkpoints.load()
             after, standing = found if found is not None else (0, None)
         alone = _alone(config, folder)
@@ -449,8 +456,8 @@ def _line(report: RoundReport, rounds: int) -> str:
     if report.left_out:
         parts.append("left out: " + ", ".join(report.left_out))
     if report.evaluation:
-        errors = [error for _, error, _ in report.evaluation.values()]
-        mean = 100 * sum(errors) / len(errors)
-        parts.append(f"mean error after round {report.evaluated_round}: {mean:.1f} %")
+        errors = [error for _, error, _ in report.evaluation.values() if math.isfinite(error)]
+        mean = percent(sum(errors) / len(errors) if errors else None)
+        parts.append(f"mean error after round {report.evaluated_round}: {mean}")
     parts.append(f"{sum(report.seconds.values()):.2f} s")
     return " · ".join(parts)

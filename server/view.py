@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -163,7 +164,7 @@ def _silo_table(progress: Progress) -> RenderableType:
             Text(name),
             f"{progress.samples.get(name, 0):.0f}",
             Text(f"■ {group_of[name] + 1}", style=style),
-            "–" if error is None else percent(error),
+            percent(error),
             Text(_bar(error) + (f"  joined in round {joined}" if joined > 1 else ""), style=style),
         )
     if len(names) > MAX_SILOS_SHOWN:
@@ -195,9 +196,9 @@ def _footer(progress: Progress) -> RenderableType:
     return Text(" · ".join(parts + gone + progress.left_out[-2:]), style="dim")
 
 
-def percent(share: float) -> str:
-    """A share in [0, 1] as per cent with one decimal."""
-    return f"{100 * share:.1f} %"
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as per cent with one decimal; a dash where it is not known."""
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def collaboration_text(figures: Mapping[str, Any]) -> str:
@@ -208,7 +209,7 @@ def collaboration_text(figures: Mapping[str, Any]) -> str:
         ("IPR (better than alone)", figures["ipr"]),
         ("RSD (spread of the gain)", figures["rsd"]),
     ]
-    return ", ".join(f"{name} {'–' if v is None else percent(v)}" for name, v in parts)
+    return ", ".join(f"{name} {percent(v)}" for name, v in parts)
 
 
 def megabytes(count: int) -> str:

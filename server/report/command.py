@@ -63,6 +63,8 @@ def write_report(
         raise FederationError(
             f"format must be one of {', '.join(FORMATS)}. Got {kind!r}.", exit_code=EXIT_CONFIG
         )
+    if out is not None and out.exists():
+        _check_kind_of(out, kind)
     folder = find_run(name, root)
     if kind in ("tensorboard", "mlflow"):
         return export(kind, read_run(folder), out)
@@ -97,6 +99,21 @@ def print_report(
     files = write_report(name, kind=kind, root=root, alone=alone, common=common, out=out)
     for file in files:
         print(file)
+
+
+def _check_kind_of(out: Path, kind: str) -> None:
+    if kind in ("html", "json") and out.is_dir():
+        raise FederationError(
+            f"--out must name a file for the format {kind}, and {out} is a folder. Name a file in "
+            f"it, such as {out / f'report.{kind}'}.",
+            exit_code=EXIT_CONFIG,
+        )
+    if kind in ("png", "svg", "tensorboard") and not out.is_dir():
+        raise FederationError(
+            f"--out must name a folder for the format {kind}, and {out} is a file. Name a folder, "
+            "which need not be there yet.",
+            exit_code=EXIT_CONFIG,
+        )
 
 
 def _write_pictures(story: Story, kind: Literal["png", "svg"], folder: Path) -> list[Path]:

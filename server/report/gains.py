@@ -17,10 +17,13 @@ from strategies.errors import FederationError
 __all__ = ["Gains", "compare", "find_comparison", "mean_of"]
 
 COMPARED_KEYS = (
-    "task", "seed", "rounds", "local-epochs", "batch-size", "lr", "lr-decay", "momentum",
-    "weight-decay", "precision",
+    "task", "seed", "rounds", "local-epochs", "local-steps", "batch-size", "lr", "lr-decay",
+    "momentum", "weight-decay", "proximal-mu", "precision", "guard", "personalise",
+    "personal-epochs", "personal-lr", "ditto-lambda",
 )  # fmt: skip
-"""Two runs are comparable when these are equal."""
+"""Two runs are comparable when these are equal: what a silo's own training depends on."""
+NEWER_KEYS = {"local-steps": 0, "proximal-mu": 0.0, "guard": 0.0, "personalise": "none"}
+"""Of these, what held in records of releases that did not have them."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,16 @@ def _fits(folder: Path, config: Mapping[str, Any], strategy: str) -> bool:
         return False
 
 
-def _values(config: Mapping[str, Any]) -> list[Any]:
-    return [config.get(key) for key in COMPARED_KEYS]
+def _values(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What is compared, without what has no effect."""
+    values = {**dict.fromkeys(COMPARED_KEYS), **NEWER_KEYS}
+    values |= {key: config[key] for key in COMPARED_KEYS if key in config}
+    ignored = {"local-epochs"} if values["local-steps"] else set()
+    if values["personalise"] == "none":
+        ignored |= {"personal-epochs", "personal-lr"}
+    if values["personalise"] != "ditto":
+        ignored |= {"ditto-lambda"}
+    return {key: value for key, value in values.items() if key not in ignored}
 
 
 def mean_of(values: Iterable[float]) -> float:

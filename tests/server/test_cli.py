@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from typer.testing import CliRunner
 
 import server.commands
 import server.simulate
-from server.cli import app
+from benchmarks.synthetic import write_run
+from server.cli import app, main
+from server.config import RunConfig
 
 
 @pytest.fixture
@@ -53,3 +56,88 @@ def test_a_folder_of_a_run_alone_that_is_here_is_made_absolute(
     (folder / "run.json").write_text("{}")
     CliRunner().invoke(app, line)
     assert submitted[-1]["alone"] == str(folder.resolve())
+
+
+@pytest.mark.parametrize("named", [".", "../fedavg-1", "../newest", "../../runs/fedavg-1/"])
+def test_a_folder_to_resume_is_known_by_its_own_name_however_it_is_written(
+    named: str, submitted: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "fedavg-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    (folder.parent / "newest").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    assert CliRunner().invoke(app, ["run", "--resume", named]).exit_code == 0
+    assert submitted == [{"resume": "fedavg-1", "runs-dir": str(folder.parent.resolve())}]
+
+
+@pytest.mark.parametrize("named", [".", "", "/"])
+def test_a_resumption_of_nothing_starts_no_other_run(
+    named: str, submitted: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not named:
+        (tmp_path / "run.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["run", "--resume", named])
+    assert (result.exit_code, submitted) == (2, [])
+    assert "--resume takes a run's folder" in result.stderr
+
+
+def test_a_run_that_is_not_here_is_resumed_by_its_name(submitted: list[dict[str, Any]]) -> None:
+    CliRunner().invoke(app, ["run", "--resume", "fedavg-1"])
+    assert submitted == [{"resume": "fedavg-1"}]
+
+
+@pytest.mark.parametrize("start", [["run", "hcct"], ["simulate", "sim.toml"]])
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("alone=1795304029227496", "1795304029227496"),
+        ("label=2024", "2024"),
+        ("label=1e5", "1e5"),
+        ("label=true", "true"),
+        ("label=2024-01-01", "2024-01-01"),
+        ('label="in quotes"', "in quotes"),
+        ("label=", ""),
+        ("rounds=7", 7),
+        ("alpha=auto", "auto"),
+        ("alpha=5", 5),
+        ("name-members=true", True),
+    ],
+)
+def test_a_text_stays_as_it_was_typed_and_numbers_are_numbers(
+    setting: str, value: Any, start: list[str], submitted: list[dict[str, Any]]
+) -> None:
+    assert CliRunner().invoke(app, [*start, "--set", setting]).exit_code == 0
+    key = setting.partition("=")[0]
+    assert submitted[-1][key] == value and type(submitted[-1][key]) is type(value)
+    RunConfig.read({key: submitted[-1][key]})
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["status", "--root-certificates", "nosuch.pem"], "'nosuch.pem' cannot be read"),
+        (["init", "taken/study", "--address", "localhost"], "Not a directory: 'taken/study'"),
+        (["report", "fedavg-1", "--runs-dir", ".", "--out", "taken/x.html"], "taken"),
+        (["roster", "--federation", "latin"], "coterie.toml must be UTF-8. Byte 2 is 0xfc: save"),
+    ],
+)
+def test_what_a_person_can_mend_is_one_line(
+    line: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").write_text("")
+    (tmp_path / "latin").mkdir()
+    (tmp_path / "latin" / "coterie.toml").write_bytes("# ü".encode("latin-1"))
+    write_run(tmp_path / "fedavg-1", num_silos=2, num_rounds=2, strategy="fedavg")
+    monkeypatch.setattr(sys, "argv", ["coterie", *line])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert told.startswith("coterie: ") and said in told

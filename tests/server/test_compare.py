@@ -86,6 +86,27 @@ def test_one_seed_has_no_deviation_and_json_no_nan() -> None:
     assert json.loads(json.dumps(plain(row), allow_nan=False))["error-std"] is None
 
 
+@pytest.mark.parametrize("secretive", ["a", "ab"])
+def test_a_silo_that_tells_no_error_is_in_no_figure(secretive: str) -> None:
+    def told(error: float) -> dict[str, dict[str, float | None]]:
+        return {name: {"error": None if name in secretive else error} for name in "ab"}
+
+    common = {"groups": [["a", "b"]], "seconds": {}, "silos": {}, "phases": {}}
+    record = {
+        "rounds": [{"round": 1, "evaluation-after": told(0.3), **common}],
+        "final-evaluation": told(0.25),
+        "final-groups": [["a", "b"]],
+    }
+    own = measure(record)
+    seen = [name for name in "ab" if name not in secretive]
+    assert dict(own.errors) == dict.fromkeys(seen, 0.25)
+    assert own.curve == (((1, 0.3),) if seen else ())
+    measures = {"secret": {0: own}, "open": {0: made({"a": 0.5, "b": 0.5})}}
+    lines = markdown(rows(measures, alone="open", target=None)).splitlines()
+    figures = "25.0" if seen else "–"
+    assert lines[2 if seen else 3].startswith(f"| secret | {figures} |")
+
+
 def test_the_table_has_the_best_first() -> None:
     lines = markdown(rows(TWO, alone="alone", target=0.3)).splitlines()
     assert lines[2].startswith("| good | 20.0 ± 0.0 ") and lines[3].startswith("| alone |")

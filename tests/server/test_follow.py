@@ -57,6 +57,17 @@ def test_events_are_given_in_order_until_the_end(tmp_path: Path) -> None:
     assert list(events(tmp_path, start_deadline_s=1, ended=never)) == told[:3]
 
 
+def test_an_end_before_a_resumption_is_not_the_last(tmp_path: Path) -> None:
+    first, again = {"event": "end", "status": "failed"}, {"event": "resume", "run_id": "2"}
+    write(tmp_path, {"event": "start", "run_id": "1"}, first, again)
+    told = events(tmp_path, start_deadline_s=5, ended=never)
+    assert [next(told)["event"] for _ in range(3)] == ["start", "end", "resume"]
+    write(tmp_path, {"event": "end", "status": "completed"}, {"event": "after"})
+    assert [event["status"] for event in told] == ["completed"]
+    own = events(tmp_path, start_deadline_s=5, ended=never, run_id=1)
+    assert [event["event"] for event in own] == ["start", "end"]
+
+
 def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
     write(tmp_path, {"event": "start"}, '{"event": "ro')
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from server.follow import events
 from server.inprocess import InProcessGrid
 from server.record import RunRecord, default_runs_dir, model_hash, write_atomically
 from server.report.model import read_run
-from server.run import execute
+from server.run import _line, execute
 from strategies import FederationError
 from strategies.errors import EXIT_NO_SILOS
 from strategies.loop import RoundReport, RunResult
@@ -50,6 +51,12 @@ def record(folder: Path) -> dict[str, Any]:
 def lines(folder: Path) -> list[dict[str, Any]]:
     text = (folder / "events.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_log_line_means_the_errors_that_are_told() -> None:
+    told = {"a": (0.5, 0.25, 10), "b": (math.nan, math.nan, 10)}
+    report = RoundReport(2, (("a", "b"),), evaluation=told, evaluated_round=1)
+    assert "mean error after round 1: 25.0 %" in _line(report, 5)
 
 
 def execute_in(folder: Path, grid: InProcessGrid | None = None, **changes: Any) -> RunResult:

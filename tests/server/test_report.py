@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.synthetic import write_run
 from pictures.page import render
-from server.commands import print_final
+from server.commands import print_final, print_runs
 from server.federation import create
 from server.report.command import tell, write_report
 from server.report.history import follow_groups
@@ -90,6 +90,79 @@ def test_the_last_table_has_it_too(
     assert ("Per" in text, "12.5 %" in text) == (asked, asked)
 
 
+def configured(root: Path, strategy: str, keys: dict[str, Any]) -> Path:
+    """A run whose configuration has these keys too."""
+    folder = write_run(root / f"{strategy}-1", num_silos=4, num_rounds=3, strategy=strategy)
+    record = json.loads((folder / "run.json").read_text())
+    record["config"] |= keys
+    (folder / "run.json").write_text(json.dumps(record))
+    first, rest = (folder / "events.jsonl").read_text().split("\n", 1)
+    start = json.loads(first) | {"config": record["config"]}
+    (folder / "events.jsonl").write_text(json.dumps(start) + "\n" + rest)
+    return folder
+
+
+TUNED = {"personalise": "finetune", "personal-epochs": 1, "ditto-lambda": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("own", "alone", "comparable"),
+    [
+        ({"local-steps": 5}, {}, False),
+        ({"local-steps": 5}, {"local-steps": 5, "local-epochs": 9}, True),
+        ({"guard": 0.2}, {"guard": 0.0}, False),
+        ({"proximal-mu": 0.1}, {}, False),
+        (TUNED, {}, False),
+        (TUNED, TUNED | {"personal-epochs": 2}, False),
+        (TUNED, TUNED | {"ditto-lambda": 2.0}, True),
+        (
+            TUNED | {"personalise": "ditto"},
+            TUNED | {"personalise": "ditto", "ditto-lambda": 2.0},
+            False,
+        ),
+        ({"personal-epochs": 1, "personalise": "none"}, {"personal-epochs": 2}, True),
+        ({"local-steps": 0, "proximal-mu": 0.0, "guard": 0.0, "personalise": "none"}, {}, True),
+    ],
+)
+def test_only_a_run_of_the_same_training_is_compared(
+    own: dict[str, Any], alone: dict[str, Any], comparable: bool, tmp_path: Path
+) -> None:
+    folder = configured(tmp_path, "hcct", own)
+    configured(tmp_path, "independent", alone)
+    assert tell(read_run(folder)).gains.alone_run == ("independent-1" if comparable else "")
+
+
+@pytest.mark.parametrize(("secretive", "mean"), [("a", "25.0 %"), ("ab", "–")])
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
+    listed: bool,
+    secretive: str,
+    mean: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("server.commands.MAX_SILOS_LISTED", 60 if listed else 0)
+    (tmp_path / "fedavg-1").mkdir()
+    record = {
+        "status": "completed",
+        "started": "2026-01-01T00:00:00",
+        "config": {"strategy": "fedavg", "rounds": 1},
+        "silos": {name: {"num-examples": 10} for name in "ab"},
+        "final-evaluation": {n: {"error": None if n in secretive else 0.25} for n in "ab"},
+        "final-groups": [["a", "b"]],
+        "rounds": [],
+        "seconds": 1.0,
+    }
+    (tmp_path / "fedavg-1" / "run.json").write_text(json.dumps(record))
+    console = Console(file=StringIO(), width=120)
+    print_final(console, tmp_path / "fedavg-1")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert mean in text and "–" in text if listed else mean in text
+    print_runs(tmp_path)
+    assert capsys.readouterr().out.rstrip().endswith(mean)
+
+
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
     story = tell(read_run(runs / "hcct-1"))
     assert "site-000" in story.gains.together and "site-000" not in story.gains.gain
@@ -109,6 +182,33 @@ def test_comparable_runs_are_found_beside_it(runs: Path) -> None:
     better = sum(alone[n] > own[n] for n in own)
     assert told["ipr"] == pytest.approx(better / len(own))
     assert told["silos"]["site-003"]["error-alone"] == pytest.approx(alone["site-003"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken", "expected"),
+    [("html", "folder", "a file"), ("json", "folder", "a file"), ("svg", "page.html", "a folder")],
+)
+def test_what_is_written_to_is_of_the_right_kind(
+    kind: str, taken: str, expected: str, runs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "page.html").write_text("mine")
+    with pytest.raises(FederationError, match=f"--out must name {expected}.*{taken}"):
+        write_report("hcct-1", kind=kind, root=runs, out=tmp_path / taken)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["folder", "page.html"]
+
+
+def test_a_complete_run_stays_complete_where_no_page_can_be_written(
+    runs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("server.report.command.write_atomically", full)
+    console = Console(file=StringIO(), width=120)
+    print_final(console, runs / "hcct-1")
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no pictures: [Errno 28] No space left on device" in text
 
 
 def test_a_run_of_other_settings_is_not_compared(runs: Path, tmp_path: Path) -> None:

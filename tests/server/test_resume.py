@@ -335,6 +335,21 @@ def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:
         resume(tmp_path / "runs" / "none-1", tmp_path)
 
 
+def test_a_complete_run_is_not_resumed_and_keeps_its_results(tmp_path: Path) -> None:
+    folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
+    go(folder, InProcessGrid(app, nodes(home)), strategy="fedavg", rounds=1)
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    with pytest.raises(FederationError, match="is complete"):
+        resume(folder, home)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+def test_a_resumption_of_a_part_of_a_name_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="no run is recorded"):
+        resume(tmp_path / "runs" / "un-1", tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize("name", ["../run-1", "a/b", "a b"])
 def test_a_resumed_run_is_named_by_its_folder_alone(name: str) -> None:
     with pytest.raises(FederationError, match="resume"):

@@ -184,6 +184,7 @@ def test_a_crowd_of_silos_does_not_fill_the_screen() -> None:
 
 def test_numbers_are_written_for_people() -> None:
     assert percent(0.0761) == "7.6 %"
+    assert percent(None) == percent(float("nan")) == "–"
     assert megabytes(2_540_000) == "2.5 MB moved"
 
 
