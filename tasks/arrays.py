@@ -100,15 +100,17 @@ class ArrayTask(DeclaredTask):
 
     def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
         samples = self._scaled(x, place)
-        if y.dtype.kind == "U":
-            labels = self.labels(y.tolist(), str(place))
-        elif y.dtype.kind in "iu" and y.ndim == 1:
-            labels = y.astype(np.int64)
-        else:
+        if y.ndim != 1 or y.dtype.kind not in "iuU":
             raise TaskError(
                 f"labels in {str(place)!r} must be whole numbers or names, one per sample. "
                 f"Got {y.dtype} of shape {y.shape}."
             )
+        if len(x) != len(y):
+            raise TaskError(
+                f"{str(place)!r} must have one label per sample. "
+                f"Got {len(x)} samples and {len(y)} labels."
+            )
+        labels = self.labels(y.tolist(), str(place)) if y.dtype.kind == "U" else y.astype(np.int64)
         return Arrays(samples, labels)
 
     def _scaled(self, x: NDArray[Any], place: Path) -> NDArray[np.float32]:

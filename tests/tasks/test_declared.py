@@ -295,6 +295,15 @@ def test_arrays_are_read_with_numbers_or_names_as_labels(tmp_path: Path) -> None
         ({"x": np.zeros((4, 3)), "y": np.array([0, 1, 2, 0])}, r"labels must be in \[0, 1\]"),
         ({"x": np.full((4, 3), np.nan), "y": np.array([0, 1, 0, 1])}, "NaN"),
         ({"x": np.array([[None] * 3] * 4), "y": np.zeros(4, int)}, "cannot be read"),
+        ({"x": np.zeros((6, 3)), "y": np.zeros(4, int)}, "Got 6 samples and 4 labels"),
+        ({"x": np.zeros((4, 3)), "y": np.array(list("abab" * 2))}, "Got 4 samples and 8 labels"),
+        ({"x": np.zeros((4, 3)), "y": np.array([["a"]] * 4)}, r"one per sample. Got <U1 of .*4, 1"),
+        ({"x": np.zeros((4, 3)), "y": np.array("a")}, r"one per sample. Got <U1 of shape \(\)"),
+        (
+            {"x_train": np.zeros((4, 3)), "y_train": np.arange(4) % 2}
+            | {"x_test": np.zeros((4, 3)), "y_test": np.arange(3) % 2},
+            r"data\.npz' must have one label per sample. Got 4 samples and 3 labels",
+        ),
     ],
 )
 def test_wrong_arrays_are_named(arrays: dict[str, Any], said: str, tmp_path: Path) -> None:
