@@ -20,6 +20,11 @@ from tasks.declared import OPTIONS, Declaration, DeclaredTask
 
 __all__ = ["Table", "TableDeclaration"]
 
+LARGEST = 1e100
+"""Numbers beyond it are refused: their squares would overflow."""
+ROUNDING = 1e-12
+"""Numbers whose difference is a smaller share of them are the same."""
+
 
 class TableDeclaration(Declaration):
     """``numeric``: names of columns. ``categorical``: name of a column → its values."""
@@ -162,8 +167,12 @@ class Table(DeclaredTask):
                 f"numeric column {column!r} of {str(place)!r} holds something else: {error}."
             ) from None
         values: NDArray[np.float64] = cast.to_numpy().astype(np.float64)
-        if np.isinf(values).any():
-            raise TaskError(f"numeric column {column!r} of {str(place)!r} holds infinite values.")
+        if (large := np.abs(values) > LARGEST).any():
+            raise TaskError(
+                f"numeric column {column!r} of {str(place)!r} holds infinite values, or some "
+                f"beyond {LARGEST:g}, in row {int(large.argmax()) + 1} (and maybe others). Correct "
+                "them, or leave the field empty: it counts as missing."
+            )
         missing = int(np.isnan(values).sum())
         if missing:
             self._notes.append(f"{column}: {missing} missing in {place.name}, taken as the mean")
@@ -193,7 +202,11 @@ def _scale(numbers: NDArray[np.float64]) -> Callable[[Rows], NDArray[np.float32]
     count = np.maximum(present.sum(axis=0), 1)
     mean = np.where(present, numbers, 0).sum(axis=0) / count
     square = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0) / count
-    width = np.where(square > 0, np.sqrt(square), 1.0)
+    low = np.where(present, numbers, np.inf).min(axis=0)
+    high = np.where(present, numbers, -np.inf).max(axis=0)
+    # A constant's deviation is not 0 but what rounding its mean leaves.
+    constant = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
+    width = np.where(constant, 1.0, np.sqrt(square))
 
     def scaled(rows: Rows) -> NDArray[np.float32]:
         standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)

@@ -207,6 +207,19 @@ def test_a_table_is_standardised_by_its_own_training_rows(tmp_path: Path) -> Non
     assert "bmi: 1 missing" in notes and "sex: 7 missing or not declared" in notes
 
 
+@pytest.mark.parametrize("dose", ["0.7", "0.1", "36.6", "1e-20", "-4e15"])
+def test_a_column_that_never_changes_is_not_blown_up(dose: str, tmp_path: Path) -> None:
+    text = "age,bmi,sex,ill\n" + "".join(
+        f"{i},{dose},f,{'yes' if i % 2 else 'no'}\n" for i in range(100)
+    )
+    task, options = declared(tmp_path, TABLE), {"data": table(tmp_path, text)}
+    data = task.load(options)
+    np.testing.assert_allclose(data.x_train[:, 1], 0, atol=1e-6 * max(1.0, abs(float(dose))))
+    new = f"age,bmi,sex\n5,{dose},f\n5,{float(dose) + 0.5},f\n"
+    asked = task.inputs(Path(table(tmp_path, new, name="new.csv")), options).x[:, 1]
+    assert abs(asked[1] - asked[0]) <= 0.5
+
+
 def test_rows_to_ask_about_are_scaled_as_those_that_were_learnt_from(tmp_path: Path) -> None:
     task = declared(tmp_path, TABLE)
     options = {"data": table(tmp_path), "test-share": 0.3}
@@ -253,6 +266,7 @@ def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
         ((",21,", ",old,"), "old"),
         ((",yes", ","), "no value in target column 'ill' in row 2"),
         ((",21,", ",inf,"), "column 'age' .* holds infinite values"),
+        ((",21,", ",-1e300,"), "column 'age' .* beyond 1e\\+100, in row 2"),
     ],
 )
 def test_a_wrong_table_is_named(change: tuple[str, str], said: str, tmp_path: Path) -> None:
