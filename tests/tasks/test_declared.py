@@ -275,6 +275,58 @@ def test_a_wrong_table_is_named(change: tuple[str, str], said: str, tmp_path: Pa
         task.load({"data": table(tmp_path, ROWS.replace(*change))})
 
 
+WORDS = """
+kind = "table"
+name = "study"
+target = "ill"
+classes = ["NA", "null"]
+numeric = ["age"]
+network = "mclr"
+[categorical]
+kind = ["nan", "N/A"]
+"""
+
+
+def test_words_for_nothing_are_missing_as_numbers_but_not_as_classes(tmp_path: Path) -> None:
+    task = declared(tmp_path, WORDS)
+    ages = ["NA", "null", "", "nan", " 7", *map(str, range(15))]
+    kinds, ills = ["nan", "N/A", "", "nan"] * 5, ["NA", "null"] * 10
+    text = "age,kind,ill\n" + "".join(
+        f"{a},{k},{i}\n" for a, k, i in zip(ages, kinds, ills, strict=True)
+    )
+    parquet.write_table(pa.table({"age": ages, "kind": kinds, "ill": ills}), tmp_path / "d.parquet")
+    one = task.load({"data": table(tmp_path, text)})
+    assert sorted(np.concatenate([one.y_train, one.y_test])) == [0] * 10 + [1] * 10
+    assert np.concatenate([one.x_train, one.x_test])[:, 1:].sum(axis=0).tolist() == [10, 5]
+    notes = " ".join(task.notes())  # type: ignore[attr-defined]
+    assert "age: 4 missing" in notes and "kind: 5 missing or not declared" in notes
+    two = task.load({"data": str(tmp_path / "d.parquet")})
+    assert notes.replace("data.csv", "d.parquet") == " ".join(task.notes())  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(one.x_train, two.x_train)
+    np.testing.assert_array_equal(one.y_test, two.y_test)
+
+
+@pytest.mark.parametrize("column", ["age", "sex", "ill"])
+def test_a_declared_column_that_occurs_twice_is_refused(column: str, tmp_path: Path) -> None:
+    text = ROWS.replace("id,", f"{column},")
+    names = text.splitlines()[0].split(",")
+    rows = [line.split(",") for line in text.splitlines()[1:]]
+    whole = pa.Table.from_arrays([pa.array(c) for c in zip(*rows, strict=True)], names=names)
+    parquet.write_table(whole, tmp_path / "data.parquet")
+    task = declared(tmp_path, TABLE)
+    for data in (table(tmp_path, text), str(tmp_path / "data.parquet")):
+        with pytest.raises(TaskError, match=rf"data\..*' has 2 columns named '{column}'"):
+            task.load({"data": data})
+    assert task.load({"data": table(tmp_path, ROWS.replace("id,", ","))}), "others may"
+
+
+def test_a_target_of_lists_is_refused_by_name(tmp_path: Path) -> None:
+    columns = {"ill": [["no"]] * 4, "sex": ["f"] * 4, "bmi": [1.0] * 4, "age": [2] * 4}
+    parquet.write_table(pa.table(columns), tmp_path / "data.parquet")
+    with pytest.raises(TaskError, match=r"column 'ill' of '.*data\.parquet' must hold one text"):
+        declared(tmp_path, TABLE).load({"data": str(tmp_path / "data.parquet")})
+
+
 def test_other_files_than_tables_are_refused(tmp_path: Path) -> None:
     task = declared(tmp_path, TABLE)
     with pytest.raises(TaskError, match=r"is neither \.csv nor \.parquet"):
