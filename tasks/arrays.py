@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +61,12 @@ class ArrayTask(DeclaredTask):
     def read(self, place: Path, options: Mapping[str, Any]) -> Arrays:
         """Read all arrays of the file."""
         try:
-            with np.load(place, allow_pickle=False) as loaded:
+            loaded = np.load(place, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise ValueError("it is an .npy file, of one array without labels")
+            with loaded:
                 held = {name: loaded[name] for name in loaded.files}
-        except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
             raise TaskError(
                 f"{str(place)!r} cannot be read: {error}. Expected {self.expected()}."
             ) from None

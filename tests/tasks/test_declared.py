@@ -185,6 +185,18 @@ def test_images_without_a_known_white_are_refused_by_name(kind: str, tmp_path: P
             ask()
 
 
+def test_an_image_too_large_to_open_is_refused_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture(tmp_path / "data" / "cat" / "1.png", 0, mode="L", size=(30, 30))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
+    said = (
+        r"1\.png' is too large: .*900 pixels.* limit of 400 pixels.* Make it smaller.* 6x8 pixels"
+    )
+    with pytest.raises(TaskError, match=said):
+        declared(tmp_path, IMAGES.format(channels=1)).inputs(tmp_path / "data", {})
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -378,6 +390,44 @@ def test_wrong_arrays_are_named(arrays: dict[str, Any], said: str, tmp_path: Pat
         declared(tmp_path, ARRAYS).load({"data": str(tmp_path / "data.npz")})
 
 
+def test_damaged_and_other_files_of_arrays_are_refused(tmp_path: Path) -> None:
+    task = declared(tmp_path, ARRAYS)
+    x = np.random.default_rng(0).normal(size=(2000, 3))
+    np.savez_compressed(tmp_path / "whole.npz", x=x, y=np.arange(2000) % 2)
+    np.save(tmp_path / "x.npy", x)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    flipped = bytes(b ^ 0x5A if 200 <= i < 400 else b for i, b in enumerate(whole))
+    for name, content in (
+        ("flipped.npz", flipped),
+        ("cut.npz", whole[:-300]),
+        ("empty.npz", b""),
+        ("text.npz", b"hello"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TaskError, match=f"{name}' cannot be read: .* Expected a .npz file"):
+            task.load({"data": str(tmp_path / name)})
+        with pytest.raises(TaskError, match=rf"{name} must be an \.npy file of samples, or an"):
+            task.inputs(tmp_path / name, {})
+    with pytest.raises(TaskError, match=r"x\.npy' cannot be read: it is an \.npy file"):
+        task.load({"data": str(tmp_path / "x.npy")})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": -1}, "seed must be at least 0. Got -1"),
+        ({"seed": float("inf")}, "'seed' of task 'study' must be of type int. Got inf"),
+        ({"data": "~nobody-here/x.npz"}, "nobody on this machine has the home folder ~nobody-here"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 3)), y=np.arange(4) % 2)
+    with pytest.raises(TaskError, match=said):
+        declared(tmp_path, ARRAYS).load({"data": str(tmp_path / "data.npz"), **options})
+
+
 # ---------------------------------------------------------------- declarations
 
 
@@ -386,6 +436,7 @@ def test_wrong_arrays_are_named(arrays: dict[str, Any], said: str, tmp_path: Pat
     [
         ("kind = 'video'", "kind in study.toml must be one of image-folder, table, npz"),
         ("kind =", "cannot be read"),
+        ("kind = ['npz']", r"kind in study.toml must be one of .* Got \['npz'\]"),
         (TABLE.replace("numeric", "numerical"), "numerical"),
         (TABLE.replace('"age"', '"ill"'), "a column is named twice"),
         (ARRAYS.replace('"b"', '"a"'), "classes must differ"),
