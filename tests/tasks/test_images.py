@@ -208,6 +208,15 @@ def test_a_broken_npz_is_named(tmp_path):
         load_task("mnist").load({"data": str(tmp_path)})
 
 
+def test_an_npz_whose_headers_are_damaged_is_named(tmp_path):
+    x = np.zeros((9000, 3))  # larger than what is read, and checked, with the header
+    np.savez(tmp_path / "mnist.npz", x_train=x, y_train=x, x_test=x, y_test=x)
+    whole = (tmp_path / "mnist.npz").read_bytes()
+    (tmp_path / "mnist.npz").write_bytes(whole.replace(b"False,", b"(((((("))
+    with pytest.raises(TaskError, match=r"mnist\.npz cannot be read"):
+        load_task("mnist").load({"data": str(tmp_path)})
+
+
 def test_an_npz_of_pickles_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", **(arrays("mnist") | {"x_test": np.array([{}], dtype=object)}))
     with pytest.raises(TaskError, match="cannot be read"):
