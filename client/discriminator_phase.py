@@ -5,7 +5,14 @@ from __future__ import annotations
 from flwr.app import MetricRecord, RecordDict
 
 import wire
-from client.discriminators import DiscriminatorPlan, Pairs, count_hits, open_pairs, train_stack
+from client.discriminators import (
+    DiscriminatorError,
+    DiscriminatorPlan,
+    Pairs,
+    count_hits,
+    open_pairs,
+    train_stack,
+)
 from client.guard import sparing
 from client.policy import permitted
 from client.request import RefusedError, Request
@@ -66,7 +73,7 @@ def _pairs(request: Request) -> Pairs:
             samples=request.integer(wire.SAMPLES, minimum=1, default=500),
             seed=request.run_seed,
         )
-    except ValueError as error:
+    except (wire.WireError, DiscriminatorError) as error:
         raise RefusedError(str(error)) from None
 
 

@@ -27,13 +27,25 @@ from client.workbench import Workbench
 from tasks.models import Discriminator
 from wire import Model
 
-__all__ = ["DiscriminatorPlan", "Pairs", "Pool", "count_hits", "open_pairs", "train_stack"]
+__all__ = [
+    "DiscriminatorError",
+    "DiscriminatorPlan",
+    "Pairs",
+    "Pool",
+    "count_hits",
+    "open_pairs",
+    "train_stack",
+]
 
 CHUNK = 1024
 """Held-out samples that are scored at once."""
 PHASE = "discriminator"
 
 Stack = dict[str, torch.Tensor]
+
+
+class DiscriminatorError(ValueError):
+    """Discriminators that cannot be trained. The text says why, and nothing of the data."""
 
 
 @dataclass(frozen=True)
@@ -103,14 +115,16 @@ def open_pairs(
         seed: of the run; gives the initial discriminator and, for good, what is held out.
 
     Raises:
-        ValueError: the arrays are not ``len(labels)`` discriminators of this task, or the task's
-            own have buffers, which cannot be stacked and averaged blindly.
+        DiscriminatorError: the arrays are not ``len(labels)`` discriminators of this task, or the
+            task's own have buffers, which cannot be stacked and averaged blindly.
     """
     pool = _pool(bench, samples=samples, seed=seed_of(seed, bench.settings.name, 0, PHASE))
     torch.manual_seed(seed_of(seed, "", 0, PHASE))
     module = bench.task.discriminator(pool.x.shape[1]).to(bench.device)
     if any(True for _ in module.buffers()):
-        raise ValueError("a task's discriminator must not have buffers, such as BatchNorm's.")
+        raise DiscriminatorError(
+            "a task's discriminator must not have buffers, such as BatchNorm's."
+        )
     return Pairs(
         module,
         _stack(module, received, len(labels)),
@@ -136,12 +150,14 @@ def _stack(module: nn.Module, received: Model | None, num_pairs: int) -> Stack:
         return {n: p.expand(num_pairs, *p.shape).clone() for n, p in own.items()}
     if set(received) != set(own):
         odd = sorted(set(received) ^ set(own))[:3]
-        raise ValueError(f"the discriminators received have other arrays than the task's: {odd}")
+        raise DiscriminatorError(
+            f"the discriminators received have other arrays than the task's: {odd}"
+        )
     stack = {}
     for name, parameter in own.items():
         array, shape = received[name], (num_pairs, *parameter.shape)
         if array.shape != shape or array.dtype != np.float32:
-            raise ValueError(
+            raise DiscriminatorError(
                 f"discriminator array {name!r} must be float32 of shape {shape}. "
                 f"Got {array.dtype} of shape {array.shape}."
             )

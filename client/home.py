@@ -40,6 +40,7 @@ from enrolment import (
     public_pem,
     read_bundle,
 )
+from tasks.base import TaskError, place_of
 from wire import is_silo_name
 
 __all__ = ["Home", "add_home", "create", "folder_of"]
@@ -161,7 +162,7 @@ class Home:
         Raises:
             SettingsError: it is no silo's folder, or its ``silo.toml`` is wrong.
         """
-        self.folder = folder_of(folder).expanduser().resolve()
+        self.folder = _place(folder_of(folder)).resolve()
         self.file = self.folder / "silo.toml"
         self.config = _read(self.file)
 
@@ -296,7 +297,7 @@ class Home:
         return self._path(str(value)) if is_path else value
 
     def _path(self, text: str) -> str:
-        return str(self.folder / Path(text).expanduser())
+        return str(self.folder / _place(text))
 
 
 def create(folder: Path, name: str, *, task: str = "", data: Path | None = None) -> Home:
@@ -317,12 +318,12 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
             "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
             f"letter or digit. Got {name!r}."
         )
-    folder = folder.expanduser()
+    folder = _place(folder)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = folder / "silo.toml"
     if task.endswith(".toml"):
-        task = str(Path(task).expanduser().resolve())
-    where = "" if data is None else str(data.expanduser().resolve())
+        task = str(_place(task).resolve())
+    where = "" if data is None else str(_place(data).resolve())
     if not file.exists():
         told = f"data = {json.dumps(where)}" if where else f'# data = "/data/{name}"'
         text = TEMPLATE.format(name=name, task=json.dumps(task or "digits"), data=told)
@@ -342,6 +343,13 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     if not (folder / "key.pem").exists():
         _write_key(folder)
     return home
+
+
+def _place(named: str | Path) -> Path:
+    try:
+        return place_of(str(named))
+    except TaskError as error:
+        raise SettingsError(str(error)) from None
 
 
 def _write_key(folder: Path) -> None:
@@ -366,6 +374,8 @@ def _read(file: Path) -> _File:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file} is not TOML: {error}.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file} is not UTF-8 ({error}). Save it as UTF-8.") from None
     except OSError as error:
         raise SettingsError(f"{file} cannot be read: {error.strerror}.") from None
     except ValidationError as error:

@@ -1,12 +1,14 @@
 """The outbound ledger: what left this silo, one line of JSON per reply, written before it goes.
 
 Every reply of the silo's app passes through here, under any engine: if the line cannot be written
-nothing is sent. Values of metrics are noted; of arrays the name, type, shape and bytes.
+nothing is sent but the kind of that error. Values of metrics are noted; of arrays the name, type,
+shape and bytes. No error passes: an engine would send its text, which may quote the silo's data.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from client.settings import SiloSettings
 
 __all__ = ["FILE", "Total", "ledger_of", "outbound", "read", "totals"]
 
+log = logging.getLogger("coterie.silo")
+
 FILE = "ledger.jsonl"
 
 
@@ -28,15 +32,25 @@ def outbound(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
 ) -> Message:
     """A Flower mod: let the app answer, note the answer, give it back."""
-    settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+    name = str(context.node_config.get("name", f"node-{context.node_id}"))
     try:
-        reply = call_next(message, context)
-    except Exception as error:
-        # The engine answers for the app with the kind of the error.
-        _append(settings, _entry(message) | {"error": type(error).__name__})
-        raise
-    _append(settings, _entry(message) | _content(reply))
+        settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+        try:
+            reply = call_next(message, context)
+        except (Exception, SystemExit) as error:
+            reply = _failure(settings.name, error, message)
+        except BaseException as error:  # the process ends: whoever ended it answers for the app
+            _append(settings, _entry(message) | {"error": type(error).__name__})
+            raise
+        _append(settings, _entry(message) | _content(reply))
+    except (Exception, SystemExit) as error:  # wrong settings, or no room for the ledger
+        return _failure(name, error, message)
     return reply
+
+
+def _failure(silo: str, error: BaseException, message: Message) -> Message:
+    log.error("the app failed on a %s message", message.metadata.message_type, exc_info=error)
+    return wire.failure(silo, error, message)
 
 
 def _entry(message: Message) -> dict[str, Any]:

@@ -99,8 +99,19 @@ def predict(
     except (KeyError, ValueError) as error:
         raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
     found, labels = _samples(task, samples, options)
+    if odd := _not_finite(found.x, found.names):
+        raise TaskError(
+            f"there is no answer to {odd}: values that the model would see are NaN, infinite or "
+            "beyond 3e38. Correct them, or leave the sample out."
+        )
+    classes, probabilities = _asked(model, found.x)
+    if odd := _not_finite(probabilities, found.names):
+        raise TaskError(
+            f"the model has no answer to {odd}: its scores are no numbers. Its weights have "
+            "diverged, or the values of the sample are too large for it."
+        )
     return Answers(
-        card, *_asked(model, found.x), labels, found.names, tuple(task.classes), found.notes
+        card, classes, probabilities, labels, found.names, tuple(task.classes), found.notes
     )
 
 
@@ -116,6 +127,15 @@ def _samples(
     if len(samples.x) == 0:
         raise TaskError(f"{place} holds no samples.")
     return samples, None
+
+
+def _not_finite(values: NDArray[np.float32], names: Sequence[str]) -> str:
+    """Which samples have values that are no numbers, in words; empty if none has."""
+    odd = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if not len(odd):
+        return ""
+    called = ", ".join(names[i] if names else f"{i} (the first is 0)" for i in odd[:3])
+    return f"sample {called}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
 
 
 @torch.no_grad()

@@ -194,5 +194,5 @@ Number = TypeVar("Number", int, float)
 def _number(name: str, value: Option, kind: type[Number]) -> Number:
     try:
         return kind(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise SettingsError(f"{name} must be a number. Got {value!r}.") from None

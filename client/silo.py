@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from types import FrameType
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 import wire
@@ -40,8 +40,8 @@ class GaveUpError(RuntimeError):
     """The SuperLink could not be reached for as long as the operator allowed."""
 
 
-class _LeavingError(Exception):
-    """Raised inside running work when the process is told to end."""
+class _LeavingError(BaseException):
+    """Raised inside running work when the process is told to end; not one of the work's errors."""
 
 
 @dataclass(frozen=True)
@@ -177,12 +177,12 @@ class Silo:
             return wire.refusal(f"silo {self.settings.name!r} is shutting down.", message)
         except (Exception, SystemExit) as error:  # a task that calls sys.exit must not end the silo
             log.exception("the app failed on a %s message", meta.message_type)
-            reason = f"silo {self.settings.name!r}: {type(error).__name__}"
-            return Message(Error(wire.FAILED, reason), reply_to=message)
+            return wire.failure(self.settings.name, error, message)
         finally:
             self._working = False
         if reply.has_error():
-            log.error("refused a %s message: %s", meta.message_type, reply.error.reason)
+            what = "failed on" if reply.error.code == wire.FAILED else "refused"
+            log.error("%s a %s message: %s", what, meta.message_type, reply.error.reason)
         else:
             log.debug("answered a %s message of round %s", meta.message_type, meta.group_id)
         return reply

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,9 +61,12 @@ class ArrayTask(DeclaredTask):
     def read(self, place: Path, options: Mapping[str, Any]) -> Arrays:
         """Read all arrays of the file."""
         try:
-            with np.load(place, allow_pickle=False) as loaded:
+            loaded = np.load(place, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise ValueError("it is an .npy file, of one array without labels")
+            with loaded:
                 held = {name: loaded[name] for name in loaded.files}
-        except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as error:
+        except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
             raise TaskError(
                 f"{str(place)!r} cannot be read: {error}. Expected {self.expected()}."
             ) from None
@@ -100,15 +102,17 @@ class ArrayTask(DeclaredTask):
 
     def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
         samples = self._scaled(x, place)
-        if y.dtype.kind == "U":
-            labels = self.labels(y.tolist(), str(place))
-        elif y.dtype.kind in "iu" and y.ndim == 1:
-            labels = y.astype(np.int64)
-        else:
+        if y.ndim != 1 or y.dtype.kind not in "iuU":
             raise TaskError(
                 f"labels in {str(place)!r} must be whole numbers or names, one per sample. "
                 f"Got {y.dtype} of shape {y.shape}."
             )
+        if len(x) != len(y):
+            raise TaskError(
+                f"{str(place)!r} must have one label per sample. "
+                f"Got {len(x)} samples and {len(y)} labels."
+            )
+        labels = self.labels(y.tolist(), str(place)) if y.dtype.kind == "U" else y.astype(np.int64)
         return Arrays(samples, labels)
 
     def _scaled(self, x: NDArray[Any], place: Path) -> NDArray[np.float32]:

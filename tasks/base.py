@@ -7,7 +7,6 @@ federation. Data is plain numpy, so that loading it does not need torch.
 
 from __future__ import annotations
 
-import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,16 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Option", "Samples", "SiloData", "Task", "TaskError", "read_array", "read_options"]
+__all__ = [
+    "Option",
+    "Samples",
+    "SiloData",
+    "Task",
+    "TaskError",
+    "place_of",
+    "read_array",
+    "read_options",
+]
 
 Option = str | int | float | bool
 
@@ -189,6 +197,21 @@ class Task(ABC):
         return (outputs.argmax(dim=1) != targets).sum()
 
 
+def place_of(text: str) -> Path:
+    """The file or folder that a user's text names.
+
+    Raises:
+        TaskError: it begins with ``~`` and somebody who has no home here.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise TaskError(
+            f"{text!r} names no place: nobody on this machine has the home folder "
+            f"{Path(text).parts[0]}. Write the whole path."
+        ) from None
+
+
 def read_array(file: Path) -> NDArray[Any]:
     """The numbers in an ``.npy`` file, or those of the array ``x`` of an ``.npz`` file.
 
@@ -201,7 +224,7 @@ def read_array(file: Path) -> NDArray[Any]:
         if array.dtype.kind not in "fiub":
             raise ValueError(f"it holds {array.dtype}, not numbers")
         return array
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+    except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
         raise TaskError(
             f"{file} must be an .npy file of samples, or an .npz file with an array x: {error}"
         ) from None
@@ -225,7 +248,7 @@ def read_options(
         kind = type(defaults[key])
         try:
             filled[key] = kind(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise TaskError(
                 f"option {key!r} of task {task!r} must be of type {kind.__name__}. Got {value!r}."
             ) from None

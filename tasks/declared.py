@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tasks.base import Option, SiloData, Task, TaskError, read_options
+from tasks.base import Option, SiloData, Task, TaskError, place_of, read_options
 
 if TYPE_CHECKING:
     import torch
@@ -116,6 +116,8 @@ class DeclaredTask(Task):
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
         """Training and test part as ``read`` gives them."""
+        if chosen["seed"] < 0:
+            raise TaskError(f"seed must be at least 0. Got {chosen['seed']}.")
         if not chosen["data"]:
             raise TaskError(f"task {self.name!r} needs option data: {self.expected()}.")
         self._notes = []
@@ -172,9 +174,9 @@ def load_declared(file: Path) -> DeclaredTask:
         raise TaskError(f"the task's declaration {str(file)!r} cannot be read: {error}.") from None
     kinds = _kinds()
     kind = fields.get("kind")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise TaskError(f"kind in {file.name} must be one of {', '.join(kinds)}. Got {kind!r}.")
-    declaration, task = kinds[str(kind)]
+    declaration, task = kinds[kind]
     try:
         made: DeclaredTask = task(declaration.model_validate(fields))
         return made
@@ -203,7 +205,7 @@ def split_by_class(
 
 
 def _place(text: str, expected: str) -> Path:
-    place = Path(text).expanduser()
+    place = place_of(text)
     if not place.exists():
         raise TaskError(f"there is no {str(place)!r}. Expected {expected}.")
     return place

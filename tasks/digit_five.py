@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import Option, SiloData, Task, TaskError, read_options
+from tasks.base import Option, SiloData, Task, TaskError, place_of, read_options
 from tasks.fonts import draw_digits, find_fonts
 from tasks.image_files import ImageFiles, Images, RawImages, read_images
 from tasks.images import cap, check_bounds, finish, join
@@ -235,7 +235,7 @@ def _known(domain: str) -> str:
 
 
 def _read(task: str, chosen: Mapping[str, Any], domain: str) -> RawImages:
-    folder = Path(chosen["data"]).expanduser()
+    folder = place_of(chosen["data"])
     if chosen["data"] and folder.is_file():
         raise TaskError(f"data of task {task!r} must be a folder. Got the file {str(folder)!r}.")
     files = DOMAINS[domain]

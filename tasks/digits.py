@@ -125,6 +125,8 @@ def _check_cut(chosen: Mapping[str, int]) -> None:
     for key in ("train", "test"):
         if chosen[key] < 1:
             raise TaskError(f"{key} must be at least 1. Got {chosen[key]}.")
+    if chosen["split-seed"] < 0:
+        raise TaskError(f"split-seed must be at least 0. Got {chosen['split-seed']}.")
     if chosen["skip"] < 0 or chosen["skip"] + chosen["train"] + chosen["test"] > NUM_SAMPLES:
         raise TaskError(
             f"skip + train + test must be in [2, {NUM_SAMPLES}], the size of the data set. "

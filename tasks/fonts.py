@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import TaskError
+from tasks.base import TaskError, place_of
 from tasks.image_files import Images
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def find_fonts(folder: str = "") -> list[Path]:
         TaskError: ``folder`` is given and holds no font.
     """
     if folder:
-        found = _files(Path(folder).expanduser())
+        found = _files(place_of(folder))
         if not found:
             raise TaskError(f"fonts must be a folder with .ttf or .otf files. Got {folder!r}.")
         return found

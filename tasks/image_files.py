@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.base import TaskError
+from tasks.base import TaskError, place_of
 
 __all__ = ["ImageFiles", "Images", "RawImages", "read_images", "read_npz"]
 
@@ -107,7 +107,7 @@ def read_images(task: str, folder: str, files: ImageFiles, *, download: bool = F
         raise TaskError(
             f"task {task!r} needs option 'data': a folder that holds {files.expected()}."
         )
-    root = Path(folder).expanduser()
+    root = place_of(folder)
     try:
         found = _find(root, files)
         if found is None and download:
@@ -136,7 +136,7 @@ def read_npz(path: Path) -> RawImages:
                     f"{path} must hold {', '.join(PARTS)}. Missing: {', '.join(absent)}."
                 )
             arrays = {name: archive[name] for name in archive.files}
-    except UNREADABLE as error:
+    except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
         raise _unreadable(path, error) from error
     train = Images(arrays.pop("x_train"), arrays.pop("y_train"))
     return RawImages(train, Images(arrays.pop("x_test"), arrays.pop("y_test")), arrays)

@@ -133,6 +133,11 @@ class ImageFolder(DeclaredTask):
                     if fitted.size != (width, height):
                         fitted = fitted.resize((width, height), Image.Resampling.BILINEAR)
                     array = np.asarray(fitted, np.float32)
+            except Image.DecompressionBombError as error:
+                raise TaskError(
+                    f"image {str(path)!r} is too large: {error} Make it smaller; the task sees "
+                    f"{width}x{height} pixels of it."
+                ) from None
             except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
                 raise TaskError(f"image {str(path)!r} cannot be read: {error}.") from None
             seen = scale(array)

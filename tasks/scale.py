@@ -68,4 +68,12 @@ def read_scale(normalise: str, channels: int, *, others: tuple[str, ...] = ()) -
         raise TaskError(
             f"normalise={normalise}: all numbers must be finite, and deviations above 0."
         )
-    return per_channel(means, deviations)
+    with np.errstate(all="ignore"):
+        scale = per_channel(means, deviations)
+        black_and_white = scale(np.array([[0.0], [255.0]]))
+    if not np.isfinite(black_and_white).all():
+        raise TaskError(
+            f"normalise={normalise}: pixels so scaled are beyond what a float32 can hold. Expected "
+            "means and deviations of pixels from 0 to 1, such as 0.5/0.25."
+        )
+    return scale

@@ -30,7 +30,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tasks.base import Option, SiloData, Task, TaskError
+from tasks.base import Option, SiloData, Task, TaskError, place_of
 from tasks.split_options import SPLIT_KEYS
 
 __all__ = [
@@ -157,12 +157,12 @@ class Simulation(BaseModel):
             raise TaskError(f"{where}: {problems}.") from None
         if problem := split_problem(read.split):
             raise TaskError(f"{where}: {problem}.")
-        if read.names and len({*read.names}) != read.silos:
+        if read.names and not len({*read.names}) == len(read.names) == read.silos:
             raise TaskError(
                 f"{where}: names must be {read.silos} different ones, or none. "
-                f"Got {len(read.names)}."
+                f"Got {len(read.names)}, of which {len({*read.names})} differ."
             )
-        if read.data and not Path(read.data).expanduser().is_absolute():
+        if read.data and not place_of(read.data).is_absolute():
             read = read.model_copy(update={"data": str(where.resolve().parent / read.data)})
         return read
 

@@ -6,7 +6,7 @@ stay at the silo. Categories are declared, so that a column of the model means t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +19,11 @@ from tasks.base import Option, Samples, TaskError, read_options
 from tasks.declared import OPTIONS, Declaration, DeclaredTask
 
 __all__ = ["Table", "TableDeclaration"]
+
+LARGEST = 1e100
+"""Numbers beyond it are refused: their squares would overflow."""
+ROUNDING = 1e-12
+"""Numbers whose difference is a smaller share of them are the same."""
 
 
 class TableDeclaration(Declaration):
@@ -83,7 +88,7 @@ class Table(DeclaredTask):
     def read(self, place: Path, options: Mapping[str, Any]) -> Rows:
         """Read the declared columns and no others."""
         table = self._table(place, str(options["separator"]), (self.declaration.target,))
-        target = _texts(table, self.declaration.target)
+        target = _texts(table, self.declaration.target, place)
         if None in target:
             raise TaskError(
                 f"{str(place)!r} has no value in target column {self.declaration.target!r} in row "
@@ -118,7 +123,7 @@ class Table(DeclaredTask):
         for i, column in enumerate(self.declaration.numeric):
             numbers[:, i] = self._numbers(table, column, place)
         blocks = [
-            self._one_hot(_texts(table, column), column, values, place)
+            self._one_hot(_texts(table, column, place), column, values, place)
             for column, values in self.declaration.categorical.items()
         ]
         categories = np.concatenate(blocks, axis=1) if blocks else np.empty((len(table), 0))
@@ -132,16 +137,22 @@ class Table(DeclaredTask):
         columns = [*texts, *self.declaration.numeric]
         try:
             if place.suffix.lower() in (".parquet", ".pq"):
+                if place.is_file():
+                    _check_once(columns, parquet.read_schema(place).names, place)
                 return _with_rows(parquet.read_table(place, columns=columns), place)
             if place.suffix.lower() not in (".csv", ".tsv", ".txt"):
                 raise TaskError(f"{str(place)!r} is neither .csv nor .parquet.")
             types = {name: pa.string() for name in texts}
             types |= {name: pa.float64() for name in self.declaration.numeric}
+            parsing = csv.ParseOptions(delimiter=separator)
+            with csv.open_csv(place, parse_options=parsing) as opened:
+                _check_once(columns, opened.schema.names, place)
+            # NA and the like stand for a missing number; in a text they may be a class or category.
             table = csv.read_csv(
                 place,
-                parse_options=csv.ParseOptions(delimiter=separator),
+                parse_options=parsing,
                 convert_options=csv.ConvertOptions(
-                    column_types=types, include_columns=columns, strings_can_be_null=True
+                    column_types=types, include_columns=columns, strings_can_be_null=False
                 ),
             )
             return _with_rows(table, place)
@@ -155,15 +166,22 @@ class Table(DeclaredTask):
     def _numbers(self, table: Any, column: str, place: Path) -> NDArray[np.float64]:
         import pyarrow as pa
 
+        found = _column(table, column, place)
         try:
-            cast = _column(table, column, place).cast(pa.float64())
+            cast = (_numerals(found) if pa.types.is_string(found.type) else found).cast(
+                pa.float64()
+            )
         except pa.ArrowException as error:
             raise TaskError(
                 f"numeric column {column!r} of {str(place)!r} holds something else: {error}."
             ) from None
         values: NDArray[np.float64] = cast.to_numpy().astype(np.float64)
-        if np.isinf(values).any():
-            raise TaskError(f"numeric column {column!r} of {str(place)!r} holds infinite values.")
+        if (large := np.abs(values) > LARGEST).any():
+            raise TaskError(
+                f"numeric column {column!r} of {str(place)!r} holds infinite values, or some "
+                f"beyond {LARGEST:g}, in row {int(large.argmax()) + 1} (and maybe others). Correct "
+                "them, or leave the field empty: it counts as missing."
+            )
         missing = int(np.isnan(values).sum())
         if missing:
             self._notes.append(f"{column}: {missing} missing in {place.name}, taken as the mean")
@@ -193,13 +211,37 @@ def _scale(numbers: NDArray[np.float64]) -> Callable[[Rows], NDArray[np.float32]
     count = np.maximum(present.sum(axis=0), 1)
     mean = np.where(present, numbers, 0).sum(axis=0) / count
     square = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0) / count
-    width = np.where(square > 0, np.sqrt(square), 1.0)
+    low = np.where(present, numbers, np.inf).min(axis=0)
+    high = np.where(present, numbers, -np.inf).max(axis=0)
+    # A constant's deviation is not 0 but what rounding its mean leaves.
+    constant = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
+    width = np.where(constant, 1.0, np.sqrt(square))
 
     def scaled(rows: Rows) -> NDArray[np.float32]:
         standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
         return np.concatenate([standard.astype(np.float32), rows.categories], axis=1)
 
     return scaled
+
+
+def _numerals(texts: Any) -> Any:
+    """Texts of a Parquet column, with null for what is missing where a CSV file says so."""
+    import pyarrow as pa
+    from pyarrow import compute, csv
+
+    texts = compute.utf8_trim_whitespace(texts)
+    missing = compute.is_in(texts, value_set=pa.array(csv.ConvertOptions().null_values))
+    return compute.if_else(missing, None, texts)
+
+
+def _check_once(columns: Sequence[str], found: Sequence[str], place: Path) -> None:
+    """Refuse a file that has two columns of one declared name."""
+    for column in columns:
+        if found.count(column) > 1:
+            raise TaskError(
+                f"{str(place)!r} has {found.count(column)} columns named {column!r}. Rename or "
+                "remove all but the one that is meant."
+            )
 
 
 def _with_rows(table: Any, place: Path) -> Any:
@@ -214,8 +256,13 @@ def _column(table: Any, column: str, place: Path) -> Any:
     return table.column(column)
 
 
-def _texts(table: Any, column: str) -> list[str | None]:
+def _texts(table: Any, column: str, place: Path) -> list[str | None]:
     import pyarrow as pa
 
-    found: list[str | None] = _column(table, column, Path()).cast(pa.string()).to_pylist()
+    try:
+        found: list[str | None] = _column(table, column, place).cast(pa.string()).to_pylist()
+    except pa.ArrowException as error:
+        raise TaskError(
+            f"column {column!r} of {str(place)!r} must hold one text or number a row: {error}."
+        ) from None
     return [value if value else None for value in found]

@@ -20,6 +20,7 @@ import wire
 from client.__main__ import main
 from client.app import app
 from client.benches import prepare, prepare_nodes, workbench_of
+from client.ledger import read
 from client.settings import SettingsError, SiloSettings
 from client.training import read_weights
 from tasks import BUILT_IN, TaskError
@@ -436,6 +437,66 @@ def test_nothing_is_kept_without_being_told_or_without_a_home(
     ask(wire.EVALUATE, digits_config("b", 1), model=initial(), keep=True, run="r")
     files = {file.relative_to(tmp_path) for file in tmp_path.rglob("*") if file.is_file()}
     assert files == {Path("home/journal.jsonl"), Path("home/ledger.jsonl")}, "and no model"
+
+
+# ---------------------------------------------------------------- errors
+
+
+OWN = 'name = "study"\nclasses = ["no", "yes"]\nnetwork = "mclr"\n'
+OWN_TABLE = OWN + 'kind = "table"\ntarget = "dx"\nnumeric = ["age"]\n'
+
+
+def broken(folder: Path, declaration: str, **node: Any) -> dict[str, Any]:
+    (folder / "study.toml").write_text(declaration)
+    config = {"name": "north", "device": "cpu", "threads": 1, "home": str(folder)}
+    return {**config, "task": str(folder / "study.toml"), "data.data": str(folder / "data"), **node}
+
+
+def assert_only_the_kind_left(reply: Message, home: Path, kind: str) -> None:
+    said = f"silo 'north' failed: {kind}; see the silo's log."
+    assert (reply.error.code, reply.error.reason) == (wire.FAILED, said)
+    (entry,) = read(home)
+    assert entry["error"] == said and "values" not in entry
+
+
+@pytest.mark.parametrize("row", ["42,HIV+ (Mueller, Hans)", "Mueller,no", "42,Mueller"])
+def test_what_a_row_says_does_not_leave_with_the_error_it_makes(
+    row: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "data.csv").write_text(f"age,dx\n41,no\n{row}\n")
+    node = broken(tmp_path, OWN_TABLE, **{"data.data": str(tmp_path / "data.csv")})
+    assert_only_the_kind_left(ask(wire.DESCRIBE, node), tmp_path, "TaskError")
+    assert "Mueller" in caplog.text, "who runs the silo is told"
+
+
+def test_labels_do_not_leave_with_the_error_they_make(tmp_path: Path) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((8, 3)), y=np.arange(8))
+    node = broken(tmp_path, OWN + 'kind = "npz"\nshape = [3]\n')
+    reply = ask(wire.DESCRIBE, node | {"data.data": str(tmp_path / "data.npz")})
+    assert_only_the_kind_left(reply, tmp_path, "TaskError")
+
+
+@pytest.mark.parametrize("error", [KeyError, SystemExit])
+def test_an_error_in_training_leaves_with_its_kind_only(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loss(*_: Any) -> Any:
+        raise error("Mueller, Hans")
+
+    start = initial()
+    monkeypatch.setattr(Digits, "loss", loss)
+    reply = train(start, digits_config("north", home=str(tmp_path)))
+    assert_only_the_kind_left(reply, tmp_path, error.__name__)
+
+
+def test_wrong_settings_and_a_full_disk_are_answered_with_the_kind_of_error_too(
+    tmp_path: Path,
+) -> None:
+    reply = ask(wire.DESCRIBE, digits_config("north", threads="Mueller"))
+    assert reply.error.reason == "silo 'north' failed: SettingsError; see the silo's log."
+    (tmp_path / "ledger.jsonl").mkdir()
+    reply = ask(wire.DESCRIBE, digits_config("north", home=str(tmp_path)))
+    assert reply.error.reason == "silo 'north' failed: IsADirectoryError; see the silo's log."
 
 
 # ---------------------------------------------------------------- workbench

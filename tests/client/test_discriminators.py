@@ -342,6 +342,17 @@ def test_a_discriminator_with_buffers_is_refused(monkeypatch: pytest.MonkeyPatch
     assert reply.has_error() and "must not have buffers" in reply.error.reason
 
 
+def test_what_a_task_s_features_say_of_the_data_does_not_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def features(self: Digits, x: Any) -> Any:
+        raise ValueError("Mueller, Hans")
+
+    monkeypatch.setattr(Digits, "discriminator_features", features)
+    reply = ask(wire.TRAIN_DISCRIMINATOR)
+    assert reply.error.code == wire.FAILED and "Mueller" not in reply.error.reason
+
+
 @pytest.mark.parametrize(
     ("shape", "num_features"), [((1, 28, 28), 784), ((3, 32, 32), 768), ((7,), 7), ((1, 8, 8), 64)]
 )

@@ -79,6 +79,28 @@ def test_a_wrong_silo_toml_is_named(line: str, said: str, tmp_path: Path) -> Non
         Home(tmp_path)
 
 
+def test_a_silo_toml_in_another_encoding_is_named(tmp_path: Path) -> None:
+    text = 'name = "a"\ntask = "digits"\n# für die Chirurgie\n'
+    (tmp_path / "silo.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(SettingsError, match=r"silo\.toml is not UTF-8 .* Save it as UTF-8"):
+        Home(tmp_path)
+
+
+def test_the_home_folder_of_nobody_is_named(tmp_path: Path) -> None:
+    said = "nobody on this machine has the home folder ~nobody-here"
+    (tmp_path / "silo.toml").write_text(
+        'name = "a"\ntask = "digits"\n[data]\ndata = "~nobody-here/x"\n'
+    )
+    with pytest.raises(SettingsError, match=said):
+        Home(tmp_path).settings()
+    with pytest.raises(SettingsError, match=said):
+        Home(Path("~nobody-here/x"))
+    with pytest.raises(SettingsError, match=said):
+        create(Path("~nobody-here/x"), "a")
+    with pytest.raises(SettingsError, match=said):
+        create(tmp_path / "b", "b", data=Path("~nobody-here/x"))
+
+
 def test_what_is_no_silo_s_folder_is_said(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="coterie silo init"):
         Home(tmp_path)

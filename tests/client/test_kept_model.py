@@ -287,6 +287,16 @@ def test_predict_says_what_is_wrong(
         predict(model, tmp_path / "odd.npz", options={})
     with pytest.raises(TaskError, match=r"there is no .*none\.npz to predict from"):
         predict(model, tmp_path / "none.npz", options={})
+    x = np.zeros((9, 1, 8, 8))
+    x[2, 0, 0, 0], x[4:, 0, 3, 3] = np.nan, 1e300
+    np.savez(tmp_path / "nan.npz", x=x)
+    with pytest.raises(
+        TaskError, match=r"no answer to sample 2 .*, 4 .*, 5 .* and 3 more: .* are NaN"
+    ):
+        predict(model, tmp_path / "nan.npz", options={})
+    np.savez(tmp_path / "large.npz", x=np.full((1, 1, 8, 8), 3e38))
+    with pytest.raises(TaskError, match=r"no answer to sample 0 .*: its scores are no numbers"):
+        predict(model, tmp_path / "large.npz", options={})
     (tmp_path / "text.npy").write_text("1, 2, 3")
     with pytest.raises(TaskError, match=r"must be an .npy file"):
         predict(model, tmp_path / "text.npy", options={})

@@ -63,8 +63,10 @@ def test_an_unknown_setting_is_refused_by_name() -> None:
         SiloSettings.from_node_config({"name": "a", "colour": "red"}, node_id=1)
 
 
-@pytest.mark.parametrize(("key", "value"), [("alpha", "high"), ("threads", "two")])
-def test_a_setting_that_is_no_number_is_refused_by_name(key: str, value: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"), [("alpha", "high"), ("threads", "two"), ("threads", float("inf"))]
+)
+def test_a_setting_that_is_no_number_is_refused_by_name(key: str, value: str | float) -> None:
     with pytest.raises(SettingsError, match=key):
         SiloSettings.from_node_config({"name": "a", key: value}, node_id=1)
 

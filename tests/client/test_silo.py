@@ -15,6 +15,7 @@ from flwr.clientapp import ClientApp
 
 import client.silo
 import wire
+from client.ledger import outbound
 from client.link import LinkError, LinkLostError, RunEndedError
 from client.settings import SiloSettings
 from client.silo import Connection, GaveUpError, Silo
@@ -71,7 +72,7 @@ class World:
         self.nodes: list[int] = []
         self.contexts: list[Context] = []
         self.pauses: list[float] = []
-        app = ClientApp()
+        app = ClientApp(mods=[outbound])
 
         @app.train()
         def train(message: Message, context: Context) -> Message:

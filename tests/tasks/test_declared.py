@@ -185,6 +185,18 @@ def test_images_without_a_known_white_are_refused_by_name(kind: str, tmp_path: P
             ask()
 
 
+def test_an_image_too_large_to_open_is_refused_with_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture(tmp_path / "data" / "cat" / "1.png", 0, mode="L", size=(30, 30))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200)
+    said = (
+        r"1\.png' is too large: .*900 pixels.* limit of 400 pixels.* Make it smaller.* 6x8 pixels"
+    )
+    with pytest.raises(TaskError, match=said):
+        declared(tmp_path, IMAGES.format(channels=1)).inputs(tmp_path / "data", {})
+
+
 # ---------------------------------------------------------------- tables
 
 
@@ -205,6 +217,19 @@ def test_a_table_is_standardised_by_its_own_training_rows(tmp_path: Path) -> Non
     assert (both[:, 2:].sum(axis=1) == 0).sum() == 7
     notes = " ".join(task.notes())  # type: ignore[attr-defined]
     assert "bmi: 1 missing" in notes and "sex: 7 missing or not declared" in notes
+
+
+@pytest.mark.parametrize("dose", ["0.7", "0.1", "36.6", "1e-20", "-4e15"])
+def test_a_column_that_never_changes_is_not_blown_up(dose: str, tmp_path: Path) -> None:
+    text = "age,bmi,sex,ill\n" + "".join(
+        f"{i},{dose},f,{'yes' if i % 2 else 'no'}\n" for i in range(100)
+    )
+    task, options = declared(tmp_path, TABLE), {"data": table(tmp_path, text)}
+    data = task.load(options)
+    np.testing.assert_allclose(data.x_train[:, 1], 0, atol=1e-6 * max(1.0, abs(float(dose))))
+    new = f"age,bmi,sex\n5,{dose},f\n5,{float(dose) + 0.5},f\n"
+    asked = task.inputs(Path(table(tmp_path, new, name="new.csv")), options).x[:, 1]
+    assert abs(asked[1] - asked[0]) <= 0.5
 
 
 def test_rows_to_ask_about_are_scaled_as_those_that_were_learnt_from(tmp_path: Path) -> None:
@@ -253,12 +278,65 @@ def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
         ((",21,", ",old,"), "old"),
         ((",yes", ","), "no value in target column 'ill' in row 2"),
         ((",21,", ",inf,"), "column 'age' .* holds infinite values"),
+        ((",21,", ",-1e300,"), "column 'age' .* beyond 1e\\+100, in row 2"),
     ],
 )
 def test_a_wrong_table_is_named(change: tuple[str, str], said: str, tmp_path: Path) -> None:
     task = declared(tmp_path, TABLE)
     with pytest.raises(TaskError, match=said):
         task.load({"data": table(tmp_path, ROWS.replace(*change))})
+
+
+WORDS = """
+kind = "table"
+name = "study"
+target = "ill"
+classes = ["NA", "null"]
+numeric = ["age"]
+network = "mclr"
+[categorical]
+kind = ["nan", "N/A"]
+"""
+
+
+def test_words_for_nothing_are_missing_as_numbers_but_not_as_classes(tmp_path: Path) -> None:
+    task = declared(tmp_path, WORDS)
+    ages = ["NA", "null", "", "nan", " 7", *map(str, range(15))]
+    kinds, ills = ["nan", "N/A", "", "nan"] * 5, ["NA", "null"] * 10
+    text = "age,kind,ill\n" + "".join(
+        f"{a},{k},{i}\n" for a, k, i in zip(ages, kinds, ills, strict=True)
+    )
+    parquet.write_table(pa.table({"age": ages, "kind": kinds, "ill": ills}), tmp_path / "d.parquet")
+    one = task.load({"data": table(tmp_path, text)})
+    assert sorted(np.concatenate([one.y_train, one.y_test])) == [0] * 10 + [1] * 10
+    assert np.concatenate([one.x_train, one.x_test])[:, 1:].sum(axis=0).tolist() == [10, 5]
+    notes = " ".join(task.notes())  # type: ignore[attr-defined]
+    assert "age: 4 missing" in notes and "kind: 5 missing or not declared" in notes
+    two = task.load({"data": str(tmp_path / "d.parquet")})
+    assert notes.replace("data.csv", "d.parquet") == " ".join(task.notes())  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(one.x_train, two.x_train)
+    np.testing.assert_array_equal(one.y_test, two.y_test)
+
+
+@pytest.mark.parametrize("column", ["age", "sex", "ill"])
+def test_a_declared_column_that_occurs_twice_is_refused(column: str, tmp_path: Path) -> None:
+    text = ROWS.replace("id,", f"{column},")
+    names = text.splitlines()[0].split(",")
+    rows = [line.split(",") for line in text.splitlines()[1:]]
+    whole = pa.Table.from_arrays([pa.array(c) for c in zip(*rows, strict=True)], names=names)
+    parquet.write_table(whole, tmp_path / "data.parquet")
+    task = declared(tmp_path, TABLE)
+    for data in (table(tmp_path, text), str(tmp_path / "data.parquet")):
+        with pytest.raises(TaskError, match=rf"data\..*' has 2 columns named '{column}'"):
+            task.load({"data": data})
+    assert task.load({"data": table(tmp_path, ROWS.replace("id,", ","))}), "others may"
+
+
+def test_a_target_of_lists_is_refused_by_name(tmp_path: Path) -> None:
+    columns = {"ill": [["no"]] * 4, "sex": ["f"] * 4, "bmi": [1.0] * 4, "age": [2] * 4}
+    parquet.write_table(pa.table(columns), tmp_path / "data.parquet")
+    with pytest.raises(TaskError, match=r"column 'ill' of '.*data\.parquet' must hold one text"):
+        declared(tmp_path, TABLE).load({"data": str(tmp_path / "data.parquet")})
 
 
 def test_other_files_than_tables_are_refused(tmp_path: Path) -> None:
@@ -295,12 +373,59 @@ def test_arrays_are_read_with_numbers_or_names_as_labels(tmp_path: Path) -> None
         ({"x": np.zeros((4, 3)), "y": np.array([0, 1, 2, 0])}, r"labels must be in \[0, 1\]"),
         ({"x": np.full((4, 3), np.nan), "y": np.array([0, 1, 0, 1])}, "NaN"),
         ({"x": np.array([[None] * 3] * 4), "y": np.zeros(4, int)}, "cannot be read"),
+        ({"x": np.zeros((6, 3)), "y": np.zeros(4, int)}, "Got 6 samples and 4 labels"),
+        ({"x": np.zeros((4, 3)), "y": np.array(list("abab" * 2))}, "Got 4 samples and 8 labels"),
+        ({"x": np.zeros((4, 3)), "y": np.array([["a"]] * 4)}, r"one per sample. Got <U1 of .*4, 1"),
+        ({"x": np.zeros((4, 3)), "y": np.array("a")}, r"one per sample. Got <U1 of shape \(\)"),
+        (
+            {"x_train": np.zeros((4, 3)), "y_train": np.arange(4) % 2}
+            | {"x_test": np.zeros((4, 3)), "y_test": np.arange(3) % 2},
+            r"data\.npz' must have one label per sample. Got 4 samples and 3 labels",
+        ),
     ],
 )
 def test_wrong_arrays_are_named(arrays: dict[str, Any], said: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **arrays)
     with pytest.raises(TaskError, match=said):
         declared(tmp_path, ARRAYS).load({"data": str(tmp_path / "data.npz")})
+
+
+def test_damaged_and_other_files_of_arrays_are_refused(tmp_path: Path) -> None:
+    task = declared(tmp_path, ARRAYS)
+    x = np.zeros((9000, 3))  # larger than what is read, and checked, with the header
+    np.savez(tmp_path / "whole.npz", x=x, y=np.arange(9000) % 2)
+    np.save(tmp_path / "x.npy", x)
+    whole = (tmp_path / "whole.npz").read_bytes()
+    header = whole.replace(b"False,", b"((((((")
+    for name, content in (
+        ("header.npz", header),
+        ("cut.npz", whole[:-300]),
+        ("empty.npz", b""),
+        ("text.npz", b"hello"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(TaskError, match=f"{name}' cannot be read: .* Expected a .npz file"):
+            task.load({"data": str(tmp_path / name)})
+        with pytest.raises(TaskError, match=rf"{name} must be an \.npy file of samples, or an"):
+            task.inputs(tmp_path / name, {})
+    with pytest.raises(TaskError, match=r"x\.npy' cannot be read: it is an \.npy file"):
+        task.load({"data": str(tmp_path / "x.npy")})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"seed": -1}, "seed must be at least 0. Got -1"),
+        ({"seed": float("inf")}, "'seed' of task 'study' must be of type int. Got inf"),
+        ({"data": "~nobody-here/x.npz"}, "nobody on this machine has the home folder ~nobody-here"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "data.npz", x=np.zeros((4, 3)), y=np.arange(4) % 2)
+    with pytest.raises(TaskError, match=said):
+        declared(tmp_path, ARRAYS).load({"data": str(tmp_path / "data.npz"), **options})
 
 
 # ---------------------------------------------------------------- declarations
@@ -311,6 +436,7 @@ def test_wrong_arrays_are_named(arrays: dict[str, Any], said: str, tmp_path: Pat
     [
         ("kind = 'video'", "kind in study.toml must be one of image-folder, table, npz"),
         ("kind =", "cannot be read"),
+        ("kind = ['npz']", r"kind in study.toml must be one of .* Got \['npz'\]"),
         (TABLE.replace("numeric", "numerical"), "numerical"),
         (TABLE.replace('"age"', '"ill"'), "a column is named twice"),
         (ARRAYS.replace('"b"', '"a"'), "classes must differ"),

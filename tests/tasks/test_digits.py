@@ -96,6 +96,7 @@ def test_label_shift_is_modulo_ten_and_leaves_images(shift: int) -> None:
         ({"skip": -1}, "skip"),
         ({"skip": 1700, "train": 90, "test": 8}, "1797"),
         ({"rotation": 45}, "multiple of 90. Got 45"),
+        ({"split-seed": -1}, "split-seed must be at least 0. Got -1"),
         ({"colour": "red"}, "no option 'colour'"),
         ({"train": "many"}, "'train' of task 'digits' must be of type int. Got 'many'"),
         ({"train": None}, "must be of type int"),

@@ -208,6 +208,15 @@ def test_a_broken_npz_is_named(tmp_path):
         load_task("mnist").load({"data": str(tmp_path)})
 
 
+def test_an_npz_whose_headers_are_damaged_is_named(tmp_path):
+    x = np.zeros((9000, 3))  # larger than what is read, and checked, with the header
+    np.savez(tmp_path / "mnist.npz", x_train=x, y_train=x, x_test=x, y_test=x)
+    whole = (tmp_path / "mnist.npz").read_bytes()
+    (tmp_path / "mnist.npz").write_bytes(whole.replace(b"False,", b"(((((("))
+    with pytest.raises(TaskError, match=r"mnist\.npz cannot be read"):
+        load_task("mnist").load({"data": str(tmp_path)})
+
+
 def test_an_npz_of_pickles_is_refused(tmp_path):
     np.savez(tmp_path / "a.npz", **(arrays("mnist") | {"x_test": np.array([{}], dtype=object)}))
     with pytest.raises(TaskError, match="cannot be read"):
@@ -375,6 +384,11 @@ def test_a_splits_shifts_reach_the_silo(tmp_path):
         ({"normalise": "0.1,0.2/0.3"}, "has 2 means and 1 deviations"),
         ({"normalise": "0.5/0"}, "deviations above 0"),
         ({"normalise": "nan/0.5"}, "must be finite"),
+        ({"normalise": "0.5/1e-50"}, "normalise=0.5/1e-50: .* beyond what a float32 can hold"),
+        ({"normalise": "1e300/0.5"}, "normalise=1e300/0.5: .* beyond what a float32 can hold"),
+        ({"split-seed": "-1"}, "split-seed must be at least 0. Got -1"),
+        ({"split-seed": float("inf")}, "'split-seed' .* must be of type int. Got inf"),
+        ({"data": "~nobody-here/mnist"}, "nobody on this machine has the home folder ~nobody-here"),
         ({"train": -1}, "train must be at least 0"),
         ({"rotation": "left"}, "'rotation' of task 'mnist' must be of type float"),
         ({"silo": 1}, "'silo' belongs to a split"),

@@ -113,7 +113,12 @@ def test_a_data_folder_is_relative_to_the_file(tmp_path: Path) -> None:
         ("silos = 2\nlabel-counts = 1", "label-counts: .*valid boolean"),
         ("silos = 2\n[split]\nkind = 'iid'\nshrads = 3", "no key 'shrads'"),
         ("silos = 2\n[split]\nalpha = 3.0", "to say its kind"),
-        ("silos = 2\nnames = ['a', 'a']", "names must be 2 different ones"),
+        (
+            "silos = 2\nnames = ['a', 'a']",
+            "names must be 2 different ones.* Got 2, of which 1 differ",
+        ),
+        ("silos = 2\nnames = ['a', 'a', 'b']", "names must be 2 .* Got 3, of which 2 differ"),
+        ("silos = 2\ndata = '~nobody-here/x'", "has the home folder ~nobody-here"),
     ],
 )
 def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:
