@@ -278,6 +278,23 @@ def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
     assert (steps["inner-steps"], steps["adapt-steps"]) == (3, 20)
 
 
+def test_a_silo_is_told_what_messages_beside_the_training_will_ask_for() -> None:
+    def told(**keys: Any) -> dict[str, Any]:
+        read = RunConfig.read({key.replace("_", "-"): value for key, value in keys.items()})
+        asked = ("pretrain-epochs", "pretrain-steps", "label-counts")
+        return {key: value for key, value in terms(read).items() if key in asked}
+
+    assert told(strategy="fedgroup", pretrain_epochs=30) == {"pretrain-epochs": 30}
+    assert told(strategy="fedgroup", pretrain_steps=7) == {"pretrain-steps": 7}
+    assert told(strategy="fedgroup", pretrain_epochs=30, generators="groups") == {
+        "pretrain-epochs": 30
+    }
+    assert told(strategy="kmeans", pretrain_epochs=30) == {"pretrain-epochs": 30}
+    assert told(strategy="fedgen") == {"label-counts": True}
+    for name in ("fedgroup", "kmeans", "hcct", "fedgenp", "fedcollab"):
+        assert told(strategy=name) == {}
+
+
 def test_a_runs_folder_is_its_label_and_id_and_stays_where_runs_are(tmp_path: Path) -> None:
     config = RunConfig.read({"runs-dir": str(tmp_path), "label": "../../a b/ü"})
     folder = run_folder(config, run_id=7)
