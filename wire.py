@@ -148,6 +148,11 @@ GROUP_SIZE: Final = "group-size"
 """Silos whose updates will be averaged with the one asked for, that one included."""
 MEMBERS: Final = "members"
 """Their names, where the run tells them."""
+PRETRAIN_EPOCHS: Final = "pretrain-epochs"
+PRETRAIN_STEPS: Final = "pretrain-steps"
+"""Length of a run's cold starts, where it has one of its own; told before a silo joins."""
+ASKS_LABEL_COUNTS: Final = "label-counts"
+"""Whether the run asks for ``LABEL_COUNTS``; told before a silo joins."""
 GUARD: Final = "guard"
 """Share of the training data kept out of it, to compare with a model trained alone; 0 is off."""
 RUN: Final = "run"
@@ -212,6 +217,7 @@ class Description:
         versions: e.g. ``{"coterie": "0.1.0", "torch": "2.6"}``.
         buffers: names of arrays of the model that are statistics, not parameters.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
+        max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
         head: the layers of the model's predictor, or empty if it has no latent split.
         protocol: the version that the silo speaks.
     """
@@ -225,6 +231,7 @@ class Description:
     versions: Mapping[str, str] | None = None
     buffers: tuple[str, ...] = ()
     min_group_size: int = 1
+    max_local_epochs: int = 0
     head: Layers = ()
     protocol: int = PROTOCOL
 
@@ -246,6 +253,7 @@ def encode_description(description: Description) -> RecordDict:
             "versions": json.dumps(dict(description.versions or {}), sort_keys=True),
             "buffers": json.dumps(list(description.buffers)),
             "min-group-size": description.min_group_size,
+            "max-local-epochs": description.max_local_epochs,
             "head": json.dumps(description.head),
             PROTOCOL_KEY: description.protocol,
         }
@@ -276,6 +284,7 @@ def decode_description(content: RecordDict) -> Description:
             versions={str(k): str(v) for k, v in json.loads(_text(config["versions"])).items()},
             buffers=tuple(str(name) for name in json.loads(_text(config["buffers"]))),
             min_group_size=int(_number(config.get("min-group-size", 1))),
+            max_local_epochs=int(_number(config.get("max-local-epochs", 0))),
             head=_layers(json.loads(_text(config.get("head", "[]")))),
             protocol=int(_number(config[PROTOCOL_KEY])),
         )

@@ -69,7 +69,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield "When it joins, this would leave:"
     yield f"  name {described.name}, {described.num_examples} (the number of training samples),"
     yield f"  task {described.task}, schema {described.schema}, device {described.device},"
-    yield f"  alpha {described.alpha}, min_group_size {described.min_group_size}, versions"
+    yield f"  alpha {described.alpha}, min_group_size {described.min_group_size},"
+    yield f"  max_local_epochs {described.max_local_epochs}, versions"
     yield f"In every round, at most this: {len(shared)} arrays of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"

@@ -88,11 +88,7 @@ def evaluate_ensemble(request: Request) -> RecordDict:
 def count_labels(request: Request) -> RecordDict:
     """How many training samples of each label there are, if this silo consents to tell (FedGen)."""
     bench = request.bench
-    if not bench.settings.policy.label_counts:
-        request.object(
-            "does not share its label counts. Who runs the silo can allow it with "
-            "`label_counts = true` in silo.toml, or `--share-label-counts`."
-        )
+    request.object(bench.settings.policy.label_counts_objection())
     counts = torch.bincount(bench.data.y_train, minlength=bench.task.num_classes).cpu().numpy()
     return RecordDict(
         {

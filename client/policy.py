@@ -65,6 +65,7 @@ class Policy:
         epochs = "epochs a round"
         for key, most, what in (
             (wire.LOCAL_EPOCHS, self.max_local_epochs, epochs),
+            (wire.PRETRAIN_EPOCHS, self.max_local_epochs, epochs),
             (wire.PERSONAL_EPOCHS, self.max_local_epochs, epochs),
             (wire.ADAPT_STEPS, self.max_local_epochs, epochs),  # each on all training data
             (wire.ROUND, self.max_rounds, "rounds"),
@@ -75,15 +76,27 @@ class Policy:
             asked = config.get(key, 0)
             if most and not _number(asked) <= most:  # also what is no number
                 return f"trains at most {most} {what}; this run asks for {asked} ({key})."
-        return ""
+        return self.label_counts_objection() if config.get(wire.ASKS_LABEL_COUNTS) else ""
 
-    def passes_objection(self, passes: int) -> str:
-        """Why a training that goes over the silo's data so often is refused; empty if it is not."""
+    def label_counts_objection(self) -> str:
+        """Why a run that asks for label counts is refused; empty if it is not."""
+        if self.label_counts:
+            return ""
+        return (
+            "does not share its label counts. Who runs the silo can allow it with "
+            "`label_counts = true` in silo.toml, or `--share-label-counts`."
+        )
+
+    def passes_objection(self, passes: int, key: str) -> str:
+        """Why a training that goes over the silo's data so often is refused; empty if it is not.
+
+        ``key`` is what asks for it.
+        """
         if not self.max_local_epochs or passes <= self.max_local_epochs:
             return ""
         return (
             f"trains at most {self.max_local_epochs} epochs a round; the steps that this run asks "
-            f"for go over its training samples {passes} times."
+            f"for ({key}) go over its training samples {passes} times."
         )
 
     def group_objection(self, config: Mapping[str, object]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from math import ceil
 
@@ -88,7 +88,14 @@ class Request:
             self.object(f"serves task {own!r}, the run is of task {task!r}.")
         self.object(self.bench.settings.policy.objection(self.config))
         if self.message.metadata.message_type == wire.DESCRIBE:
-            self.plan()  # the run's terms: what the silo would refuse in round 1 it refuses now
+            self._check_terms()
+
+    def _check_terms(self) -> None:
+        """Refuse now what the silo would refuse of a later message of this run."""
+        plan = self.plan()
+        cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
+        if cold_start:
+            self._object_to_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
 
     def object(self, reason: str) -> None:
         """Refuse in the silo's name, if there is a reason."""
@@ -144,7 +151,7 @@ class Request:
             precision=self._precision(),
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
-        self.object(self.bench.settings.policy.passes_objection(self._passes(plan)))
+        self._object_to_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
         return plan
 
     def inner_steps(self) -> int:
@@ -221,8 +228,8 @@ class Request:
             raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
         return size
 
-    def _passes(self, plan: TrainPlan) -> int:
-        """How often a training goes over the silo's samples, a part of them counted as all.
+    def _object_to_passes(self, plan: TrainPlan, key: str) -> None:
+        """Refuse a training that goes over the silo's samples too often, a part counted as all.
 
         Those held out count too: a server that plans steps knows no other number.
         """
@@ -230,7 +237,8 @@ class Request:
         if plan.steps:
             an_epoch = ceil(len(self.bench.data.x_train) / plan.batch_size)
             epochs = ceil(plan.steps / an_epoch)
-        return epochs * self.inner_steps()
+        passes = epochs * self.inner_steps()
+        self.object(self.bench.settings.policy.passes_objection(passes, key))
 
     def _precision(self) -> str:
         precision = str(self.config.get(wire.PRECISION, "float32"))

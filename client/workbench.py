@@ -46,6 +46,7 @@ class Workbench:
             device=str(self.device),
             versions={"coterie": _version("coterie"), "torch": torch.__version__},
             min_group_size=self.settings.policy.min_group_size,
+            max_local_epochs=self.settings.policy.max_local_epochs,
             buffers=tuple(name for name in self.model.state_dict() if name not in parameters),
             head=describe_head(self.task, self.model),
         )

@@ -7,7 +7,6 @@ from typing import Any
 
 from server.config import RunConfig
 from strategies.cfl import CFL
-from strategies.errors import require
 from strategies.fedfa import FedFA
 from strategies.fednova import FedNova
 from strategies.fesem import FeSEM
@@ -26,14 +25,6 @@ Common = Mapping[str, Any]
 Build = Callable[[RunConfig, Common], GroupStrategy[Any]]
 
 
-def _num_groups(config: RunConfig) -> int:
-    require(
-        config.num_groups != "auto",
-        f"num-groups must be a number with strategy {config.strategy}. Got 'auto'.",
-    )
-    return int(config.num_groups)
-
-
 BASELINES: dict[str, Build] = {
     "maxfl": lambda config, common: MAXFL(
         threshold=config.threshold,
@@ -43,17 +34,17 @@ BASELINES: dict[str, Build] = {
     ),
     "fedfa": lambda config, common: FedFA(**common),
     "ifca": lambda config, common: IFCA(
-        num_groups=_num_groups(config), sample=config.sample, seed=config.seed, **common
+        num_groups=int(config.num_groups), sample=config.sample, seed=config.seed, **common
     ),
     "flsc": lambda config, common: FLSC(
-        num_groups=_num_groups(config),
+        num_groups=int(config.num_groups),
         soft_groups=config.soft_groups,
         sample=config.sample,
         seed=config.seed,
         **common,
     ),
     "fesem": lambda config, common: FeSEM(
-        num_groups=_num_groups(config), sample=config.sample, seed=config.seed, **common
+        num_groups=int(config.num_groups), sample=config.sample, seed=config.seed, **common
     ),
     "cfl": lambda config, common: CFL(
         eps_mean=config.eps_mean,
@@ -69,7 +60,7 @@ BASELINES: dict[str, Build] = {
         **common,
     ),
     "kmeans": lambda config, common: KMeans(
-        num_groups=_num_groups(config),
+        num_groups=int(config.num_groups),
         pretrain_epochs=config.pretrain_epochs,
         seed=config.seed,
         **common,

@@ -139,8 +139,22 @@ def remove(
     print_remove(load(federation), name)
 
 
+NOT_WITH_FEDERATION = {
+    "host": "[listen] silos of its coterie.toml says where to listen for silos",
+    "fleet_port": "[listen] silos of its coterie.toml says where to listen for silos",
+    "control_port": "[listen] operators of its coterie.toml says where to listen for operators",
+    "runtime_port": "[listen] serverapp of its coterie.toml says where to listen for the ServerApp",
+    "operators": "[listen] operators of its coterie.toml says where to listen for operators",
+    "database": "[state] database of its coterie.toml says whether superlink.db in it is used",
+    "executor": "its SuperLink and what starts ServerApps always run together",
+    "runs_dir": "its runs are recorded in its folder runs/",
+}
+"""Options of ``coterie superlink`` that mean nothing to a federation, and what does instead."""
+
+
 @app.command(epilog="Example:  coterie superlink --federation lung-study")
 def superlink(
+    context: typer.Context,
     federation: FederationOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     fleet_port: Annotated[int, typer.Option(help="For silos.")] = 9092,
@@ -163,8 +177,9 @@ def superlink(
 ) -> None:
     """Run the coordinating SuperLink in the foreground.
 
-    With a federation: TLS, enrolled silos only; what to listen on is in its coterie.toml. Without
-    one: no TLS, every silo is let in, for one machine or a trusted network.
+    With a federation: TLS, enrolled silos only; its coterie.toml says all else, and the other
+    options are refused. Without one: no TLS, every silo is let in, for one machine or a trusted
+    network.
     """
     from server.federation import find
 
@@ -172,11 +187,14 @@ def superlink(
     if made is not None:
         from server.coordinator import serve
 
-        if (host, fleet_port, control_port, runtime_port) != ("127.0.0.1", 9092, 9093, 9091):
-            raise typer.BadParameter(
-                f"what to listen on is in {made.folder / 'coterie.toml'}; leave out --host and the "
-                "ports."
-            )
+        for option in context.command.params:
+            source = context.get_parameter_source(option.name or "")
+            if option.name in NOT_WITH_FEDERATION and source and source.name != "DEFAULT":
+                raise typer.BadParameter(
+                    f"it has no effect on the federation in {made.folder}: "
+                    f"{NOT_WITH_FEDERATION[option.name]}. Leave the option out.",
+                    param_hint="/".join([*option.opts, *option.secondary_opts]),
+                )
         raise typer.Exit(serve(made, _say))
     from server.record import default_home
     from server.superlink import Ports, command, environment, require_free

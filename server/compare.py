@@ -58,14 +58,13 @@ from rich.table import Table
 from rich.text import Text
 
 from server.comparison import COLUMNS, Measure, Row, by_error, cells, markdown, measure, plain, rows
-from server.config import RunConfig, dashed
+from server.config import RunConfig, dashed, require_silos
 from server.inprocess import InProcessGrid
 from server.local import LocalFederation, SiloSpec
 from server.record import write_atomically
-from server.run import build_strategy, execute
+from server.run import execute
 from server.view import percent, wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
-from strategies.roster import DescribedRoster
 from tasks.base import Option, TaskError
 from tasks.registry import load_task
 from tasks.simulation import Simulation, split_problem
@@ -287,10 +286,11 @@ def _free(name: str, taken: Mapping[str, Any]) -> str:
 
 def _check(comparison: Comparison, name: str, file: Path) -> None:
     """Refuse now what a run would refuse later."""
+    seed = comparison.file.seeds[0]
     try:
-        config = RunConfig.read(comparison.keys(name, comparison.file.seeds[0]))
-        roster = DescribedRoster(config.task)
-        build_strategy(config, run="check", roster=roster, on_round=lambda report: None)
+        config = RunConfig.read(comparison.keys(name, seed))
+        silos = [silo.name for silo in comparison.silos(seed)]
+        require_silos(config, silos, label_counts=comparison.file.label_counts)
     except FederationError as error:
         raise _wrong(f"{file}: strategy {name!r}: {error}") from None
 

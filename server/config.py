@@ -7,16 +7,17 @@ keeps the two lists equal. ``docs/configuration.md`` is made from this class.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from server.tracking import tracker_names
 from strategies.alpha import LOOK_ROUNDS, TRIAL_ROUNDS
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.roster import Churn
 
-__all__ = ["RunConfig", "dashed"]
+__all__ = ["RunConfig", "dashed", "require_silos"]
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -24,6 +25,8 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 AROUND = ("fedavg", "fedgenp", "hcct", "fedgroup", "fedcollab")
 """Strategies that take generators."""
+NUMBERED = ("ifca", "flsc", "fesem", "kmeans")
+"""Strategies that must be told the number of groups."""
 
 
 def dashed(name: str) -> str:
@@ -93,7 +96,10 @@ class RunConfig(BaseModel):
     momentum: NotNegative = Field(0.0, lt=1, description="Momentum of local SGD.")
     weight_decay: NotNegative = Field(0.0, le=10, description="Weight decay of local SGD.")
     proximal_mu: NotNegative = Field(
-        0.0, le=1e6, description="μ of FedProx's term in local training; 0 turns it off."
+        0.0,
+        le=1e6,
+        description="μ of FedProx's term in local training; 0 turns it off. With FedNova lr·μ "
+        "below 1.",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32", description="Arithmetic of local training; bfloat16 is autocast."
@@ -146,14 +152,15 @@ class RunConfig(BaseModel):
         0,
         ge=0,
         le=1_000_000,
-        description="FedGroup: mini-batches of a cold start, in place of epochs; 0 takes epochs.",
+        description="FedGroup: mini-batches of a cold start, in place of `pretrain-epochs`, which "
+        "must be 0; 0 takes epochs.",
     )
     pretrain_silos: int = Field(
         0,
         ge=0,
         le=100_000,
         description="FedGroup: so many silos, drawn by seed, form the groups (the paper's α times "
-        "`num-groups`); 0 takes all.",
+        "`num-groups`; at least `num-groups`); 0 takes all.",
     )
     min_similarity: float = Field(
         -1.0,
@@ -219,7 +226,9 @@ class RunConfig(BaseModel):
         0.03, le=1000, description="Per-FedAvg: α, rate of the step on a silo's own data."
     )
     moreau_lambda: Positive = Field(
-        15.0, le=1e6, description="pFedMe: λ; large keeps personal models near the common one."
+        15.0,
+        le=1e6,
+        description="pFedMe: λ; large keeps personal models near the common one. lr·λ below 2.",
     )
     moreau_lr: Positive = Field(
         0.005, le=1000, description="pFedMe: η, rate of the common model; η·λ at most 1."
@@ -252,7 +261,7 @@ class RunConfig(BaseModel):
         description="FedCollab: so many evaluations without a gain end a pair's discriminator.",
     )
     discriminator_gigabytes: NotNegative = Field(
-        0.0, description="FedCollab: budget of their bytes in all; 0 sets none."
+        0.0, le=1e9, description="FedCollab: budget of their bytes in all; 0 sets none."
     )
     discriminator_steps: int = Field(
         20, ge=1, le=100_000, description="FedCollab: mini-batches of 32 a round of discriminators."
@@ -387,49 +396,21 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _parts_fit_together(self) -> RunConfig:
-        generative = self.generators != "off" or self.strategy in ("fedgenp", "fedgen")
-        if generative and self.personal:
-            raise ValueError("generators need the predictors, so personal must be empty")
-        if self.strategy == "hcct" and self.alpha == "auto":
-            least = LOOK_ROUNDS + TRIAL_ROUNDS + 1
-            if self.rounds < least:
-                raise ValueError(
-                    f"alpha = auto finds its groups after {least - 1} rounds, so rounds must be at "
-                    f"least {least}. Got {self.rounds}. Or give alpha as a number"
-                )
-            if self.personal:
-                raise ValueError(
-                    "alpha = auto trains several models side by side, of layers that stay at a "
-                    "silo there is one version. Give alpha as a number, or leave personal empty"
-                )
-        if self.strategy == "fedensemble" and self.personal:
-            raise ValueError(
-                "fedensemble sends every silo the others' whole models, so personal must be empty"
-            )
-        if self.generators != "off" and self.strategy not in AROUND:
-            raise ValueError(
-                f"generators cannot be combined with strategy {self.strategy}, only with "
-                f"{', '.join(AROUND)}"
-            )
-        turning = self.reversal != "none" and self.reversal_weight > 0
-        per_receiver = self.generators != "off" or self.strategy == "fedgenp"
-        if per_receiver and turning and self.generator_steps < 2:
-            raise ValueError(
-                f"every second step of a generator is reversal = {self.reversal}, so "
-                f"generator-steps must be at least 2. Got {self.generator_steps}. Or take "
-                "reversal=none"
-            )
-        if self.generators == "groups" and self.strategy in ("fedgenp", "fedavg"):
-            raise ValueError(
-                f"{self.strategy} has one group, so no other to learn from; take generators=silos, "
-                "or another strategy"
-            )
+        problems = [*_generator_problems(self), *_strategy_problems(self)]
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @field_validator("churn")
     @classmethod
     def _churn_is_readable(cls, text: str) -> str:
         Churn.parse(text)
+        return text
+
+    @field_validator("tracking")
+    @classmethod
+    def _trackers_are_known(cls, text: str) -> str:
+        tracker_names(text)
         return text
 
     @classmethod
@@ -462,6 +443,149 @@ class RunConfig(BaseModel):
     def plain(self) -> dict[str, Any]:
         """All keys and values, as they are written."""
         return self.model_dump(by_alias=True)
+
+
+def require_silos(config: RunConfig, names: Sequence[str], *, label_counts: bool) -> None:
+    """Refuse a run that cannot go on with its silos, where it is known which there are.
+
+    Args:
+        config: of the run.
+        names: of all its silos, who stay to its end.
+        label_counts: whether they tell their label counts.
+
+    Raises:
+        FederationError: every problem is named.
+    """
+    problems = list(_silo_problems(config, names, label_counts=label_counts))
+    if problems:
+        raise FederationError(
+            f"the run does not go with its silos: {'; '.join(problems)}.",
+            phase="configuration",
+            exit_code=EXIT_CONFIG,
+        )
+
+
+def _generator_problems(config: RunConfig) -> Iterator[str]:
+    within = config.generators != "off"
+    if config.personal and (within or config.strategy in ("fedgenp", "fedgen")):
+        yield "generators need the predictors, so personal must be empty"
+    if within and config.strategy not in AROUND:
+        yield (
+            f"generators cannot be combined with strategy {config.strategy}, only with "
+            f"{', '.join(AROUND)}"
+        )
+    turning = config.reversal != "none" and config.reversal_weight > 0
+    if (within or config.strategy == "fedgenp") and turning and config.generator_steps < 2:
+        yield (
+            f"every second step of a generator is reversal = {config.reversal}, so "
+            f"generator-steps must be at least 2. Got {config.generator_steps}. Or take "
+            "reversal=none"
+        )
+    if config.generators == "groups" and config.strategy in ("fedgenp", "fedavg"):
+        yield (
+            f"{config.strategy} has one group, so no other to learn from; take generators=silos, "
+            "or another strategy"
+        )
+
+
+def _strategy_problems(config: RunConfig) -> Iterator[str]:
+    """Rules of the strategies themselves, in the words of the keys; a test compares the two."""
+    if config.strategy in NUMBERED and config.num_groups == "auto":
+        yield (
+            f"num-groups must be a number with strategy {config.strategy}; only fedgroup finds it. "
+            "Got 'auto'"
+        )
+    match config.strategy:
+        case "hcct":
+            yield from _hcct_problems(config)
+        case "fedgroup":
+            yield from _fedgroup_problems(config)
+        case "pfedme":
+            yield from _pfedme_problems(config)
+        case "fednova" if config.lr * config.proximal_mu >= 1:
+            yield (
+                "lr · proximal-mu must be below 1 with fednova, or an update's steps cannot be "
+                f"counted. Got {config.lr:g} · {config.proximal_mu:g}"
+            )
+        case "flsc" if config.num_groups != "auto" and config.soft_groups > config.num_groups:
+            yield (
+                f"soft-groups must be at most num-groups = {config.num_groups}. "
+                f"Got {config.soft_groups}"
+            )
+        case "flhc" if config.linkage == "ward" and config.metric != "euclidean":
+            yield f"linkage = ward needs metric = euclidean. Got {config.metric!r}"
+        case "fedensemble" if config.personal:
+            yield "fedensemble sends every silo the others' whole models, so personal must be empty"
+
+
+def _hcct_problems(config: RunConfig) -> Iterator[str]:
+    if config.alpha != "auto":
+        return
+    least = LOOK_ROUNDS + TRIAL_ROUNDS + 1
+    if config.rounds < least:
+        yield (
+            f"alpha = auto finds its groups after {least - 1} rounds, so rounds must be at "
+            f"least {least}. Got {config.rounds}. Or give alpha as a number"
+        )
+    if config.personal:
+        yield (
+            "alpha = auto trains several models side by side, of layers that stay at a "
+            "silo there is one version. Give alpha as a number, or leave personal empty"
+        )
+
+
+def _fedgroup_problems(config: RunConfig) -> Iterator[str]:
+    if config.pretrain_epochs and config.pretrain_steps:
+        yield (
+            "a cold start has pretrain-epochs or pretrain-steps, not both: one of them must be 0. "
+            f"Got {config.pretrain_epochs} and {config.pretrain_steps}"
+        )
+    if config.num_groups != "auto" and 0 < config.pretrain_silos < config.num_groups:
+        yield (
+            f"pretrain-silos must be 0, for all, or at least num-groups = {config.num_groups}. "
+            f"Got {config.pretrain_silos}"
+        )
+
+
+def _pfedme_problems(config: RunConfig) -> Iterator[str]:
+    if config.moreau_lr * config.moreau_lambda > 1:
+        yield (
+            "moreau-lr · moreau-lambda must be at most 1. "
+            f"Got {config.moreau_lr:g} · {config.moreau_lambda:g}"
+        )
+    if config.lr * config.moreau_lambda >= 2:
+        yield (
+            "lr · moreau-lambda must be below 2, or the steps towards a personal model diverge. "
+            f"Got {config.lr:g} · {config.moreau_lambda:g}"
+        )
+
+
+def _silo_problems(config: RunConfig, names: Sequence[str], *, label_counts: bool) -> Iterator[str]:
+    churn = Churn.parse(config.churn)
+    first = [name for name in names if churn.joins.get(name, 0) <= 1]
+    here = f"{len(first)}, the silos of round 1" + (
+        "" if len(first) == len(names) else " (churn lets the others in later)"
+    )
+    if config.min_silos > len(first):
+        yield f"min-silos must be at most {here}. Got {config.min_silos}"
+    numbered = config.strategy == "fedgroup" and config.num_groups != "auto"
+    if numbered and int(config.num_groups) > len(first):
+        yield f"num-groups must be at most {here}. Got {config.num_groups}"
+    unknown = [n for n, at in churn.joins.items() if n not in names and at <= config.rounds]
+    if unknown:
+        yield f"churn waits for {', '.join(unknown)} to join, but there is no such silo"
+    leaving = [
+        name
+        for name, at in churn.leaves.items()
+        if name in names and max(at, churn.joins.get(name, 0)) <= config.rounds
+    ]
+    if leaving:
+        yield f"churn waits for {', '.join(leaving)} to leave, but silos stay to the end here"
+    if config.strategy == "fedgen" and not label_counts:
+        yield (
+            "fedgen needs the label counts of every silo, so the file needs `label-counts = true`; "
+            "fedgenp needs none"
+        )
 
 
 def _bounds(entry: Mapping[str, Any]) -> str:

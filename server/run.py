@@ -109,7 +109,8 @@ def terms(config: RunConfig) -> dict[str, int | float | str | bool]:
     """What a silo is told of the run before it joins, so that it can refuse it at once."""
     # A strategy adds to what training messages carry, such as steps of its own.
     strategy = build_strategy(config, run="", roster=NodeRoster(), on_round=lambda report: None)
-    return {key: value for key, value in strategy.train_config.items() if key in TERMS}
+    told = {key: value for key, value in strategy.train_config.items() if key in TERMS}
+    return told | dict(strategy.demands())
 
 
 def build_strategy(

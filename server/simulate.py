@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from server.commands import print_final
-from server.config import RunConfig
+from server.config import RunConfig, require_silos
 from server.follow import Progress, events
 from server.inprocess import InProcessGrid
 from server.local import LocalFederation
@@ -44,14 +44,17 @@ def read(
     """The simulation of a file, and its run's configuration with these changes.
 
     Raises:
-        FederationError: either is wrong.
+        FederationError: either is wrong, or they do not go together.
     """
     try:
         simulation = Simulation.read(file)
     except TaskError as error:
         raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
     records = str((runs_dir or default_runs_dir()).expanduser().resolve())
-    return simulation, RunConfig.read({"runs-dir": records, **simulation.run_keys(), **changes})
+    config = RunConfig.read({"runs-dir": records, **simulation.run_keys(), **changes})
+    names = [silo.name for silo in simulation.silos_of()]
+    require_silos(config, names, label_counts=simulation.label_counts)
+    return simulation, config
 
 
 def node_configs(simulation: Simulation) -> list[dict[str, Option]]:

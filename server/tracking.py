@@ -20,7 +20,7 @@ from server.report.model import Round, Run, round_of
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.loop import RoundReport
 
-__all__ = ["TRACKERS", "Tracker", "Tracking", "export", "open_trackers", "scalars"]
+__all__ = ["TRACKERS", "Tracker", "Tracking", "export", "open_trackers", "scalars", "tracker_names"]
 
 log = logging.getLogger("coterie.run")
 
@@ -73,7 +73,7 @@ class Tracking:
     A tracker that fails on the way is given up with a warning: the run is worth more.
 
     Raises:
-        FederationError: on construction, if one is unknown or not installed.
+        FederationError: on construction, if one is not installed.
     """
 
     def __init__(self, names: str, folder: Path, config: Mapping[str, Any]) -> None:
@@ -111,26 +111,33 @@ def _part(figures: Mapping[str, float], *, errors: bool) -> dict[str, float]:
     return {name: v for name, v in figures.items() if name.startswith("error/") == errors}
 
 
+def tracker_names(text: str) -> list[str]:
+    """The trackers that a comma-separated list names.
+
+    Raises:
+        ValueError: one is unknown.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"must be {' or '.join(TRACKERS)}, or both with a comma")
+    return names
+
+
 def open_trackers(
     names: str, *, folder: Path, config: Mapping[str, Any], run_name: str
 ) -> list[Tracker]:
     """The trackers of a comma-separated list.
 
     Raises:
-        FederationError: an unknown one, or one whose package is not installed.
+        FederationError: the package of one is not installed.
     """
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
+    wanted = tracker_names(names)
     makers: dict[str, Callable[[Path, Mapping[str, Any], str], Tracker]] = {
         "tensorboard": _TensorBoard,
         "mlflow": _MLflow,
     }
     for name in wanted:
-        if name not in makers:
-            raise FederationError(
-                f"tracking must be {' or '.join(TRACKERS)}, or both with a comma. Got {name!r}.",
-                phase="configuration",
-                exit_code=EXIT_CONFIG,
-            )
         _module(name)
     return [makers[name](folder, config, run_name) for name in wanted]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Generator as Steps
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,10 @@ class FedGen(Generative):
 
     See ``Generative`` for the arguments; of the plan, reversal plays no part.
     """
+
+    def demands(self) -> Mapping[str, int | float | str | bool]:
+        """Label counts."""
+        return {**super().demands(), wire.ASKS_LABEL_COUNTS: True}
 
     def prepare(
         self, state: GenerativeState, silos: Sequence[Silo], *, round: int

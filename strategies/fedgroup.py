@@ -35,7 +35,6 @@ Differs from the paper in:
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +45,15 @@ import numpy as np
 
 import wire
 from strategies.errors import EXIT_NO_SILOS, FederationError, require
-from strategies.grouping import Members, averaged, comparison, cosine_matrix, drawn, enrol
+from strategies.grouping import (
+    Members,
+    averaged,
+    comparison,
+    cosine_matrix,
+    drawn,
+    enrol,
+    num_batches,
+)
 from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.models import comparable, difference, is_statistic, weighted_mean
 from strategies.partition.fedgroup import (
@@ -70,8 +77,6 @@ COLD_START = "cold-start"
 """Purpose of a training from w⁰, unless it is round 1 itself."""
 LOW_SEPARATION = 0.6
 """Silhouette of the MADC distances below which groups are doubtful; see ``choose_num_groups``."""
-DEFAULT_BATCH = 32
-"""Batch size of a silo that is told none."""
 MAX_AUTO_GROUPS = 32
 """``num_groups="auto"`` tries no more."""
 _PRETRAIN, _CLUSTER, _SAMPLE, _ASSIGN = range(4)  # purposes of the strategy's own randomness
@@ -194,6 +199,14 @@ class FedGroup(GroupStrategy[FedGroupState]):
         """Silos without which there are no groups."""
         return 1 if self.num_groups == "auto" else int(self.num_groups)
 
+    def demands(self) -> Mapping[str, int | float | str | bool]:
+        """The length of a cold start, if it is not a round's."""
+        lengths = {
+            wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
+            wire.PRETRAIN_STEPS: self.pretrain_steps,
+        }
+        return {key: length for key, length in lengths.items() if length}
+
     # ---------------------------------------------------------------- before a round
 
     def first(self, initial: Model) -> FedGroupState:
@@ -298,16 +311,11 @@ class FedGroup(GroupStrategy[FedGroupState]):
         return int(self.train_config.get(wire.LOCAL_STEPS, 0))
 
     def _round_steps(self, silo: Silo) -> int:
-        return self._local_steps or self._local_epochs * self._num_batches(silo)
+        return self._local_steps or self._local_epochs * num_batches(silo, self.train_config)
 
     def _cold_steps(self, silo: Silo) -> int:
         """Mini-batches of a cold start whose length is given; 0 if it is that of a round."""
-        return self.pretrain_steps or self.pretrain_epochs * self._num_batches(silo)
-
-    def _num_batches(self, silo: Silo) -> int:
-        """Of one epoch at a silo that described itself."""
-        batch = int(self.train_config.get(wire.BATCH_SIZE, DEFAULT_BATCH))
-        return math.ceil(silo.num_examples / batch)
+        return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, self.train_config)
 
     def _training(self, state: FedGroupState, silo: Silo, round: int) -> list[Order]:
         """A round of the group's model, less what a cold start in this round has taken of it."""

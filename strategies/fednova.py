@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from typing import Unpack
 
 import numpy as np
 
 import wire
+from strategies.errors import require
 from strategies.grouping import Members, enrol, global_model, hand_out, orders_from, together
-from strategies.loop import Group, GroupStrategy, Order, Update
+from strategies.loop import Group, GroupStrategy, LoopOptions, Order, Update
 from strategies.models import is_statistic, weighted_mean
 from strategies.partition.fednova import accumulation, coefficients
 from strategies.roster import Silo
@@ -35,7 +37,21 @@ NUM_STEPS = "num-steps"
 
 
 class FedNova(GroupStrategy[Members]):
-    """FedAvg with normalised updates. See ``GroupStrategy`` for the arguments."""
+    """FedAvg with normalised updates.
+
+    The arguments are those of ``GroupStrategy``; of ``train_config``, lr · proximal-mu must be
+    below 1: with a stronger pull the steps of an update cancel out, and it has no |a_i|₁.
+    """
+
+    def __init__(self, **options: Unpack[LoopOptions]) -> None:
+        super().__init__(**options)
+        lr = float(self.train_config.get(wire.LR, 0.0))
+        proximal_mu = float(self.train_config.get(wire.PROXIMAL_MU, 0.0))
+        require(
+            lr * proximal_mu < 1,
+            "lr · proximal-mu must be below 1, or an update's steps cannot be counted. "
+            f"Got {lr} and {proximal_mu}.",
+        )
 
     def first(self, initial: Model) -> Members:
         """Nobody yet."""

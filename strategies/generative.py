@@ -163,6 +163,10 @@ class Generative(GroupStrategy[GenerativeState]):
         """What a receiver's silos get."""
         return state.generators[receiver].weights
 
+    def demands(self) -> Mapping[str, int | float | str | bool]:
+        """The base's."""
+        return self.base.demands()
+
     def first(self, initial: Model) -> GenerativeState:
         """No generators."""
         layers = linear_head(initial, self.head) if self.head else ()

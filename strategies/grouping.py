@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
 import numpy as np
 
+import wire
 from strategies.loop import Group, Order, Update
 from strategies.models import weighted_mean
 from strategies.roster import Silo, minimums_of, staying
@@ -28,12 +30,16 @@ __all__ = [
     "global_model",
     "hand_out",
     "mean_of_all",
+    "num_batches",
     "orders_from",
     "together",
     "with_minimums",
 ]
 
 log = logging.getLogger("coterie.run")
+
+DEFAULT_BATCH = 32
+"""Batch size of a silo that is told none."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,11 @@ def drawn_silos(silos: Sequence[Silo], count: int, *, seed: int, round: int) -> 
     names = sorted(silo.name for silo in silos)
     turn = drawn(names, count, np.random.default_rng([seed, round]))
     return [silo for silo in silos if silo.name in turn]
+
+
+def num_batches(silo: Silo, train_config: Mapping[str, int | float | str | bool]) -> int:
+    """Mini-batches of one epoch at a silo that described itself."""
+    return ceil(silo.num_examples / int(train_config.get(wire.BATCH_SIZE, DEFAULT_BATCH)))
 
 
 def orders_from(models: Mapping[str, Model], silos: Sequence[Silo]) -> list[Order]:

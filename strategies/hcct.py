@@ -20,7 +20,8 @@ Differs from the paper:
 - α may be one number or stated by each silo.
 - A newcomer, which the paper does not have, trains one round from the mean of all current
   models; eqs. 15–16 against the existing groups decide which it joins. In the same round it also
-  trains from w⁰ for some more epochs, so that its memory can be compared with the others'.
+  trains from w⁰ for some more epochs, as many as it allows (``max_local_epochs``), so that its
+  memory can be compared with the others'.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from strategies.grouping import (
     enrol,
     feasible,
     mean_of_all,
+    num_batches,
     orders_from,
     with_minimums,
 )
@@ -212,17 +214,24 @@ class HCCT(GroupStrategy[HCCTState]):
                     here[name],
                     state.members.initial,
                     purpose=CATCH_UP,
-                    config=self._catch_up(round),
+                    config=self._catch_up(here[name], round),
                 )
                 for name in sorted(state.newcomers & set(here))
             ]
         return state, orders
 
-    def _catch_up(self, round: int) -> dict[str, Any]:
-        """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason."""
+    def _catch_up(self, silo: Silo, round: int) -> dict[str, Any]:
+        """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason.
+
+        Within what the silo allows, too: it has agreed to as much as a round.
+        """
         times = min(round, MAX_CATCH_UP)
         epochs = int(self.train_config.get(wire.LOCAL_EPOCHS, 1))
         steps = int(self.train_config.get(wire.LOCAL_STEPS, 0))
+        if silo.max_local_epochs:
+            most = silo.max_local_epochs
+            batches = most * num_batches(silo, self.train_config)
+            times = max(1, min(times, batches // steps if steps else most // epochs))
         longer = {wire.LOCAL_EPOCHS: epochs * times}
         return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
 

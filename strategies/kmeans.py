@@ -61,6 +61,10 @@ class KMeans(GroupStrategy[OneShot]):
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         return config
 
+    def demands(self) -> Mapping[str, int | float | str | bool]:
+        """The length of the pre-training, if it is not a round's."""
+        return {wire.PRETRAIN_EPOCHS: self.pretrain_epochs} if self.pretrain_epochs else {}
+
     def first(self, initial: Model) -> OneShot:
         """Nobody yet."""
         return OneShot(Members(initial))

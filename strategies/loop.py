@@ -412,6 +412,13 @@ class GroupStrategy(Strategy, Generic[State]):
         """What the record of a round should hold beside the groups; JSON values."""
         return {}
 
+    def demands(self) -> Mapping[str, int | float | str | bool]:
+        """What a run may ask of a silo beside ``train_config``, by keys of the wire.
+
+        Told to silos before they join, so that one that would refuse it later does so then.
+        """
+        return {}
+
     # ---------------------------------------------------------------- Flower's hooks
 
     def configure_train(

@@ -54,6 +54,7 @@ class Silo:
             train message with the error of the model received.
         buffers: names of arrays that are statistics.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
+        max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
         head: layers of the model's predictor; empty if it described no latent split.
     """
 
@@ -64,6 +65,7 @@ class Silo:
     described: bool = False
     buffers: tuple[str, ...] = ()
     min_group_size: int = 1
+    max_local_epochs: int = 0
     head: wire.Layers = ()
 
 
@@ -298,6 +300,7 @@ class DescribedRoster:
             described=True,
             buffers=described.buffers,
             min_group_size=described.min_group_size,
+            max_local_epochs=described.max_local_epochs,
             head=described.head,
         )
         log.info(
@@ -324,6 +327,8 @@ class DescribedRoster:
             return f"its alpha must be finite and at least 0. Got {described.alpha}."
         if described.min_group_size < 1:
             return f"its min_group_size must be at least 1. Got {described.min_group_size}."
+        if described.max_local_epochs < 0:
+            return f"its max_local_epochs must be at least 0. Got {described.max_local_epochs}."
         if described.num_examples <= 0:
             return f"it states {described.num_examples} training samples; at least 1 is needed."
         if self.schema and described.schema != self.schema:

@@ -258,6 +258,8 @@ FULL = Description(
     device="cpu",
     versions={"torch": "2.6", "coterie": "0.1.0"},
     buffers=("bn.running_mean", "bn.running_var"),
+    min_group_size=3,
+    max_local_epochs=4,
     protocol=1,
 )
 
@@ -279,7 +281,7 @@ def test_a_description_holds_no_label_and_no_statistic() -> None:
     keys = set(wire.encode_description(FULL)[wire.CONFIG])
     assert keys == {
         "name", "num-examples", "task", "schema", "device", "versions", "buffers", "protocol",
-        "alpha", "head", "min-group-size",
+        "alpha", "head", "min-group-size", "max-local-epochs",
     }  # fmt: skip
 
 

@@ -57,6 +57,7 @@ def test_it_follows_the_policy() -> None:
     assert "discriminator" not in text and "numbers of samples\n" in text
     assert "only in: hcct" in text and "at least 3 silos" in text
     assert "more than 5 epochs" in text and "more than 7 rounds" in text
+    assert "min_group_size 3,\n  max_local_epochs 5, versions" in text
 
 
 def test_the_command_reads_the_folder_and_needs_no_coordinator(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.run import execute
 from strategies import FederationError
+from strategies.hcct import CATCH_UP
 from tests.client.test_app import TRAINING, ask, initial, train
 from tests.conftest import digits_config
 from wire import decode_arrays, decode_description, read_metrics
@@ -142,9 +144,60 @@ def test_as_many_epochs_as_agreed_are_served_however_they_are_counted(
         assert not reply.has_error(), reply.error.reason
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"pretrain_epochs": 3}, "trains at most 2 epochs a round; this run asks for 3 (pretrain-"),
+        ({"pretrain_epochs": "9"}, "trains at most 2 epochs a round; this run asks for 9"),
+        ({"pretrain_steps": 7}, "(pretrain-steps) go over its training samples 3 times"),
+        ({"pretrain_steps": -1}, "pretrain-steps must be an integer of at least 0"),
+        ({"label_counts": True}, "does not share its label counts. Who runs the silo can allow it"),
+    ],
+)
+def test_what_a_later_message_would_ask_for_is_refused_when_the_silo_joins(
+    asked: dict[str, Any], said: str
+) -> None:
+    """20 samples in batches of 8: an epoch has 3 mini-batches."""
+    limited = silo(max_local_epochs=2)
+    assert said in reason(ask(wire.DESCRIBE, limited, **(TRAINING | asked)))
+    for kept in ({"pretrain_epochs": 2}, {"pretrain_steps": 6}, {"label_counts": False}):
+        assert not ask(wire.DESCRIBE, limited, **(TRAINING | kept)).has_error()
+
+
+def test_without_limits_and_with_consent_no_term_is_refused() -> None:
+    asked = TRAINING | {"pretrain_epochs": 900, "pretrain_steps": 900, "label_counts": True}
+    assert not ask(wire.DESCRIBE, silo(label_counts=True), **asked).has_error()
+
+
+def test_a_newcomer_of_few_epochs_takes_part_in_hcct_with_a_short_catch_up(tmp_path: Path) -> None:
+    """At round 4 it would catch up with four rounds' epochs, of which it allows two."""
+    keys = {"rounds": 4, "min-silos": 2, "local-epochs": 1, "churn": "c+4", "wait-for-silos": 1.0}
+    config = digits_config("c", 2, **{"max-local-epochs": 2})
+    seen: list[Message] = []
+
+    class Listening(InProcessGrid):
+        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+            messages = list(messages)
+            seen.extend(messages)
+            return super().push_messages(messages)
+
+    grid = Listening(client.app.app, [digits_config("a"), digits_config("b", 1), config])
+    result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path)
+    asked = [m.content[wire.CONFIG] for m in seen if m.metadata.message_type == wire.TRAIN]
+    (catch_up,) = [c for c in asked if c.get(wire.PURPOSE) == CATCH_UP]
+    assert catch_up[wire.LOCAL_EPOCHS] == 2
+    last = result.rounds[3]
+    assert sorted(last.silos) == ["a", "b", "c"] and not last.left_out
+    assert last.phases[CATCH_UP].bytes_received > 0, "its answer counts"
+
+
 def test_what_the_silo_refuses_it_refuses_when_it_joins(tmp_path: Path) -> None:
     """The server's own terms: no round is begun."""
     for keys in (
+        {"strategy": "fedgroup", "num-groups": 1, "pretrain-epochs": 9},
+        {"strategy": "fedgroup", "num-groups": 1, "pretrain-steps": 300},
+        {"strategy": "fedgroup", "num-groups": 1, "pretrain-epochs": 9, "generators": "silos"},
+        {"strategy": "kmeans", "pretrain-epochs": 9},
         {"local-steps": 300},
         {"personalise": "finetune", "personal-epochs": 50},
         {"strategy": "pfedme"},
@@ -157,6 +210,11 @@ def test_what_the_silo_refuses_it_refuses_when_it_joins(tmp_path: Path) -> None:
         with pytest.raises(FederationError, match="trains at most 1 epochs a round") as caught:
             execute(grid, config, run_id=1, folder=tmp_path / "-".join(keys))
         assert caught.value.phase == "roster"
+    config = RunConfig.read({"strategy": "fedgen", "min-silos": 1, "wait-for-silos": 0.2})
+    with pytest.raises(FederationError, match=r"'a' does not share its label counts.*silo.toml"):
+        execute(
+            InProcessGrid(client.app.app, [silo()]), config, run_id=1, folder=tmp_path / "fedgen"
+        )
 
 
 @pytest.mark.parametrize(("size", "refused"), [(1, False), (2, True), (3, False), (9, False)])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+import wire
 from client.app import app
 from server.baselines import BASELINES
 from server.config import RunConfig
@@ -69,10 +70,15 @@ def test_generators_of_the_real_federation_are_those_of_the_in_process_grid(
         assert (home / "personalised" / f"{folder.name}.safetensors").exists()
 
 
-def test_fedgen_on_real_processes_ends_with_who_did_not_consent(trio: LocalFederation) -> None:
-    folder, last = trio.run(**{**KEYS, "strategy": "fedgen"})
+def test_who_does_not_consent_to_fedgen_says_so_at_the_join_on_both_sides(
+    trio: LocalFederation,
+) -> None:
+    folder, last = trio.run(**{**KEYS, "strategy": "fedgen", "wait-for-silos": 5.0})
     assert last["status"] == "failed"
-    assert "None came from: a, b, c" in record_of(folder)["error"]
+    for name in ("a", "b", "c"):
+        said = f"silo '{name}' does not share its label counts"
+        assert said in record_of(folder)["error"]
+        assert f"refused a {wire.DESCRIBE} message: {said}" in trio.log_of(name).read_text()
 
 
 def test_every_baseline_takes_a_newcomer_on_real_processes(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 import server.commands
+import server.coordinator
 import server.simulate
 from benchmarks.synthetic import write_run
-from server.cli import app, main
+from server.cli import NOT_WITH_FEDERATION, app, main, superlink
 from server.config import RunConfig
+from server.federation import Federation
+from strategies import FederationError
 
 
 @pytest.fixture
@@ -141,3 +145,67 @@ def test_what_a_person_can_mend_is_one_line(
     told = capsys.readouterr().err
     assert ended.value.code == 2 and told.count("\n") == 1
     assert told.startswith("coterie: ") and said in told
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Folders of federations whose SuperLink would have been run."""
+    folders: list[Path] = []
+
+    def serve(federation: Federation, say: Any) -> int:
+        folders.append(federation.folder)
+        return 0
+
+    monkeypatch.setattr(server.coordinator, "serve", serve)
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("option", "instead"),
+    [
+        (["--host", "0.0.0.0"], "[listen] silos of its coterie.toml"),
+        (["--fleet-port", "9092"], "[listen] silos of its coterie.toml"),
+        (["--control-port", "7"], "[listen] operators of its coterie.toml"),
+        (["--runtime-port", "7"], "[listen] serverapp of its coterie.toml"),
+        (["--operators", "127.0.0.1"], "[listen] operators of its coterie.toml"),
+        (["--database", "state.db"], "[state] database of its coterie.toml"),
+        (["--no-executor"], "its SuperLink and what starts ServerApps always run together"),
+        (["--runs-dir", "runs"], "its runs are recorded in its folder runs/"),
+    ],
+)
+@pytest.mark.parametrize("by_environment", [False, True])
+def test_options_without_effect_on_a_federation_are_refused_with_what_has_it(
+    option: list[str],
+    instead: str,
+    by_environment: bool,
+    served: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write_federation(tmp_path)
+    line = ["superlink"] if by_environment else ["superlink", "--federation", str(tmp_path)]
+    if by_environment:
+        monkeypatch.setenv("COTERIE_FEDERATION", str(tmp_path))
+    done = CliRunner().invoke(app, [*line, *option])
+    said = " ".join(done.stderr.split())
+    assert done.exit_code == 2 and not served
+    assert option[0] in said and instead in said and str(tmp_path) in said
+    assert CliRunner().invoke(app, line).exit_code == 0
+    assert served == [tmp_path]
+
+
+def test_every_option_of_the_superlink_is_for_a_federation_or_refused() -> None:
+    (command,) = [c for c in app.registered_commands if c.callback is superlink]
+    assert command.callback is not None
+    options = set(inspect.signature(command.callback).parameters) - {"context", "federation"}
+    assert options == set(NOT_WITH_FEDERATION)
+
+
+def write_federation(folder: Path) -> None:
+    (folder / "coterie.toml").write_text('addresses = ["localhost:9092"]\n', encoding="utf-8")
+
+
+def test_a_run_whose_keys_do_not_fit_together_is_refused_before_a_superlink_is_looked_for() -> None:
+    done = CliRunner().invoke(app, ["run", "flhc", "--set", "linkage=ward"])
+    assert isinstance(done.exception, FederationError)
+    assert "ward needs metric = euclidean" in str(done.exception)

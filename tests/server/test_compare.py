@@ -245,7 +245,15 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("rounds = 2", 'rounds = 2\nalone = "x"'), "key 'alone' is the comparison's"),
         (
             WHOLE.replace('"ifca"', '"flsc"').replace("num-groups = 2", "num-groups = 1"),
-            r"soft_groups must be in \[1, 1\]",
+            "soft-groups must be at most num-groups = 1. Got 2",
+        ),
+        (
+            WHOLE.replace('"ifca"', '"fedgroup"').replace("num-groups = 2", "num-groups = 3"),
+            "num-groups must be at most 2, the silos of round 1. Got 3",
+        ),
+        (
+            WHOLE.replace('"ifca"', '"fedgen"'),
+            "fedgen needs the label counts of every silo, so the file needs `label-counts = true`",
         ),
     ],
 )
@@ -329,8 +337,6 @@ def test_fedgen_is_compared_where_the_file_lets_silos_tell_their_label_counts(
 ) -> None:
     fedgen = '[[strategies]]\nstrategy = "fedgen"\ngenerator-steps = 2\n'
     text = "seeds = [0]\n" + SILOS + RUN + fedgen
-    with pytest.raises(FederationError, match="comparison, `label-counts = true` in its file"):
-        go(written(tmp_path, text), tmp_path / "without")
     _, table = go(written(tmp_path, "label-counts = true\n" + text), tmp_path / "with")
     assert {row.name for row in table} == {"alone", "fedgen"}
     (spec, _) = read(written(tmp_path, "label-counts = true\n" + text)).silos(0)

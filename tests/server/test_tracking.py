@@ -11,6 +11,7 @@ import pytest
 
 import server.tracking
 from benchmarks.synthetic import write_run
+from server.config import RunConfig
 from server.report.model import read_run
 from server.tracking import Tracking, export, open_trackers, scalars
 from strategies.errors import FederationError
@@ -76,8 +77,9 @@ def test_a_tracker_that_fails_does_not_end_the_run(
 def test_an_unknown_tracker_and_a_missing_package_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(FederationError, match=r"tensorboard or mlflow.*Got 'wandb'"):
-        open_trackers("tensorboard, wandb", folder=tmp_path, config={}, run_name="r")
+    assert RunConfig.read({"tracking": "tensorboard, mlflow"})
+    with pytest.raises(FederationError, match=r"tracking: must be tensorboard or mlflow.*wandb'"):
+        RunConfig.read({"tracking": "tensorboard, wandb"})
     for package in ("tensorboardX", "mlflow"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(FederationError, match=r"pip install 'coterie\[tensorboard\]'"):

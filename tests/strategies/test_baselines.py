@@ -610,6 +610,7 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
         (lambda: PFedMe(server_lr=2.0), "server_lr"),
         (lambda: PFedMe(inner_steps=0), "inner_steps"),
         (lambda: PFedMe(train_config={"lr": 1.0}), "diverge"),
+        (lambda: FedNova(train_config={"lr": 0.5, "proximal-mu": 2.0}), "must be below 1"),
     ],
 )
 def test_arguments_out_of_bounds_are_refused(make: Callable[[], Any], text: str) -> None:
@@ -641,9 +642,10 @@ def test_each_runs_on_coteries_silos_by_its_configuration(name: str) -> None:
 
 
 def test_auto_groups_are_refused_where_there_is_no_such_choice() -> None:
-    config = RunConfig.read({"strategy": "ifca", "num-groups": "auto"})
-    with pytest.raises(FederationError, match="num-groups must be a number with strategy ifca"):
-        build_strategy(config, run="x", roster=DescribedRoster("digits"), on_round=lambda r: None)
+    for name in ("ifca", "flsc", "fesem", "kmeans"):
+        said = f"num-groups must be a number with strategy {name}"
+        with pytest.raises(FederationError, match=said):
+            RunConfig.read({"strategy": name, "num-groups": "auto"})
 
 
 @pytest.mark.parametrize("name", BASELINE_NAMES)

@@ -411,11 +411,15 @@ def test_fedgen_goes_with_a_base_that_forms_groups_in_round_1(tmp_path: Path) ->
     assert [sorted(entry) for entry in receivers(result)] == [[], ["everybody"], ["everybody"]]
 
 
-def test_fedgen_ends_with_who_did_not_consent_and_how_to(tmp_path: Path) -> None:
+def test_fedgen_ends_with_who_did_not_consent_and_how_to() -> None:
+    """Of silos that were not told before: a roster without terms."""
     nodes = [digits_config("a", 0, **{"label-counts": True}), digits_config("b", 1)]
-    config = RunConfig.read({"strategy": "fedgen", "rounds": 2, **QUICK})
+    grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=2)
+    strategy = FedGen(roster=roster, train_config={wire.TASK: "digits"})
+    config = RunConfig.read({"strategy": "fedgen"})
+    arrays = initial_arrays(grid, roster.present(grid, round=1)[0], config)
     with pytest.raises(FederationError, match=r"None came from: b. .*label_counts = true"):
-        execute(InProcessGrid(app, nodes), config, run_id=1, folder=tmp_path)
+        strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2)
 
 
 def test_fedgen_draws_the_labels_of_those_whose_heads_the_generator_knows() -> None:
@@ -486,12 +490,14 @@ def test_fedgen_asks_again_whose_answer_was_lost(
     assert f"b: its label counts is left out: {reason}" in caplog.text
 
 
-def test_fedgen_asks_once_who_refuses_and_a_newcomers_refusal_does_not_end_the_run(
-    tmp_path: Path,
+def test_who_does_not_consent_says_so_at_the_join_of_fedgen_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = run_fedgen(tmp_path, lambda reply: reply, refusing="c", churn="c+2")
-    assert asked(result) == [2, 1, 0, 0]
-    assert sorted(result.rounds[-2].silos) == ["a", "b", "c"]
+    result = run_fedgen(tmp_path, lambda reply: reply, refusing="c")
+    assert asked(result) == [2, 0, 0, 0]
+    assert sorted(result.rounds[-2].silos) == ["a", "b"]
+    said = "silo node 3 does not take part: silo 'c' does not share its label counts. .*silo.toml"
+    assert re.search(said, caplog.text)
 
 
 @pytest.mark.parametrize(
@@ -713,7 +719,8 @@ def test_a_task_without_a_latent_split_is_named_and_how_to_add_one(
             asked.update(message.metadata.message_type for message in messages)
             return super().push_messages(messages)
 
-    nodes = [digits_config(n, i, task=PLAIN) for i, n in enumerate("ab")]
+    consent = {"label-counts": True}
+    nodes = [digits_config(n, i, task=PLAIN, **consent) for i, n in enumerate("ab")]
     around = {"generators": "groups"} if strategy == "fedcollab" else {}
     config = RunConfig.read({"strategy": strategy, "task": PLAIN, **around, **QUICK})
     said = f"silo a names no latent split of its model: task {PLAIN!r} has none.*SplitModel"

@@ -24,6 +24,7 @@ from strategies.partition.hcct import partition
 from strategies.roster import Silo
 from tests.conftest import assert_equal_models
 from wire import (
+    BATCH_SIZE,
     GROUP_SIZE,
     HOLDOUT,
     HOLDOUT_ERROR,
@@ -803,3 +804,28 @@ def test_a_newcomers_catch_up_counts_steps_where_the_run_does() -> None:
     _, orders = strategy.orders(state, late, round=3)
     (catch_up,) = [order for order in orders if order.purpose == CATCH_UP]
     assert catch_up.config[LOCAL_STEPS] == 60
+
+
+@pytest.mark.parametrize(
+    ("config", "most", "asked"),
+    [
+        ({LOCAL_EPOCHS: 2}, 0, {LOCAL_EPOCHS: 8}),
+        ({LOCAL_EPOCHS: 2}, 7, {LOCAL_EPOCHS: 6}),
+        ({LOCAL_EPOCHS: 2}, 2, {LOCAL_EPOCHS: 2}),
+        ({LOCAL_EPOCHS: 2}, 100, {LOCAL_EPOCHS: 8}),
+        ({}, 3, {LOCAL_EPOCHS: 3}),
+        # 100 samples in batches of 16: an epoch has 7 steps, so 3 are 21.
+        ({LOCAL_STEPS: 6, BATCH_SIZE: 16}, 3, {LOCAL_EPOCHS: 3, LOCAL_STEPS: 18}),
+        ({LOCAL_STEPS: 6, BATCH_SIZE: 16}, 1, {LOCAL_EPOCHS: 1, LOCAL_STEPS: 6}),
+    ],
+)
+def test_a_newcomers_catch_up_is_no_longer_than_the_silo_allows(
+    config: dict[str, Any], most: int, asked: dict[str, Any]
+) -> None:
+    strategy = HCCT(train_config=config)
+    state = rounds(strategy, silos("a", "b"), *[FOUR] * 3)
+    late = Silo("e", 9, num_examples=100, described=True, max_local_epochs=most)
+    state = strategy.admit(state, [late], round=4)
+    _, orders = strategy.orders(state, [*silos("a", "b"), late], round=4)
+    (catch_up,) = [order for order in orders if order.purpose == CATCH_UP]
+    assert catch_up.config == asked

@@ -512,6 +512,8 @@ def described_app(
             "task": str(config.get("task", "toy")),
             "schema": str(config.get("schema", "s")),
             "alpha": config.get("alpha"),
+            "min_group_size": int(config.get("min-group-size", 1)),
+            "max_local_epochs": int(config.get("max-local-epochs", 0)),
             "protocol": int(config.get("protocol", wire.PROTOCOL)),
         }
         content = wire.encode_description(wire.Description(**(fields | replaced)))
@@ -600,6 +602,8 @@ def test_a_bad_count_of_the_received_models_evaluation_does_not_end_the_run(
         ({"schema": "t"}, "schema differs"),
         ({"protocol": 9}, "it speaks protocol 9"),
         ({"samples": 0}, "it states 0 training samples"),
+        ({"min-group-size": 0}, "its min_group_size must be at least 1. Got 0"),
+        ({"max-local-epochs": -1}, "its max_local_epochs must be at least 0. Got -1"),
         ({"name": "a"}, "another silo of that name"),
     ],
 )

@@ -1,0 +1,54 @@
+"""``coterie simulate``: what it refuses before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.simulate import read
+from strategies import FederationError
+from strategies.errors import EXIT_CONFIG
+
+TEXT = """
+silos = 3
+names = ["a", "b", "c"]
+[split]
+kind = "iid"
+[run]
+rounds = 4
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A simulation of three silos."""
+    path = tmp_path / "three.toml"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"strategy": "flhc", "linkage": "ward"}, "ward needs metric = euclidean"),
+        ({"strategy": "fedgen"}, "the file needs `label-counts = true`"),
+        ({"strategy": "fedgroup", "num-groups": 4}, "num-groups must be at most 3"),
+        ({"min-silos": 4}, "min-silos must be at most 3, the silos of round 1. Got 4"),
+        ({"churn": "c+2"}, "min-silos must be at most 2, .*churn"),
+        ({"churn": "c-2"}, "churn waits for c to leave, but silos stay"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(changes: dict[str, Any], said: str, file: Path) -> None:
+    with pytest.raises(FederationError, match=said) as caught:
+        read(file, None, changes)
+    assert caught.value.exit_code == EXIT_CONFIG
+
+
+def test_a_newcomer_and_consent_to_label_counts_are_taken(file: Path) -> None:
+    _, config = read(file, None, {"churn": "c+2", "min-silos": 2})
+    assert (config.min_silos, config.rounds) == (2, 4)
+    file.write_text("label-counts = true" + TEXT, encoding="utf-8")
+    simulation, config = read(file, None, {"strategy": "fedgen"})
+    assert simulation.label_counts and config.strategy == "fedgen"
