@@ -73,7 +73,7 @@ from wire import is_silo_name
 __all__ = ["Comparison", "compare", "read"]
 
 ALONE = "alone"
-CLIENT_APP = "client.app:app"
+CLIENT_APP, BENCHES = "client.app:app", "client.benches"
 """The silos' app, by reference like Flower's own: the server imports no silo code otherwise."""
 SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "alone")
 """Keys that the comparison sets itself, so that all strategies have the same silos and seeds."""
@@ -380,6 +380,8 @@ def _run_seed(
             for spec in silos:
                 local.start_silo(spec)
             local.wait_for_silos(len(silos))
+        else:
+            _open(silos, together=isinstance(comparison.file.silos, int))
         for name in missing:
             target = _record_of(comparison, name, seed, folder)
             keys = comparison.keys(name, seed)
@@ -397,6 +399,21 @@ def _run_seed(
                 highlight=False,
                 soft_wrap=True,
             )
+
+
+def _open(silos: Sequence[SiloSpec], *, together: bool) -> None:
+    """Open the silos' data before the first run: in a run, a silo says no more than that it failed.
+
+    Args:
+        together: they are one split, whose data is read once.
+    """
+    benches = import_module(BENCHES)
+    for part in [silos] if together else [[silo] for silo in silos]:
+        try:
+            benches.prepare_nodes([silo.node_config() for silo in part])
+        except ValueError as error:  # a task or settings that cannot be; both are ValueErrors
+            whose = "the silos" if together else f"silo {part[0].name!r}"
+            raise FederationError(f"{whose}: {error}", exit_code=EXIT_CONFIG) from None
 
 
 def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> dict[str, Any]:

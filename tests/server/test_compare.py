@@ -354,7 +354,7 @@ def test_the_same_seed_gives_the_same_errors_in_another_folder(tmp_path: Path) -
 
 def test_silos_that_cannot_open_their_data_say_why(tmp_path: Path) -> None:
     file = written(tmp_path, WHOLE.replace("skip = 40", "skip = 4000"))
-    with pytest.raises(FederationError, match="skip \\+ train \\+ test must be in"):
+    with pytest.raises(FederationError, match=r"silo .b.: skip \+ train \+ test must be in"):
         go(file, tmp_path / "out")
 
 
