@@ -288,8 +288,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         truth=tuple((i,) for i in range(10)),
         notes="9,500 training images in 100 shards of one class, mean 950; up to 300 test images a "
-        "silo, from a subset of CIFAR-10. Pixels are scaled as in the paper's code, which also "
-        "crops and flips training images at random; that is not done here.",
+        "silo, from a subset of CIFAR-10. The paper's code standardises pixels, as is done here "
+        "where nothing else is said, and crops and flips training images, which is not.",
     ),
 }
 
@@ -722,7 +722,7 @@ def _commands(
         parts = [f"--tasks {setting.experiment} --seeds {1 + max(run['seed'] for run in made)}"]
         if rounds != experiment.rounds:
             parts.append(f"--rounds {rounds}")
-        if setting.data != experiment.data:
+        if "split-samples" in _differing(setting, experiment):
             parts.append(f"--samples {setting.data['split-samples']}")
         if setting.precision != "float32":
             parts.append(f"--precision {setting.precision}")
@@ -732,10 +732,19 @@ def _commands(
     return commands
 
 
+def _differing(setting: Setting, experiment: Experiment) -> set[str]:
+    """Options of the data that are not the experiment's."""
+    keys = setting.data.keys() | experiment.data.keys()
+    return {key for key in keys if setting.data.get(key) != experiment.data.get(key)}
+
+
 def _departure(setting: Setting, experiment: Experiment) -> str:
     parts = []
-    if setting.data != experiment.data:
+    differing = _differing(setting, experiment)
+    if "split-samples" in differing:
         parts.append(f"**{setting.data['split-samples']} training samples in all**")
+    if "normalise" in differing:
+        parts.append(f"**pixels: {setting.data.get('normalise', 'symmetric, from −1 to 1')}**")
     if setting.precision != "float32":
         parts.append(f"**{setting.precision}**")
     return f" ({', '.join(parts)})" if parts else ""
