@@ -47,11 +47,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
-from flwr.clientapp import ClientApp
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from rich.console import Console, JustifyMethod
 from rich.table import Table
@@ -59,7 +57,7 @@ from rich.text import Text
 
 from server.comparison import COLUMNS, Measure, Row, by_error, cells, markdown, measure, plain, rows
 from server.config import RunConfig, dashed, require_silos
-from server.inprocess import InProcessGrid
+from server.inprocess import InProcessGrid, client_app, open_silos
 from server.local import LocalFederation, SiloSpec
 from server.record import write_atomically
 from server.run import execute
@@ -73,8 +71,6 @@ from wire import is_silo_name
 __all__ = ["Comparison", "compare", "read"]
 
 ALONE = "alone"
-CLIENT_APP, BENCHES = "client.app:app", "client.benches"
-"""The silos' app, by reference like Flower's own: the server imports no silo code otherwise."""
 SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn", "alone")
 """Keys that the comparison sets itself, so that all strategies have the same silos and seeds."""
 
@@ -380,8 +376,11 @@ def _run_seed(
             for spec in silos:
                 local.start_silo(spec)
             local.wait_for_silos(len(silos))
+        elif isinstance(comparison.file.silos, int):  # one split, whose data is read once
+            open_silos([silo.node_config() for silo in silos], whose="the silos")
         else:
-            _open(silos, together=isinstance(comparison.file.silos, int))
+            for silo in silos:
+                open_silos([silo.node_config()], whose=f"silo {silo.name!r}")
         for name in missing:
             target = _record_of(comparison, name, seed, folder)
             keys = comparison.keys(name, seed)
@@ -401,25 +400,10 @@ def _run_seed(
             )
 
 
-def _open(silos: Sequence[SiloSpec], *, together: bool) -> None:
-    """Open the silos' data before the first run: in a run, a silo says no more than that it failed.
-
-    Args:
-        together: they are one split, whose data is read once.
-    """
-    benches = import_module(BENCHES)
-    for part in [silos] if together else [[silo] for silo in silos]:
-        try:
-            benches.prepare_nodes([silo.node_config() for silo in part])
-        except ValueError as error:  # a task or settings that cannot be; both are ValueErrors
-            whose = "the silos" if together else f"silo {part[0].name!r}"
-            raise FederationError(f"{whose}: {error}", exit_code=EXIT_CONFIG) from None
-
-
 def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> dict[str, Any]:
     """One run with silos that are called in this process, where there is nothing to wait for."""
     config = RunConfig.read({**keys, "wait-for-silos": 1.0})
-    grid = InProcessGrid(_client_app(), [silo.node_config() for silo in silos])
+    grid = InProcessGrid(client_app(), [silo.node_config() for silo in silos])
     quiet, log = logging.ERROR, logging.getLogger("coterie")
     before = log.level
     log.setLevel(max(quiet, before))
@@ -428,12 +412,6 @@ def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) 
     finally:
         log.setLevel(before)
     return _read(target)
-
-
-def _client_app() -> ClientApp:
-    module, _, name = CLIENT_APP.partition(":")
-    app: ClientApp = getattr(import_module(module), name)
-    return app
 
 
 def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> dict[str, Any]:

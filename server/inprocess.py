@@ -10,14 +10,20 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from importlib import import_module
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 import wire
+from strategies.errors import EXIT_CONFIG, FederationError
 
-__all__ = ["InProcessGrid"]
+__all__ = ["InProcessGrid", "client_app", "open_silos"]
+
+CLIENT_APP, BENCHES = "client.app", "client.benches"
+"""Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:
+the server imports no silo code except where it plays all silos itself."""
 
 NodeConfig = Mapping[str, str | int | float | bool]
 
@@ -117,3 +123,26 @@ def _stamped(reply: Message, node_id: int) -> Message:
     reply.metadata.__dict__["_src_node_id"] = node_id
     reply.metadata.__dict__["_delivered_at"] = str(time.time())
     return reply
+
+
+def client_app() -> ClientApp:
+    """coterie's own ClientApp."""
+    app: ClientApp = import_module(CLIENT_APP).app
+    return app
+
+
+def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
+    """Open the data of this app's silos: in a run, a silo says no more than that it failed.
+
+    Args:
+        node_configs: of silos whose task and options differ in ``silo`` alone; read once.
+        whose: data it is, for the error.
+
+    Raises:
+        FederationError: a task or settings that cannot be.
+    """
+    try:
+        import_module(BENCHES).prepare_nodes(node_configs)
+    except ValueError as error:  # what tasks and settings raise are ValueErrors
+        told = f"{whose}: {error}" if whose else str(error)
+        raise FederationError(told, exit_code=EXIT_CONFIG) from None

@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -20,7 +19,7 @@ from rich.console import Console
 from server.commands import print_final
 from server.config import RunConfig, require_silos
 from server.follow import Progress, events
-from server.inprocess import InProcessGrid
+from server.inprocess import InProcessGrid, client_app, open_silos
 from server.local import LocalFederation
 from server.record import default_runs_dir
 from server.run import execute, run_folder
@@ -30,10 +29,6 @@ from tasks.base import Option, TaskError
 from tasks.simulation import Simulation
 
 __all__ = ["node_configs", "read", "simulate"]
-
-CLIENT_APP, BENCHES = "client.app", "client.benches"
-"""Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:
-the server imports no silo code except where it plays all silos itself."""
 
 START_DEADLINE_S = 60.0
 
@@ -114,16 +109,12 @@ def simulate(
 
 def _in_this_process(console: Console, simulation: Simulation, config: RunConfig) -> Path:
     nodes = node_configs(simulation)
-    app = import_module(CLIENT_APP).app
-    try:
-        import_module(BENCHES).prepare_nodes(nodes)
-    except ValueError as error:  # a task or settings that cannot be; both are ValueErrors
-        raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
+    open_silos(nodes)
     run_id = time.time_ns() // 1000
     record = run_folder(config, run_id=run_id)
     logging.getLogger("coterie").setLevel(logging.INFO)  # for run.log
     with _shown(console, config, record):
-        execute(InProcessGrid(app, nodes), config, run_id=run_id, folder=record)
+        execute(InProcessGrid(client_app(), nodes), config, run_id=run_id, folder=record)
     return record
 
 
