@@ -27,6 +27,7 @@ import torch
 from flwr.app import ArrayRecord, MetricRecord
 
 import wire
+from benchmarks.fedgenp_published import OwnStatistics, PublishedMnist, published_data
 from benchmarks.hcct import FixedGroups, Shared
 from client.app import app
 from client.training import load_weights
@@ -54,6 +55,7 @@ mnist = partial(Shared, "mnist/cnn-fedgen")
 mnist_small = partial(Shared, "mnist/mlp-128")
 letters = partial(Shared, "emnist-letters/cnn-fedgen")
 domains = partial(Shared, "digit-five/mlp-128")
+published = PublishedMnist
 SMALL = ("mnist_small", "domains")
 DATA_OF = {"mnist": "mnist", "mnist_small": "mnist", "letters": "emnist-letters"}
 
@@ -76,6 +78,8 @@ class Column:
         rounds: of a run, unless the command says otherwise.
         groups: for methods that are told who belongs together, by number of the silo.
         own: the global model, too, is judged on the silos' own test data.
+        published: α and ratio of the released scripts, for a run cut and measured as they do.
+        last: how many rounds at the end are evaluated one by one.
     """
 
     title: str
@@ -88,6 +92,8 @@ class Column:
     rounds: int = 100
     groups: tuple[tuple[int, ...], ...] = ()
     own: bool = False
+    published: tuple[float, float] | None = None
+    last: int = LAST
 
 
 def _dirichlet(percent: int, active: int, alpha: float, *paper: float) -> Column:
@@ -105,6 +111,21 @@ def _dirichlet(percent: int, active: int, alpha: float, *paper: float) -> Column
             "test": 100,
         },
         paper=dict(zip(names, zip(paper[:4], paper[4:], strict=True), strict=True)),
+    )
+
+
+def _published(name: str, percent: int) -> Column:
+    column = COLUMNS[name]
+    alpha, ratio = float(column.data["split-alpha"]), percent / 100
+    return replace(
+        column,
+        title=f"{column.title}, cut and measured as released",
+        data={"alpha": alpha, "ratio": ratio},
+        task="published",
+        arms=("FedAvg", "FedAvg, lr·(1+a_t)", "FedGenP, a_t", "FedGenP", "FedGen, a_t"),
+        rounds=300,
+        published=(alpha, ratio),
+        last=100,
     )
 
 
@@ -222,6 +243,11 @@ COLUMNS |= {
 }
 """As long as the paper's, where the columns above are a third of it."""
 
+COLUMNS |= {
+    f"{name} as released": _published(name, percent)
+    for name, percent in (("10 % α=1", 10), ("10 % α=10", 10), ("5 % α=10", 5))
+}
+
 
 # --- the methods ------------------------------------------------------------------------------
 
@@ -235,7 +261,7 @@ class Sampled(FedAvg):
     """
 
     def __init__(
-        self, *, active: int, draw: int, raised: Callable[[int], float] | None, **keys: Any
+        self, *, active: int, draw: int, raised: Callable[[int], float], **keys: Any
     ) -> None:
         super().__init__(**keys)
         self.active, self.draw, self.raised = active, draw, raised
@@ -247,8 +273,7 @@ class Sampled(FedAvg):
         state, orders = super().orders(state, silos, round=round)
         rng = np.random.default_rng([self.draw, round])
         turn = set(rng.choice(len(orders), size=min(self.active, len(orders)), replace=False))
-        factor = 1.0 if self.raised is None else self.raised(round)
-        lr = float(self.train_config[wire.LR]) * factor
+        lr = float(self.train_config[wire.LR]) * self.raised(round)
         return state, [replace(o, config={wire.LR: lr}) for i, o in enumerate(orders) if i in turn]
 
 
@@ -263,7 +288,11 @@ Build = Callable[[Column, int, dict[str, Any]], GroupStrategy[Any]]
 def _average(
     column: Column, seed: int, keys: dict[str, Any], raised: Callable[[int], float] | None = None
 ) -> Sampled:
-    return Sampled(active=column.active, draw=seed, raised=raised, **keys)
+    def factor(round: int) -> float:
+        fallen = 0.99 ** max(round - 2, 0) if column.published else 1.0
+        return fallen * (1.0 if raised is None else raised(round))
+
+    return Sampled(active=column.active, draw=seed, raised=factor, **keys)
 
 
 def _fedgenp(
@@ -294,6 +323,7 @@ ARMS: dict[str, Build] = {
     "FedAvg, lr·(1+a_t)": lambda c, s, k: _average(c, s, k, released_factor),
     "FedAvg, lr·2": lambda c, s, k: _average(c, s, k, lambda round: 2.0),
     "FedGen": lambda c, s, k: FedGen(base=_average(c, s, {}), seed=s, **k),
+    "FedGen, a_t": lambda c, s, k: FedGen(base=_average(c, s, {}), given=RELEASED, seed=s, **k),
     "FedGenP": lambda c, s, k: _fedgenp(c, s, k),
     "FedGenP, a_t": lambda c, s, k: _fedgenp(c, s, k, RELEASED),
     "FedGenP, λ = 1": lambda c, s, k: _fedgenp(c, s, k, reversal_weight=1.0),
@@ -330,10 +360,12 @@ def run(name: str, arm: str, seed: int, rounds: int, folder: str) -> dict[str, A
             "evaluate-trained": True,
         }
     )
-    grid = InProcessGrid(app, _nodes(column, config.task, seed, folder))
+    silos = OwnStatistics(app)
+    nodes = _nodes(column, config.task, seed, folder)
+    grid = InProcessGrid(silos if column.published else app, nodes)
     roster = DescribedRoster(config.task, column.silos)
     keys: dict[str, Any] = {"train_config": train_config(config, run="bench")}
-    watch = Watch(column, folder, rounds)
+    watch = Watch(column, folder, rounds, silos)
     strategy = ARMS[arm](column, seed, {**keys, "roster": roster, "evaluate": column.own})
     strategy.on_round = watch.report
     watch.strategy = strategy
@@ -373,8 +405,8 @@ def _finite(result: RunResult) -> bool:
 class Watch:
     """What a run's course is judged by. Accuracies in %."""
 
-    def __init__(self, column: Column, folder: str, rounds: int) -> None:
-        self.column, self.folder, self.rounds = column, folder, rounds
+    def __init__(self, column: Column, folder: str, rounds: int, silos: OwnStatistics) -> None:
+        self.column, self.folder, self.rounds, self.silos = column, folder, rounds, silos
         self.strategy: GroupStrategy[Any] | None = None
         self.shared: list[list[float]] = []
         self.personal: list[list[float]] = []
@@ -384,13 +416,22 @@ class Watch:
 
     def due(self, round: int) -> bool:
         """Whether the global model is evaluated after this round."""
-        return round > 0 and (round % EVERY == 0 or round > self.rounds - LAST)
+        return round > 0 and (round % EVERY == 0 or round > self.rounds - self.column.last)
 
     def evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
         """The global model on the whole test set; after the last round the ensemble as well."""
         if not self.due(round) or self.column.own:
             return None
         task = f"benchmarks.fedgenp:{self.column.task}"
+        if self.column.published:
+            alpha, ratio = self.column.published
+            model = load_task(task).model()
+            tests = [
+                (data.x_test, data.y_test) for data in published_data(self.folder, alpha, ratio)
+            ]
+            right = self.silos.accuracy(model, wire.decode_arrays(arrays), tests)
+            self.shared.append([round, 100 * right])
+            return None
         self.shared.append([round, _accuracy(task, self.folder, [wire.decode_arrays(arrays)])])
         if isinstance(self.strategy, FedEnsemble) and round == self.rounds:
             assert self.strategy._state is not None
@@ -521,7 +562,8 @@ def _rows(runs: Mapping[str, Any], name: str, arm: str) -> list[str]:
     upto = _reached(runs, name)
     last = [r["latents"][-1][1:] for r in found if r["latents"]]
     latents = f"{np.mean(last, axis=0)[0]:.0f}, {np.mean(last, axis=0)[1]:.0f}" if last else "–"
-    cells = [arm, _cell(found, "global", upto), _cell(found, "per", upto), latents, str(len(found))]
+    cell = _best if column.published else _cell
+    cells = [arm, cell(found, "global", upto), cell(found, "per", upto), latents, str(len(found))]
     rows = [cells + _paper(column, arm)]
     told = [r["ensemble"] for r in found if r["ensemble"] is not None]
     if told:
@@ -541,6 +583,13 @@ def _paper(column: Column, arm: str) -> list[str]:
 def _cell(runs: Sequence[Mapping[str, Any]], part: str, upto: int) -> str:
     """The mean of the rounds evaluated among the last five before ``upto``."""
     series = [[v for r, v in run[part] if upto - LAST < r <= upto] for run in runs]
+    values = [float(np.mean(one)) for one in series if one]
+    return _spread(values) if values else "–"
+
+
+def _best(runs: Sequence[Mapping[str, Any]], part: str, upto: int) -> str:
+    """The mean of the five best rounds, as the paper's figures."""
+    series = [sorted(v for r, v in run[part] if r <= upto)[-5:] for run in runs]
     values = [float(np.mean(one)) for one in series if one]
     return _spread(values) if values else "–"
 

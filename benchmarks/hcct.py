@@ -506,7 +506,7 @@ def run_variant(
     """Train once; return what is stored."""
     experiment = EXPERIMENTS[setting.experiment]
     config = _run_config(experiment, setting, variant, seed)
-    grid = InProcessGrid(silos, _node_configs(experiment, setting, seed, folder))  # type: ignore[arg-type]
+    grid = InProcessGrid(silos, _node_configs(experiment, setting, seed, folder))
     roster = DescribedRoster(config.task, len(experiment.silos))
     run = f"{setting.experiment}-{seed}-{config.alpha}"
     strategy = _strategy(experiment, variant, config, roster, run)

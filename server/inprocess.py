@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -32,11 +32,13 @@ class InProcessGrid(Grid):
     """Calls a ClientApp for every message, in the order pushed.
 
     Args:
-        app: the ClientApp of every node, any of Flower's.
+        app: the ClientApp of every node, any of Flower's, or what is called as one.
         node_configs: one per node; node i gets id i+1.
     """
 
-    def __init__(self, app: ClientApp, node_configs: Sequence[NodeConfig]) -> None:
+    def __init__(
+        self, app: Callable[[Message, Context], Message], node_configs: Sequence[NodeConfig]
+    ) -> None:
         self.app = app
         self.nodes: dict[int, NodeConfig] = dict(enumerate(node_configs, start=1))
         self._states: dict[int, RecordDict] = {}

@@ -1,7 +1,10 @@
 """What the benchmarks build for themselves."""
 
 import numpy as np
+from flwr.app import Context, Message, RecordDict
 
+import wire
+from benchmarks import fedgenp_published
 from benchmarks.fedcollab import published_silos
 
 
@@ -20,3 +23,44 @@ def test_the_silos_of_fedcollab_s_scripts_are_cut_as_the_paper_says():
     again, other = published_silos(labels, 0), published_silos(labels, 1)
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(silos, again, strict=True))
     assert not any(np.array_equal(a[0], b[0]) for a, b in zip(silos, other, strict=True))
+
+
+def test_the_silos_of_fedgenp_s_scripts_are_cut_as_they_cut():
+    train = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 600))
+    test = np.random.default_rng(1).permutation(np.repeat(np.arange(10), 100))
+    few = fedgenp_published.published_silos(train, test, alpha=10, ratio=0.1)
+    assert sum(len(rows) for rows, _ in few) == 300, "a label gives what one silo may have: 30"
+    skewed = fedgenp_published.published_silos(train, test, alpha=0.1, ratio=1.0)
+    assert sum(len(rows) for rows, _ in skewed) == 6000
+    for silos in (few, skewed):
+        assert len(silos) == 20
+        assert min(len(rows) for rows, _ in silos) >= 10
+        for part in (0, 1):
+            rows = np.concatenate([silo[part] for silo in silos])
+            assert len(np.unique(rows)) == len(rows), "two silos share a sample"
+        for own, held in silos:
+            assert set(train[own]) == set(test[held]), "tested on the labels it trains on"
+            assert set(np.bincount(test[held])) <= {0, 5}, "a twentieth of each"
+    again = fedgenp_published.published_silos(train, test, alpha=10, ratio=0.1)
+    assert all(np.array_equal(a[0], b[0]) for a, b in zip(few, again, strict=True))
+
+
+def test_silos_that_keep_their_statistics_train_and_test_with_them():
+    seen, trained = [], {"w": np.ones(2), "norm.running_mean": np.full(2, 7.0)}
+
+    def app(message: Message, context: Context) -> Message:
+        seen.append(wire.decode_arrays(message.content.array_records[wire.ARRAYS]))
+        answer = RecordDict({wire.ARRAYS: wire.encode_arrays(trained, packed=True)})
+        return Message(answer, reply_to=message)
+
+    def send(kind: str, node: int) -> float:
+        given = {"w": np.zeros(2), "norm.running_mean": np.zeros(2)}
+        content = RecordDict({wire.ARRAYS: wire.encode_arrays(given, packed=False)})
+        context = Context(run_id=1, node_id=node, node_config={}, state=RecordDict(), run_config={})
+        silos(Message(content, node, kind), context)
+        assert (seen[-1]["w"] == 0).all()
+        return float(seen[-1]["norm.running_mean"][0])
+
+    silos = fedgenp_published.OwnStatistics(app)
+    assert [send(wire.TRAIN, 1), send(wire.TRAIN, 1), send(wire.EVALUATE, 1)] == [0, 7, 7]
+    assert send(wire.TRAIN, 2) == 0, "another silo has none of them"
