@@ -1,11 +1,18 @@
 """What the benchmarks build for themselves."""
 
+from pathlib import Path
+
 import numpy as np
+import pytest
+import torch
 from flwr.app import Context, Message, RecordDict
+from PIL import Image
 
 import wire
-from benchmarks import fedgenp_published
+from benchmarks import fedgenp, fedgenp_published
+from benchmarks.celeba import CelebA, celeba_data
 from benchmarks.fedcollab import published_silos
+from tasks import TaskError
 
 
 def test_the_silos_of_fedcollab_s_scripts_are_cut_as_the_paper_says():
@@ -64,3 +71,49 @@ def test_silos_that_keep_their_statistics_train_and_test_with_them():
     silos = fedgenp_published.OwnStatistics(app)
     assert [send(wire.TRAIN, 1), send(wire.TRAIN, 1), send(wire.EVALUATE, 1)] == [0, 7, 7]
     assert send(wire.TRAIN, 2) == 0, "another silo has none of them"
+
+
+def celeba(folder: Path, *, people: int = 7, images: int = 5, names: str = "Male Smiling") -> None:
+    """A folder in the layout of CelebA: who has an even number smiles, and is bright."""
+    root = folder / "celeba"
+    (root / "img_align_celeba").mkdir(parents=True)
+    rows = [(f"{i:06d}.jpg", i % people) for i in range(people * images)]
+    for file, who in rows:
+        Image.new("RGB", (20, 24), (255, 255, 255) if who % 2 == 0 else (0, 0, 0)).save(
+            root / "img_align_celeba" / file
+        )
+    (root / "identity_CelebA.txt").write_text("".join(f"{f} {who}\n" for f, who in rows))
+    marks = "".join(f"{f} -1 {1 if who % 2 == 0 else -1}\n" for f, who in rows)
+    (root / "list_attr_celeba.txt").write_text(f"{len(rows)}\n{names}\n{marks}")
+
+
+def test_celeba_is_read_where_it_is_there_and_cut_by_celebrity(tmp_path):
+    celeba(tmp_path)
+    silos = celeba_data(str(tmp_path), 3, 2)
+    assert [(len(s.x_train), len(s.x_test)) for s in silos] == [(8, 2)] * 3
+    assert silos[0].x_train.shape[1:] == (3, 84, 84)
+    for silo in silos:
+        for x, y in ((silo.x_train, silo.y_train), (silo.x_test, silo.y_test)):
+            assert np.array_equal(y, x.mean(axis=(1, 2, 3)) > 0), "labels go with their images"
+    model = CelebA().model()
+    assert model(torch.from_numpy(silos[0].x_test)).shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({"people": 5}, "need 6 with 5 images or more each. There are 5"),
+        ({"images": 4}, "There are 0"),
+        ({"names": "Male Young"}, "no attribute Smiling"),
+    ],
+)
+def test_a_celeba_that_does_not_do_is_refused(tmp_path, given, found):
+    celeba(tmp_path, **given)
+    with pytest.raises(TaskError, match=found):
+        celeba_data(str(tmp_path), 3, 2)
+
+
+def test_a_column_whose_data_is_missing_is_named_and_the_others_run(tmp_path):
+    assert "identity_CelebA.txt cannot be read" in fedgenp._problem(
+        fedgenp.COLUMNS["celeba r=1"], str(tmp_path)
+    )
