@@ -83,6 +83,8 @@ GENERATOR_ARRAYS: Final = (
 """h = relu([one-hot label, noise U[0,1)] · hidden), z = (h · mean) + exp(½ h · spread) · N(0,1).
 
 Weights are (inputs, outputs), unlike torch's Linear."""
+NOISE: Final = 32
+"""Width of the noise beside the one-hot label."""
 LABELS: Final = "labels"
 """Label counts by class, an array; in a generator's record: shares by which labels are drawn."""
 MAX_LOG_VARIANCE: Final = 4.0

@@ -84,6 +84,7 @@ class Column:
         released: folder → all silos' data, for a column measured as the released code does.
         lr_falls: by 1 % a round, as there.
         last: how many rounds at the end are evaluated one by one.
+        hidden: width of the generators' hidden layer.
     """
 
     title: str
@@ -99,6 +100,7 @@ class Column:
     released: Callable[[str], Sequence[SiloData]] | None = None
     lr_falls: bool = False
     last: int = LAST
+    hidden: int = 256
 
 
 def _dirichlet(percent: int, active: int, alpha: float, *paper: float) -> Column:
@@ -134,6 +136,7 @@ def _celeba(active: int, *paper: float) -> Column:
         paper=_paper_of(*paper),
         released=celeba_data,
         lr_falls=True,
+        hidden=128,
     )
 
 
@@ -330,10 +333,16 @@ def _average(
     return Sampled(active=column.active, draw=seed, raised=factor, **keys)
 
 
+def _fedgen(column: Column, seed: int, keys: dict[str, Any], given: Given | None = None) -> FedGen:
+    plan = GeneratorPlan(hidden=column.hidden)
+    return FedGen(base=_average(column, seed, {}), given=given, plan=plan, seed=seed, **keys)
+
+
 def _fedgenp(
     column: Column, seed: int, keys: dict[str, Any], given: Given | None = None, **plan: Any
 ) -> FedGenP:
     base = _average(column, seed, {})
+    plan = {"hidden": column.hidden, **plan}
     return FedGenP(base=base, given=given, plan=GeneratorPlan(**plan), seed=seed, **keys)
 
 
@@ -360,8 +369,8 @@ ARMS: dict[str, Build] = {
     "FedAvg": lambda c, s, k: FedEnsemble(base=_average(c, s, k), **k),
     "FedAvg, lr·(1+a_t)": lambda c, s, k: _average(c, s, k, released_factor),
     "FedAvg, lr·2": lambda c, s, k: _average(c, s, k, lambda round: 2.0),
-    "FedGen": lambda c, s, k: FedGen(base=_average(c, s, {}), seed=s, **k),
-    "FedGen, a_t": lambda c, s, k: FedGen(base=_average(c, s, {}), given=RELEASED, seed=s, **k),
+    "FedGen": lambda c, s, k: _fedgen(c, s, k),
+    "FedGen, a_t": lambda c, s, k: _fedgen(c, s, k, RELEASED),
     "FedGenP": lambda c, s, k: _fedgenp(c, s, k),
     "FedGenP, a_t": lambda c, s, k: _fedgenp(c, s, k, RELEASED),
     "FedGenP, λ = 1": lambda c, s, k: _fedgenp(c, s, k, reversal_weight=1.0),

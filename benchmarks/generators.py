@@ -35,7 +35,7 @@ from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.run import build_strategy, initial_arrays
 from strategies.generators import reversed_loss, train_generators
-from strategies.latent import NOISE, Generator, GeneratorPlan, fresh_generator
+from strategies.latent import Generator, GeneratorPlan, fresh_generator
 from strategies.loop import RoundReport
 from strategies.roster import DescribedRoster
 from wire import Layers, Model
@@ -76,7 +76,14 @@ def rngs_of(silos: int) -> list[np.random.Generator]:
 def stacked(heads: Sequence[Model], plan: GeneratorPlan) -> None:
     """What the server does."""
     silos = len(heads)
-    train_generators(fresh(silos, plan), heads, LAYERS, plan=plan, rngs=rngs_of(silos))
+    train_generators(
+        fresh(silos, plan),
+        heads,
+        LAYERS,
+        plan=plan,
+        rngs=rngs_of(silos),
+        drawing=np.random.default_rng(0),
+    )
 
 
 def one_by_one(heads: Sequence[Model], plan: GeneratorPlan) -> None:
@@ -123,7 +130,7 @@ class _Plain(nn.Module):
         optimiser = torch.optim.Adam(self.parameters(), lr=plan.lr)
         for step in range(plan.steps):
             labels = torch.from_numpy(rng.integers(CLASSES, size=plan.batch))
-            noise = torch.from_numpy(rng.random((plan.batch, NOISE), dtype=np.float32))
+            noise = torch.from_numpy(rng.random((plan.batch, wire.NOISE), dtype=np.float32))
             normal = rng.standard_normal((plan.batch, LATENT), dtype=np.float32)
             inputs = torch.cat([one_hot(labels, CLASSES).float(), noise], dim=1)
             latents = self(inputs, torch.from_numpy(normal))
@@ -180,7 +187,7 @@ def mapped(heads: Sequence[Model], plan: GeneratorPlan) -> None:
     slopes = [vmap(grad(loss)) for loss in (others, against)]
     for step in range(plan.steps):
         labels = torch.from_numpy(rng.integers(CLASSES, size=(silos, plan.batch)))
-        noise = torch.from_numpy(rng.random((silos, plan.batch, NOISE), dtype=np.float32))
+        noise = torch.from_numpy(rng.random((silos, plan.batch, wire.NOISE), dtype=np.float32))
         normal = rng.standard_normal((silos, plan.batch, LATENT), dtype=np.float32)
         inputs = torch.cat([one_hot(labels, CLASSES).float(), noise], dim=-1)
         slope = slopes[step % 2](

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
+import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 import wire
@@ -144,7 +145,8 @@ def _evaluated_trained(
 ) -> dict[str, float | int]:
     """Evaluate and keep the model as this silo has just trained it; it is in the bench."""
     result = evaluate(bench.task, bench.model, bench.data)
-    if bench.settings.home:
+    finite = all(np.isfinite(array).all() for array in trained.values())
+    if bench.settings.home and finite:  # what it kept before is worth more than one of NaN
         card = card_of(bench, config, trained, result, here=True)
         keep_model(bench.settings.home, card, trained)
     return {wire.TRAINED_LOSS: result.loss, wire.TRAINED_ERROR: result.error}

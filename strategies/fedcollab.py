@@ -268,7 +268,7 @@ class FedCollab(GroupStrategy[FedCollabState]):
         """Step 3: everybody trains its coalition's model."""
         models = dict(state.members.models)
         for group in state.planned:
-            models |= dict.fromkeys(group, _start(state, group))
+            models |= _starts(state, group)
         members = replace(state.members, models=models, groups=state.planned)
         return replace(state, members=members), orders_from(models, silos)
 
@@ -482,24 +482,56 @@ def _null_errors(names: Sequence[str], state: FedCollabState) -> np.ndarray:
     return errors
 
 
-def _start(state: FedCollabState, group: Group) -> Model:
+@dataclass(frozen=True)
+class _Reached:
+    """What members of a coalition-to-be have reached: one model of theirs.
+
+    Attributes:
+        names: of them.
+        behind: all silos of which the model is a mean.
+        model: itself.
+    """
+
+    names: Group
+    behind: Group
+    model: Model
+
+
+def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Reached]:
+    """Those whose mean is one of as many silos as everybody behind it accepts."""
+    kept = list(reached)
+    while True:
+        count = sum(len(own.behind) for own in kept)
+        fewer = [own for own in kept if all(minimums.get(n, 1) <= count for n in own.behind)]
+        if len(fewer) == len(kept):
+            return kept
+        kept = fewer
+
+
+def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
     """The mean of what the members' coalitions had reached, one model for each; or w⁰.
 
-    Who was away does not count where others were there.
+    Who was away does not count where others were there. A model of fewer silos than these accept
+    is shown to nobody else: where nothing else is left, everybody goes on from its own.
     """
-    parts: list[tuple[Model, float]] = []
+    reached = []
     for before in state.members.groups:
-        inside = [n for n in before if n in group and n in state.trained]
+        behind = tuple(n for n in before if n in state.trained)
+        inside = tuple(n for n in behind if n in group)
         if inside:
-            size = sum(state.members.sizes[n] for n in inside)
-            parts.append((state.members.models[inside[0]], size))
-    if not parts:
-        parts = [
-            (state.members.models[n], state.members.sizes[n]) for n in group if n in state.trained
-        ]
-    if not parts:
-        return state.members.initial
-    return weighted_mean([model for model, _ in parts], [size for _, size in parts])
+            reached.append(_Reached(inside, behind, state.members.models[inside[0]]))
+    if not reached:
+        known = [n for n in group if n in state.trained]
+        reached = [_Reached((n,), (n,), state.members.models[n]) for n in known]
+    if not reached:
+        return dict.fromkeys(group, state.members.initial)
+    if len(reached) > 1 or set(group) - set(reached[0].behind):
+        reached = _shown(reached, state.members.minimums)
+    if not reached:
+        models = state.members.models
+        return {n: models[n] if n in state.trained else state.members.initial for n in group}
+    sizes = [sum(state.members.sizes[n] for n in own.names) for own in reached]
+    return dict.fromkeys(group, weighted_mean([own.model for own in reached], sizes))
 
 
 def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:

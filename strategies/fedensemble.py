@@ -84,7 +84,8 @@ class FedEnsemble(GroupStrategy[EnsembleState]):
     def _evaluated(
         self, state: EnsembleState, silos: Sequence[Silo], *, round: int, keep: bool
     ) -> Generator[Sequence[Order], list[Update], EnsembleState]:
-        members = {f"{wire.MEMBER}{i}": state.local[n] for i, n in enumerate(sorted(state.local))}
+        names = sorted(n for n in state.local if n in {s.name for s in silos if _shows(s)})
+        members = {f"{wire.MEMBER}{i}": state.local[name] for i, name in enumerate(names)}
         described = [silo for silo in silos if silo.described]
         if not members or not described:
             return state
@@ -103,9 +104,9 @@ class FedEnsemble(GroupStrategy[EnsembleState]):
     def orders(
         self, state: EnsembleState, silos: Sequence[Silo], *, round: int
     ) -> tuple[EnsembleState, list[Order]]:
-        """FedAvg's. Leavers' models are dropped."""
+        """FedAvg's. Models of who left, or no longer shows its own, are dropped."""
         base, orders = self._average.orders(state.base, silos, round=round)
-        here = {silo.name for silo in silos}
+        here = {silo.name for silo in silos if _shows(silo)}
         local = {name: model for name, model in state.local.items() if name in here}
         return replace(state, base=base, local=local), orders
 
@@ -119,7 +120,7 @@ class FedEnsemble(GroupStrategy[EnsembleState]):
             base=base,
             local={
                 **state.local,
-                **{u.silo.name: u.model for u in updates if u.silo.min_group_size <= 1},
+                **{u.silo.name: u.model for u in updates if _shows(u.silo)},
             },
         )
 
@@ -144,3 +145,8 @@ class FedEnsemble(GroupStrategy[EnsembleState]):
             for name, (loss, error, count) in state.errors.items()
         }
         return {"ensemble": {"round": state.round, "evaluation": errors}}
+
+
+def _shows(silo: Silo) -> bool:
+    """Whether others may see what it learned alone."""
+    return silo.min_group_size <= 1

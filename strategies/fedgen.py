@@ -38,6 +38,9 @@ log = logging.getLogger("coterie.run")
 
 EVERYBODY = "everybody"
 """The one receiver."""
+FEWEST = 3
+"""Silos that must teach before anybody gets the generator, if so many gave their counts: which
+labels it knows is which labels these have."""
 _FRESH, _TRAIN = range(2)
 
 
@@ -101,13 +104,16 @@ class FedGen(Generative):
     ) -> GenerativeState:
         """Train the shared generator on the predictors of who gave label counts."""
         known = [name for name in state.heads if state.counts.get(name) is not None]
-        names = teaching({name: (name,) for name in known}, minimums_of(silos))
-        if not names or len(silos) < 2:
-            return nobody(state, round)
+        own = {name: (name,) for name in known}
+        heads = {name: state.heads[name] for name in known}
+        names = teaching(heads, own, own, minimums_of(silos))
+        given = sum(counts is not None for counts in state.counts.values())
+        if len(names) < max(2, min(given, FEWEST)):
+            return nobody(state, silos, round)
         from strategies.generators import train_shared_generator
 
         started = time.perf_counter()
-        heads = {name: state.heads[name] for name in names}
+        heads = {name: heads[name] for name in names}
         latent, num_classes = predictor_shape(heads, state.layers)
         generator = state.generators.get(EVERYBODY) or fresh_generator(
             num_classes=num_classes,
@@ -138,10 +144,13 @@ class FedGen(Generative):
     def sent(self, state: GenerativeState, receiver: str) -> Model:
         """The generator, and the shares by which labels are drawn (p̂(y) of the federation).
 
-        They are the shares among the generator's teachers: for a label that it was not trained
-        on, its latents would mean nothing.
+        They are those of all who are here, whoever trains in this round: by the sums over changing
+        silos, one silo's counts could be told from another's. Labels that no teacher has are left
+        out: for them the latents mean nothing.
         """
-        totals = _table(state, state.teachers).sum(axis=0)
+        here = [name for name, counts in state.counts.items() if counts is not None]
+        taught = _table(state, state.teachers).sum(axis=0) > 0
+        totals = _table(state, sorted(here)).sum(axis=0) * taught
         return {**state.generators[receiver].weights, wire.LABELS: totals / totals.sum()}
 
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
@@ -52,7 +52,7 @@ __all__ = ["FedGenP"]
 
 log = logging.getLogger("coterie.run")
 
-_FRESH, _TRAIN = range(2)  # purposes of a receiver's randomness
+_FRESH, _TRAIN, _DRAW = range(3)  # purposes of a receiver's randomness, the last of all of them
 
 
 class FedGenP(Generative):
@@ -102,9 +102,9 @@ class FedGenP(Generative):
     ) -> GenerativeState:
         """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
         heads, members = self._receivers(state, orders, silos)
-        names = teaching(members, minimums_of(silos))
+        names = teaching(heads, members, _behind(state, members), minimums_of(silos))
         if len(names) < 2:
-            return nobody(state, round)
+            return nobody(state, silos, round)
         from strategies.generators import train_generators
 
         started = time.perf_counter()
@@ -124,6 +124,7 @@ class FedGenP(Generative):
             state.layers,
             plan=self.plan,
             rngs=[rng_of(self.seed, round, name, _TRAIN) for name in names],
+            drawing=rng_of(self.seed, round, "", _DRAW),
             device=self.device,
         )
         return replace(
@@ -165,6 +166,16 @@ class FedGenP(Generative):
         resting = grouped & {silo.name for silo in silos} & set(models)
         own = {order.silo.name: order.model for order in orders}
         return {name: models[name] for name in resting} | own
+
+
+def _behind(state: GenerativeState, members: Mapping[str, Group]) -> dict[str, Group]:
+    """Receiver → the silos of whose updates its head is a mean."""
+    if all(len(group) == 1 for group in members.values()):
+        return dict(members)
+    return {
+        receiver: tuple(sorted({n for name in group for n in state.sources.get(name, ())}))
+        for receiver, group in members.items()
+    }
 
 
 def _inherited(state: GenerativeState, members: Group) -> Generator | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from abc import abstractmethod
 from collections.abc import Generator as Steps
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ from strategies.latent import (
     GeneratorPlan,
     common_layers,
     linear_head,
+    out_of_line,
     predictor_arrays,
     predictor_shape,
 )
@@ -80,6 +82,7 @@ class GenerativeState:
         layers: what the predictors compute; empty before round 1.
         heads: silo that is here → arrays of its predictor as it last sent them.
         trained: silos that are here and have sent an update, of a cold start too.
+        sources: silo → the silos of whose updates the model that it holds is a mean.
         other: silos that are here and describe another predictor than ``layers``.
         generators: receiver → its generator, kept also while nobody gets one.
         members: receiver → its silos that are here, of when its generator was last trained.
@@ -97,6 +100,7 @@ class GenerativeState:
     layers: Layers = ()
     heads: Mapping[str, Model] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
+    sources: Mapping[str, Group] = field(default_factory=dict)
     other: frozenset[str] = frozenset()
     generators: Mapping[str, Generator] = field(default_factory=dict)
     members: Mapping[str, Group] = field(default_factory=dict)
@@ -139,6 +143,17 @@ class Generative(GroupStrategy[GenerativeState]):
         self.base.train_config = dict(self.train_config)
         self.plan = GeneratorPlan() if plan is None else plan
         self.given = Given() if given is None else given
+        require(
+            re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is not None,
+            f"device of the generators must be auto, cpu, cuda or cuda:<number>. Got {device!r}.",
+        )
+        if device.startswith("cuda"):
+            found = _gpus()
+            require(
+                found > int(device.partition(":")[2] or 0),
+                f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
+                "machine. Take auto or cpu.",
+            )
         self.head, self.seed, self.device = head, int(seed), device
 
     @abstractmethod
@@ -201,7 +216,7 @@ class Generative(GroupStrategy[GenerativeState]):
         self._require_plain(orders)
         state = self._seen(replace(state, base=base), silos, round)
         own = [order for order in orders if _is_own(order)]
-        if any(wire.HOLDOUT in order.config for order in orders):
+        if self.base.comparing(state.base, round=round):
             state = paused(state)  # partitions are compared: all are to be trained alike
         else:
             state = self.generated(state, own, silos, round=round)
@@ -246,6 +261,7 @@ class Generative(GroupStrategy[GenerativeState]):
             state,
             heads={name: head for name, head in state.heads.items() if name in here - other},
             trained=state.trained & here,
+            sources={name: of for name, of in state.sources.items() if name in here},
             other=frozenset(other),
             counts={name: counts for name, counts in state.counts.items() if name in here},
             members=members,
@@ -284,7 +300,25 @@ class Generative(GroupStrategy[GenerativeState]):
         }
         base = self.base.absorb(state.base, updates, round=round)
         trained = state.trained | _who_trained(updates)
-        return replace(state, base=base, heads={**state.heads, **heads}, trained=trained)
+        return replace(
+            state,
+            base=base,
+            heads={**state.heads, **heads},
+            trained=trained,
+            sources={**state.sources, **self._sources(base, updates)},
+        )
+
+    def _sources(self, base: Any, updates: Sequence[Update]) -> dict[str, Group]:
+        """Silo → whose updates of this round its model is now a mean of; without one, no entry."""
+        answered = {update.silo.name for update in updates if not update.purpose}
+        sharing: dict[int, list[str]] = {}
+        for name, model in self.base.next_models(base).items():
+            sharing.setdefault(id(model), []).append(name)
+        found: dict[str, Group] = {}
+        for names in sharing.values():
+            if behind := tuple(sorted(answered.intersection(names))):
+                found |= dict.fromkeys(names, behind)
+        return found
 
     def models(self, state: GenerativeState) -> Mapping[str, Model]:
         """The base's."""
@@ -320,24 +354,41 @@ class Generative(GroupStrategy[GenerativeState]):
         return {**self.base.details(state.base), "generators": stage}
 
 
-def teaching(receivers: Mapping[str, Group], minimums: Mapping[str, int]) -> Group:
+def teaching(
+    heads: Mapping[str, Model],
+    receivers: Mapping[str, Group],
+    behind: Mapping[str, Group],
+    minimums: Mapping[str, int],
+) -> Group:
     """Receivers from whose heads generators may learn, sorted.
 
     A generator shows its receiver what the heads behind it know. So a silo that accepts only
     groups of m either is in one, and the head is a mean already, or its head is one of at least m
-    that every other receiver's generator learns from.
+    that every other receiver's generator learns from. A head out of line with the others teaches
+    nobody: all generators would be of no use for hundreds of rounds.
 
     Args:
-        receivers: receiver that has a head → its silos.
+        heads: receiver → arrays of its predictor.
+        receivers: the same → its silos.
+        behind: the same → the silos of whose updates its head is a mean.
         minimums: silo → the smallest group that it accepts, where it stated one.
     """
-    heads = {}
+    wild = out_of_line({receiver: heads[receiver] for receiver in receivers})
+    for receiver, times in sorted(wild.items()):
+        log.warning(
+            "no generator learns from %s: its predictor is %.3g times as large as is usual here. "
+            "Look at its data and its training",
+            receiver,
+            times,
+        )
+    least = {}
     for receiver, group in receivers.items():
         wanted = max(minimums.get(name, 1) for name in group)
-        if wanted > len(group):
-            heads[receiver] = wanted + 1  # a receiver's own head hides nothing from it
-    names = staying(sorted(receivers), heads)
-    left_out = sorted(set(receivers) - set(names))
+        if wanted > len(behind[receiver]):
+            least[receiver] = wanted + 1  # a receiver's own head hides nothing from it
+    usable = sorted(set(receivers) - set(wild))
+    names = staying(usable, least)
+    left_out = sorted(set(usable) - set(names))
     if left_out:
         log.warning(
             "no generator learns from %s: by min_group_size their heads count only among more",
@@ -346,15 +397,16 @@ def teaching(receivers: Mapping[str, Group], minimums: Mapping[str, int]) -> Gro
     return names
 
 
-def nobody(state: GenerativeState, round: int) -> GenerativeState:
+def nobody(state: GenerativeState, silos: Sequence[Silo], round: int) -> GenerativeState:
     """Too few heads: there is nobody to learn from, the base goes on by itself for a while."""
-    if round > 1 and not state.alone:
+    expected = round == 1 and len(silos) > 1  # nobody has trained yet
+    if not expected and not state.alone:
         log.warning(
             "round %d: there is nobody to learn from, so there are no generators: training goes on "
             "as without them",
             round,
         )
-    return replace(paused(state), alone=round > 1)
+    return replace(paused(state), alone=not expected)
 
 
 def paused(state: GenerativeState) -> GenerativeState:
@@ -366,6 +418,13 @@ def rng_of(seed: int, round: int, receiver: str, purpose: int) -> np.random.Gene
     """A receiver's own randomness: who else is there does not change it."""
     digest = hashlib.sha256(receiver.encode()).digest()
     return np.random.default_rng([seed, round, purpose, int.from_bytes(digest[:8], "little")])
+
+
+def _gpus() -> int:
+    """How many GPUs the generators could be trained on."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _is_own(order: Order) -> bool:

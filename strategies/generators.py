@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
 import wire
-from strategies.latent import NOISE, Generator, GeneratorPlan, Reversal
+from strategies.latent import Generator, GeneratorPlan, Reversal
 from wire import Layers, Model
 
 __all__ = [
@@ -42,6 +42,8 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 """Adam's."""
 PROBE = 128
 """Latents of a generator by which its quality is judged."""
+MAX_LOGITS = 2**24
+"""Of all heads in one step, or in judging, 64 MiB: where there would be more, heads are drawn."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "positive": softplus,
@@ -68,9 +70,13 @@ def train_generators(
     *,
     plan: GeneratorPlan,
     rngs: Sequence[np.random.Generator],
+    drawing: np.random.Generator,
     device: str = "auto",
 ) -> tuple[list[Generator], list[Quality]]:
     """One round of FedGenP's server stage.
+
+    Time and memory are linear in R: with so many receivers or classes that all heads' logits would
+    be more than ``MAX_LOGITS``, each step's J1 is the mean over heads that are drawn anew.
 
     Args:
         generators: of the R ≥ 2 receivers.
@@ -78,27 +84,36 @@ def train_generators(
         layers: what the predictors compute.
         plan: steps, batch, learning rate, reversal.
         rngs: one for each receiver; all its randomness.
+        drawing: draws heads, where there are too many.
         device: ``auto`` takes a GPU if there is one.
 
     Returns:
-        The trained generators and their quality; row i is ``generators[i]``.
+        The trained generators and their quality; row i is ``generators[i]``. One that would not
+        be finite is returned as it was.
     """
     where = _device(device)
-    stacked = _stack(heads, where)
+    stacked, num_classes = _stack(heads, where), _num_classes(heads[0], layers)
+
+    def some(latents: int) -> Tensor:
+        most = max(2, MAX_LOGITS // (num_classes * latents))
+        rows = np.arange(len(heads))
+        if len(heads) > most:
+            rows = np.sort(drawing.choice(len(heads), size=most, replace=False))
+        return torch.from_numpy(rows).to(where)
 
     def loss(step: int, latents: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        if plan.reversal == "none" or step % 2 == 0:
-            return others_loss(stacked, layers, latents, labels)
+        if not plan.reverses or step % 2 == 0:
+            return others_loss(stacked, layers, latents, labels, some(labels.numel()))
         own = predict(stacked, layers, latents.mT)
         return plan.reversal_weight * reversed_loss(own, labels, plan.reversal)
 
     with _one_thread(where):
-        num_classes = _num_classes(heads[0], layers)
         labels = [
             rng.integers(num_classes, size=(plan.steps, plan.batch), dtype=np.int64) for rng in rngs
         ]
         trained = _train(generators, np.stack(labels, axis=1), num_classes, plan, rngs, where, loss)
-        quality = _judge(trained, stacked, layers, num_classes, rngs, where)
+        judges = some(len(heads) * PROBE)
+        quality = _judge(trained, stacked, layers, num_classes, rngs, where, judges)
     return trained, quality
 
 
@@ -146,14 +161,23 @@ def train_shared_generator(
 # --- losses -----------------------------------------------------------------------------------
 
 
-def others_loss(heads: Weights, layers: Layers, latents: Tensor, labels: Tensor) -> Tensor:
-    """J1 (eq. 12) as a mean: cross entropy of every head but the receiver's own, shape (R,)."""
-    receivers = len(labels)
-    logits = _all_heads(heads, layers, latents)
-    wrong = cross_entropy(logits, labels.flatten().expand(receivers, -1), reduction="none")
-    others = 1 - torch.eye(receivers, device=latents.device)
+def others_loss(
+    heads: Weights, layers: Layers, latents: Tensor, labels: Tensor, rows: Tensor
+) -> Tensor:
+    """J1 (eq. 12) as a mean: cross entropy of heads but the receiver's own, shape (R,).
+
+    Args:
+        heads: stacked arrays of the R predictors.
+        layers: what they compute.
+        latents: shape (R, B, d).
+        labels: shape (R, B).
+        rows: numbers of the heads that are asked, at least two, sorted.
+    """
+    logits = _all_heads(_rows(heads, rows), layers, latents)
+    wrong = cross_entropy(logits, labels.flatten().expand(len(rows), -1), reduction="none")
+    others = _others(rows, len(labels))
     by_head: Tensor = wrong.unflatten(1, labels.shape).mean(dim=2)  # (heads, R)
-    return (by_head * others).sum(dim=0) / (receivers - 1)
+    return (by_head * others).sum(dim=0) / others.sum(dim=0)
 
 
 def reversed_loss(logits: Tensor, labels: Tensor, reversal: Reversal) -> Tensor:
@@ -227,6 +251,17 @@ def predict(heads: Weights, layers: Layers, latents: Tensor) -> Tensor:
     return latents
 
 
+def _rows(heads: Weights, rows: Tensor) -> Weights:
+    """Some of the stacked heads; all of them as they are."""
+    count = len(next(iter(heads.values())))
+    return heads if len(rows) == count else {name: stack[rows] for name, stack in heads.items()}
+
+
+def _others(rows: Tensor, receivers: int) -> Tensor:
+    """1 where a head is not the receiver's own, shape (heads, R)."""
+    return (rows[:, None] != torch.arange(receivers, device=rows.device)).float()
+
+
 def _all_heads(heads: Weights, layers: Layers, latents: Tensor) -> Tensor:
     """Logits (H, C, R·B) of every head on every generator's latents (R, B, d)."""
     return predict(heads, layers, latents.flatten(0, 1).mT[None])
@@ -247,26 +282,33 @@ def _train(
     """All generators for ``plan.steps`` steps of Adam; labels of shape (steps, R, B)."""
     size = (plan.steps, plan.batch)
     latent = generators[0].weights["mean.bias"].shape[0]
-    noise = _drawn([rng.random((*size, NOISE), dtype=np.float32) for rng in rngs], device)
+    noise = _drawn([rng.random((*size, wire.NOISE), dtype=np.float32) for rng in rngs], device)
     normal = [rng.standard_normal((*size, latent), dtype=np.float32) for rng in rngs]
     epsilon, wanted = _drawn(normal, device), torch.from_numpy(labels).to(device)
-    inputs = torch.cat([one_hot(wanted, num_classes).float(), noise], dim=-1)
     weights = _stack([g.weights for g in generators], device)
     weights = {name: tensor.requires_grad_() for name, tensor in weights.items()}
     mean = _stack([g.mean for g in generators], device)
     square = _stack([g.square for g in generators], device)
     taken = torch.tensor([g.steps for g in generators], device=device)
     for step in range(plan.steps):
-        latents = generate(weights, inputs[step], epsilon[step])
+        inputs = torch.cat([one_hot(wanted[step], num_classes).float(), noise[step]], dim=-1)
+        latents = generate(weights, inputs, epsilon[step])
         objective = loss(step, latents, wanted[step], noise[step]).sum()
         gradients = torch.autograd.grad(objective, list(weights.values()))
         taken = taken + 1
         _adam(weights, gradients, mean, square, taken, plan.lr)
     done = [_unstack(stack, len(generators)) for stack in (weights, mean, square)]
-    return [
+    trained = [
         Generator(own, mean=first, square=second, steps=g.steps + plan.steps)
         for g, own, first, second in zip(generators, *done, strict=True)
     ]
+    return [new if _finite(new) else old for old, new in zip(generators, trained, strict=True)]
+
+
+def _finite(generator: Generator) -> bool:
+    """Whether it can be used and trained on."""
+    parts = (generator.weights, generator.mean, generator.square)
+    return all(np.isfinite(array).all() for part in parts for array in part.values())
 
 
 @torch.no_grad()
@@ -297,16 +339,18 @@ def _judge(
     num_classes: int,
     rngs: Sequence[np.random.Generator],
     device: torch.device,
+    judges: Tensor,
 ) -> list[Quality]:
     samples = [
         _sample(g, PROBE, num_classes, r, device) for g, r in zip(generators, rngs, strict=True)
     ]
     latents = torch.stack([sample[0] for sample in samples])
     wanted = torch.stack([sample[1] for sample in samples])
-    answers = _all_heads(heads, layers, latents).argmax(dim=1).unflatten(1, wanted.shape)
-    hits = (answers == wanted).float().mean(dim=2)  # (heads, R)
-    own = hits.diagonal()
-    others = (hits.sum(dim=0) - own) / (len(generators) - 1)
+    answers = _all_heads(_rows(heads, judges), layers, latents).argmax(dim=1)
+    hits = (answers.unflatten(1, wanted.shape) == wanted).float().mean(dim=2)  # (heads, R)
+    mask = _others(judges, len(generators))
+    others = (hits * mask).sum(dim=0) / mask.sum(dim=0)
+    own = (predict(heads, layers, latents.mT).argmax(dim=1) == wanted).float().mean(dim=1)
     return [Quality(float(o), float(s)) for o, s in zip(others, own, strict=True)]
 
 
@@ -321,7 +365,7 @@ def _sample(
     """Latents (count, d), their uniform labels (count,) and noise (count, n)."""
     weights = _stack([generator.weights], device)
     labels = torch.from_numpy(rng.integers(num_classes, size=count)).to(device)
-    noise = torch.from_numpy(rng.random((count, NOISE), dtype=np.float32)).to(device)
+    noise = torch.from_numpy(rng.random((count, wire.NOISE), dtype=np.float32)).to(device)
     latent = generator.weights["mean.bias"].shape[0]
     normal = torch.from_numpy(rng.standard_normal((count, latent), dtype=np.float32)).to(device)
     inputs = torch.cat([one_hot(labels, num_classes).float(), noise], dim=-1)

@@ -66,7 +66,7 @@ from strategies.partition.coalition import HCCTUtility, agglomerative
 from strategies.partition.gram import gram
 from strategies.partition.hcct import layer_choice, place
 from strategies.partition.search import best_partition
-from strategies.roster import Silo
+from strategies.roster import Silo, staying
 from wire import Model
 
 __all__ = ["HCCT", "HCCTState"]
@@ -294,8 +294,7 @@ class HCCT(GroupStrategy[HCCTState]):
 
     def _time_for_trial(self, round: int) -> bool:
         """Whether a trial that begins now leaves a round for its groups; all restart for it."""
-        rounds = int(self.train_config.get(wire.ROUNDS, 0))
-        last = rounds - TRIAL_ROUNDS - 1
+        rounds, last = self._rounds(), self._last_to_begin()
         if rounds and round == max(last + 1, 1):
             log.warning(
                 "alpha = auto needs %d rounds more than are left to find its groups: everybody "
@@ -303,6 +302,14 @@ class HCCT(GroupStrategy[HCCTState]):
                 TRIAL_ROUNDS + 1 - (rounds - max(round, LOOK_ROUNDS)),
             )
         return not rounds or round <= last
+
+    def _rounds(self) -> int:
+        """Of the run, or 0 if nobody said."""
+        return int(self.train_config.get(wire.ROUNDS, 0))
+
+    def _last_to_begin(self) -> int:
+        """The last round at whose end a trial of α may begin."""
+        return self._rounds() - TRIAL_ROUNDS - 1
 
     def _landscape(self, state: HCCTState, names: Sequence[str], round: int) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
@@ -495,6 +502,13 @@ class HCCT(GroupStrategy[HCCTState]):
         """Who trained together in the last round."""
         return state.members.groups
 
+    def comparing(self, state: HCCTState, *, round: int) -> bool:
+        """While ``auto`` looks for α, not where it never will: too late, or silos state theirs."""
+        here = [name for group in state.members.groups for name in group]
+        if self.alpha is not None or state.alpha is not None or _go_by_stated(state, here):
+            return False
+        return state.trial is not None or not self._rounds() or round <= self._last_to_begin()
+
     def sizes(self, state: HCCTState) -> Mapping[str, float]:
         """Silo → training samples."""
         return state.members.sizes
@@ -572,6 +586,8 @@ def _common_starts(
     """For groups that stand and get somebody back: all their members start from one model.
 
     Who was away gets what those who were here start from, not its old model into their mean.
+    Nobody's model is shown to others in a mean of fewer than it accepts: where nothing else is
+    left, everybody goes on from its own.
     """
     here = {name for group in before.groups for name in group}
     common: dict[str, Model] = {}
@@ -579,11 +595,11 @@ def _common_starts(
         if len({id(starts[name]) for name in group}) == 1:
             continue
         stayed = tuple(name for name in group if name in here)
-        if stayed and len({id(starts[name]) for name in stayed}) == 1:
-            common |= dict.fromkeys(group, starts[stayed[0]])
-        else:
-            agreed = stayed or group
-            common |= dict.fromkeys(group, _group_starts(before, [agreed])[agreed[0]])
+        shown = staying(stayed or group, before.minimums)
+        if stayed and shown and len({id(starts[name]) for name in shown}) == 1:
+            common |= dict.fromkeys(group, starts[shown[0]])
+        elif shown:
+            common |= dict.fromkeys(group, _group_starts(before, [shown])[shown[0]])
     return common
 
 

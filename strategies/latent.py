@@ -24,14 +24,15 @@ __all__ = [
     "GeneratorPlan",
     "Reversal",
     "fresh_generator",
+    "out_of_line",
     "predictor_arrays",
     "predictor_shape",
 ]
 
 Reversal = Literal["log1mp", "clip", "unbounded", "none"]
 REVERSALS: tuple[Reversal, ...] = ("log1mp", "clip", "unbounded", "none")
-NOISE = 32
-"""Width of the noise beside the one-hot label."""
+MAX_TIMES = 10.0
+"""A predictor is out of line whose norm is more than so many times the usual one."""
 HOW_TO_ADD = (
     "A task has a latent split when its model is tasks.models.SplitModel(representation, head) and "
     "the head is a Linear layer, or a Sequential of Linear, ReLU, Tanh and Dropout; see "
@@ -103,7 +104,7 @@ def fresh_generator(
     *, num_classes: int, latent: int, hidden: int, rng: np.random.Generator
 ) -> Generator:
     """An untrained generator; weights uniform in ±1/√fan-in, as torch's Linear."""
-    widths = {"hidden": (num_classes + NOISE, hidden), "mean": (hidden, latent)}
+    widths = {"hidden": (num_classes + wire.NOISE, hidden), "mean": (hidden, latent)}
     widths["spread"] = widths["mean"]
     weights: Model = {}
     for layer, (inputs, outputs) in widths.items():
@@ -164,6 +165,22 @@ def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, in
             "generators."
         )
     return latent, num_classes
+
+
+def out_of_line(heads: Mapping[str, Model]) -> dict[str, float]:
+    """Receivers whose predictor is far larger than the others' → how many times.
+
+    Its loss would outweigh all others', and Adam would remember that for a thousand steps. The
+    usual norm is the (lower) median; of two, the smaller.
+    """
+    norms = {
+        name: float(
+            np.sqrt(sum(float(np.square(a, dtype=np.float64).sum()) for a in head.values()))
+        )
+        for name, head in heads.items()
+    }
+    usual = sorted(norms.values())[(len(norms) - 1) // 2] if norms else 0.0
+    return {n: norm / usual for n, norm in norms.items() if usual and norm > MAX_TIMES * usual}
 
 
 def linear_head(model: Model, prefix: str) -> Layers:

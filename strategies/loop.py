@@ -394,6 +394,10 @@ class GroupStrategy(Strategy, Generic[State]):
     def groups(self, state: State) -> Sequence[Group]:
         """Who trained together in the last round."""
 
+    def comparing(self, state: State, *, round: int) -> bool:
+        """Whether partitions are compared in this round, or are to be: all are to train alike."""
+        return False
+
     def sharing(self, state: State) -> Sequence[Group]:
         """Silos whose updates made one model in the last round.
 

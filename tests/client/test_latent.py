@@ -19,7 +19,7 @@ from client.latent import describe_head, latent_loss
 from client.policy import Policy
 from client.settings import SettingsError, SiloSettings
 from strategies.generators import generate
-from strategies.latent import NOISE, fresh_generator
+from strategies.latent import fresh_generator
 from tasks import load_task
 from tasks.base import SiloData, Task
 from tasks.models import SplitModel
@@ -84,6 +84,37 @@ def test_the_head_is_described_by_its_layers(task: Split, expected: wire.Layers)
     assert describe_head(task, task.model()) == expected
 
 
+class Cosine(nn.Linear):
+    """A Linear that computes something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(nn.functional.normalize(x), self.weight, self.bias)
+
+
+def test_an_activation_used_twice_is_described_twice() -> None:
+    act = nn.ReLU()
+    head = nn.Sequential(nn.Linear(5, 4), act, nn.Linear(4, 4), act, nn.Linear(4, 3))
+    task = Split(BODY, head.train())
+    kinds = [kind for kind, *_ in describe_head(task, task.model())]
+    assert kinds == ["positive", "linear", "relu", "linear", "relu", "linear"]
+    assert head.training, "it is tried out in eval mode, and put back"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        Cosine(5, 3),
+        nn.Sequential(nn.Linear(5, 3), Cosine(3, 3)),
+        nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)),
+        nn.Linear(5, 8),  # the task has three classes
+        nn.Sequential(nn.Linear(5, 3), nn.Linear(4, 3)),
+    ],
+)
+def test_what_the_server_could_not_compute_as_the_silo_does_is_no_split(head: nn.Module) -> None:
+    task = Split(BODY, head)
+    assert describe_head(task, task.model()) == ()
+
+
 @pytest.mark.parametrize(
     ("name", "splits"), [("digits", True), ("mnist", True), ("mnist/mclr", False)]
 )
@@ -107,7 +138,7 @@ def test_the_silo_draws_the_latents_that_the_server_would() -> None:
     loss = added(torch.zeros(4, 3), targets)
     rng = np.random.default_rng(4)
     labels = torch.from_numpy(rng.choice(3, size=4, p=[1 / 3] * 3))
-    noise = torch.from_numpy(rng.random((4, NOISE), dtype=np.float32))
+    noise = torch.from_numpy(rng.random((4, wire.NOISE), dtype=np.float32))
     normal = torch.from_numpy(rng.standard_normal((4, 5), dtype=np.float32))
     inputs = torch.cat([nn.functional.one_hot(labels, 3).float(), noise], dim=1)
     stacked = {name: torch.from_numpy(array)[None] for name, array in weights.items()}
@@ -167,6 +198,14 @@ def test_distilling_pulls_the_answers_to_those_on_latents_of_the_own_labels() ->
         ({"hidden.weight": np.zeros((2, 8), np.float32)}, "'hidden.weight' must have shape"),
         ({"labels": np.zeros(3)}, "must be 3 shares"),
         ({"labels": np.ones(5)}, "must be 3 shares"),
+        ({"labels": np.array([1.0, -0.5, 1.0])}, "must be 3 shares"),
+        ({"labels": np.array([1.0, np.inf, 1.0])}, "must hold finite numbers"),
+        ({"labels": np.array(["1", "2", "3"])}, "must hold finite numbers"),
+        ({"mean.bias": np.full(5, np.nan, np.float32)}, "'mean.bias' must hold finite numbers"),
+        ({"mean.bias": np.ones(5, np.complex64)}, "'mean.bias' must hold finite numbers"),
+        ({"hidden.weight": np.float32(1)}, "'hidden.weight' must have shape"),
+        ({"hidden.bias": np.array(1, np.float32)}, "'hidden.weight' must have shape"),
+        ({"hidden.weight": np.zeros((3 + 40, 8), np.float32)}, "'hidden.weight' must have shape"),
     ],
 )
 def test_a_generator_that_does_not_fit_is_refused(change: Model, said: str) -> None:
@@ -183,6 +222,15 @@ def test_a_generator_that_does_not_fit_is_refused(change: Model, said: str) -> N
             task, task.model(), incomplete, seed=0, device=torch.device("cpu"),
             generated_weight=1.0, distil_weight=0.0,
         )  # fmt: skip
+
+
+def test_without_a_weight_nothing_is_added_and_no_randomness_used_up() -> None:
+    task = Split(BODY, nn.Linear(5, 3))
+    added = latent_loss(
+        task, task.model(), generator(), seed=0, device=torch.device("cpu"),
+        generated_weight=0.0, distil_weight=0.0,
+    )  # fmt: skip
+    assert added is None
 
 
 # ---------------------------------------------------------------- messages
@@ -238,6 +286,20 @@ def test_the_personalised_model_is_evaluated_and_kept(tmp_path: Path) -> None:
     told = reply.content[wire.METRICS][wire.TRAINED_ERROR]
     again = ask(wire.EVALUATE, config, {wire.ARRAYS: reply.content[wire.ARRAYS]})
     assert again.content[wire.METRICS][wire.ERROR] == told
+
+
+def test_a_training_that_went_to_nan_leaves_the_kept_personalised_model(tmp_path: Path) -> None:
+    config = digits_config("a", home=str(tmp_path))
+    model = encode_arrays(initial(config), packed=True)
+    keys = {wire.EVALUATE_TRAINED: True, wire.RUN: "r1"}
+    ask(wire.TRAIN, config, {wire.ARRAYS: model}, **keys)
+    files = sorted((tmp_path / "personalised").iterdir())
+    before = [file.read_bytes() for file in files]
+    huge = {name: array * np.float32(1e25) for name, array in initial(config).items()}
+    reply = ask(wire.TRAIN, config, {wire.ARRAYS: encode_arrays(huge, packed=True)}, **keys)
+    trained = decode_arrays(reply.content[wire.ARRAYS])
+    assert not all(np.isfinite(array).all() for array in trained.values())
+    assert [file.read_bytes() for file in files] == before
 
 
 def test_label_counts_are_told_with_the_silos_own_consent_alone() -> None:

@@ -23,7 +23,7 @@ from server.report.similarity import _interval_text
 from server.run import execute
 from strategies import FedCollab, FederationError, RunResult
 from strategies.discriminators import Discriminators, Measurement
-from strategies.fedcollab import FedCollabState, Structure, _settled, _split_known, _start
+from strategies.fedcollab import FedCollabState, Structure, _settled, _split_known, _starts
 from strategies.grouping import Members
 from strategies.loop import Answers, Update
 from strategies.partition.distance import Distance
@@ -925,11 +925,35 @@ def test_a_coalition_that_changes_starts_from_the_mean_of_what_its_members_had()
         groups=(("a", "b"), ("c",)),
     )
     state = FedCollabState(members, trained=frozenset("abc"))
-    assert _start(state, ("a", "b", "new")) is one
-    assert _start(state, ("new",)) is members.initial
-    mixed = _start(state, ("b", "c", "new"))
+    assert all(model is one for model in _starts(state, ("a", "b", "new")).values())
+    assert _starts(state, ("new",))["new"] is members.initial
+    mixed = _starts(state, ("b", "c", "new"))["new"]
     np.testing.assert_allclose(mixed["w"], (20 * 1 + 60 * 4) / 80)  # type: ignore[arg-type]
-    assert_equal_models(_start(state, ("a", "b")), one)
+    assert_equal_models(_starts(state, ("a", "b"))["a"], one)
+
+
+def test_a_coalition_s_model_is_not_shown_to_a_newcomer_where_too_few_are_behind_it() -> None:
+    """b accepts two, c three: who trained alone or in two meanwhile is not shown whole."""
+    one, two, own = ({k: a + np.float32(v) for k, a in plain_model().items()} for v in (1, 4, 9))
+    state = FedCollabState(
+        Members(
+            plain_model(),
+            models={"a": one, "b": two, "c": own, "d": own},
+            sizes=dict.fromkeys("abcd", 10.0),
+            groups=(("a",), ("b",), ("c", "d")),
+            minimums={"b": 2, "c": 3},
+        ),
+        trained=frozenset("abcd"),
+    )
+    first = state.members.initial
+    of_b, of_c = _starts(state, ("b", "new")), _starts(state, ("c", "d", "new"))
+    assert (of_b["b"] is two) and (of_b["new"] is first)
+    assert _starts(state, ("b",))["b"] is two
+    assert all(model is own for model in _starts(state, ("c", "d")).values())
+    assert (of_c["c"] is own) and (of_c["d"] is own) and (of_c["new"] is first)
+    assert _starts(state, ("a", "new"))["new"] is one, "a accepts being alone"
+    both = _starts(state, ("a", "b", "new"))["new"]
+    np.testing.assert_allclose(both["w"], 2.5)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- other conditions on return

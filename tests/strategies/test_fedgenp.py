@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message
 from torch import nn
 
 import wire
@@ -19,13 +19,14 @@ from client.app import app
 from server.config import RunConfig
 from server.inprocess import InProcessGrid
 from server.run import build_strategy, execute, initial_arrays
-from strategies import FedAvg, FedGen, FedGenP, FedGroup, Independent, PerFedAvg
+from strategies import HCCT, FedAvg, FedEnsemble, FedGen, FedGenP, FedGroup, Independent, PerFedAvg
 from strategies.errors import FederationError
 from strategies.generative import GenerativeState, Given, teaching
 from strategies.grouping import Members
 from strategies.latent import GeneratorPlan
 from strategies.loop import Order, RunResult, Update
 from strategies.roster import Churn, DescribedRoster, Silo
+from tasks import load_task
 from tasks.base import Option, SiloData, Task
 from tasks.models import SplitModel
 from tests.conftest import (
@@ -424,14 +425,14 @@ def test_fedgen_ends_with_who_did_not_consent_and_how_to() -> None:
 
 def test_fedgen_draws_the_labels_of_those_whose_heads_the_generator_knows() -> None:
     """Not of who left, nor of a newcomer whose head is not known yet."""
-    own = {"a": [1, 1, 0, 0, 0, 0], "b": [1, 1, 0, 0, 0, 0]}
+    own = {name: [1, 1, 0, 0, 0, 0] for name in "abc"}
     others = {"gone": [0, 0, 90, 0, 0, 0], "new": [0, 0, 0, 90, 0, 0]}
     strategy = FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2))
-    silos = [Silo(name, i, num_examples=10) for i, name in enumerate(["a", "b", "new"])]
+    silos = [Silo(name, i, num_examples=10) for i, name in enumerate(["a", "b", "c", "new"])]
     state = strategy.admit(strategy.first(plain_model()), silos, round=1)
     state = replace(
         state,
-        heads={name: {"w": plain_model()["w"]} for name in ("a", "b", "gone")},
+        heads={name: {"w": plain_model()["w"]} for name in ("a", "b", "c", "gone")},
         counts={name: np.array(counts) for name, counts in {**own, **others}.items()},
     )
     _, orders = strategy.orders(state, silos, round=5)
@@ -631,7 +632,176 @@ def test_fedensemble_trains_as_fedavg_and_evaluates_the_ensemble(tmp_path: Path)
 def test_a_head_teaches_only_in_as_large_a_company_as_its_silos_accept(
     groups: list[str], minimums: Mapping[str, int], taught: list[str]
 ) -> None:
-    assert list(teaching({group: tuple(group) for group in groups}, minimums)) == taught
+    receivers = {group: tuple(group) for group in groups}
+    heads = {group: {"w": np.ones((2, 3), np.float32)} for group in groups}
+    assert list(teaching(heads, receivers, receivers, minimums)) == taught
+
+
+def test_a_group_whose_model_is_of_one_silo_is_no_company() -> None:
+    """A newcomer makes the group larger, not the mean that its model is."""
+    receivers = {"a+c": ("a", "c"), "b": ("b",)}
+    heads = {name: {"w": np.ones((2, 3), np.float32)} for name in receivers}
+    for behind, taught in ((("a",), ("b",)), (("a", "c"), ("a+c", "b"))):
+        assert teaching(heads, receivers, {"a+c": behind, "b": ("b",)}, {"a": 2}) == taught
+
+
+def test_whose_updates_a_model_is_a_mean_of_is_known_also_of_newcomers_and_who_rested() -> None:
+    strategy = FedGenP(base=FedAvg(), head="w", plan=GeneratorPlan(steps=2, hidden=2))
+    silos = [Silo(name, i, num_examples=10) for i, name in enumerate("abc")]
+    state = strategy.admit(strategy.first(plain_model()), silos[:2], round=1)
+    state, orders = strategy.orders(state, silos[:2], round=1)
+    answers = [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders]
+    state = strategy.absorb(state, answers[:1], round=1)
+    assert state.sources == {"a": ("a",), "b": ("a",)}, "b holds a's update, and nobody else's"
+    state = strategy.admit(state, silos[2:], round=2)
+    state, orders = strategy.orders(state, silos, round=2)
+    assert state.sources == {"a": ("a",), "b": ("a",)}
+    answers = [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders]
+    state = strategy.absorb(state, answers[1:], round=2)
+    assert state.sources == dict.fromkeys("abc", ("b", "c"))
+
+
+def test_a_wild_update_of_one_silo_costs_the_others_no_generator(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its predictor is a million times as large for one round, and accepted."""
+
+    def wild(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        train = message.metadata.message_type == wire.TRAIN and context.node_id == 3
+        if train and message.content.config_records[wire.CONFIG][wire.ROUND] == 1:
+            model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+            model = {n: a * np.float32(1e6 if "head" in n else 1) for n, a in model.items()}
+            reply.content[wire.ARRAYS] = wire.encode_arrays(model, packed=True)
+        return reply
+
+    config = RunConfig.read(
+        {"strategy": "hcct", "alpha": 0, "generators": "groups", "rounds": 4, **QUICK}
+    )
+    nodes = [digits_config(name, i) for i, name in enumerate("abc")]
+    result = execute(InProcessGrid(wild, nodes), config, run_id=1, folder=tmp_path / "wild")
+    assert sorted(receivers(result)[1]) == ["a", "b"]
+    assert "no generator learns from c: its predictor is 1" in caplog.text
+    assert all(report.left_out == {} for report in result.rounds)
+    for name in "ab":
+        assert all(np.isfinite(array).all() for array in arrays_of(result.models[name]).values())
+
+
+def test_while_alpha_is_looked_for_no_silo_has_a_generator(tmp_path: Path) -> None:
+    """Not in the rounds either whose updates say what is to be compared."""
+    given: dict[int, set[bool]] = {}
+
+    def watched(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == wire.TRAIN:
+            round = message.content.config_records[wire.CONFIG][wire.ROUND]
+            given.setdefault(round, set()).add(wire.GENERATOR in message.content.array_records)
+        return app(message, context)
+
+    config = RunConfig.read(
+        {"strategy": "hcct", "alpha": "auto", "generators": "groups", "rounds": 10, **QUICK}
+    )
+    nodes = [
+        digits_config(n, i, **{"data.label-shift": 5 * (i // 2)}) for i, n in enumerate("abcd")
+    ]
+    result = execute(InProcessGrid(watched, nodes), config, run_id=1, folder=tmp_path / "auto")
+    decided = next(r.round for r in result.rounds if r.details.get("alpha") is not None)
+    assert 3 < decided < 10
+    assert all(given[round] == {False} for round in range(1, decided + 1))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "rounds", "round", "compares"),
+    [("auto", 9, 2, True), ("auto", 0, 50, True), ("auto", 9, 4, False), (5.0, 9, 1, False)],
+)
+def test_partitions_are_compared_while_alpha_can_still_be_found(
+    alpha: float | str, rounds: int, round: int, compares: bool
+) -> None:
+    strategy = HCCT(alpha=alpha, train_config={wire.ROUNDS: rounds})
+    silos = [Silo(name, i, num_examples=10) for i, name in enumerate("ab")]
+    state = strategy.admit(strategy.first(plain_model()), silos, round=1)
+    assert strategy.comparing(state, round=round) is compares
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x", "cuda:99"])
+def test_a_device_that_is_none_is_refused_at_once(device: str) -> None:
+    with pytest.raises(FederationError, match=r"device of the generators"):
+        FedGenP(device=device)
+
+
+def test_one_silo_is_told_in_its_first_round_that_it_learns_from_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(tmp_path, names=("a",), rounds=1)
+    assert caplog.text.count("round 1: there is nobody to learn from") == 1
+
+
+class Double(Points):
+    """In float64."""
+
+    name = f"{__name__}:Double"
+
+    def model(self) -> nn.Module:
+        return SplitModel(nn.Sequential(nn.Linear(4, 5), nn.ReLU()), nn.Linear(5, 3)).double()
+
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        data = super().load(options)
+        return replace(data, x_train=data.x_train.astype("f8"), x_test=data.x_test.astype("f8"))
+
+
+def test_a_model_of_float64_learns_from_latents_too(tmp_path: Path) -> None:
+    nodes = [
+        {"name": n, "task": Double.name, "device": "cpu", "threads": 1, "data.silo": i}
+        for i, n in enumerate("ab")
+    ]
+    own = {"strategy": "fedgenp", "task": Double.name, "rounds": 3, "min-silos": 2, **QUICK}
+    result = execute(InProcessGrid(app, nodes), RunConfig.read(own), run_id=1, folder=tmp_path)
+    assert len(receivers(result)[-1]) == 2
+    assert all(report.left_out == {} for report in result.rounds)
+
+
+def test_fedgens_shares_do_not_tell_whose_turn_it_was(tmp_path: Path) -> None:
+    """One silo a round: all get the shares of everybody here, of labels that three have taught."""
+    shares: dict[int, np.ndarray] = {}
+
+    def watched(message: Message, context: Context) -> Message:
+        if (record := message.content.array_records.get(wire.GENERATOR)) is not None:
+            round = message.content.config_records[wire.CONFIG][wire.ROUND]
+            shares[round] = wire.decode_arrays(record)[wire.LABELS]
+        return app(message, context)
+
+    nodes = [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("abcde")]
+    own = {"strategy": "fedgen", "rounds": 12, "min-silos": 5, "sample": 1, **QUICK}
+    execute(InProcessGrid(watched, nodes), RunConfig.read(own), run_id=1, folder=tmp_path)
+    silos = [
+        load_task("digits").load({k[5:]: v for k, v in node.items() if k.startswith("data.")})
+        for node in nodes
+    ]
+    whole = np.bincount(np.concatenate([silo.y_train for silo in silos]), minlength=10)
+    assert shares and min(shares) >= 4, "three silos have taught before"
+    for told in shares.values():
+        np.testing.assert_allclose(told, whole * (told > 0) / (whole * (told > 0)).sum())
+    assert not any(
+        np.allclose(told, np.bincount(silo.y_train, minlength=10) / len(silo.y_train))
+        for told in shares.values()
+        for silo in silos
+    )
+
+
+def test_fedensembles_members_are_who_is_here_and_shows_its_own_model() -> None:
+    strategy = FedEnsemble(every=1)
+    silos = [Silo(name, i, num_examples=10, described=True) for i, name in enumerate("abc")]
+    state = strategy.admit(strategy.first(plain_model()), silos, round=1)
+    state, orders = strategy.orders(state, silos, round=1)
+    state = strategy.absorb(
+        state, [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders], round=1
+    )
+    left, wants_company = silos[:2], [*silos[:2], replace(silos[2], min_group_size=2)]
+    for here, members in ((silos, 3), (left, 2), (wants_company, 2)):
+        for steps in (
+            strategy.prepare(state, here, round=2),
+            strategy.finish(state, here, round=1),
+        ):
+            assert {len(order.extras) for order in next(steps)} == {members}
 
 
 @pytest.mark.parametrize("generators", ["silos", "groups"])
@@ -656,19 +826,27 @@ def test_what_a_silo_learns_that_trains_alone_by_its_own_condition_reaches_nobod
         assert_equal_models(*(arrays_of(result.models[name]) for result in results))
 
 
-def test_a_silo_that_wants_company_is_not_one_of_fedgens_two_teachers() -> None:
+def test_a_silo_that_wants_company_is_not_one_of_fedgens_teachers() -> None:
     strategy = FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2))
-    silos = [Silo(name, i, num_examples=10, min_group_size=i + 1) for i, name in enumerate("ab")]
+    silos = [
+        Silo(name, i, num_examples=10, min_group_size=4 if name == "b" else 1)
+        for i, name in enumerate("abcd")
+    ]
     state = strategy.admit(strategy.first(plain_model()), silos, round=1)
+    counts = np.zeros((4, 6), dtype=np.int64)
+    counts[[0, 1, 2, 3], [0, 1, 0, 3]] = 2
+    counts[1, 0] = 4
     state = replace(
         state,
-        heads={name: {"w": plain_model()["w"]} for name in "ab"},
-        counts={"a": np.array([1, 1, 0, 0, 0, 0]), "b": np.array([0, 0, 1, 1, 0, 0])},
+        heads={name: {"w": plain_model()["w"]} for name in "abcd"},
+        counts=dict(zip("abcd", counts, strict=True)),
     )
     state, orders = strategy.orders(state, silos, round=5)
-    assert state.teachers == ("a",)
+    assert state.teachers == ("a", "c", "d")
     shares = orders[1].extras[wire.GENERATOR][wire.LABELS]
-    np.testing.assert_array_equal(shares, [0.5, 0.5, 0, 0, 0, 0])
+    np.testing.assert_allclose(shares, [0.8, 0, 0, 0.2, 0, 0])  # label 1 is b's alone
+    few, orders = strategy.orders(state, silos[:2], round=6)
+    assert few.teachers == () and not orders[0].extras, "a's counts alone are nobody's business"
 
 
 # ---------------------------------------------------------------- bad input

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,19 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wire
+from strategies import generators as module
 from strategies.errors import FederationError
-from strategies.generators import (
-    others_loss,
-    reversed_loss,
-    train_generators,
-    train_shared_generator,
-)
+from strategies.generators import others_loss, reversed_loss, train_shared_generator
 from strategies.latent import (
     Generator,
     GeneratorPlan,
     common_layers,
     fresh_generator,
     linear_head,
+    out_of_line,
     predictor_arrays,
     predictor_shape,
 )
@@ -32,6 +30,7 @@ from wire import Model
 
 LAYERS: wire.Layers = (("positive",), ("linear", "head.weight", "head.bias"))
 CLASSES, LATENT = 4, 6
+train_generators = partial(module.train_generators, drawing=np.random.default_rng(3))
 
 
 def head(seed: int, *, turn: int = 0) -> Model:
@@ -128,7 +127,7 @@ def test_j1_is_the_mean_over_the_other_heads() -> None:
     latents, labels = torch.ones(3, 1, 1), torch.zeros(3, 1, dtype=torch.int64)
     wrong = np.log1p(np.exp([-1.0, 2.0, -3.0]))  # −log p(0) of each head
     expected = [(wrong.sum() - own) / 2 for own in wrong]
-    loss = others_loss(heads, (("linear", "w", ""),), latents, labels)
+    loss = others_loss(heads, (("linear", "w", ""),), latents, labels, torch.arange(3))
     np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 
@@ -344,3 +343,67 @@ def test_a_prefix_must_name_a_linear_head(prefix: str) -> None:
 def test_plans_out_of_bounds_are_refused(wrong: dict[str, float], text: str) -> None:
     with pytest.raises(FederationError, match=text):
         GeneratorPlan(**wrong)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- many, and what is out of line
+
+
+def test_with_too_many_heads_each_step_asks_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As good as with all, and never more logits at once than allowed."""
+    most, seen = 3 * CLASSES * 8 * 32, []
+    asked = module._all_heads
+
+    def watched(*args: torch.Tensor) -> torch.Tensor:
+        seen.append(asked(*args))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "_all_heads", watched)
+    monkeypatch.setattr(module, "MAX_LOGITS", most)
+    plan = GeneratorPlan(steps=40, hidden=32, lr=1e-2, reversal_weight=0.1)
+    others, _ = trained([head(i) for i in range(8)], 4, plan)
+    assert others > 0.95
+    training = [logits for logits in seen if logits.requires_grad]
+    assert {len(logits) for logits in training} == {3}
+    assert max(logits.numel() for logits in training) <= most
+    heads = {"w": torch.tensor([[[1.0], [0.0]], [[0.0], [2.0]], [[3.0], [0.0]]])}
+    loss = others_loss(
+        heads,
+        (("linear", "w", ""),),
+        torch.ones(3, 1, 1),
+        torch.zeros(3, 1).long(),
+        torch.tensor([0, 2]),
+    )
+    wrong = np.log1p(np.exp([-1.0, -3.0]))  # of the heads 0 and 2
+    np.testing.assert_allclose(loss, [wrong[1], wrong.mean(), wrong[0]], rtol=1e-5)
+
+
+def test_a_head_far_larger_than_the_others_is_out_of_line() -> None:
+    usual = {str(i): head(i) for i in range(4)}
+    assert out_of_line(usual) == {}
+    huge = {name: 1e3 * array for name, array in head(9).items()}
+    assert list(out_of_line(usual | {"x": huge})) == ["x"]
+    assert list(out_of_line({"a": head(1), "x": huge})) == ["x"], "of two, too"
+    nothing = {name: 0 * array for name, array in head(9).items()}
+    assert out_of_line({"a": nothing, "b": nothing}) == {}
+
+
+def test_a_generator_that_would_not_be_finite_stays_as_it_was() -> None:
+    broken = {name: np.full_like(array, np.nan) for name, array in head(1).items()}
+    before = fresh(2)
+    after, _ = train_generators(
+        before, [head(0), broken], LAYERS, plan=GeneratorPlan(steps=4, hidden=16), rngs=rngs(2)
+    )
+    assert [new is old for new, old in zip(after, before, strict=True)] == [True, True]
+
+
+def test_no_weight_on_the_reversal_is_no_reversal() -> None:
+    heads = [head(i) for i in range(3)]
+    results = [
+        train_generators(fresh(3), heads, LAYERS, plan=plan, rngs=rngs(3))[0][0].weights
+        for plan in (
+            GeneratorPlan(steps=6, hidden=16, reversal="none"),
+            GeneratorPlan(steps=6, hidden=16, reversal_weight=0),
+        )
+    ]
+    for name, array in results[0].items():
+        np.testing.assert_array_equal(array, results[1][name])

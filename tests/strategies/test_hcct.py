@@ -15,7 +15,8 @@ import pytest
 from strategies import HCCT, FederationError
 from strategies.alpha import HOLDOUT as SHARE
 from strategies.alpha import Candidate, Landscape, alpha_of
-from strategies.hcct import CATCH_UP, HCCTState
+from strategies.grouping import Members
+from strategies.hcct import CATCH_UP, HCCTState, _common_starts
 from strategies.loop import Group, Order, Update
 from strategies.models import weighted_mean
 from strategies.partition.coalition import HCCTUtility, optimal
@@ -829,3 +830,28 @@ def test_a_newcomers_catch_up_is_no_longer_than_the_silo_allows(
     _, orders = strategy.orders(state, [*silos("a", "b"), late], round=4)
     (catch_up,) = [order for order in orders if order.purpose == CATCH_UP]
     assert catch_up.config == asked
+
+
+def test_who_comes_back_is_not_shown_a_model_of_fewer_silos_than_these_accept() -> None:
+    """a accepts three, b two, and both trained alone while c was away; d accepts anything."""
+    a, b, c, d = ({"w": np.full(2, value, np.float32)} for value in (1.0, 2.0, 4.0, 8.0))
+    own = dict(zip("abcd", (a, b, c, d), strict=True))
+
+    def starts(group: Group, here: str) -> dict[str, Any]:
+        before = Members(
+            {"w": np.zeros(2, np.float32)},
+            models=own,
+            sizes=dict.fromkeys("abcd", 1.0),
+            groups=tuple((name,) for name in here),
+            minimums={"a": 3, "b": 2},
+        )
+        return own | _common_starts(own, [group], before=before)
+
+    alone = starts(("b", "c"), here="b")
+    assert alone["b"] is b and alone["c"] is c, "b's model is nobody's mean"
+    two = starts(("a", "b", "c"), here="ab")
+    assert two["a"] is a and two["b"] is b and two["c"] is c, "without a, b's is alone as well"
+    back = starts(("a", "d", "c"), here="ad")
+    assert all(model is d for name, model in back.items() if name != "b"), "d's can be shown"
+    three = starts(("a", "b", "d", "c"), here="abd")
+    np.testing.assert_allclose(three["c"]["w"], (1 + 2 + 8) / 3)
