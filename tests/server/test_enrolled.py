@@ -111,10 +111,11 @@ def _enrol_some(file: Path, start: int) -> None:
 
 
 def test_two_operators_at_once_lose_nobody(file: Path) -> None:
-    context = get_context("fork")
+    context = get_context("spawn")  # a fork of a process with threads may never return
     workers = [context.Process(target=_enrol_some, args=(file, 5 * i)) for i in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(30)
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0]
     assert len(read(file)) == 10
