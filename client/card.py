@@ -20,6 +20,7 @@ from client.files import file_of, write_atomically, write_model
 from client.guard import Choice
 from client.training import Evaluation
 from client.workbench import Workbench
+from tasks.base import ColumnScale
 from wire import Model, model_hash
 
 __all__ = ["PERSONALISED", "Card", "CardError", "card_of", "keep_model", "read_card"]
@@ -53,6 +54,10 @@ class Card:
         sha256: ``wire.model_hash`` of the arrays.
         kept: when, ISO 8601.
         versions: of the software.
+        fingerprint: of the task's declaration, empty where there is none; None: an earlier version
+            kept the model and did not say.
+        data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
+        scale: of a table's training data.
     """
 
     silo: str
@@ -75,6 +80,9 @@ class Card:
     sha256: str
     kept: str
     versions: Mapping[str, str]
+    fingerprint: str | None = None
+    data_hash: str = ""
+    scale: ColumnScale | None = None
 
 
 def card_of(
@@ -120,6 +128,9 @@ def card_of(
         sha256=model_hash(model),
         kept=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=dict(description.versions or {}),
+        fingerprint=str(getattr(bench.task, "fingerprint", "")),
+        data_hash=bench.data_hash,
+        scale=bench.scale,
     )
 
 
@@ -185,11 +196,12 @@ def _text(card: Card, file: Path) -> str:
         "Kept": card.kept,
         "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
     }
+    traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
     called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     return (
         f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}\n\n"
         f"Use it:\n\n    coterie silo predict --model {called}\n\n"
-        "It was made for this silo's data. It may hold traces of the data of the group's silos: "
-        "pass it on only as they agreed.\n"
+        "It was made for this silo's data. It may hold traces of the data of the group's silos"
+        f"{traces}: pass it on only as they agreed.\n"
     )

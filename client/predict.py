@@ -15,8 +15,9 @@ from safetensors.numpy import load_file
 
 from client.card import PERSONALISED, Card, CardError, read_card
 from client.training import EVALUATION_BATCH, load_weights
+from client.workbench import hash_of
 from tasks import Task, load_task
-from tasks.base import Option, Samples, TaskError
+from tasks.base import Option, Samples, SiloData, TaskError
 from wire import model_hash
 
 __all__ = ["Answers", "find_model", "predict", "write_csv"]
@@ -84,7 +85,8 @@ def predict(
 
     Raises:
         CardError: the file is damaged, or not a kept model.
-        TaskError: the task or the samples cannot be loaded, or do not fit the model.
+        TaskError: the task or the samples cannot be loaded, or do not fit the model; or the task's
+            declaration is another one than the model was trained with.
     """
     card = read_card(file)
     weights = dict(load_file(file))
@@ -93,12 +95,15 @@ def predict(
     task = load_task(source or card.source)
     if task.name != card.task:
         raise TaskError(f"the model is of task {card.task!r}, {task.name!r} was loaded.")
+    _check_declaration(card, task)
+    if card.scale is not None:
+        task.scale = card.scale
     model = task.model()
     try:
         load_weights(model, {name: weights[name] for name in model.state_dict()})
     except (KeyError, ValueError) as error:
         raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
-    found, labels = _samples(task, samples, options)
+    found, labels = _samples(task, samples, options, card)
     if odd := _not_finite(found.x, found.names):
         raise TaskError(
             f"there is no answer to {odd}: values that the model would see are NaN, infinite or "
@@ -115,18 +120,46 @@ def predict(
     )
 
 
+def _check_declaration(card: Card, task: Task) -> None:
+    """The same arrays may fit a task whose columns or classes are in another order."""
+    today = str(getattr(task, "fingerprint", ""))
+    if card.fingerprint is None and today:
+        raise TaskError(
+            f"the model's card is of an earlier version and does not say with which declaration of "
+            f"task {task.name!r} it was trained: columns or classes may mean something else today. "
+            "Train it again."
+        )
+    if card.fingerprint is not None and card.fingerprint != today:
+        raise TaskError(
+            f"task {task.name!r} is declared otherwise than when the model was trained "
+            f"(fingerprint {today or 'none'}, not {card.fingerprint or 'none'}): columns or classes may mean "
+            "something else. Name the declaration of that time with --task, or train again."
+        )
+
+
 def _samples(
-    task: Task, place: Path | None, options: Mapping[str, Option]
+    task: Task, place: Path | None, options: Mapping[str, Option], card: Card
 ) -> tuple[Samples, NDArray[np.int64] | None]:
     if place is None:
         data = task.load(options)
-        return Samples(data.x_test), data.y_test
+        return Samples(data.x_test, notes=_of_changed_data(data, card)), data.y_test
     if not place.exists():
         raise TaskError(f"there is no {place} to predict from.")
     samples = task.inputs(place, options)
     if len(samples.x) == 0:
         raise TaskError(f"{place} holds no samples.")
     return samples, None
+
+
+def _of_changed_data(data: SiloData, card: Card) -> tuple[str, ...]:
+    if card.data_hash in ("", hash_of(data)):
+        return ()
+    return (
+        "Note: the training data is not what the model was trained on: the data, the share kept "
+        "for testing or the options have changed since. So the model may have been trained on some "
+        f"of these test samples, and the error may be too low; when it was kept it was "
+        f"{100 * card.test_error:.2f} % of {card.test_examples}.",
+    )
 
 
 def _not_finite(values: NDArray[np.float32], names: Sequence[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,17 +16,21 @@ from client.latent import describe_head
 from client.settings import SettingsError, SiloSettings
 from client.training import Tensors, tensors
 from tasks import Task, load_task
+from tasks.base import ColumnScale, SiloData
 from tasks.simulation import load_silos
 from wire import Description
 
-__all__ = ["Workbench", "open_workbench", "open_workbenches"]
+__all__ = ["Workbench", "hash_of", "open_workbench", "open_workbenches"]
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 
 @dataclass(frozen=True)
 class Workbench:
-    """A silo ready to work. ``model`` is scratch space: every message overwrites its weights."""
+    """A silo ready to work. ``model`` is scratch space: every message overwrites its weights.
+
+    ``scale`` and ``data_hash`` are of all its training data, for the card of a model that it keeps.
+    """
 
     settings: SiloSettings
     task: Task
@@ -33,6 +38,8 @@ class Workbench:
     model: nn.Module
     device: torch.device
     schema: str
+    scale: ColumnScale | None = None
+    data_hash: str = ""
 
     def describe(self) -> Description:
         """What the silo says of itself."""
@@ -94,8 +101,14 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     for own, data in zip(settings, loaded, strict=True):
         moved = tensors({key: getattr(data, key) for key in PARTS}, device, on_device)
         schema = _schema(task, model, moved)
-        benches.append(Workbench(own, task, moved, model, device, schema))
+        known = hash_of(data) if own.home else ""  # without a home no model is kept
+        benches.append(Workbench(own, task, moved, model, device, schema, data.scale, known))
     return benches
+
+
+def hash_of(data: SiloData) -> str:
+    """SHA-256 of the training samples as the model sees them."""
+    return hashlib.sha256(np.ascontiguousarray(data.x_train).data).hexdigest()
 
 
 def _device(wanted: str) -> torch.device:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "ColumnScale",
     "Option",
     "Samples",
     "SiloData",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 Option = str | int | float | bool
+ColumnScale = Sequence[Sequence[float]]
+"""(columns, 2) Mean and width by which the numbers of a table were standardised."""
 
 
 class TaskError(ValueError):
@@ -47,6 +50,7 @@ class SiloData:
         x_test: float32, shape (m, ...), with the same trailing shape as ``x_train``.
         y_test: int64, shape (m,).
         num_classes: number of classes of the task, also those that this silo has none of.
+        scale: of a table; the silo keeps it with its models (``Task.scale``).
     """
 
     x_train: NDArray[np.float32]
@@ -54,6 +58,7 @@ class SiloData:
     x_test: NDArray[np.float32]
     y_test: NDArray[np.int64]
     num_classes: int
+    scale: ColumnScale | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (
@@ -109,12 +114,15 @@ class Task(ABC):
             the head is the representation. Models whose ``forward`` is ``head(representation(x))``
             can also be trained in latent space.
         classes: their names, for people; empty: they are only numbered.
+        scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
+            tasks whose ``load`` gave one; None: that of the training data as it is now.
     """
 
     name: str
     num_classes: int
     head: str = "head."
     classes: Sequence[str] = ()
+    scale: ColumnScale | None = None
 
     @abstractmethod
     def model(self) -> torch.nn.Module:

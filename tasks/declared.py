@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from tasks.base import Option, SiloData, Task, TaskError, place_of, read_options
+from tasks.base import ColumnScale, Option, SiloData, Task, TaskError, place_of, read_options
 
 if TYPE_CHECKING:
     import torch
@@ -87,6 +87,10 @@ class DeclaredTask(Task):
     def samples(self, train: Any, test: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Both parts as the model sees them; what is learnt from data, from ``train`` alone."""
 
+    def scale_of(self, train: Any) -> ColumnScale | None:
+        """What ``samples`` learns from ``train``; None: nothing."""
+        return None
+
     def model(self) -> torch.nn.Module:
         """The declared network, as representation and head."""
         from tasks.models import NETWORKS, SplitModel
@@ -112,7 +116,9 @@ class DeclaredTask(Task):
         """
         train, test = self.read_both(read_options(self.name, options, self.options))
         x_train, x_test = self.samples(train, test)
-        return SiloData(x_train, train.y, x_test, test.y, self.num_classes)
+        return SiloData(
+            x_train, train.y, x_test, test.y, self.num_classes, scale=self.scale_of(train)
+        )
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
         """Training and test part as ``read`` gives them."""

@@ -1,12 +1,13 @@
 """A table of one's own, CSV or Parquet: numeric and categorical columns. See ``tasks.declared``.
 
 Numbers are standardised with the mean and deviation of this silo's own training rows; these
-stay at the silo. Categories are declared, so that a column of the model means the same everywhere.
+stay at the silo, with its models. Categories are declared, so that a column of the model
+means the same everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from tasks.base import Option, Samples, TaskError, read_options
+from tasks.base import ColumnScale, Option, Samples, TaskError, read_options
 from tasks.declared import OPTIONS, Declaration, DeclaredTask
 
 __all__ = ["Table", "TableDeclaration"]
@@ -99,23 +100,30 @@ class Table(DeclaredTask):
 
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""
-        scale = _scale(train.numbers)
-        return scale(train), scale(test)
+        scale = self.scale_of(train)
+        return _scaled(train, scale), _scaled(test, scale)
+
+    def scale_of(self, train: Rows) -> ColumnScale:
+        """Mean and deviation of the training rows, unless a kept model brings its own."""
+        return _scale(train.numbers) if self.scale is None else self.scale
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
         """The rows of a table; it needs no target column.
 
-        The scale is that of the silo's own training rows, so its ``data`` must still be there.
+        The scale is ``self.scale``, else that of the silo's own training rows: its ``data`` must
+        then still be there.
 
         Raises:
             TaskError: a column is missing, or something cannot be read.
         """
         chosen = read_options(self.name, options, self.options)
-        train, _ = self.read_both(chosen)
+        scale = self.scale
+        if scale is None:
+            scale = self.scale_of(self.read_both(chosen)[0])
         self._notes = []
         table = self._table(file, str(chosen["separator"]), ())
         rows = Rows(*self._columns(table, file), np.zeros(len(table), np.int64))
-        return Samples(_scale(train.numbers)(rows), notes=tuple(self._notes))
+        return Samples(_scaled(rows, scale), notes=tuple(self._notes))
 
     def _columns(self, table: Any, place: Path) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
         """Numbers and one-hot categories of all rows."""
@@ -205,8 +213,8 @@ class Table(DeclaredTask):
         return block
 
 
-def _scale(numbers: NDArray[np.float64]) -> Callable[[Rows], NDArray[np.float32]]:
-    """Standardise as these training rows (n, columns) say; what is missing becomes their mean."""
+def _scale(numbers: NDArray[np.float64]) -> ColumnScale:
+    """Mean and deviation of training rows (n, columns), without what is missing."""
     present = np.isfinite(numbers)
     count = np.maximum(present.sum(axis=0), 1)
     mean = np.where(present, numbers, 0).sum(axis=0) / count
@@ -216,12 +224,15 @@ def _scale(numbers: NDArray[np.float64]) -> Callable[[Rows], NDArray[np.float32]
     # A constant's deviation is not 0 but what rounding its mean leaves.
     constant = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
     width = np.where(constant, 1.0, np.sqrt(square))
+    found: ColumnScale = np.stack([mean, width], axis=1).tolist()
+    return found
 
-    def scaled(rows: Rows) -> NDArray[np.float32]:
-        standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
-        return np.concatenate([standard.astype(np.float32), rows.categories], axis=1)
 
-    return scaled
+def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:
+    """Standardise; what is missing becomes the mean."""
+    mean, width = np.array(scale).reshape(-1, 2).T
+    standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
+    return np.concatenate([standard.astype(np.float32), rows.categories], axis=1)
 
 
 def _numerals(texts: Any) -> Any:

@@ -17,7 +17,7 @@ import wire
 from client.__main__ import main
 from client.app import app
 from client.benches import workbench_of
-from client.card import CardError, read_card
+from client.card import CardError, keep_model, read_card
 from client.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from client.guard import sparing
 from client.home import create
@@ -234,6 +234,53 @@ def test_predict_knows_task_and_data_of_the_silos_folder(
     assert {row[1] for row in rows[1:]} | {row[-1] for row in rows[1:]} <= {"no", "yes"}
     assert main(["predict", "--home", str(home.folder), "--set", "test-share=2"]) == 2
     assert "test-share must be above 0" in capsys.readouterr().err
+
+
+def table_of(rows: int, *, ages_from: int = 20) -> str:
+    return "age,bmi,ill\n" + "".join(
+        f"{ages_from + i},{20 + i % 7},{'yes' if i % 3 else 'no'}\n" for i in range(rows)
+    )
+
+
+def test_a_kept_model_answers_as_on_the_day_it_was_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever has become of the silo's data and of the file that declares the task."""
+    task, data, new = tmp_path / "study.toml", tmp_path / "own.csv", tmp_path / "new.csv"
+    declaration = (
+        'kind = "table"\nname = "study"\ntarget = "ill"\nclasses = ["no", "yes"]\n'
+        'numeric = ["age", "bmi"]\nnetwork = "mclr"\n'
+    )
+    task.write_text(declaration)
+    data.write_text(table_of(40))
+    new.write_text("age,bmi\n30,21\n50,26\n")
+    home = create(tmp_path / "a", "a", task=str(task), data=data)
+    config = home.settings().to_node_config()
+    run(tmp_path, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1)
+    model = home.folder / "models" / "run-1.safetensors"
+    text = model.with_suffix(".md").read_text()
+    assert "mean and deviation of this silo's numbers: pass it on only" in text
+
+    def asked(*more: str) -> tuple[int, str, str]:
+        status = main(["predict", "--home", str(home.folder), *more])
+        return status, *capsys.readouterr()
+
+    _, answers, _ = asked("--input", str(new))
+    status, _, said = asked()
+    assert status == 0 and "Note:" not in said
+    data.write_text(table_of(60, ages_from=50))
+    assert asked("--input", str(new))[:2] == (0, answers), "the scale of the training"
+    status, _, said = asked()
+    assert status == 0 and "the model may have been trained on some of these test samples" in said
+    data.unlink()
+    assert asked("--input", str(new))[:2] == (0, answers)
+    for before, after in (('"no", "yes"', '"yes", "no"'), ('"age", "bmi"', '"bmi", "age"')):
+        task.write_text(declaration.replace(before, after))
+        status, out, said = asked("--input", str(new))
+        assert (status, out) == (2, "") and "is declared otherwise than when the model was" in said
+    card = replace(read_card(model), fingerprint=None)
+    keep_model(str(home.folder), card, load_file(model))
+    assert "card is of an earlier version" in asked("--input", str(new))[2]
 
 
 def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
