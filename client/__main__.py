@@ -85,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     own.add_argument("--alpha", type=float, help="this silo's own hunger for data (HCCT)")
     own.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     own.add_argument("--threads", type=int, default=1, help="CPU threads; 0 is torch's choice")
-    own.add_argument("--home", default="", help="folder for the silo's own models")
+    own.add_argument("--home", default="", help="folder for the silo's own models, for one process")
     own.add_argument(
         "--share-label-counts",
         action="store_true",
@@ -145,6 +145,7 @@ def _reported(work: Callable[[], int]) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
+    from client.files import locked_all
     from client.policy import Policy
     from client.settings import SettingsError, SiloSettings, options_of
 
@@ -165,11 +166,12 @@ def _serve(given: argparse.Namespace) -> int:
     from client.silo import Connection
 
     connection = Connection(given.superlink, given.root_certificates, patience_s=given.patience)
-    return serve(settings, connection)
+    with locked_all([settings.home]):
+        return serve(settings, connection)
 
 
 def serve(settings: SiloSettings, connection: Connection) -> int:
-    """Serve until told to end; return the exit status."""
+    """Serve until told to end, in a folder that the caller has locked; return the exit status."""
     from client.app import app
     from client.benches import prepare
     from client.silo import Silo
@@ -181,6 +183,7 @@ def serve(settings: SiloSettings, connection: Connection) -> int:
 def _serve_partitions(given: argparse.Namespace) -> int:
     from client.app import app
     from client.benches import prepare_all
+    from client.files import locked_all
     from client.host import Host
     from client.settings import options_of
     from client.silo import Connection
@@ -188,10 +191,11 @@ def _serve_partitions(given: argparse.Namespace) -> int:
 
     settings = settings_of(given, options_of(given.options))
     connection = Connection(given.superlink, given.root_certificates, patience_s=given.patience)
-    if len(settings) == 1:
-        return serve(settings[0], connection)
-    prepare_all(settings)
-    return _until_told(Host(app, settings, connection, parallel=given.parallel))
+    with locked_all([one.home for one in settings]):
+        if len(settings) == 1:
+            return serve(settings[0], connection)
+        prepare_all(settings)
+        return _until_told(Host(app, settings, connection, parallel=given.parallel))
 
 
 def _until_told(resident: Silo | Host) -> int:

@@ -2,15 +2,83 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from safetensors.numpy import save_file
 
+from client.settings import SettingsError
 from wire import Model
 
-__all__ = ["file_of", "folder_of", "sync", "write_atomically", "write_model"]
+__all__ = [
+    "file_of",
+    "folder_of",
+    "locked",
+    "locked_all",
+    "sync",
+    "write_atomically",
+    "write_model",
+]
+
+OTHER_FILES = 512
+"""Files that a process needs open beside the locks of its silos' folders."""
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Hold a silo's folder, made if it is not there; two processes would overwrite their models.
+
+    Raises:
+        SettingsError: a process holds it already, or nothing can be written there.
+    """
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        opened = (home / "lock").open("w")
+    except FileExistsError:
+        raise SettingsError(
+            f"{home} is a file. A silo keeps its models in a folder: name one with --home."
+        ) from None
+    except OSError as error:
+        raise SettingsError(
+            f"a silo cannot keep its models in {home}: {error.strerror}. Name a folder that it "
+            "may write to with --home."
+        ) from None
+    with opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingsError(
+                f"a silo runs already from {home}. End that process first, or give this silo a "
+                "folder of its own (--home)."
+            ) from None
+        except OSError as error:
+            raise SettingsError(
+                f"{home} cannot be locked against a second silo: {error.strerror}. Name a folder "
+                "on a disk of this machine with --home."
+            ) from None
+        yield
+
+
+@contextmanager
+def locked_all(homes: Sequence[str]) -> Iterator[None]:
+    """Hold the folders of several silos in this process; empty ones keep nothing.
+
+    Raises:
+        SettingsError: as ``locked``.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(homes) + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    with ExitStack() as held:
+        for home in filter(None, homes):
+            held.enter_context(locked(Path(home)))
+        yield
 
 
 def folder_of(home: str, kind: str, run: str) -> Path:

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import tomllib
@@ -30,6 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from client.files import locked
 from client.policy import Policy
 from client.settings import SettingsError, SiloSettings
 from enrolment import (
@@ -276,14 +276,7 @@ class Home:
         Raises:
             SettingsError: a process holds it already.
         """
-        with (self.folder / "lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise SettingsError(
-                    f"silo {self.config.name!r} runs already from {self.folder}. End that process "
-                    "first."
-                ) from None
+        with locked(self.folder):
             yield
 
     def _task(self) -> str:

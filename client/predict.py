@@ -132,8 +132,9 @@ def _check_declaration(card: Card, task: Task) -> None:
     if card.fingerprint is not None and card.fingerprint != today:
         raise TaskError(
             f"task {task.name!r} is declared otherwise than when the model was trained "
-            f"(fingerprint {today or 'none'}, not {card.fingerprint or 'none'}): columns or classes may mean "
-            "something else. Name the declaration of that time with --task, or train again."
+            f"(fingerprint {today or 'none'}, not {card.fingerprint or 'none'}): columns or "
+            "classes may mean something else. Name the declaration of that time with --task, or "
+            "train again."
         )
 
 

@@ -56,9 +56,5 @@ def settings_of(given: argparse.Namespace, options: Mapping[str, Option]) -> lis
 
 
 def _home(folder: str, name: str) -> str:
-    """A silo's own folder in the one that all have, made if it is not there."""
-    if not folder:
-        return ""
-    own = Path(folder) / name
-    own.mkdir(parents=True, exist_ok=True)
-    return str(own)
+    """A silo's own folder in the one that all have."""
+    return str(Path(folder) / name) if folder else ""

@@ -100,9 +100,21 @@ class LocalFederation:
         """A silo's log file."""
         return self.folder / "silos" / name / "silo.log"
 
-    def start_silo(self, spec: SiloSpec, *, environment: Mapping[str, str] | None = None) -> None:
-        """Start a silo's process; it joins by itself when it is ready."""
-        home = self.folder / "silos" / spec.name
+    def start_silo(
+        self,
+        spec: SiloSpec,
+        *,
+        home: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a silo's process; it joins by itself when it is ready.
+
+        Args:
+            spec: of the silo.
+            home: its folder; None: ``silos/NAME``.
+            environment: added to this process's.
+        """
+        home = home or self.folder / "silos" / spec.name
         line = spec.arguments(self.superlink.fleet_address, home)
         self._start(spec.name, line, environment)
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from client import sharing
+from client.__main__ import main
 from client.benches import workbench_of
+from client.files import locked_all
 from client.settings import SettingsError, SiloSettings
 from client.virtual import settings_of
 from client.workbench import open_workbench, open_workbenches
@@ -48,6 +50,33 @@ def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() ->
 def test_each_silo_has_a_home_of_its_own(tmp_path: Path) -> None:
     own = settings_of(given(partitions="3/9", home=str(tmp_path)), {"split": "iid"})
     assert own[0].name == "silo-3" and own[0].home == str(tmp_path / "silo-3")
+
+
+def test_a_folder_of_a_silo_that_runs_is_refused_before_anything_is_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3"), ""]):
+        several = ["--set", "split=iid", "--home", str(tmp_path)]
+        for asked in (
+            ["--name", "b", "--home", str(tmp_path / "a")],
+            ["--partitions", "3/9", *several],
+            ["--partitions", "2-3/9", *several],
+        ):
+            assert main([*asked, "--patience", "0.1"]) == 2
+            assert "a silo runs already from" in capsys.readouterr().err
+    with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3")]):
+        pass  # they are free again
+
+
+def test_a_home_in_which_nothing_can_be_kept_is_refused_before_anything_is_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "held" / "lock").mkdir(parents=True)  # cannot be opened
+    for home, said in (("file", "is a file"), ("file/b", "Not a directory"),
+                       ("held", "a silo cannot keep its models in")):  # fmt: skip
+        assert main(["--name", "b", "--patience", "0.1", "--home", str(tmp_path / home)]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shares", [False, True])

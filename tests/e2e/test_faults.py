@@ -120,7 +120,8 @@ def test_the_second_silo_of_a_name_is_refused(federation: LocalFederation) -> No
     federation.start_silo(spec("b", 1))
     federation.wait_for_silos(2)
     first = federation.processes["a"]
-    federation.start_silo(spec("a", 2))  # replaces only this test's note of the process
+    # It replaces only this test's note of the process; a's folder would be refused, too.
+    federation.start_silo(spec("a", 2), home=federation.folder / "silos" / "elsewhere")
     federation.processes["a-first"] = first
     federation.wait_for_silos(3)
     folder, last = federation.run(**{**KEYS, "min-silos": 2})
