@@ -17,6 +17,9 @@ from tasks.base import Option
 
 __all__ = ["add_commands"]
 
+WIDE = 10_000
+"""Columns of a table that no terminal shows: more than its longest line."""
+
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the two commands to those of ``coterie silo``."""
@@ -82,10 +85,13 @@ def _ledger(given: argparse.Namespace) -> int:
             print(json.dumps(entry))
         return 0
     console = Console()
+    if not console.is_terminal:
+        # What reads a file or a pipe has no width, and rich takes it for 80 columns.
+        console = Console(width=WIDE)
     table = Table(box=None, padding=(0, 1))
-    for column in ("run", "message", "rounds", "replies", "refused", "bytes", "arrays"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("values", overflow="fold")
+    for column in ("run", "message", "rounds", "replies", "refused", "bytes", "arrays", "values"):
+        is_text = column in ("run", "message", "values")
+        table.add_column(column, overflow="fold", no_wrap=not is_text)
     found = totals(read(home, run=given.run))
     for (run_name, kind), total in found.items():
         first, last = total.rounds

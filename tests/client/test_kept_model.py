@@ -151,6 +151,27 @@ def test_the_ledger_command_totals_what_left(
     assert "there is no ledger" in capsys.readouterr().err
 
 
+def test_the_ledger_s_table_loses_nothing_in_a_pipe_or_on_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, values = "a-run-with-a-name-of-some-length" * 2, [f"measured-{i}" for i in range(30)]
+    entry = {"run": name, "type": "query.evaluate-training", "round": 3, "bytes": 123_456_789}
+    entry["values"] = {"metrics": dict.fromkeys(values, 0.5)}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["ledger", "--home", str(tmp_path)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if name in line]
+    assert all(word in line for word in ("query.evaluate-training", "123,456,789", *values))
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["ledger", "--home", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:-1]
+    assert "123,456,789" in lines[0] and max(map(len, lines)) <= 80
+    run_name, shown = lines[0].index("a-run"), lines[0].rindex("measured")
+    assert "".join(line[run_name:].split(" ")[0] for line in lines) == name
+    folded = "".join(line[shown:].strip() for line in lines)
+    assert all(value in folded for value in values)
+
+
 # ---------------------------------------------------------------- model and card
 
 
