@@ -318,9 +318,9 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
         task = str(_place(task).resolve())
     where = "" if data is None else str(_place(data).resolve())
     if not file.exists():
-        told = f"data = {json.dumps(where)}" if where else f'# data = "/data/{name}"'
-        text = TEMPLATE.format(name=name, task=json.dumps(task or "digits"), data=told)
-        file.write_text(text, encoding="utf-8")
+        told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
+        text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
+        file.write_bytes(text.encode())
     home = Home(folder)
     if home.config.name != name:
         raise SettingsError(f"{folder} is the folder of silo {home.config.name!r}, not {name!r}.")
@@ -336,6 +336,21 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     if not (folder / "key.pem").exists():
         _write_key(folder)
     return home
+
+
+def _toml(text: str) -> str:
+    """A TOML string: as in JSON, but for DEL and what is beyond 16 bits.
+
+    Raises:
+        SettingsError: it cannot be one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SettingsError(
+            f"{text!r} cannot be written into silo.toml: its name is not UTF-8. Rename it."
+        ) from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _place(named: str | Path) -> Path:
@@ -359,7 +374,7 @@ def _write_key(folder: Path) -> None:
 
 def _read(file: Path) -> _File:
     try:
-        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise SettingsError(
             f"{file.parent} is no silo's folder (no silo.toml). Make one with `coterie silo init "

@@ -199,7 +199,7 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
         FederationError: it cannot be read, or a key is unknown, missing or out of bounds.
     """
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         checked = CompareFile.model_validate(table)
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(f"{file} cannot be read: {error}") from None

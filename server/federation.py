@@ -195,7 +195,7 @@ def load(folder: Path | None = None) -> Federation:
     root = (folder or Path(os.environ.get(ENVIRONMENT) or ".")).expanduser().resolve()
     file = root / "coterie.toml"
     try:
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise _wrong(
             f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name "

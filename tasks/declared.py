@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from tasks.base import ColumnScale, Option, SiloData, Task, TaskError, place_of,
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeclaredTask", "Declaration", "load_declared", "split_by_class"]
+__all__ = ["DeclaredTask", "Declaration", "in_nfc", "load_declared", "split_by_class"]
 
 OPTIONS: dict[str, Option] = {"data": "", "test-data": "", "test-share": 0.2, "seed": 0}
 
@@ -156,14 +157,20 @@ class DeclaredTask(Task):
         Raises:
             TaskError: a class that was not declared.
         """
-        number = {name: i for i, name in enumerate(self.classes)}
-        unknown = sorted(set(found) - set(number))
+        numbers = {name: i for i, name in enumerate(self.classes)}
+        number = {name: numbers.get(in_nfc(name), -1) for name in set(found)}
+        unknown = sorted(name for name in number if number[name] < 0)
         if unknown:
             raise TaskError(
                 f"{where} has class {unknown[0]!r}, which is not declared. Declared: "
                 f"{', '.join(self.classes)}."
             )
         return np.array([number[name] for name in found], dtype=np.int64)
+
+
+def in_nfc(text: str) -> str:
+    """The same characters in one spelling: in names of files a Mac writes ö as o and two dots."""
+    return unicodedata.normalize("NFC", text)
 
 
 def load_declared(file: Path) -> DeclaredTask:
@@ -173,7 +180,7 @@ def load_declared(file: Path) -> DeclaredTask:
         TaskError: it is missing, no TOML, or says something wrong; every problem is named.
     """
     try:
-        fields = tomllib.loads(file.read_text(encoding="utf-8"))
+        fields = tomllib.loads(in_nfc(file.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise TaskError(f"there is no file {str(file)!r} that declares a task.") from None
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

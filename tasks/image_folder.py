@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,4 +167,14 @@ def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _images(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    """All in a folder and its sub-folders, also in those that are links; in each folder once."""
+    found: list[Path] = []
+    seen: set[str] = set()
+    for place, inner, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            inner.clear()  # a link that leads back
+            continue
+        seen.add(real)
+        inner.sort()
+        found += [Path(place, name) for name in names]
+    return sorted(p for p in found if p.suffix.lower() in SUFFIXES and p.is_file())

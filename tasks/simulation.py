@@ -136,7 +136,7 @@ class Simulation(BaseModel):
             TaskError: it cannot be read, is not TOML, or a key is unknown or out of bounds.
         """
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
+            table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise TaskError(f"simulation file {str(file)!r} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from tasks.base import ColumnScale, Option, Samples, TaskError, read_options
-from tasks.declared import OPTIONS, Declaration, DeclaredTask
+from tasks.declared import OPTIONS, Declaration, DeclaredTask, in_nfc
 
 __all__ = ["Table", "TableDeclaration"]
 
 LARGEST = 1e100
 """Numbers beyond it are refused: their squares would overflow."""
+SHOWN = 20
+"""Columns of a file that an error names."""
 ROUNDING = 1e-12
 """Numbers whose difference is a smaller share of them are the same."""
 
@@ -145,25 +147,27 @@ class Table(DeclaredTask):
         columns = [*texts, *self.declaration.numeric]
         try:
             if place.suffix.lower() in (".parquet", ".pq"):
-                if place.is_file():
-                    _check_once(columns, parquet.read_schema(place).names, place)
-                return _with_rows(parquet.read_table(place, columns=columns), place)
+                if not place.is_file():
+                    return _with_rows(parquet.read_table(place, columns=columns), place)
+                called = _called(columns, parquet.read_schema(place).names, place)
+                table = parquet.read_table(place, columns=list(called.values()))
+                return _with_rows(table.select(list(called.values())), place, names=list(called))
             if place.suffix.lower() not in (".csv", ".tsv", ".txt"):
                 raise TaskError(f"{str(place)!r} is neither .csv nor .parquet.")
-            types = {name: pa.string() for name in texts}
-            types |= {name: pa.float64() for name in self.declaration.numeric}
-            parsing = csv.ParseOptions(delimiter=separator)
+            parsing = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
             with csv.open_csv(place, parse_options=parsing) as opened:
-                _check_once(columns, opened.schema.names, place)
+                called = _called(columns, opened.schema.names, place, separator)
+            types = {called[name]: pa.string() for name in texts}
+            types |= {called[name]: pa.float64() for name in self.declaration.numeric}
             # NA and the like stand for a missing number; in a text they may be a class or category.
             table = csv.read_csv(
                 place,
                 parse_options=parsing,
                 convert_options=csv.ConvertOptions(
-                    column_types=types, include_columns=columns, strings_can_be_null=False
+                    column_types=types, include_columns=list(types), strings_can_be_null=False
                 ),
             )
-            return _with_rows(table, place)
+            return _with_rows(table, place, names=columns)
         except (pa.ArrowException, OSError, TypeError, ValueError) as error:
             if isinstance(error, TaskError):
                 raise
@@ -198,14 +202,16 @@ class Table(DeclaredTask):
     def _one_hot(
         self, found: list[str | None], column: str, values: tuple[str, ...], place: Path
     ) -> NDArray[np.float32]:
-        number = {value: i for i, value in enumerate(values)}
+        numbers = {value: i for i, value in enumerate(values)}
+        number = {value: numbers.get(in_nfc(value)) for value in set(found) if value is not None}
         block = np.zeros((len(found), len(values)), np.float32)
         other = 0
         for row, value in enumerate(found):
-            if value in number:
-                block[row, number[value]] = 1
-            else:
+            column_of = None if value is None else number[value]
+            if column_of is None:
                 other += 1
+            else:
+                block[row, column_of] = 1
         if other:
             self._notes.append(
                 f"{column}: {other} missing or not declared in {place.name}, taken as none of them"
@@ -245,20 +251,38 @@ def _numerals(texts: Any) -> Any:
     return compute.if_else(missing, None, texts)
 
 
-def _check_once(columns: Sequence[str], found: Sequence[str], place: Path) -> None:
-    """Refuse a file that has two columns of one declared name."""
+def _called(
+    columns: Sequence[str], found: Sequence[str], place: Path, separator: str = ""
+) -> dict[str, str]:
+    """Declared columns, and what the file calls them: it may spell the same characters otherwise.
+
+    Raises:
+        TaskError: the file has none of that name, or two.
+    """
+    spelled: dict[str, list[str]] = {}
+    for name in found:
+        spelled.setdefault(in_nfc(name), []).append(name)
+    called = {}
     for column in columns:
-        if found.count(column) > 1:
+        same = spelled.get(column, [])
+        if len(same) > 1:
             raise TaskError(
-                f"{str(place)!r} has {found.count(column)} columns named {column!r}. Rename or "
-                "remove all but the one that is meant."
+                f"{str(place)!r} has {len(same)} columns named {column!r}. Rename or remove all "
+                "but the one that is meant."
             )
+        if not same:
+            has = ", ".join(map(repr, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
+            how = f", separated by {separator!r} (the silo's option separator)" * bool(separator)
+            raise TaskError(f"{str(place)!r} has no column {column!r}. Its columns{how}: {has}.")
+        called[column] = same[0]
+    return called
 
 
-def _with_rows(table: Any, place: Path) -> Any:
+def _with_rows(table: Any, place: Path, *, names: Sequence[str] = ()) -> Any:
+    """The table, with these names for its columns; empty: as it calls them."""
     if not len(table):
         raise TaskError(f"{str(place)!r} has no rows.")
-    return table
+    return table.rename_columns(list(names)) if names else table
 
 
 def _column(table: Any, column: str, place: Path) -> Any:

@@ -86,6 +86,27 @@ def test_a_silo_toml_in_another_encoding_is_named(tmp_path: Path) -> None:
         Home(tmp_path)
 
 
+def test_a_silo_toml_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    text = 'name = "a"\ntask = "digits"\n# für die Chirurgie\n'
+    (tmp_path / "silo.toml").write_bytes(text.encode("utf-8-sig"))
+    assert Home(tmp_path).settings().name == "a"
+
+
+@pytest.mark.parametrize("name", ["x\U0001f3e5y", 'a "b" \\ c', "tab\tdel\x7f", "Größe"])
+def test_any_name_of_a_folder_is_written_as_toml(name: str, tmp_path: Path) -> None:
+    data = tmp_path / name / "data"
+    home = create(tmp_path / name / "a", "a", data=data)
+    assert home.settings().options == {"data": str(data)}
+
+
+def test_a_name_that_cannot_be_in_a_silo_toml_is_refused_before_it_is_written(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(SettingsError, match="its name is not UTF-8"):
+        create(tmp_path / "a", "a", data=tmp_path / "x\udcff")
+    assert not (tmp_path / "a" / "silo.toml").exists()
+
+
 def test_the_home_folder_of_nobody_is_named(tmp_path: Path) -> None:
     said = "nobody on this machine has the home folder ~nobody-here"
     (tmp_path / "silo.toml").write_text(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -81,6 +82,43 @@ def test_colours_are_scaled_by_the_numbers_of_the_declaration(tmp_path: Path) ->
     picture(tmp_path / "one.png", (255, 0, 51))
     x = declared(tmp_path, text).inputs(tmp_path / "one.png", {}).x
     np.testing.assert_allclose(x[0, :, 0, 0], [5, -2, -0.4], rtol=1e-5)
+
+
+def test_folders_that_are_links_are_followed_once(tmp_path: Path) -> None:
+    for i in range(4):
+        picture(tmp_path / "archive" / "deep" / f"{i}.png", 255, mode="L")
+        picture(tmp_path / "data" / "dog" / f"{i}.png", 0, mode="L")
+    (tmp_path / "data" / "cat").mkdir()
+    (tmp_path / "data" / "cat" / "old").symlink_to(tmp_path / "archive")
+    (tmp_path / "archive" / "deep" / "back").symlink_to(tmp_path / "archive")
+    task = declared(tmp_path, IMAGES.format(channels=1))
+    data = task.load({"data": str(tmp_path / "data")})
+    assert np.bincount(np.concatenate([data.y_train, data.y_test])).tolist() == [4, 4]
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [("NFD", "NFC"), ("NFC", "NFD")])
+def test_names_are_the_same_however_their_characters_are_spelled(
+    theirs: Literal["NFC", "NFD"], ours: Literal["NFC", "NFD"], tmp_path: Path
+) -> None:
+    """A Mac writes names of files decomposed; a keyboard does not."""
+    for name in ("gesund", "Gefäß"):
+        for i in range(2):
+            picture(tmp_path / "data" / normalize(theirs, name) / f"{i}.png", 0, mode="L")
+    text = IMAGES.format(channels=1).replace('"cat", "dog"', '"gesund", "Gefäß"')
+    found = declared(tmp_path, normalize(ours, text)).load({"data": str(tmp_path / "data")})
+    assert set(found.y_train) == {0, 1}
+
+    text = TABLE.replace('"no"', '"schön"').replace('"age"', '"Größe"').replace('"m"', '"männlich"')
+    rows = "".join(f"{i},25,männlich,{'yes' if i % 2 else 'schön'}\n" for i in range(10))
+    file = table(tmp_path, normalize(theirs, "Größe,bmi,sex,ill\n" + rows))
+    found = declared(tmp_path, normalize(ours, text)).load({"data": file})
+    assert set(found.y_train) == {0, 1} and (found.x_train[:, 3] == 1).all()
+    assert found.x_train[:, 0].std() > 0
+
+
+def test_a_declaration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_bytes(TABLE.encode("utf-8-sig"))
+    assert load_task(str(tmp_path / "study.toml")).name == "study"
 
 
 def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
@@ -273,7 +311,7 @@ def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("ill", "sick"), "ill"),
+        (("ill", "sick"), "has no column 'ill'.*'id', 'age', 'bmi', 'sex', 'sick'"),
         ((",yes", ",perhaps"), "class 'perhaps', which is not declared. Declared: no, yes"),
         ((",21,", ",old,"), "old"),
         ((",yes", ","), "no value in target column 'ill' in row 2"),
@@ -285,6 +323,23 @@ def test_a_wrong_table_is_named(change: tuple[str, str], said: str, tmp_path: Pa
     task = declared(tmp_path, TABLE)
     with pytest.raises(TaskError, match=said):
         task.load({"data": table(tmp_path, ROWS.replace(*change))})
+
+
+def test_another_separator_is_named_and_can_be_set(tmp_path: Path) -> None:
+    task, data = declared(tmp_path, TABLE), table(tmp_path, ROWS.replace(",", ";"))
+    with pytest.raises(TaskError, match=r"separated by ',' \(.* option separator\): 'id;age"):
+        task.load({"data": data})
+    assert len(task.load({"data": data, "separator": ";"}).x_train) == 16
+
+
+def test_line_breaks_in_a_column_that_is_not_declared_do_no_harm(tmp_path: Path) -> None:
+    """Also where pyarrow cuts a file into blocks, of 1 MB."""
+    note = '"' + 30 * (40 * "x" + "\n") + '"'
+    text = "note,age,bmi,sex,ill\n" + "".join(
+        f"{note},{i},25,f,{'yes' if i % 2 else 'no'}\n" for i in range(1500)
+    )
+    data = declared(tmp_path, TABLE).load({"data": table(tmp_path, text)})
+    assert len(data.x_train) + len(data.x_test) == 1500
 
 
 WORDS = """

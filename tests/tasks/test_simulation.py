@@ -126,6 +126,10 @@ def test_a_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, said:
         read(tmp_path, text)
 
 
+def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    assert read(tmp_path, "\ufeffsilos = 2").silos == 2
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"none\.toml"):
         Simulation.read(tmp_path / "none.toml")
