@@ -343,20 +343,23 @@ def _pictures(run: SiloRun) -> list[Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """``coterie silo report``; return the exit status."""
+    from client.home import add_home, folder_of
+
     own = argparse.ArgumentParser(
         prog="coterie silo report",
         description="Draw a silo's own runs from its own home: its curve, its group, what left it.",
         epilog="example:  coterie silo report --home /data/coterie",
     )
-    own.add_argument("--home", required=True, type=Path, help="the silo's home folder")
+    add_home(own)
     own.add_argument("--run", help="the run's name [default: the last]")
     own.add_argument("--out", type=Path, help="file [default: report.html in the home folder]")
     given = own.parse_args(arguments)
     from pictures.page import render
 
     try:
-        page = build_page(read_silo(given.home, given.run), given.home)
-        target: Path = given.out or given.home / "report.html"
+        home = folder_of(given.home)
+        page = build_page(read_silo(home, given.run), home)
+        target: Path = given.out or home / "report.html"
         target.write_text(render(page), encoding="utf-8")
     except (SettingsError, OSError) as error:
         print(f"coterie silo report: {error}", file=sys.stderr)

@@ -60,6 +60,17 @@ def test_the_command_writes_a_page_of_this_silo_alone(
     assert "train-loss" in run.outbound["train"].metrics
 
 
+def test_the_command_finds_the_folder_as_the_others_do(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COTERIE_SILO", str(home))
+    assert silo(["report"]) == 0
+    monkeypatch.delenv("COTERIE_SILO")
+    monkeypatch.chdir(home)
+    assert silo(["report"]) == 0
+    assert capsys.readouterr().out.split() == [str(home / "report.html"), "report.html"]
+
+
 def test_a_ledger_says_what_left(tmp_path: Path) -> None:
     note(str(tmp_path), "train", "r", ConfigRecord({"server-round": 1}), {"train-loss": 0.5})
     values = {"metrics": {"seconds": 1.0, "train-loss": 0.5}}
