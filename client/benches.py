@@ -8,6 +8,7 @@ from threading import Lock
 
 from flwr.app import Context
 
+from client.personal import check_policy
 from client.settings import SiloSettings
 from client.training import warm_up
 from client.workbench import Workbench, open_workbench, open_workbenches
@@ -47,6 +48,8 @@ def prepare_nodes(node_configs: Sequence[Mapping[str, Option]]) -> None:
     """``prepare_all`` by node configs, as a Grid in one process has them."""
     settings = [SiloSettings.from_node_config(own, node_id=0) for own in node_configs]
     benches = open_workbenches(settings)
+    for bench in benches:
+        check_policy(bench)
     # The largest: a simulation may go on without silos that are too small to train.
     largest = max(benches, key=lambda bench: len(bench.data.x_train))
     warm_up(largest.task, largest.model, largest.data)

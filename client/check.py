@@ -19,9 +19,10 @@ def check(settings: SiloSettings) -> Iterator[str]:
     """Load, train one epoch, and report, line by line. Nothing is sent anywhere.
 
     Raises:
-        TaskError, SettingsError, PersonalError: the silo cannot train as it is set up.
+        TaskError, SettingsError: the silo cannot train as it is set up.
     """
     bench = open_workbench(settings)
+    personal.check_policy(bench)
     yield from _data_lines(bench)
     yield from _step_lines(bench)
     yield from _leaving_lines(bench)

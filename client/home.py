@@ -31,7 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from client.files import locked
 from client.policy import Policy
-from client.settings import SettingsError, SiloSettings
+from client.settings import MAX_THREADS, SettingsError, SiloSettings
 from enrolment import (
     Bundle,
     EnrolmentError,
@@ -124,7 +124,7 @@ class _Limits(_Section):
 
 class _Compute(_Section):
     device: str = "auto"
-    threads: Annotated[int, Field(ge=0, le=4096)] = 1
+    threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 1
     gpu_memory: Annotated[float, Field(gt=0, le=1)] = 1.0
     nice: Annotated[int, Field(ge=0, le=19)] = 0
 
@@ -201,17 +201,18 @@ class Home:
         """
         file = self.folder / "key.pem"
         try:
-            if file.stat().st_mode & 0o077:
-                raise SettingsError(
-                    f"{file} may be read by others than its owner. Run: chmod 600 {file}"
-                )
+            shared = file.stat().st_mode & 0o077
             key = load_pem_private_key(file.read_bytes(), password=None)
         except FileNotFoundError:
             raise SettingsError(
                 f"there is no key in {self.folder}. Run `coterie silo init`."
             ) from None
-        except (OSError, ValueError) as error:
+        except (OSError, TypeError, ValueError) as error:  # TypeError: it has a password
             raise SettingsError(f"{file} cannot be read: {error}.") from None
+        if shared:
+            raise SettingsError(
+                f"{file} may be read by others than its owner. Run: chmod 600 {file}"
+            )
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise SettingsError(f"{file} holds another kind of key than `coterie silo init` makes.")
         return key

@@ -10,12 +10,14 @@ from __future__ import annotations
 import logging
 
 from client import rounds
+from client.settings import SettingsError
 from client.training import read_weights
 from client.workbench import Workbench
 from wire import Model
 
 __all__ = [
     "PersonalError",
+    "check_policy",
     "complete",
     "keep",
     "personal_names",
@@ -51,6 +53,22 @@ def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
     if len(chosen) == len(names):
         raise PersonalError(f"{prefix!r} names every array: nothing would be shared.")
     return chosen
+
+
+def check_policy(bench: Workbench) -> None:
+    """Refuse a policy that names layers which the silo's model does not have.
+
+    Raises:
+        SettingsError: ``keep_layers`` cannot be obeyed.
+    """
+    layers = bench.settings.policy.keep_layers
+    try:
+        personal_names(bench, layers)
+    except PersonalError as error:
+        raise SettingsError(
+            f"keep_layers = {layers!r} cannot be kept: {error} Name the head as 'head', or the "
+            "beginning of array names."
+        ) from None
 
 
 def without(model: Model, names: tuple[str, ...]) -> Model:

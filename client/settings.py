@@ -15,9 +15,11 @@ from client.policy import METRICS, Policy
 from tasks.base import Option
 from wire import is_silo_name
 
-__all__ = ["SettingsError", "SiloSettings", "options_of"]
+__all__ = ["MAX_THREADS", "SettingsError", "SiloSettings", "options_of"]
 
 DATA_PREFIX = "data."
+MAX_THREADS = 4096
+"""More than any machine has; with many more, libgomp ends the process."""
 POLICY_KEYS = (
     "strategies",
     "min-group-size",
@@ -67,8 +69,8 @@ class SiloSettings:
             )
         if self.alpha is not None and not 0 <= self.alpha < float("inf"):
             raise SettingsError(f"alpha must be finite and at least 0. Got {self.alpha}.")
-        if self.threads < 0:
-            raise SettingsError(f"threads must be at least 0. Got {self.threads}.")
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise SettingsError(f"threads must be 0 to {MAX_THREADS}. Got {self.threads}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise SettingsError(f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}.")
 

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from client.__main__ import main
+from client.benches import prepare
 from client.check import check
 from client.commands import run
-from client.home import create
+from client.home import Home, create
 from client.policy import Policy
-from client.settings import SiloSettings
+from client.settings import SettingsError, SiloSettings
 from tasks import TaskError
 
 DIGITS = {"train": 40, "test": 30}
@@ -58,6 +60,19 @@ def test_it_follows_the_policy() -> None:
     assert "only in: hcct" in text and "at least 3 silos" in text
     assert "more than 5 epochs" in text and "more than 7 rounds" in text
     assert "min_group_size 3,\n  max_local_epochs 5, versions" in text
+
+
+def test_layers_to_keep_that_the_model_does_not_have_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create(tmp_path, "a")
+    file = tmp_path / "silo.toml"
+    file.write_text(file.read_text().replace('keep_layers = ""', 'keep_layers = "haed"'))
+    assert main(["check", "--home", str(tmp_path)]) == 2
+    said = "keep_layers = 'haed' cannot be kept: no array is named haed"
+    assert said in capsys.readouterr().err
+    with pytest.raises(SettingsError, match=said):
+        prepare(Home(tmp_path).settings())
 
 
 def test_the_command_reads_the_folder_and_needs_no_coordinator(

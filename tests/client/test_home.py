@@ -130,7 +130,9 @@ def test_what_is_no_silo_s_folder_is_said(tmp_path: Path) -> None:
 def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     home = create(tmp_path, "a")
     (tmp_path / "key.pem").chmod(0o644)
-    with pytest.raises(SettingsError, match="chmod 600"):
+    with pytest.raises(
+        SettingsError, match=r"^\S*key\.pem may be read by others .* chmod 600 \S+$"
+    ):
         home.key()
 
 

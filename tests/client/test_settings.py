@@ -29,6 +29,7 @@ def test_names_that_could_harm_a_file_or_a_page_are_refused(name: str) -> None:
         ({"alpha": float("nan")}, "alpha"),
         ({"alpha": float("inf")}, "alpha"),
         ({"threads": -1}, "threads"),
+        ({"threads": 99999}, "threads must be 0 to 4096"),
         ({"device": "tpu"}, "device"),
         ({"device": "cuda:"}, "device"),
         ({"device": "cpu "}, "device"),
