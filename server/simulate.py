@@ -6,6 +6,8 @@ models are the same, bit for bit.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -21,7 +23,8 @@ from server.config import RunConfig, require_silos
 from server.follow import Progress, events
 from server.inprocess import InProcessGrid, client_app, open_silos
 from server.local import LocalFederation
-from server.record import default_runs_dir
+from server.record import default_runs_dir, write_atomically
+from server.report.gains import DATA_NOTE
 from server.run import execute, run_folder
 from server.view import showing
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
@@ -103,8 +106,16 @@ def simulate(
         record = _in_processes(console, file, simulation, config, processes, folder)
     else:
         record = _in_this_process(console, simulation, config)
+    _note_data(simulation, record)
     print_final(console, record)
     return record
+
+
+def _note_data(simulation: Simulation, record: Path) -> None:
+    """Beside the record, what the silos' data was made from: reports compare only what is equal."""
+    silos = [simulation.task, [(silo.name, silo.options) for silo in simulation.silos_of()]]
+    digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
+    write_atomically(record / DATA_NOTE, f"{digest}\n".encode())
 
 
 def _in_this_process(console: Console, simulation: Simulation, config: RunConfig) -> Path:
