@@ -165,7 +165,9 @@ def print_final(console: Console, folder: Path) -> None:
     console.print(table)
     if "collaboration" in record:
         console.print(collaboration_text(record["collaboration"]), soft_wrap=True)
-    console.print(f"{record['seconds']:.1f} s; models and record: {folder}", soft_wrap=True)
+    console.print(
+        f"{record['seconds']:.1f} s; models and record: {folder}", markup=False, soft_wrap=True
+    )
     from server.report.command import write_report  # draws: loaded late
 
     try:
@@ -177,7 +179,7 @@ def print_final(console: Console, folder: Path) -> None:
             soft_wrap=True,
         )
         return
-    console.print(f"as pictures: {report}", soft_wrap=True)
+    console.print(f"as pictures: {report}", markup=False, soft_wrap=True)
 
 
 def print_status(address: str, certificates: Path | None) -> None:
@@ -185,7 +187,9 @@ def print_status(address: str, certificates: Path | None) -> None:
     console = Console()
     with control(address, root_certificates=certificates) as calls:
         online, known = calls.num_online(), calls.runs()
-    console.print(f"SuperLink at {address}: {online} silos connected, {len(known)} runs")
+    console.print(
+        f"SuperLink at {address}: {online} silos connected, {len(known)} runs", markup=False
+    )
     if known:
         table = Table("run", "status", "submitted", "details")
         for info in known:
@@ -200,14 +204,14 @@ def print_runs(folder: Path | None) -> None:
     root = folder or default_runs_dir()
     records = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not records:
-        console.print(f"no runs are recorded in {root}", soft_wrap=True)
+        console.print(f"no runs are recorded in {root}", markup=False, soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 1))
     table.add_column("run", overflow="fold")  # a name to be typed, so never cut
     for column in ("strategy", "status", "started", "rounds", "silos", "error"):
         table.add_column(column, no_wrap=True)
     for path in records:
-        table.add_row(*_summary(path))
+        table.add_row(*(Text(cell) for cell in _summary(path)))
     wide(console).print(table)
 
 
@@ -222,13 +226,13 @@ def _status(record: dict[str, Any], folder: Path) -> str:
     return f"{status} (lock unreadable)" if holder == UNKNOWN else status
 
 
-def _summary(path: Path) -> list[str | Text]:
+def _summary(path: Path) -> list[str]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         errors = final_errors(record).values()
         return [
-            Text(path.parent.name),
-            record["config"]["strategy"],
+            path.parent.name,
+            str(record["config"]["strategy"]),
             _status(record, path.parent),
             record["started"][5:16].replace("T", " "),
             f"{len(record['rounds'])}/{record['config']['rounds']}",
@@ -236,4 +240,4 @@ def _summary(path: Path) -> list[str | Text]:
             percent(sum(errors) / len(errors)) if errors else "–",
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Text(path.parent.name), "", f"damaged: {type(error).__name__}", "", "", "", ""]
+        return [path.parent.name, "", f"damaged: {type(error).__name__}", "", "", "", ""]

@@ -347,8 +347,11 @@ def compare(
     count = len(comparison.silos(comparison.file.seeds[0]))
     where = "as processes of their own" if federation else "in this process"
     console.print(
-        f"[bold]{title}[/]: {len(comparison.runs)} strategies, {count} silos {where}, seeds "
-        f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/",
+        Text.assemble(
+            (title, "bold"),
+            f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
+            f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/",
+        ),
         soft_wrap=True,
     )
     for seed in comparison.file.seeds:

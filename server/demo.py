@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -141,7 +142,7 @@ def demo(
     }
     console.print(
         f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
-        f"talking gRPC to a SuperLink on this machine. Everything is in {folder}/",
+        f"talking gRPC to a SuperLink on this machine. Everything is in {escape(str(folder))}/",
         soft_wrap=True,
     )
     with LocalFederation(folder, ports=ports) as federation, _MemoryWatch(federation) as memory:
@@ -163,7 +164,7 @@ def demo(
     from server.report.command import write_report  # draws: loaded late
 
     (report,) = write_report(records["grouped"]["run-id"], root=federation.runs_dir)
-    console.print(f"As pictures: {report}", soft_wrap=True)
+    console.print(f"As pictures: {report}", markup=False, soft_wrap=True)
     return outcome
 
 
@@ -307,6 +308,7 @@ def _print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -
     console.print(
         f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
         f"Models, records and logs: {outcome.folder}/",
+        markup=False,
         soft_wrap=True,
     )
     summary = outcome.folder / "summary.txt"

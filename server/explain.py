@@ -184,6 +184,7 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
+        markup=False,
         soft_wrap=True,
     )
     groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})

@@ -164,7 +164,9 @@ def _in_processes(
 ) -> Path:
     home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
     console.print(
-        f"{simulation.silos} silos in {processes} processes; their logs: {home}", soft_wrap=True
+        f"{simulation.silos} silos in {processes} processes; their logs: {home}",
+        markup=False,
+        soft_wrap=True,
     )
     with LocalFederation(home) as federation:
         federation.start_partitions(file, simulation.silos, processes)

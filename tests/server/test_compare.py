@@ -416,3 +416,10 @@ def test_a_changed_declaration_or_changed_data_is_another_comparison(tmp_path: P
 def test_a_place_in_a_home_that_nobody_has_is_named(place: str, tmp_path: Path) -> None:
     with pytest.raises(FederationError, match=r"try.toml: '~typo/.* names no place"):
         read(written(tmp_path, f"{place}\n{WHOLE}"))
+
+
+@pytest.mark.parametrize("title", ["x [/docs] y", "Our [b] study"])
+def test_a_title_and_a_folder_are_text_whatever_is_in_them(title: str, tmp_path: Path) -> None:
+    file = written(tmp_path, WHOLE.replace("A try", title).replace("[0, 3]", "[0]"))
+    said, _ = go(file, tmp_path / "out [test]")
+    assert said.startswith(f"{title}: 3 strategies") and "out [test]/" in said

@@ -164,6 +164,22 @@ def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
     assert capsys.readouterr().out.rstrip().endswith(mean)
 
 
+def test_a_folder_is_printed_as_it_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "r [test]"
+    print_runs(root)
+    run = write_run(root / "hcct-[b]1", num_silos=2, num_rounds=2)
+    print_runs(root)
+    said = capsys.readouterr().out
+    assert "no runs are recorded in" in said and "r [test]" in said and "hcct-[b]1" in said
+    monkeypatch.setattr("server.report.command.write_report", lambda folder: [run / "report.html"])
+    console = Console(file=StringIO(), width=300)
+    print_final(console, run)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"models and record: {run}" in text and f"as pictures: {run}" in text
+
+
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
     story = tell(read_run(runs / "hcct-1"))
     assert "site-000" in story.gains.together and "site-000" not in story.gains.gain
