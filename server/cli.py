@@ -21,6 +21,14 @@ app = typer.Typer(
     epilog="Start with:  coterie demo",
 )
 
+
+def _place(value: Path | None) -> Path | None:
+    """A path as a person writes it, with ``~``."""
+    from server.files import place
+
+    return value if value is None else place(value)
+
+
 SuperLinkOption = Annotated[
     str | None,
     typer.Option(
@@ -31,10 +39,13 @@ SuperLinkOption = Annotated[
 ]
 CertificateOption = Annotated[
     Path | None,
-    typer.Option("--root-certificates", help="PEM file of the CA; without it: no TLS."),
+    typer.Option(
+        "--root-certificates", help="PEM file of the CA; without it: no TLS.", callback=_place
+    ),
 ]
 RunsOption = Annotated[
-    Path | None, typer.Option("--runs-dir", help="Folder of run records.", file_okay=False)
+    Path | None,
+    typer.Option("--runs-dir", help="Folder of run records.", file_okay=False, callback=_place),
 ]
 FederationOption = Annotated[
     Path | None,
@@ -43,6 +54,7 @@ FederationOption = Annotated[
         metavar="FOLDER",
         help="Folder made by `coterie init`. [default: $COTERIE_FEDERATION, or the current one]",
         file_okay=False,
+        callback=_place,
     ),
 ]
 
@@ -55,7 +67,9 @@ def demo(
     strategy: Annotated[str, typer.Option(help="hcct, fedgroup, fedcollab or fedgenp.")] = "hcct",
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="Folder for everything. [default: runs/demo-<time>]"),
+        typer.Option(
+            "--dir", help="Folder for everything. [default: runs/demo-<time>]", callback=_place
+        ),
     ] = None,
 ) -> None:
     """Ten silos on this machine find out who should train with whom, in about a minute."""
@@ -68,7 +82,7 @@ def demo(
 
 @app.command(epilog="Example:  coterie init lung-study --address fl.example.org:9092")
 def init(
-    folder: Annotated[Path, typer.Argument(file_okay=False)] = Path("federation"),
+    folder: Annotated[Path, typer.Argument(file_okay=False, callback=_place)] = Path("federation"),
     address: Annotated[
         list[str] | None,
         typer.Option(metavar="HOST[:PORT]", help="Where silos reach this machine; repeatable."),
@@ -166,7 +180,9 @@ def superlink(
     database: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the SuperLink's state in this file, on a local disk.", dir_okay=False
+            help="Keep the SuperLink's state in this file, on a local disk.",
+            dir_okay=False,
+            callback=_place,
         ),
     ] = None,
     executor: Annotated[
@@ -204,7 +220,7 @@ def superlink(
     line = command(host, ports, operators=operators, database=database, executor=executor)
     own = environment(default_home())
     if runs_dir is not None:
-        own["COTERIE_RUNS"] = str(runs_dir.expanduser().resolve())
+        own["COTERIE_RUNS"] = str(runs_dir.resolve())
     typer.echo(
         f"SuperLink: silos connect to {host}:{fleet_port}, "
         f"operators to {operators or host}:{control_port}"
@@ -234,7 +250,7 @@ def executor(
     line = executor_command(superlink)
     own = environment(default_home())
     if runs_dir is not None:
-        own["COTERIE_RUNS"] = str(runs_dir.expanduser().resolve())
+        own["COTERIE_RUNS"] = str(runs_dir.resolve())
     sys.stdout.flush()
     os.execve(line[0], line, own)
 
@@ -305,7 +321,7 @@ def run(
         "seed": seed,
         "task": task,
         "min-silos": min_silos,
-        "runs-dir": None if runs_dir is None else str(runs_dir.expanduser().resolve()),
+        "runs-dir": None if runs_dir is None else str(runs_dir.resolve()),
     }
     given: dict[str, Any] = {k: v for k, v in named.items() if v is not None}
     given = _with_folders(given | _pairs(settings or []))
@@ -328,7 +344,9 @@ def run(
 
 @app.command(epilog="Example:  coterie simulate hundred.toml --processes 2")
 def simulate(
-    file: Annotated[Path, typer.Argument(help="Simulation file: docs/simulation.md.")],
+    file: Annotated[
+        Path, typer.Argument(help="Simulation file: docs/simulation.md.", callback=_place)
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, before the file's."),
@@ -340,7 +358,11 @@ def simulate(
     runs_dir: RunsOption = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="With --processes: folder of logs and of the silos' models."),
+        typer.Option(
+            "--dir",
+            help="With --processes: folder of logs and of the silos' models.",
+            callback=_place,
+        ),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the run's record instead, and nothing else.")
@@ -416,13 +438,21 @@ def _whom(
 
 @app.command(epilog="Example:  coterie compare benchmarks/compare/concept.toml --dir runs/concept")
 def compare(
-    file: Annotated[Path, typer.Argument(help="TOML: silos, seeds, strategies. docs/choosing.md")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="TOML: silos, seeds, strategies. docs/choosing.md", callback=_place),
+    ],
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the data.", file_okay=False)
+        Path | None,
+        typer.Option("--data", help="Folder of the data.", file_okay=False, callback=_place),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="Folder for records and table; continued if it exists."),
+        typer.Option(
+            "--dir",
+            help="Folder for records and table; continued if it exists.",
+            callback=_place,
+        ),
     ] = None,
     federation: Annotated[
         bool, typer.Option("--federation", help="Silos as processes that talk gRPC.")
@@ -453,7 +483,9 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File, or folder of pictures. [default: in the run's folder]"),
+        typer.Option(
+            help="File, or folder of pictures. [default: in the run's folder]", callback=_place
+        ),
     ] = None,
     runs_dir: RunsOption = None,
     federation: FederationOption = None,
@@ -493,7 +525,9 @@ def watch(
 
 def _resumed(run: str) -> dict[str, Any]:
     """The keys that resume a run: by its folder where it is one here, else by its name."""
-    folder = Path(run)
+    from server.files import place
+
+    folder = place(run)
     if run and (folder / "run.json").exists():
         folder = folder.resolve()
         return {"resume": folder.name, "runs-dir": str(folder.parent)}
@@ -510,7 +544,9 @@ def _with_folders(keys: dict[str, Any]) -> dict[str, Any]:
 
     What is no folder here is a name or an id, which the coordinator looks up.
     """
-    folder = Path(str(keys.get("alone", ""))).expanduser()
+    from server.files import place
+
+    folder = place(str(keys.get("alone", "")))
     if "alone" in keys and (folder / "run.json").exists():
         return keys | {"alone": str(folder.resolve())}
     return keys
@@ -554,6 +590,15 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         print(f"coterie: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # pathlib has no error of its own for that
+            raise
+        print(
+            "coterie: the folder of records lies in a home folder that is not known on this "
+            "machine: set COTERIE_HOME to a whole path (or HOME, or COTERIE_RUNS).",
+            file=sys.stderr,
+        )
         sys.exit(EXIT_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)

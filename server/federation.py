@@ -21,6 +21,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from server import certificates
+from server.files import place
 from strategies.errors import EXIT_CONFIG, FederationError
 
 __all__ = ["ENVIRONMENT", "Federation", "create", "find", "load"]
@@ -192,7 +193,7 @@ def load(folder: Path | None = None) -> Federation:
     Raises:
         FederationError: there is none, or its configuration is wrong.
     """
-    root = (folder or Path(os.environ.get(ENVIRONMENT) or ".")).expanduser().resolve()
+    root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
     try:
         text = file.read_text(encoding="utf-8")

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from server.commands import print_final
 from server.config import RunConfig, require_silos
+from server.files import place
 from server.follow import Progress, events
 from server.inprocess import InProcessGrid, client_app, open_silos
 from server.local import LocalFederation
@@ -48,7 +49,7 @@ def read(
         simulation = Simulation.read(file)
     except TaskError as error:
         raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
-    records = str((runs_dir or default_runs_dir()).expanduser().resolve())
+    records = str(place(runs_dir or default_runs_dir()).resolve())
     config = RunConfig.read({"runs-dir": records, **simulation.run_keys(), **changes})
     names = [silo.name for silo in simulation.silos_of()]
     require_silos(config, names, label_counts=simulation.label_counts)

@@ -147,6 +147,42 @@ def test_what_a_person_can_mend_is_one_line(
     assert told.startswith("coterie: ") and said in told
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["roster", "--federation", "~typo/f"], "'~typo/f' names no place"),
+        (["runs", "--runs-dir", "~typo/f"], "'~typo/f' names no place"),
+        (["run", "hcct", "--alone", "~typo/f"], "'~typo/f' names no place"),
+        (["run", "--resume", "~typo/f"], "'~typo/f' names no place"),
+        (["report", "~typo/f"], "'~typo/f' names no place"),
+        (["simulate", "~typo/f.toml"], "'~typo/f.toml' names no place"),
+        (["runs"], "set COTERIE_HOME to a whole path"),
+    ],
+)
+def test_a_home_folder_that_nobody_has_is_one_line(
+    line: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("COTERIE_RUNS", raising=False)
+    monkeypatch.setenv("COTERIE_HOME", "~typo")
+    monkeypatch.setattr(sys, "argv", ["coterie", *line])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert told.startswith("coterie: ") and said in told
+
+
+def test_a_path_may_begin_with_the_user_s_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = CliRunner().invoke(app, ["runs", "--runs-dir", "~/records"])
+    assert f"no runs are recorded in {tmp_path}/records" in done.stdout.replace("\n", "")
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Folders of federations whose SuperLink would have been run."""
