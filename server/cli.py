@@ -21,6 +21,8 @@ app = typer.Typer(
     epilog="Start with:  coterie demo",
 )
 
+MAX_PORT = 65535
+
 
 def _place(value: Path | None) -> Path | None:
     """A path as a person writes it, with ``~``."""
@@ -92,10 +94,18 @@ def init(
     ] = False,
     fleet_port: Annotated[
         int | None,
-        typer.Option(help="To listen on for silos. [default: the first address's, or 9092]"),
+        typer.Option(
+            min=1,
+            max=MAX_PORT,
+            help="To listen on for silos. [default: the first address's, or 9092]",
+        ),
     ] = None,
-    control_port: Annotated[int, typer.Option(help="The same for operators.")] = 9093,
-    runtime_port: Annotated[int, typer.Option(help="The same for the ServerApp.")] = 9091,
+    control_port: Annotated[
+        int, typer.Option(min=1, max=MAX_PORT, help="The same for operators.")
+    ] = 9093,
+    runtime_port: Annotated[
+        int, typer.Option(min=1, max=MAX_PORT, help="The same for the ServerApp.")
+    ] = 9091,
     operators: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on for operators.")
     ] = "127.0.0.1",
@@ -171,9 +181,11 @@ def superlink(
     context: typer.Context,
     federation: FederationOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    fleet_port: Annotated[int, typer.Option(help="For silos.")] = 9092,
-    control_port: Annotated[int, typer.Option(help="For operators.")] = 9093,
-    runtime_port: Annotated[int, typer.Option(help="For the ServerApp.")] = 9091,
+    fleet_port: Annotated[int, typer.Option(min=1, max=MAX_PORT, help="For silos.")] = 9092,
+    control_port: Annotated[int, typer.Option(min=1, max=MAX_PORT, help="For operators.")] = 9093,
+    runtime_port: Annotated[
+        int, typer.Option(min=1, max=MAX_PORT, help="For the ServerApp.")
+    ] = 9091,
     operators: Annotated[
         str, typer.Option(help="Listen here for operators and the ServerApp. [default: --host]")
     ] = "",
@@ -507,7 +519,7 @@ def watch(
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a page instead.")] = False,
     host: Annotated[str, typer.Option(help="With --web: address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --web; 0 takes any.")] = 8321,
+    port: Annotated[int, typer.Option(min=0, max=MAX_PORT, help="With --web; 0 takes any.")] = 8321,
     runs_dir: RunsOption = None,
     federation: FederationOption = None,
 ) -> None:

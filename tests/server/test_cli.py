@@ -237,6 +237,15 @@ def test_every_option_of_the_superlink_is_for_a_federation_or_refused() -> None:
     assert options == set(NOT_WITH_FEDERATION)
 
 
+@pytest.mark.parametrize("command", ["init", "superlink"])
+@pytest.mark.parametrize("port", ["--fleet-port", "--control-port", "--runtime-port"])
+@pytest.mark.parametrize("number", ["0", "70000"])
+def test_a_port_that_there_is_not_is_refused(command: str, port: str, number: str) -> None:
+    done = CliRunner().invoke(app, [command, port, number])
+    assert done.exit_code == 2
+    assert f"{number} is not in the range 1<=x<=65535" in " ".join(done.stderr.split())
+
+
 def write_federation(folder: Path) -> None:
     (folder / "coterie.toml").write_text('addresses = ["localhost:9092"]\n', encoding="utf-8")
 
