@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -84,6 +85,7 @@ def demo(
 
 @app.command(epilog="Example:  coterie init lung-study --address fl.example.org:9092")
 def init(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(file_okay=False, callback=_place)] = Path("federation"),
     address: Annotated[
         list[str] | None,
@@ -115,6 +117,14 @@ def init(
     from server.operator import renew as renew_certificate
 
     if renew:
+        for name, hint in _given(context):
+            if name not in ("folder", "renew"):
+                raise typer.BadParameter(
+                    "--renew makes a certificate for the addresses in "
+                    f"{folder / 'coterie.toml'}, and changes nothing else. Change addresses and "
+                    "ports there, and leave this option out.",
+                    param_hint=hint,
+                )
         renew_certificate(folder)
         return
     if not address:
@@ -215,13 +225,12 @@ def superlink(
     if made is not None:
         from server.coordinator import serve
 
-        for option in context.command.params:
-            source = context.get_parameter_source(option.name or "")
-            if option.name in NOT_WITH_FEDERATION and source and source.name != "DEFAULT":
+        for name, hint in _given(context):
+            if name in NOT_WITH_FEDERATION:
                 raise typer.BadParameter(
                     f"it has no effect on the federation in {made.folder}: "
-                    f"{NOT_WITH_FEDERATION[option.name]}. Leave the option out.",
-                    param_hint="/".join([*option.opts, *option.secondary_opts]),
+                    f"{NOT_WITH_FEDERATION[name]}. Leave the option out.",
+                    param_hint=hint,
                 )
         raise typer.Exit(serve(made, _say))
     from server.record import default_home
@@ -242,6 +251,14 @@ def superlink(
     )
     sys.stdout.flush()
     os.execve(line[0], line, own)
+
+
+def _given(context: typer.Context) -> Iterator[tuple[str, str]]:
+    """Name of every parameter that was not left out, and how it is written."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source and source.name != "DEFAULT":
+            yield option.name or "", "/".join([*option.opts, *option.secondary_opts])
 
 
 def _say(text: str) -> None:
@@ -381,6 +398,12 @@ def simulate(
     ] = False,
 ) -> None:
     """Run a whole federation on this machine as a file describes it. Same seed, same models."""
+    if folder is not None and not processes:
+        raise typer.BadParameter(
+            "it is the folder of the processes' logs and models, and --processes is 0: give "
+            "--processes too, or --runs-dir for the record.",
+            param_hint="--dir",
+        )
     from rich.console import Console
 
     from server.simulate import simulate as run_simulation
@@ -442,6 +465,12 @@ def _whom(
     """Address, CA and folder of records: as given, else the federation's, else this machine's."""
     from server.federation import find
 
+    if federation is not None and superlink is not None:
+        raise typer.BadParameter(
+            f"they name two SuperLinks: that of the federation in {federation}, and the one at "
+            f"{superlink}. Leave one of them out.",
+            param_hint="--federation and --superlink",
+        )
     made = find(federation) if superlink is None else None
     if made is None:
         return superlink or "127.0.0.1:9093", root_certificates, runs_dir

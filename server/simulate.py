@@ -51,6 +51,12 @@ def read(
         raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
     records = str(place(runs_dir or default_runs_dir()).resolve())
     config = RunConfig.read({"runs-dir": records, **simulation.run_keys(), **changes})
+    if config.task != simulation.task:
+        raise FederationError(
+            f"task must be {simulation.task}, which is what the silos of {file} have. Got "
+            f"{config.task!r}: change the file's own key task, and leave it out of the run's keys.",
+            exit_code=EXIT_CONFIG,
+        )
     names = [silo.name for silo in simulation.silos_of()]
     require_silos(config, names, label_counts=simulation.label_counts)
     return simulation, config

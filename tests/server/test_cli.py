@@ -16,7 +16,7 @@ import server.simulate
 from benchmarks.synthetic import write_run
 from server.cli import NOT_WITH_FEDERATION, app, main, superlink
 from server.config import RunConfig
-from server.federation import Federation
+from server.federation import Federation, create
 from strategies import FederationError
 
 
@@ -235,6 +235,47 @@ def test_every_option_of_the_superlink_is_for_a_federation_or_refused() -> None:
     assert command.callback is not None
     options = set(inspect.signature(command.callback).parameters) - {"context", "federation"}
     assert options == set(NOT_WITH_FEDERATION)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--address", "new.example"], ["--fleet-port", "5"], ["--control-port", "5"],
+        ["--runtime-port", "5"], ["--operators", "0.0.0.0"],
+    ],
+)  # fmt: skip
+def test_what_a_renewal_does_not_heed_is_refused(option: list[str], tmp_path: Path) -> None:
+    study = create(tmp_path / "study", ["fl.example.org"])
+    before = (study.tls / "server.pem").read_bytes()
+    done = CliRunner().invoke(app, ["init", str(study.folder), "--renew", *option])
+    said = "".join(done.stderr.split())
+    assert done.exit_code == 2 and option[0] in said and "study/coterie.toml" in said
+    assert (study.tls / "server.pem").read_bytes() == before
+    assert CliRunner().invoke(app, ["init", str(study.folder), "--renew"]).exit_code == 0
+    assert (study.tls / "server.pem").read_bytes() != before
+
+
+@pytest.mark.parametrize("command", [["run", "hcct"], ["status"]])
+def test_a_federation_and_another_superlink_are_not_taken_together(
+    command: list[str], submitted: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    write_federation(tmp_path)
+    for folder in (tmp_path, tmp_path / "typo"):
+        line = [*command, "--federation", str(folder), "--superlink", "10.0.0.5:9093"]
+        done = CliRunner().invoke(app, line)
+        said = " ".join(done.stderr.split())
+        assert (done.exit_code, submitted) == (2, [])
+        assert "--federation and --superlink" in said and "10.0.0.5:9093" in said
+
+
+def test_a_folder_for_processes_without_processes_is_refused(
+    submitted: list[dict[str, Any]],
+) -> None:
+    done = CliRunner().invoke(app, ["simulate", "sim.toml", "--dir", "logs"])
+    assert (done.exit_code, submitted) == (2, [])
+    assert "--dir" in done.stderr and "--processes" in done.stderr
+    line = ["simulate", "sim.toml", "--dir", "logs", "--processes", "2"]
+    assert CliRunner().invoke(app, line).exit_code == 0 and submitted
 
 
 @pytest.mark.parametrize("command", ["init", "superlink"])

@@ -40,6 +40,7 @@ def file(tmp_path: Path) -> Path:
         ({"strategy": "fedgroup", "num-groups": 4}, "num-groups must be at most 3"),
         ({"min-silos": 4}, "min-silos must be at most 3, the silos of round 1. Got 4"),
         ({"churn": "c+2"}, "min-silos must be at most 2, .*churn"),
+        ({"task": "mnist"}, "task must be digits, which is what the silos of .*three.toml have"),
         ({"churn": "c-2"}, "churn waits for c to leave, but silos stay"),
     ],
 )
