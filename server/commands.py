@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ __all__ = ["print_final", "print_runs", "print_status", "submit_and_follow", "wa
 
 MAX_SILOS_LISTED = 60
 LOG_DEADLINE_S = 7 * 24 * 3600.0
+LAST_WORDS_S = 5.0
+"""How long after its last event a run that nobody holds may still be read to its end."""
 
 
 def submit_and_follow(
@@ -98,7 +101,8 @@ def watch_run(name: str | None, root: Path | None) -> int:
     """Show a run that is recorded on this machine until it ends; return the exit status.
 
     Raises:
-        FederationError: no such run, or nothing was written for longer than a round may take.
+        FederationError: no such run, its process was killed, or nothing was written for longer
+            than a round may take.
     """
     folder = newest_run(root) if name is None else find_run(name, root)
     if folder is None:
@@ -111,6 +115,8 @@ def watch_run(name: str | None, root: Path | None) -> int:
     def ended() -> str | None:
         limit = sum(progress.config.get(key, 600.0) for key in ("round-timeout", "wait-for-silos"))
         silent = time.time() - file.stat().st_mtime
+        if silent > LAST_WORDS_S and held_by(folder) is None:
+            return f"its process is gone. Go on with it: coterie run --resume {folder.name}"
         return f"nothing was written for {silent:.0f} s: cut off?" if silent > limit else None
 
     status = ""
@@ -194,7 +200,8 @@ def print_status(address: str, certificates: Path | None) -> None:
         table = Table("run", "status", "submitted", "details")
         for info in known:
             state = f"{info.status} {info.sub_status}".strip()
-            table.add_row(str(info.run_id), state, info.pending_at[:19], Text(info.details))
+            submitted = _local_time(info.pending_at)[:19]
+            table.add_row(str(info.run_id), state, submitted, Text(info.details))
         wide(console).print(table)
 
 
@@ -213,6 +220,14 @@ def print_runs(folder: Path | None) -> None:
     for path in records:
         table.add_row(*(Text(cell) for cell in _summary(path)))
     wide(console).print(table)
+
+
+def _local_time(told: str) -> str:
+    """A date and time by this machine's clock, as run.log has it; what is none as it is."""
+    try:
+        return datetime.fromisoformat(told).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return told
 
 
 def _status(record: dict[str, Any], folder: Path) -> str:
@@ -234,7 +249,7 @@ def _summary(path: Path) -> list[str]:
             path.parent.name,
             str(record["config"]["strategy"]),
             _status(record, path.parent),
-            record["started"][5:16].replace("T", " "),
+            _local_time(record["started"])[5:16],
             f"{len(record['rounds'])}/{record['config']['rounds']}",
             str(len(record["silos"])),
             percent(sum(errors) / len(errors)) if errors else "–",

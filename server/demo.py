@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from server.config import RunConfig
 from server.follow import Progress
 from server.local import LocalFederation, SiloSpec
 from server.metrics import final_errors, known_errors, personalised_errors
@@ -122,7 +123,7 @@ def demo(
         ports: of the SuperLink; by default free ones.
 
     Raises:
-        FederationError: something did not start, or a run failed.
+        FederationError: an argument is out of bounds, something did not start, or a run failed.
     """
     if strategy not in GROUPING:
         raise FederationError(f"strategy must be one of {', '.join(GROUPING)}. Got {strategy!r}.")
@@ -140,6 +141,7 @@ def demo(
         "lr-decay": 0.995,
         "min-silos": len(specs),
     }
+    RunConfig.read({**common, "alpha": alpha, **GROUPING[strategy]})  # before anything is started
     console.print(
         f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
         f"talking gRPC to a SuperLink on this machine. Everything is in {escape(str(folder))}/",

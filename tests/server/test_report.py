@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from io import StringIO
 from os import environ
@@ -162,6 +163,21 @@ def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
     assert mean in text and "–" in text if listed else mean in text
     print_runs(tmp_path)
     assert capsys.readouterr().out.rstrip().endswith(mean)
+
+
+def test_runs_are_listed_by_this_machine_s_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2)  # at 03:04:05 UTC on 2 January
+    try:
+        for zone, shown in (("UTC", "01-02 03:04"), ("XYZ+05:30", "01-01 21:34")):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            print_runs(tmp_path)
+            assert shown in capsys.readouterr().out
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_folder_is_printed_as_it_is_called(
