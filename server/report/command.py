@@ -91,6 +91,11 @@ def write_report(
 def _named(run: Run, option: str, folder: Path, strategy: str) -> Run:
     """A run to compare with that an option names."""
     found = read_run(folder)
+    if folder.resolve() == run.folder.resolve():
+        raise FederationError(
+            f"{option} must name another run than {run.name}, which the report is of.",
+            exit_code=EXIT_CONFIG,
+        )
     if found.strategy != strategy or found.status != "completed":
         raise FederationError(
             f"{option} must name a completed run of {strategy}. {found.name} is of "

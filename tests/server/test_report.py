@@ -305,7 +305,8 @@ def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
     ("option", "named", "said"),
     [
         ("alone", "fedavg-1", "--alone must name a completed run of independent. fedavg-1 is of f"),
-        ("common", "hcct-1", "--global must name a completed run of fedavg. hcct-1 is of hcct"),
+        ("common", "independent-1", "--global must name a completed run of fedavg. independent-1"),
+        ("common", "hcct-1", "--global must name another run than hcct-1"),
         ("alone", "independent-2", "independent-2 is of independent, running"),
         ("alone", "independent-3", "a run of the same task, digits. independent-3 is of mnist"),
     ],
