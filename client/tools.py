@@ -109,6 +109,7 @@ def _ledger(given: argparse.Namespace) -> int:
     entries, size = sum(t.messages for t in found.values()), sum(t.bytes for t in found.values())
     console.print(
         f"{entries} replies, {size:,} bytes of arrays in all: {ledger_of(home)}",
+        markup=False,
         soft_wrap=True,
     )
     if given.last:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +22,16 @@ app = typer.Typer(
     epilog="Start with:  coterie demo",
 )
 
+MAX_PORT = 65535
+
+
+def _place(value: Path | None) -> Path | None:
+    """A path as a person writes it, with ``~``."""
+    from server.files import place
+
+    return value if value is None else place(value)
+
+
 SuperLinkOption = Annotated[
     str | None,
     typer.Option(
@@ -31,10 +42,13 @@ SuperLinkOption = Annotated[
 ]
 CertificateOption = Annotated[
     Path | None,
-    typer.Option("--root-certificates", help="PEM file of the CA; without it: no TLS."),
+    typer.Option(
+        "--root-certificates", help="PEM file of the CA; without it: no TLS.", callback=_place
+    ),
 ]
 RunsOption = Annotated[
-    Path | None, typer.Option("--runs-dir", help="Folder of run records.", file_okay=False)
+    Path | None,
+    typer.Option("--runs-dir", help="Folder of run records.", file_okay=False, callback=_place),
 ]
 FederationOption = Annotated[
     Path | None,
@@ -43,6 +57,7 @@ FederationOption = Annotated[
         metavar="FOLDER",
         help="Folder made by `coterie init`. [default: $COTERIE_FEDERATION, or the current one]",
         file_okay=False,
+        callback=_place,
     ),
 ]
 
@@ -55,7 +70,9 @@ def demo(
     strategy: Annotated[str, typer.Option(help="hcct, fedgroup, fedcollab or fedgenp.")] = "hcct",
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="Folder for everything. [default: runs/demo-<time>]"),
+        typer.Option(
+            "--dir", help="Folder for everything. [default: runs/demo-<time>]", callback=_place
+        ),
     ] = None,
 ) -> None:
     """Ten silos on this machine find out who should train with whom, in about a minute."""
@@ -68,7 +85,8 @@ def demo(
 
 @app.command(epilog="Example:  coterie init lung-study --address fl.example.org:9092")
 def init(
-    folder: Annotated[Path, typer.Argument(file_okay=False)] = Path("federation"),
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(file_okay=False, callback=_place)] = Path("federation"),
     address: Annotated[
         list[str] | None,
         typer.Option(metavar="HOST[:PORT]", help="Where silos reach this machine; repeatable."),
@@ -78,10 +96,18 @@ def init(
     ] = False,
     fleet_port: Annotated[
         int | None,
-        typer.Option(help="To listen on for silos. [default: the first address's, or 9092]"),
+        typer.Option(
+            min=1,
+            max=MAX_PORT,
+            help="To listen on for silos. [default: the first address's, or 9092]",
+        ),
     ] = None,
-    control_port: Annotated[int, typer.Option(help="The same for operators.")] = 9093,
-    runtime_port: Annotated[int, typer.Option(help="The same for the ServerApp.")] = 9091,
+    control_port: Annotated[
+        int, typer.Option(min=1, max=MAX_PORT, help="The same for operators.")
+    ] = 9093,
+    runtime_port: Annotated[
+        int, typer.Option(min=1, max=MAX_PORT, help="The same for the ServerApp.")
+    ] = 9091,
     operators: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on for operators.")
     ] = "127.0.0.1",
@@ -91,6 +117,14 @@ def init(
     from server.operator import renew as renew_certificate
 
     if renew:
+        for name, hint in _given(context):
+            if name not in ("folder", "renew"):
+                raise typer.BadParameter(
+                    "--renew makes a certificate for the addresses in "
+                    f"{folder / 'coterie.toml'}, and changes nothing else. Change addresses and "
+                    "ports there, and leave this option out.",
+                    param_hint=hint,
+                )
         renew_certificate(folder)
         return
     if not address:
@@ -157,16 +191,20 @@ def superlink(
     context: typer.Context,
     federation: FederationOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    fleet_port: Annotated[int, typer.Option(help="For silos.")] = 9092,
-    control_port: Annotated[int, typer.Option(help="For operators.")] = 9093,
-    runtime_port: Annotated[int, typer.Option(help="For the ServerApp.")] = 9091,
+    fleet_port: Annotated[int, typer.Option(min=1, max=MAX_PORT, help="For silos.")] = 9092,
+    control_port: Annotated[int, typer.Option(min=1, max=MAX_PORT, help="For operators.")] = 9093,
+    runtime_port: Annotated[
+        int, typer.Option(min=1, max=MAX_PORT, help="For the ServerApp.")
+    ] = 9091,
     operators: Annotated[
         str, typer.Option(help="Listen here for operators and the ServerApp. [default: --host]")
     ] = "",
     database: Annotated[
         Path | None,
         typer.Option(
-            help="Keep the SuperLink's state in this file, on a local disk.", dir_okay=False
+            help="Keep the SuperLink's state in this file, on a local disk.",
+            dir_okay=False,
+            callback=_place,
         ),
     ] = None,
     executor: Annotated[
@@ -187,13 +225,12 @@ def superlink(
     if made is not None:
         from server.coordinator import serve
 
-        for option in context.command.params:
-            source = context.get_parameter_source(option.name or "")
-            if option.name in NOT_WITH_FEDERATION and source and source.name != "DEFAULT":
+        for name, hint in _given(context):
+            if name in NOT_WITH_FEDERATION:
                 raise typer.BadParameter(
                     f"it has no effect on the federation in {made.folder}: "
-                    f"{NOT_WITH_FEDERATION[option.name]}. Leave the option out.",
-                    param_hint="/".join([*option.opts, *option.secondary_opts]),
+                    f"{NOT_WITH_FEDERATION[name]}. Leave the option out.",
+                    param_hint=hint,
                 )
         raise typer.Exit(serve(made, _say))
     from server.record import default_home
@@ -204,7 +241,7 @@ def superlink(
     line = command(host, ports, operators=operators, database=database, executor=executor)
     own = environment(default_home())
     if runs_dir is not None:
-        own["COTERIE_RUNS"] = str(runs_dir.expanduser().resolve())
+        own["COTERIE_RUNS"] = str(runs_dir.resolve())
     typer.echo(
         f"SuperLink: silos connect to {host}:{fleet_port}, "
         f"operators to {operators or host}:{control_port}"
@@ -214,6 +251,14 @@ def superlink(
     )
     sys.stdout.flush()
     os.execve(line[0], line, own)
+
+
+def _given(context: typer.Context) -> Iterator[tuple[str, str]]:
+    """Name of every parameter that was not left out, and how it is written."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source and source.name != "DEFAULT":
+            yield option.name or "", "/".join([*option.opts, *option.secondary_opts])
 
 
 def _say(text: str) -> None:
@@ -234,7 +279,7 @@ def executor(
     line = executor_command(superlink)
     own = environment(default_home())
     if runs_dir is not None:
-        own["COTERIE_RUNS"] = str(runs_dir.expanduser().resolve())
+        own["COTERIE_RUNS"] = str(runs_dir.resolve())
     sys.stdout.flush()
     os.execve(line[0], line, own)
 
@@ -305,7 +350,7 @@ def run(
         "seed": seed,
         "task": task,
         "min-silos": min_silos,
-        "runs-dir": None if runs_dir is None else str(runs_dir.expanduser().resolve()),
+        "runs-dir": None if runs_dir is None else str(runs_dir.resolve()),
     }
     given: dict[str, Any] = {k: v for k, v in named.items() if v is not None}
     given = _with_folders(given | _pairs(settings or []))
@@ -328,7 +373,9 @@ def run(
 
 @app.command(epilog="Example:  coterie simulate hundred.toml --processes 2")
 def simulate(
-    file: Annotated[Path, typer.Argument(help="Simulation file: docs/simulation.md.")],
+    file: Annotated[
+        Path, typer.Argument(help="Simulation file: docs/simulation.md.", callback=_place)
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="A key of the run, before the file's."),
@@ -340,13 +387,23 @@ def simulate(
     runs_dir: RunsOption = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="With --processes: folder of logs and of the silos' models."),
+        typer.Option(
+            "--dir",
+            help="With --processes: folder of logs and of the silos' models.",
+            callback=_place,
+        ),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the run's record instead, and nothing else.")
     ] = False,
 ) -> None:
     """Run a whole federation on this machine as a file describes it. Same seed, same models."""
+    if folder is not None and not processes:
+        raise typer.BadParameter(
+            "it is the folder of the processes' logs and models, and --processes is 0: give "
+            "--processes too, or --runs-dir for the record.",
+            param_hint="--dir",
+        )
     from rich.console import Console
 
     from server.simulate import simulate as run_simulation
@@ -408,6 +465,12 @@ def _whom(
     """Address, CA and folder of records: as given, else the federation's, else this machine's."""
     from server.federation import find
 
+    if federation is not None and superlink is not None:
+        raise typer.BadParameter(
+            f"they name two SuperLinks: that of the federation in {federation}, and the one at "
+            f"{superlink}. Leave one of them out.",
+            param_hint="--federation and --superlink",
+        )
     made = find(federation) if superlink is None else None
     if made is None:
         return superlink or "127.0.0.1:9093", root_certificates, runs_dir
@@ -416,13 +479,21 @@ def _whom(
 
 @app.command(epilog="Example:  coterie compare benchmarks/compare/concept.toml --dir runs/concept")
 def compare(
-    file: Annotated[Path, typer.Argument(help="TOML: silos, seeds, strategies. docs/choosing.md")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="TOML: silos, seeds, strategies. docs/choosing.md", callback=_place),
+    ],
     data: Annotated[
-        Path | None, typer.Option("--data", help="Folder of the data.", file_okay=False)
+        Path | None,
+        typer.Option("--data", help="Folder of the data.", file_okay=False, callback=_place),
     ] = None,
     folder: Annotated[
         Path | None,
-        typer.Option("--dir", help="Folder for records and table; continued if it exists."),
+        typer.Option(
+            "--dir",
+            help="Folder for records and table; continued if it exists.",
+            callback=_place,
+        ),
     ] = None,
     federation: Annotated[
         bool, typer.Option("--federation", help="Silos as processes that talk gRPC.")
@@ -453,7 +524,9 @@ def report(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="File, or folder of pictures. [default: in the run's folder]"),
+        typer.Option(
+            help="File, or folder of pictures. [default: in the run's folder]", callback=_place
+        ),
     ] = None,
     runs_dir: RunsOption = None,
     federation: FederationOption = None,
@@ -475,7 +548,7 @@ def watch(
     ] = None,
     web: Annotated[bool, typer.Option("--web", help="Serve a page instead.")] = False,
     host: Annotated[str, typer.Option(help="With --web: address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="With --web; 0 takes any.")] = 8321,
+    port: Annotated[int, typer.Option(min=0, max=MAX_PORT, help="With --web; 0 takes any.")] = 8321,
     runs_dir: RunsOption = None,
     federation: FederationOption = None,
 ) -> None:
@@ -493,7 +566,9 @@ def watch(
 
 def _resumed(run: str) -> dict[str, Any]:
     """The keys that resume a run: by its folder where it is one here, else by its name."""
-    folder = Path(run)
+    from server.files import place
+
+    folder = place(run)
     if run and (folder / "run.json").exists():
         folder = folder.resolve()
         return {"resume": folder.name, "runs-dir": str(folder.parent)}
@@ -510,7 +585,9 @@ def _with_folders(keys: dict[str, Any]) -> dict[str, Any]:
 
     What is no folder here is a name or an id, which the coordinator looks up.
     """
-    folder = Path(str(keys.get("alone", ""))).expanduser()
+    from server.files import place
+
+    folder = place(str(keys.get("alone", "")))
     if "alone" in keys and (folder / "run.json").exists():
         return keys | {"alone": str(folder.resolve())}
     return keys
@@ -554,6 +631,15 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OSError as error:
         print(f"coterie: {error}", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
+    except RuntimeError as error:
+        if "home directory" not in str(error):  # pathlib has no error of its own for that
+            raise
+        print(
+            "coterie: the folder of records lies in a home folder that is not known on this "
+            "machine: set COTERIE_HOME to a whole path (or HOME, or COTERIE_RUNS).",
+            file=sys.stderr,
+        )
         sys.exit(EXIT_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ __all__ = ["print_final", "print_runs", "print_status", "submit_and_follow", "wa
 
 MAX_SILOS_LISTED = 60
 LOG_DEADLINE_S = 7 * 24 * 3600.0
+LAST_WORDS_S = 5.0
+"""How long after its last event a run that nobody holds may still be read to its end."""
 
 
 def submit_and_follow(
@@ -98,7 +101,8 @@ def watch_run(name: str | None, root: Path | None) -> int:
     """Show a run that is recorded on this machine until it ends; return the exit status.
 
     Raises:
-        FederationError: no such run, or nothing was written for longer than a round may take.
+        FederationError: no such run, its process was killed, or nothing was written for longer
+            than a round may take.
     """
     folder = newest_run(root) if name is None else find_run(name, root)
     if folder is None:
@@ -111,6 +115,8 @@ def watch_run(name: str | None, root: Path | None) -> int:
     def ended() -> str | None:
         limit = sum(progress.config.get(key, 600.0) for key in ("round-timeout", "wait-for-silos"))
         silent = time.time() - file.stat().st_mtime
+        if silent > LAST_WORDS_S and held_by(folder) is None:
+            return f"its process is gone. Go on with it: coterie run --resume {folder.name}"
         return f"nothing was written for {silent:.0f} s: cut off?" if silent > limit else None
 
     status = ""
@@ -165,7 +171,9 @@ def print_final(console: Console, folder: Path) -> None:
     console.print(table)
     if "collaboration" in record:
         console.print(collaboration_text(record["collaboration"]), soft_wrap=True)
-    console.print(f"{record['seconds']:.1f} s; models and record: {folder}", soft_wrap=True)
+    console.print(
+        f"{record['seconds']:.1f} s; models and record: {folder}", markup=False, soft_wrap=True
+    )
     from server.report.command import write_report  # draws: loaded late
 
     try:
@@ -177,7 +185,7 @@ def print_final(console: Console, folder: Path) -> None:
             soft_wrap=True,
         )
         return
-    console.print(f"as pictures: {report}", soft_wrap=True)
+    console.print(f"as pictures: {report}", markup=False, soft_wrap=True)
 
 
 def print_status(address: str, certificates: Path | None) -> None:
@@ -185,12 +193,15 @@ def print_status(address: str, certificates: Path | None) -> None:
     console = Console()
     with control(address, root_certificates=certificates) as calls:
         online, known = calls.num_online(), calls.runs()
-    console.print(f"SuperLink at {address}: {online} silos connected, {len(known)} runs")
+    console.print(
+        f"SuperLink at {address}: {online} silos connected, {len(known)} runs", markup=False
+    )
     if known:
         table = Table("run", "status", "submitted", "details")
         for info in known:
             state = f"{info.status} {info.sub_status}".strip()
-            table.add_row(str(info.run_id), state, info.pending_at[:19], Text(info.details))
+            submitted = _local_time(info.pending_at)[:19]
+            table.add_row(str(info.run_id), state, submitted, Text(info.details))
         wide(console).print(table)
 
 
@@ -200,15 +211,23 @@ def print_runs(folder: Path | None) -> None:
     root = folder or default_runs_dir()
     records = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
     if not records:
-        console.print(f"no runs are recorded in {root}", soft_wrap=True)
+        console.print(f"no runs are recorded in {root}", markup=False, soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 1))
     table.add_column("run", overflow="fold")  # a name to be typed, so never cut
     for column in ("strategy", "status", "started", "rounds", "silos", "error"):
         table.add_column(column, no_wrap=True)
     for path in records:
-        table.add_row(*_summary(path))
+        table.add_row(*(Text(cell) for cell in _summary(path)))
     wide(console).print(table)
+
+
+def _local_time(told: str) -> str:
+    """A date and time by this machine's clock, as run.log has it; what is none as it is."""
+    try:
+        return datetime.fromisoformat(told).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return told
 
 
 def _status(record: dict[str, Any], folder: Path) -> str:
@@ -222,18 +241,18 @@ def _status(record: dict[str, Any], folder: Path) -> str:
     return f"{status} (lock unreadable)" if holder == UNKNOWN else status
 
 
-def _summary(path: Path) -> list[str | Text]:
+def _summary(path: Path) -> list[str]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         errors = final_errors(record).values()
         return [
-            Text(path.parent.name),
-            record["config"]["strategy"],
+            path.parent.name,
+            str(record["config"]["strategy"]),
             _status(record, path.parent),
-            record["started"][5:16].replace("T", " "),
+            _local_time(record["started"])[5:16],
             f"{len(record['rounds'])}/{record['config']['rounds']}",
             str(len(record["silos"])),
             percent(sum(errors) / len(errors)) if errors else "–",
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return [Text(path.parent.name), "", f"damaged: {type(error).__name__}", "", "", "", ""]
+        return [path.parent.name, "", f"damaged: {type(error).__name__}", "", "", "", ""]

@@ -19,7 +19,7 @@ The file is TOML::
 
     [[silos]]                      # ... or, in place of silos and [split], one by one
     name = "north"
-    options = { train = 40, rotation = 90 }
+    options = { train = 40, rotation = 90 }    # files and folders are relative to this file
 
     [run]                          # keys of docs/configuration.md, for every strategy
     rounds = 20
@@ -63,9 +63,9 @@ from server.record import write_atomically
 from server.run import execute
 from server.view import percent, wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
-from tasks.base import Option, TaskError
-from tasks.registry import load_task
-from tasks.simulation import Simulation, split_problem
+from tasks.base import Option, TaskError, place_of
+from tasks.declared import load_declared
+from tasks.simulation import PLACES, Simulation, placed, split_problem
 from wire import is_silo_name
 
 __all__ = ["Comparison", "compare", "read"]
@@ -138,11 +138,13 @@ class Comparison:
         file: as read, with the data folder and the file that declares the task made absolute.
         runs: name → keys of a run, without seed.
         task: what silos call it.
+        fingerprint: of the task's declaration; empty where no file declares it.
     """
 
     file: CompareFile
     runs: Mapping[str, Mapping[str, Any]]
     task: str
+    fingerprint: str = ""
 
     @property
     def alone(self) -> str:
@@ -207,8 +209,11 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
         raise _wrong(f"{file} is not TOML: {error}.") from None
     except ValidationError as error:
         raise _wrong(f"{file}: {'; '.join(_problem(e) for e in error.errors())}.") from None
-    checked, task = _with_task(checked, file)
-    comparison = Comparison(_with_data(checked, file, data), _runs(checked, file), task)
+    try:
+        checked, task, fingerprint = _with_task(_with_data(checked, file, data), file)
+    except TaskError as error:
+        raise _wrong(f"{file}: {error}") from None
+    comparison = Comparison(checked, _runs(checked, file), task, fingerprint)
     for name in comparison.runs:
         _check(comparison, name, file)
     return comparison
@@ -219,36 +224,40 @@ def _is_declared(task: str) -> bool:
     return task.endswith(".toml")
 
 
-def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str]:
-    """The file with its task's declaration made absolute, and what silos call the task."""
+def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str]:
+    """The file with its declaration made absolute, what silos call the task, its fingerprint."""
     if not _is_declared(file.task):
-        return file, file.task
+        return file, file.task, ""
     if isinstance(file.silos, int):
         raise _wrong(
             f"{where}: a task that a file declares cannot be cut into silos. List them with "
             "[[silos]], each with where its data is: options = { data = ... }."
         )
-    declaration = str(where.resolve().parent / Path(file.task).expanduser())
-    try:
-        name = load_task(declaration).name
-    except TaskError as error:
-        raise _wrong(f"{where}: {error}") from None
-    return file.model_copy(update={"task": declaration}), name
+    declaration = where.resolve().parent / place_of(file.task)
+    task = load_declared(declaration)
+    return file.model_copy(update={"task": str(declaration)}), task.name, task.fingerprint
 
 
 def _with_data(file: CompareFile, where: Path, data: Path | None) -> CompareFile:
-    """The folder that was given, else the environment's if the file asks for data, else its own."""
+    """With files and folders made absolute.
+
+    The data's is the one that was given, else the environment's if the file asks for data, else its
+    own.
+    """
     if data is not None and not file.data:
         raise _wrong(f"{where} has no key 'data', so --data has no use. Leave it out.")
+    changes: dict[str, Any] = {"options": placed(file.options, where)}
     if data is not None:
-        return file.model_copy(update={"data": str(data.expanduser().resolve())})
-    if file.data and os.environ.get("COTERIE_DATA"):
-        return file.model_copy(update={"data": os.environ["COTERIE_DATA"]})
-    if not file.data:
-        return file
-    return file.model_copy(
-        update={"data": str(where.resolve().parent / Path(file.data).expanduser())}
-    )
+        changes["data"] = str(place_of(str(data)).resolve())
+    elif file.data and os.environ.get("COTERIE_DATA"):
+        changes["data"] = os.environ["COTERIE_DATA"]
+    elif file.data:
+        changes["data"] = str(where.resolve().parent / place_of(file.data))
+    if not isinstance(file.silos, int):
+        changes["silos"] = [
+            silo.model_copy(update={"options": placed(silo.options, where)}) for silo in file.silos
+        ]
+    return file.model_copy(update=changes)
 
 
 def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
@@ -338,8 +347,11 @@ def compare(
     count = len(comparison.silos(comparison.file.seeds[0]))
     where = "as processes of their own" if federation else "in this process"
     console.print(
-        f"[bold]{title}[/]: {len(comparison.runs)} strategies, {count} silos {where}, seeds "
-        f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/",
+        Text.assemble(
+            (title, "bold"),
+            f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
+            f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/",
+        ),
         soft_wrap=True,
     )
     for seed in comparison.file.seeds:
@@ -353,11 +365,35 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     """A folder belongs to one comparison: other silos or splits are not mixed into its table."""
     others = {"title", "seeds", "target", "strategies", "run", "label_counts"}
     silos = comparison.file.model_dump(exclude=others)
+    silos |= {"fingerprint": comparison.fingerprint} if comparison.fingerprint else {}
+    data = _data_files(comparison)
+    silos |= {"files": data} if data else {}
     digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
     note = folder / "silos.txt"
     if note.exists() and note.read_text(encoding="utf-8").strip() != digest:
-        raise _wrong(f"{folder} holds a comparison over other silos than {file}. Take another one.")
+        raise _wrong(
+            f"{folder} holds a comparison over other silos than {file} describes now: its silos, "
+            "the task's declaration or files of the data have changed. Take another folder."
+        )
     note.write_text(digest + "\n", encoding="utf-8")
+
+
+def _data_files(comparison: Comparison) -> list[tuple[str, int, int]]:
+    """Path, size and time of every file of the silos' data.
+
+    Not of data that the task may download: it may come only when the first run begins.
+    """
+    options = [silo.options for silo in comparison.silos(comparison.file.seeds[0])]
+    places = {
+        str(own[k]) for own in options if not own.get("download") for k in PLACES if own.get(k)
+    }
+    files: list[tuple[str, int, int]] = []
+    for place in map(Path, sorted(places)):
+        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
+            if file.is_file():
+                facts = file.stat()
+                files.append((str(file), facts.st_size, facts.st_mtime_ns))
+    return files
 
 
 def _run_seed(

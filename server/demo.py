@@ -19,9 +19,11 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from server.config import RunConfig
 from server.follow import Progress
 from server.local import LocalFederation, SiloSpec
 from server.metrics import final_errors, known_errors, personalised_errors
@@ -121,7 +123,7 @@ def demo(
         ports: of the SuperLink; by default free ones.
 
     Raises:
-        FederationError: something did not start, or a run failed.
+        FederationError: an argument is out of bounds, something did not start, or a run failed.
     """
     if strategy not in GROUPING:
         raise FederationError(f"strategy must be one of {', '.join(GROUPING)}. Got {strategy!r}.")
@@ -139,9 +141,10 @@ def demo(
         "lr-decay": 0.995,
         "min-silos": len(specs),
     }
+    RunConfig.read({**common, "alpha": alpha, **GROUPING[strategy]})  # before anything is started
     console.print(
         f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
-        f"talking gRPC to a SuperLink on this machine. Everything is in {folder}/",
+        f"talking gRPC to a SuperLink on this machine. Everything is in {escape(str(folder))}/",
         soft_wrap=True,
     )
     with LocalFederation(folder, ports=ports) as federation, _MemoryWatch(federation) as memory:
@@ -163,7 +166,7 @@ def demo(
     from server.report.command import write_report  # draws: loaded late
 
     (report,) = write_report(records["grouped"]["run-id"], root=federation.runs_dir)
-    console.print(f"As pictures: {report}", soft_wrap=True)
+    console.print(f"As pictures: {report}", markup=False, soft_wrap=True)
     return outcome
 
 
@@ -307,6 +310,7 @@ def _print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -
     console.print(
         f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
         f"Models, records and logs: {outcome.folder}/",
+        markup=False,
         soft_wrap=True,
     )
     summary = outcome.folder / "summary.txt"

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from server.files import place
 from server.record import default_runs_dir, read_record
 from server.view import wide
 from strategies.errors import EXIT_CONFIG, FederationError
@@ -63,8 +64,9 @@ def find_run(name: str, root: Path | None) -> Path:
         FederationError: none, or several.
     """
     files = ("run.json", "events.jsonl")  # a damaged run may have only one of them
-    if any((Path(name) / file).exists() for file in files):
-        return Path(name)
+    own = place(name)
+    if any((own / file).exists() for file in files):
+        return own
     folder = root or default_runs_dir()
     runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
     found = sorted(run for run in runs if run.name.endswith(name))
@@ -184,6 +186,7 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
+        markup=False,
         soft_wrap=True,
     )
     groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})

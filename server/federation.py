@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from server import certificates
+from server.files import place
 from strategies.errors import EXIT_CONFIG, FederationError
 
 __all__ = ["ENVIRONMENT", "Federation", "create", "find", "load"]
@@ -54,7 +55,18 @@ serverapp = "{serverapp}"
 database = true
 """
 
-Address = Annotated[str, Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$")]
+
+def _has_a_port(address: str) -> str:
+    if not 1 <= _split(address)[1] <= 65535:
+        raise ValueError(f"the port must be from 1 to 65535. Got {address!r}")
+    return address
+
+
+Address = Annotated[
+    str,
+    Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
+    AfterValidator(_has_a_port),
+]
 
 
 class _Section(BaseModel):
@@ -192,7 +204,7 @@ def load(folder: Path | None = None) -> Federation:
     Raises:
         FederationError: there is none, or its configuration is wrong.
     """
-    root = (folder or Path(os.environ.get(ENVIRONMENT) or ".")).expanduser().resolve()
+    root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
     try:
         text = file.read_text(encoding="utf-8-sig")
@@ -239,7 +251,8 @@ def _said(kind: str, message: str) -> str:
         "extra_forbidden": "there is no such key",
         "string_pattern_mismatch": "must be HOST:PORT, an IPv6 address in brackets",
     }
-    return known.get(kind, message[:1].lower() + message[1:])
+    text = message.removeprefix("Value error, ")
+    return known.get(kind, text[:1].lower() + text[1:])
 
 
 def _split(address: str) -> tuple[str, int]:

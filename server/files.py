@@ -10,15 +10,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from strategies.errors import FederationError
+from strategies.errors import EXIT_CONFIG, FederationError
+from tasks.base import TaskError, place_of
 
-__all__ = ["UNKNOWN", "commit_file", "held_by", "is_full", "locked", "sync", "write_atomically"]
+__all__ = [
+    "UNKNOWN",
+    "commit_file",
+    "held_by",
+    "is_full",
+    "locked",
+    "place",
+    "sync",
+    "write_atomically",
+]
 
 LOCK = "lock"
 UNKNOWN = 0
 """In place of a process: there may be one."""
 LOCK_DEADLINE_S = 60.0
 """How long to wait for the process before: one that lost its SuperLink needs some time to end."""
+
+
+def place(named: str | Path) -> Path:
+    """The file or folder that a user names.
+
+    Raises:
+        FederationError: it begins with ``~`` and somebody who has no home here.
+    """
+    try:
+        return place_of(str(named))
+    except TaskError as error:
+        raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
 
 
 def sync(path: Path) -> None:

@@ -20,7 +20,7 @@ from server.baselines import BASELINES
 from server.checkpoint import Checkpoints
 from server.config import RunConfig
 from server.explain import find_run
-from server.files import is_full, locked
+from server.files import is_full, locked, place
 from server.metrics import final_errors
 from server.record import RunRecord, default_runs_dir, read_record, read_unfinished
 from server.tracking import Tracking
@@ -64,7 +64,7 @@ class Standing:
 
 def run_folder(config: RunConfig, *, run_id: int) -> Path:
     """Where a run's record goes: its label, or its strategy, and its id. A resumed one has it."""
-    root = Path(config.runs_dir).expanduser() if config.runs_dir else default_runs_dir()
+    root = place(config.runs_dir) if config.runs_dir else default_runs_dir()
     if config.resume:
         return root / config.resume
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", config.label or config.strategy)

@@ -6,6 +6,8 @@ models are the same, bit for bit.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -18,10 +20,12 @@ from rich.console import Console
 
 from server.commands import print_final
 from server.config import RunConfig, require_silos
+from server.files import place
 from server.follow import Progress, events
 from server.inprocess import InProcessGrid, client_app, open_silos
 from server.local import LocalFederation
-from server.record import default_runs_dir
+from server.record import default_runs_dir, write_atomically
+from server.report.gains import DATA_NOTE
 from server.run import execute, run_folder
 from server.view import showing
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
@@ -45,8 +49,14 @@ def read(
         simulation = Simulation.read(file)
     except TaskError as error:
         raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
-    records = str((runs_dir or default_runs_dir()).expanduser().resolve())
+    records = str(place(runs_dir or default_runs_dir()).resolve())
     config = RunConfig.read({"runs-dir": records, **simulation.run_keys(), **changes})
+    if config.task != simulation.task:
+        raise FederationError(
+            f"task must be {simulation.task}, which is what the silos of {file} have. Got "
+            f"{config.task!r}: change the file's own key task, and leave it out of the run's keys.",
+            exit_code=EXIT_CONFIG,
+        )
     names = [silo.name for silo in simulation.silos_of()]
     require_silos(config, names, label_counts=simulation.label_counts)
     return simulation, config
@@ -103,8 +113,16 @@ def simulate(
         record = _in_processes(console, file, simulation, config, processes, folder)
     else:
         record = _in_this_process(console, simulation, config)
+    _note_data(simulation, record)
     print_final(console, record)
     return record
+
+
+def _note_data(simulation: Simulation, record: Path) -> None:
+    """Beside the record, what the silos' data was made from: reports compare only what is equal."""
+    silos = [simulation.task, [(silo.name, silo.options) for silo in simulation.silos_of()]]
+    digest = hashlib.sha256(json.dumps(silos, sort_keys=True).encode()).hexdigest()[:16]
+    write_atomically(record / DATA_NOTE, f"{digest}\n".encode())
 
 
 def _in_this_process(console: Console, simulation: Simulation, config: RunConfig) -> Path:
@@ -153,7 +171,9 @@ def _in_processes(
 ) -> Path:
     home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
     console.print(
-        f"{simulation.silos} silos in {processes} processes; their logs: {home}", soft_wrap=True
+        f"{simulation.silos} silos in {processes} processes; their logs: {home}",
+        markup=False,
+        soft_wrap=True,
     )
     with LocalFederation(home) as federation:
         federation.start_partitions(file, simulation.silos, processes)

@@ -12,7 +12,8 @@ The same file describes the silos to ``coterie silo --simulation`` (real process
     [split]
     kind = "power-law"           # one of tasks.splits, with its keys
     test-share = 0.1
-    [options]                    # more options of the task, the same at every silo
+    [options]                    # more options of the task, the same at every silo; its files and
+                                 # folders are relative to this file too
     normalise = "per-pixel"
     [run]                        # keys of docs/configuration.md
     strategy = "fedgroup"
@@ -34,15 +35,19 @@ from tasks.base import Option, SiloData, Task, TaskError, place_of
 from tasks.split_options import SPLIT_KEYS
 
 __all__ = [
+    "PLACES",
     "Partitions",
     "Simulation",
     "VirtualSilo",
     "load_silos",
+    "placed",
     "split_problem",
     "virtual_silos",
 ]
 
 MAX_SILOS = 100_000
+PLACES = ("data", "test-data", "fonts")
+"""Options of tasks that name a file or a folder."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +135,7 @@ class Simulation(BaseModel):
 
     @classmethod
     def read(cls, file: Path) -> Simulation:
-        """Read a file; a relative data folder is relative to it.
+        """Read a file; relative files and folders in it are relative to it.
 
         Raises:
             TaskError: it cannot be read, is not TOML, or a key is unknown or out of bounds.
@@ -148,7 +153,7 @@ class Simulation(BaseModel):
         """Check what a file holds; ``where`` is that file.
 
         Raises:
-            TaskError: a key is unknown or out of bounds.
+            TaskError: a key is unknown or out of bounds, or a folder is in a home that nobody has.
         """
         try:
             read = cls.model_validate(table)
@@ -164,7 +169,7 @@ class Simulation(BaseModel):
             )
         if read.data and not place_of(read.data).is_absolute():
             read = read.model_copy(update={"data": str(where.resolve().parent / read.data)})
-        return read
+        return read.model_copy(update={"options": placed(read.options, where)})
 
     def task_options(self) -> dict[str, Option]:
         """The task's options, the same at every silo."""
@@ -189,6 +194,20 @@ class Simulation(BaseModel):
             "min-silos": self.silos,
             **self.run,
         }
+
+
+def placed(options: Mapping[str, Option], where: Path) -> dict[str, Option]:
+    """A task's options as a file says them, with their files and folders relative to that file.
+
+    Raises:
+        TaskError: one is in a home that nobody has.
+    """
+    found = dict(options)
+    for key in PLACES:
+        value = found.get(key)
+        if isinstance(value, str) and value:
+            found[key] = str(where.resolve().parent / place_of(value))
+    return found
 
 
 def split_problem(split: Mapping[str, Option]) -> str:

@@ -57,7 +57,8 @@ def write_report(
         out: the file, or the folder of pictures; by default in the run's folder.
 
     Raises:
-        FederationError: no such run, or nothing of it can be read.
+        FederationError: no such run, nothing of it can be read, or a run to compare with is of
+            another strategy or task, or unfinished.
     """
     if kind not in FORMATS:
         raise FederationError(
@@ -68,10 +69,11 @@ def write_report(
     folder = find_run(name, root)
     if kind in ("tensorboard", "mlflow"):
         return export(kind, read_run(folder), out)
+    run = read_run(folder)
     story = tell(
-        read_run(folder),
-        alone=read_run(find_run(alone, root)) if alone else None,
-        common=read_run(find_run(common, root)) if common else None,
+        run,
+        alone=_named(run, "--alone", find_run(alone, root), "independent") if alone else None,
+        common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,
     )
     if kind == "png" or kind == "svg":
         return _write_pictures(story, "png" if kind == "png" else "svg", out or folder / "report")
@@ -84,6 +86,30 @@ def write_report(
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, text.encode())
     return [target]
+
+
+def _named(run: Run, option: str, folder: Path, strategy: str) -> Run:
+    """A run to compare with that an option names."""
+    found = read_run(folder)
+    if folder.resolve() == run.folder.resolve():
+        raise FederationError(
+            f"{option} must name another run than {run.name}, which the report is of.",
+            exit_code=EXIT_CONFIG,
+        )
+    if found.strategy != strategy or found.status != "completed":
+        raise FederationError(
+            f"{option} must name a completed run of {strategy}. {found.name} is of "
+            f"{found.strategy or 'an unknown strategy'}, {found.status}.",
+            exit_code=EXIT_CONFIG,
+        )
+    task, other = run.config.get("task"), found.config.get("task")
+    if task is not None and task != other:
+        raise FederationError(
+            f"{option} must name a run of the same task, {task}. {found.name} is of {other}: name "
+            f"another one, or run {strategy} on this task first.",
+            exit_code=EXIT_CONFIG,
+        )
+    return found
 
 
 def print_report(

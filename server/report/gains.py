@@ -11,10 +11,13 @@ from statistics import fmean
 from typing import Any
 
 from server import metrics
-from server.report.model import Run, read_run
+from server.report.model import Run, SiloFacts, read_run
 from strategies.errors import FederationError
 
-__all__ = ["Gains", "compare", "find_comparison", "mean_of"]
+__all__ = ["DATA_NOTE", "Gains", "compare", "find_comparison", "mean_of"]
+
+DATA_NOTE = "silos.txt"
+"""In the folder of a simulated run: a digest of what its silos' data was made from."""
 
 COMPARED_KEYS = (
     "task", "seed", "rounds", "local-epochs", "local-steps", "batch-size", "lr", "lr-decay",
@@ -88,19 +91,56 @@ def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
 
 
 def find_comparison(run: Run, strategy: str) -> Run | None:
-    """The newest completed run of ``strategy`` beside this one that is comparable with it."""
+    """The completed run of ``strategy`` beside this one that is comparable with it.
+
+    Silos of one name may have other data in another run, so their numbers of samples must be equal
+    too. The run that has most of this run's silos is taken; of several, the newest.
+    """
     if run.strategy == strategy:
         return None
     folders = [path.parent for path in run.folder.resolve().parent.glob("*/events.jsonl")]
     fitting = [f for f in folders if f != run.folder.resolve() and _fits(f, run.config, strategy)]
+    best, most = None, 0
     for folder in sorted(fitting, key=lambda f: (f / "events.jsonl").stat().st_mtime, reverse=True):
         try:
             found = read_run(folder)
         except FederationError:
             continue
-        if found.status == "completed" and set(found.last_errors()) & set(run.silos):
-            return found
-    return None
+        count = _num_alike(run, found) if found.status == "completed" else 0
+        if count > most:
+            best, most = found, count
+        if most == len(run.silos):
+            break
+    return best
+
+
+def _num_alike(run: Run, other: Run) -> int:
+    """How many silos both runs measured; 0 if one of them had other data there."""
+    notes = [note for note in (_data_note(run.folder), _data_note(other.folder)) if note]
+    if len(set(notes)) > 1:
+        return 0
+    count = 0
+    for name in set(other.last_errors()) & set(run.silos):
+        own, its = run.silos[name], other.silos.get(name, SiloFacts())
+        if _differ(own.num_examples, its.num_examples) or _differ(
+            own.num_test_examples, its.num_test_examples
+        ):
+            return 0
+        count += math.isfinite(own.num_examples + its.num_examples)
+    return count
+
+
+def _differ(one: float, other: float) -> bool:
+    """Whether two numbers are known and not the same."""
+    return math.isfinite(one + other) and one != other
+
+
+def _data_note(folder: Path) -> str:
+    """The digest of a simulated run's data; empty where there is none."""
+    try:
+        return (folder / DATA_NOTE).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _fits(folder: Path, config: Mapping[str, Any], strategy: str) -> bool:

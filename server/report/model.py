@@ -33,10 +33,11 @@ OWN_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class SiloFacts:
-    """What is known of a silo: training samples and its own α, NaN where unknown or not set."""
+    """What is known of a silo: samples and its own α, NaN where unknown or not set."""
 
     num_examples: float = math.nan
     alpha: float = math.nan
+    num_test_examples: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -386,14 +387,32 @@ def round_of(entry: Mapping[str, Any]) -> Round:
 
 
 def _silos(record: Mapping[str, Any], rounds: Iterable[Round]) -> dict[str, SiloFacts]:
+    tested = _test_counts(record)
     found = {
-        _clean(name): SiloFacts(_number(one.get("num-examples")), _number(one.get("alpha")))
-        for name, one in ((n, _mapping(o)) for n, o in _mapping(record.get("silos")).items())
+        name: SiloFacts(
+            _number(one.get("num-examples")),
+            _number(one.get("alpha")),
+            tested.get(name, math.nan),
+        )
+        for name, one in (
+            (_clean(n), _mapping(o)) for n, o in _mapping(record.get("silos")).items()
+        )
     }
     for one in rounds:
         for name in [*one.work, *(n for group in one.groups for n in group)]:
             found.setdefault(name, SiloFacts())
     return dict(sorted(found.items()))
+
+
+def _test_counts(record: Mapping[str, Any]) -> dict[str, float]:
+    """Silo → samples that it was last tested on."""
+    rounds = [_mapping(entry).get("evaluation-after") for entry in _list(record.get("rounds"))]
+    found: dict[str, float] = {}
+    for one in (record.get("initial-evaluation"), *rounds, record.get("final-evaluation")):
+        found |= {
+            _clean(n): _number(_mapping(e).get("num-examples")) for n, e in _mapping(one).items()
+        }
+    return found
 
 
 def _clean(text: object) -> str:

@@ -79,8 +79,9 @@ def _lead(story: Story) -> str:
     if story.run.strategy == "independent":
         return "Every silo trained for itself: this run is what others are compared with."
     return (
-        "Whether it was worth it cannot be said: there is no comparable run in which every silo "
-        "trained alone. The command that makes one is at the end."
+        "Whether it was worth it cannot be said: there is no comparable run (the same settings, "
+        "and as many samples at every silo) in which every silo trained alone. The command that "
+        "makes one is at the end."
     )
 
 

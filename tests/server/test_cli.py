@@ -16,7 +16,7 @@ import server.simulate
 from benchmarks.synthetic import write_run
 from server.cli import NOT_WITH_FEDERATION, app, main, superlink
 from server.config import RunConfig
-from server.federation import Federation
+from server.federation import Federation, create
 from strategies import FederationError
 
 
@@ -147,6 +147,42 @@ def test_what_a_person_can_mend_is_one_line(
     assert told.startswith("coterie: ") and said in told
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["roster", "--federation", "~typo/f"], "'~typo/f' names no place"),
+        (["runs", "--runs-dir", "~typo/f"], "'~typo/f' names no place"),
+        (["run", "hcct", "--alone", "~typo/f"], "'~typo/f' names no place"),
+        (["run", "--resume", "~typo/f"], "'~typo/f' names no place"),
+        (["report", "~typo/f"], "'~typo/f' names no place"),
+        (["simulate", "~typo/f.toml"], "'~typo/f.toml' names no place"),
+        (["runs"], "set COTERIE_HOME to a whole path"),
+    ],
+)
+def test_a_home_folder_that_nobody_has_is_one_line(
+    line: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("COTERIE_RUNS", raising=False)
+    monkeypatch.setenv("COTERIE_HOME", "~typo")
+    monkeypatch.setattr(sys, "argv", ["coterie", *line])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert told.startswith("coterie: ") and said in told
+
+
+def test_a_path_may_begin_with_the_user_s_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    done = CliRunner().invoke(app, ["runs", "--runs-dir", "~/records"])
+    assert f"no runs are recorded in {tmp_path}/records" in done.stdout.replace("\n", "")
+
+
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Folders of federations whose SuperLink would have been run."""
@@ -199,6 +235,56 @@ def test_every_option_of_the_superlink_is_for_a_federation_or_refused() -> None:
     assert command.callback is not None
     options = set(inspect.signature(command.callback).parameters) - {"context", "federation"}
     assert options == set(NOT_WITH_FEDERATION)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--address", "new.example"], ["--fleet-port", "5"], ["--control-port", "5"],
+        ["--runtime-port", "5"], ["--operators", "0.0.0.0"],
+    ],
+)  # fmt: skip
+def test_what_a_renewal_does_not_heed_is_refused(option: list[str], tmp_path: Path) -> None:
+    study = create(tmp_path / "study", ["fl.example.org"])
+    before = (study.tls / "server.pem").read_bytes()
+    done = CliRunner().invoke(app, ["init", str(study.folder), "--renew", *option])
+    said = "".join(done.stderr.split())
+    assert done.exit_code == 2 and option[0] in said and "study/coterie.toml" in said
+    assert (study.tls / "server.pem").read_bytes() == before
+    assert CliRunner().invoke(app, ["init", str(study.folder), "--renew"]).exit_code == 0
+    assert (study.tls / "server.pem").read_bytes() != before
+
+
+@pytest.mark.parametrize("command", [["run", "hcct"], ["status"]])
+def test_a_federation_and_another_superlink_are_not_taken_together(
+    command: list[str], submitted: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    write_federation(tmp_path)
+    for folder in (tmp_path, tmp_path / "typo"):
+        line = [*command, "--federation", str(folder), "--superlink", "10.0.0.5:9093"]
+        done = CliRunner().invoke(app, line)
+        said = " ".join(done.stderr.split())
+        assert (done.exit_code, submitted) == (2, [])
+        assert "--federation and --superlink" in said and "10.0.0.5:9093" in said
+
+
+def test_a_folder_for_processes_without_processes_is_refused(
+    submitted: list[dict[str, Any]],
+) -> None:
+    done = CliRunner().invoke(app, ["simulate", "sim.toml", "--dir", "logs"])
+    assert (done.exit_code, submitted) == (2, [])
+    assert "--dir" in done.stderr and "--processes" in done.stderr
+    line = ["simulate", "sim.toml", "--dir", "logs", "--processes", "2"]
+    assert CliRunner().invoke(app, line).exit_code == 0 and submitted
+
+
+@pytest.mark.parametrize("command", ["init", "superlink"])
+@pytest.mark.parametrize("port", ["--fleet-port", "--control-port", "--runtime-port"])
+@pytest.mark.parametrize("number", ["0", "70000"])
+def test_a_port_that_there_is_not_is_refused(command: str, port: str, number: str) -> None:
+    done = CliRunner().invoke(app, [command, port, number])
+    assert done.exit_code == 2
+    assert f"{number} is not in the range 1<=x<=65535" in " ".join(done.stderr.split())
 
 
 def write_federation(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -367,22 +368,28 @@ task = "study.toml"
 seeds = [0]
 [[silos]]
 name = "a"
-options = { data = "FOLDER/a.npz" }
+options = { data = "a.npz" }
 [[silos]]
 name = "b"
-options = { data = "FOLDER/b.npz" }
+options = { data = "b.npz" }
 """
 
 
-def test_silos_of_a_declared_task_are_compared(tmp_path: Path) -> None:
-    (tmp_path / "study.toml").write_text(
-        'kind = "npz"\nname = "study"\nclasses = ["no", "yes"]\nshape = [3]\nnetwork = "mclr"\n'
-    )
+STUDY = 'kind = "npz"\nname = "study"\nclasses = ["no", "yes"]\nshape = [3]\nnetwork = "mclr"\n'
+
+
+def declared(folder: Path) -> None:
+    """The declaration, and data of two silos."""
+    (folder / "study.toml").write_text(STUDY)
     rng = np.random.default_rng(0)
     for name in "ab":
         x = rng.normal(size=(60, 3)).astype(np.float32)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
-    text = DECLARED.replace("FOLDER", str(tmp_path)) + RUN + FEDAVG
+        np.savez(folder / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(int))
+
+
+def test_silos_of_a_declared_task_are_compared(tmp_path: Path) -> None:
+    declared(tmp_path)
+    text = DECLARED + RUN + FEDAVG
     _, table = go(written(tmp_path, text), tmp_path / "out")
     assert {row.name for row in table} == {"alone", "fedavg"}
     assert all(0 <= row.error < 0.5 for row in table)
@@ -392,3 +399,31 @@ def test_silos_of_a_declared_task_are_compared(tmp_path: Path) -> None:
     (tmp_path / "study.toml").unlink()
     with pytest.raises(FederationError, match=r"try.toml: .*study.toml"):
         read(written(tmp_path, text))
+
+
+def test_a_changed_declaration_or_changed_data_is_another_comparison(tmp_path: Path) -> None:
+    """Otherwise one table would hold results of two problems."""
+    declared(tmp_path)
+    file = written(tmp_path, DECLARED + RUN + FEDAVG)
+    go(file, tmp_path / "out")
+    (tmp_path / "study.toml").write_text(STUDY.replace("mclr", "mlp"))
+    with pytest.raises(FederationError, match="the task's declaration or files of the data"):
+        go(file, tmp_path / "out")
+    (tmp_path / "study.toml").write_text(STUDY)
+    assert "  seed" not in go(file, tmp_path / "out")[0]
+    os.utime(tmp_path / "b.npz", (0, 0))
+    with pytest.raises(FederationError, match="the task's declaration or files of the data"):
+        go(file, tmp_path / "out")
+
+
+@pytest.mark.parametrize("place", ['data = "~typo/d"', 'task = "~typo/study.toml"'])
+def test_a_place_in_a_home_that_nobody_has_is_named(place: str, tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match=r"try.toml: '~typo/.* names no place"):
+        read(written(tmp_path, f"{place}\n{WHOLE}"))
+
+
+@pytest.mark.parametrize("title", ["x [/docs] y", "Our [b] study"])
+def test_a_title_and_a_folder_are_text_whatever_is_in_them(title: str, tmp_path: Path) -> None:
+    file = written(tmp_path, WHOLE.replace("A try", title).replace("[0, 3]", "[0]"))
+    said, _ = go(file, tmp_path / "out [test]")
+    assert said.startswith(f"{title}: 3 strategies") and "out [test]/" in said

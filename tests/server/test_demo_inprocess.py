@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from client.app import app
 from server.config import RunConfig
-from server.demo import KINDS, NEWCOMER, SIZES, hidden_groups, newcomer, silos
+from server.demo import KINDS, NEWCOMER, SIZES, demo, hidden_groups, newcomer, silos
 from server.inprocess import InProcessGrid
 from server.local import SiloSpec
 from server.run import execute
@@ -105,3 +106,14 @@ def test_the_hidden_groups_are_those_of_the_kinds() -> None:
     assert sorted(map(len, groups)) == [3, 3, 4]
     assert next(group for group in groups if NEWCOMER in group)[0].startswith("upright")
     assert hidden_groups(["turned-1"]) == [["turned-1"]]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"), [({"alpha": float("nan")}, "alpha: "), ({"seed": 99999999999}, "seed: ")]
+)
+def test_a_demo_that_cannot_be_run_is_refused_before_any_silo_starts(
+    argument: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(FederationError, match=said):
+        demo(Console(quiet=True), folder=tmp_path / "demo", **argument)
+    assert not (tmp_path / "demo").exists()

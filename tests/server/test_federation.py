@@ -87,6 +87,10 @@ def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 def test_an_address_that_cannot_be_one_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with pytest.raises(FederationError, match="must be HOST:PORT"):
         create(tmp_path / "study", ["http://fl.example.org"])
+    for port in ("0", "99999"):
+        said = f"the port must be from 1 to 65535. Got 'host:{port}'"
+        with pytest.raises(FederationError, match=said):
+            create(tmp_path / "study", [f"host:{port}"])
     assert not (tmp_path / "study").exists()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 import server.follow
+from benchmarks.synthetic import write_run
+from server.commands import watch_run
+from server.files import locked
 from server.follow import Progress, events
 from strategies import FederationError
 
@@ -49,6 +53,30 @@ def never() -> str | None:
 
 
 # ---------------------------------------------------------------- events
+
+
+def test_who_watches_a_run_whose_process_was_killed_is_told_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.follow, "CHECK_S", 0.0)
+    folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
+    past = time.time() - 10  # no longer ago than a round may take
+    os.utime(folder / "events.jsonl", (past, past))
+    with pytest.raises(FederationError, match=r"gone.*coterie run --resume hcct-1"):
+        watch_run("hcct-1", tmp_path)
+
+
+def test_a_run_that_somebody_holds_is_watched_however_long_it_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.follow, "CHECK_S", 0.0)
+    folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
+    past = time.time() - 10
+    os.utime(folder / "events.jsonl", (past, past))
+    end = {"event": "end", "status": "completed", "seconds": 1.0}
+    with locked(folder):
+        threading.Timer(0.5, write, (folder, end)).start()
+        assert watch_run("hcct-1", tmp_path) == 0
 
 
 def test_events_are_given_in_order_until_the_end(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from io import StringIO
 from os import environ
@@ -163,6 +165,37 @@ def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
     assert capsys.readouterr().out.rstrip().endswith(mean)
 
 
+def test_runs_are_listed_by_this_machine_s_clock(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2)  # at 03:04:05 UTC on 2 January
+    try:
+        for zone, shown in (("UTC", "01-02 03:04"), ("XYZ+05:30", "01-01 21:34")):
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            print_runs(tmp_path)
+            assert shown in capsys.readouterr().out
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_folder_is_printed_as_it_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "r [test]"
+    print_runs(root)
+    run = write_run(root / "hcct-[b]1", num_silos=2, num_rounds=2)
+    print_runs(root)
+    said = capsys.readouterr().out
+    assert "no runs are recorded in" in said and "r [test]" in said and "hcct-[b]1" in said
+    monkeypatch.setattr("server.report.command.write_report", lambda folder: [run / "report.html"])
+    console = Console(file=StringIO(), width=300)
+    print_final(console, run)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"models and record: {run}" in text and f"as pictures: {run}" in text
+
+
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
     story = tell(read_run(runs / "hcct-1"))
     assert "site-000" in story.gains.together and "site-000" not in story.gains.gain
@@ -220,6 +253,75 @@ def test_a_run_of_other_settings_is_not_compared(runs: Path, tmp_path: Path) -> 
     assert command.startswith("coterie run independent --set rounds=9")
     story = tell(read_run(tmp_path / "hcct-1"), alone=read_run(runs / "independent-1"))
     assert story.gains.gain, "a run that is named is taken"
+
+
+def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The run with a changed record."""
+    record = json.loads((folder / "run.json").read_text())
+    change(record)
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder
+
+
+def other_training_data(record: dict[str, Any]) -> None:
+    record["silos"]["site-002"]["num-examples"] = 101.0
+
+
+def other_test_data(record: dict[str, Any]) -> None:
+    record["final-evaluation"]["site-002"]["num-examples"] = 71
+
+
+@pytest.mark.parametrize("change", [other_training_data, other_test_data])
+def test_a_run_of_silos_with_other_data_is_not_compared(
+    change: Callable[[dict[str, Any]], object], tmp_path: Path
+) -> None:
+    run = read_run(configured(tmp_path, "hcct", {}))
+    alone = configured(tmp_path, "independent", {})
+    assert tell(run).gains.alone_run == "independent-1"
+    changed(alone, change)
+    story = tell(run)
+    assert not story.gains.alone_run and "as many samples at every silo" in build_page(story).lead
+
+
+@pytest.mark.parametrize(("own", "its", "comparable"), [("a", "b", 0), ("a", "a", 1), ("", "b", 1)])
+def test_simulated_runs_are_compared_where_their_data_was_made_alike(
+    own: str, its: str, comparable: bool, tmp_path: Path
+) -> None:
+    folder, alone = configured(tmp_path, "hcct", {}), configured(tmp_path, "independent", {})
+    for where, note in ((folder, own), (alone, its)):
+        if note:
+            (where / "silos.txt").write_text(f"{note}\n")
+    assert bool(tell(read_run(folder)).gains.alone_run) == bool(comparable)
+
+
+def test_the_run_of_most_silos_is_compared(tmp_path: Path) -> None:
+    run = read_run(configured(tmp_path, "hcct", {}))
+    configured(tmp_path, "independent", {})
+    write_run(tmp_path / "independent-2", num_silos=3, num_rounds=3, strategy="independent")
+    assert tell(run).gains.alone_run == "independent-1", "though the other is newer"
+
+
+@pytest.mark.parametrize(
+    ("option", "named", "said"),
+    [
+        ("alone", "fedavg-1", "--alone must name a completed run of independent. fedavg-1 is of f"),
+        ("common", "independent-1", "--global must name a completed run of fedavg. independent-1"),
+        ("common", "hcct-1", "--global must name another run than hcct-1"),
+        ("alone", "independent-2", "independent-2 is of independent, running"),
+        ("alone", "independent-3", "a run of the same task, digits. independent-3 is of mnist"),
+    ],
+)
+def test_a_run_that_is_named_is_of_its_strategy_complete_and_of_the_task(
+    option: str, named: str, said: str, tmp_path: Path
+) -> None:
+    size = {"num_silos": 2, "num_rounds": 2}
+    for strategy in ("hcct", "fedavg", "independent"):
+        write_run(tmp_path / f"{strategy}-1", strategy=strategy, **size)
+    write_run(tmp_path / "independent-2", strategy="independent", status="running", **size)
+    other = write_run(tmp_path / "independent-3", strategy="independent", **size)
+    changed(other, lambda record: record["config"].update(task="mnist"))
+    with pytest.raises(FederationError, match=re.escape(said)):
+        write_report("hcct-1", root=tmp_path, kind="json", **{option: named})
 
 
 def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from server.simulate import read
+from server.report.command import tell
+from server.report.model import read_run
+from server.simulate import read, simulate
 from strategies import FederationError
 from strategies.errors import EXIT_CONFIG
 
@@ -37,6 +40,7 @@ def file(tmp_path: Path) -> Path:
         ({"strategy": "fedgroup", "num-groups": 4}, "num-groups must be at most 3"),
         ({"min-silos": 4}, "min-silos must be at most 3, the silos of round 1. Got 4"),
         ({"churn": "c+2"}, "min-silos must be at most 2, .*churn"),
+        ({"task": "mnist"}, "task must be digits, which is what the silos of .*three.toml have"),
         ({"churn": "c-2"}, "churn waits for c to leave, but silos stay"),
     ],
 )
@@ -52,3 +56,16 @@ def test_a_newcomer_and_consent_to_label_counts_are_taken(file: Path) -> None:
     file.write_text("label-counts = true" + TEXT, encoding="utf-8")
     simulation, config = read(file, None, {"strategy": "fedgen"})
     assert simulation.label_counts and config.strategy == "fedgen"
+
+
+def test_runs_of_other_silos_are_not_compared_though_they_have_the_same_names(
+    file: Path, tmp_path: Path
+) -> None:
+    quiet, runs = Console(quiet=True), tmp_path / "runs"
+    once = {"rounds": 1, "local-epochs": 1}
+    simulate(quiet, file, changes={**once, "strategy": "independent"}, runs_dir=runs)
+    alike = simulate(quiet, file, changes={**once, "strategy": "fedavg"}, runs_dir=runs)
+    file.write_text("seed = 5" + TEXT + "seed = 0\n", encoding="utf-8")  # of the split alone
+    other = simulate(quiet, file, changes={**once, "strategy": "fedavg"}, runs_dir=runs)
+    assert tell(read_run(alike)).gains.alone_run
+    assert not tell(read_run(other)).gains.alone_run

@@ -187,3 +187,8 @@ def test_silos_that_are_tested_on_the_whole_test_part_share_one_array(tmp_path: 
     capped = task.load_all({**options, "test": 5})
     assert len(capped[0].x_test) == 5 and not same(capped[0], capped[1])
     assert same(capped[1], task.load({**options, "test": 5, "silo": 1}))
+
+
+def test_files_and_folders_of_options_are_relative_to_the_file(tmp_path: Path) -> None:
+    found = read(tmp_path, 'silos = 2\n[options]\nfonts = "f"\ndata = "/d"\ntest = 3\n').options
+    assert found == {"fonts": str(tmp_path / "f"), "data": "/d", "test": 3}
