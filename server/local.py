@@ -7,10 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,13 @@ from typing import Any
 from server.config import RunConfig
 from server.follow import events
 from server.link import Control, control
-from server.processes import family, proportional_memory
+from server.processes import (
+    closing_on_signals,
+    family,
+    proportional_memory,
+    tied,
+    uninterrupted,
+)
 from server.run import run_folder
 from server.superlink import Ports, SuperLink
 from strategies.errors import FederationError
@@ -64,21 +69,31 @@ class SiloSpec:
 
 
 class LocalFederation:
-    """A SuperLink and silos, each a process of its own. A context manager."""
+    """A SuperLink and silos, each a process of its own. A context manager.
+
+    However a person ends this process, none of them stays: they have sessions of their own, so
+    that they are ended in order, and no signal of the terminal reaches them.
+    """
 
     def __init__(self, folder: Path, *, ports: Ports | None = None) -> None:
         self.folder = folder
         self.runs_dir = folder / "runs"
         self.superlink = SuperLink(folder / "superlink", ports=ports)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._signals = ExitStack()
 
     def __enter__(self) -> LocalFederation:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.superlink.start()
+        self._signals.enter_context(closing_on_signals())
+        try:
+            self.superlink.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _uninterrupted():
+        with self._signals, uninterrupted():  # a second signal leaves nothing running either
             try:
                 for process in self.processes.values():
                     if process.poll() is None:
@@ -133,7 +148,7 @@ class LocalFederation:
         self.log_of(name).parent.mkdir(parents=True, exist_ok=True)
         with self.log_of(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "client", *line],
+                tied([sys.executable, "-m", "client", *line]),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -227,19 +242,6 @@ def follow_run(
         take(event)
         last = event
     return last
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let a second Ctrl-C leave nothing running: what is done here has deadlines of its own."""
-    if threading.current_thread() is not threading.main_thread():  # it is told of no signal
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:
