@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from server.config import RunConfig
+from server.files import held_by
 from server.follow import events
 from server.link import Control, control
 from server.processes import (
@@ -35,6 +36,8 @@ JOIN_DEADLINE_S, JOIN_MORE_S = 120.0, 0.3
 """Seconds for silos to connect, and for each of them on top."""
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 15.0
+ENDING_DEADLINE_S = 60.0
+"""How long the process of a run that the SuperLink has ended may take to write so."""
 SUPERLINK_AWAY_S = 300.0
 """How long a SuperLink may be unreachable before whoever follows a run gives up."""
 
@@ -223,9 +226,10 @@ def follow_run(
 ) -> dict[str, Any]:
     """Follow a run whose record is on this machine; the SuperLink may be away for a while."""
     seen = time.monotonic()
+    over: float | None = None
 
     def ended() -> str | None:
-        nonlocal seen
+        nonlocal seen, over
         try:
             found = calls.runs(run_id)
         except FederationError:
@@ -235,6 +239,9 @@ def follow_run(
         seen = time.monotonic()
         if not found or not found[0].ended:
             return None
+        over = over or seen
+        if held_by(folder) and seen - over < ENDING_DEADLINE_S:
+            return None  # its process is about to write how it ended
         return f"{found[0].sub_status}: {found[0].details}"
 
     last: dict[str, Any] = {}
