@@ -106,7 +106,7 @@ def submit_and_follow(
             return EXIT_INTERRUPTED
     if last["status"] != "completed":
         console.print(f"the run failed: {last.get('error')}", style="red", markup=False)
-        _print_resumption(console, folder, options)
+        _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
     return 0
@@ -124,8 +124,8 @@ def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -
     )
 
 
-def _print_resumption(console: Console, folder: Path, options: Given) -> None:
-    line = options.again(f"run --resume {folder.name}")
+def _print_resumption(console: Console, run: str, options: Given) -> None:
+    line = options.again(f"run --resume {shlex.quote(run)}")
     console.print(f"go on with it: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -173,7 +173,7 @@ def stop_run(
     record = read_record(folder)
     rounds = f"{len(record['rounds'])} of {record['config']['rounds']}"
     console.print(f"run {run_id} is stopped after round {rounds}; its record: {folder}")
-    _print_resumption(console, folder, options)
+    _print_resumption(console, name if folder == Path(name) else folder.name, options)
     return 0
 
 

@@ -262,19 +262,20 @@ def test_how_to_go_on_names_the_options_that_were_given(
     assert f"coterie run --resume fedavg-8 --federation {tmp_path}\n" in done.stdout
 
 
-@pytest.mark.parametrize("named", ["8", "fedavg-8", "recorded-2"])
+@pytest.mark.parametrize("named", ["8", "fedavg-8", "recorded-2", "./recorded-2"])
 def test_a_run_is_stopped_by_its_name_or_id_with_or_without_a_record_here(
-    named: str, calls: Calls, tmp_path: Path
+    named: str, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was resumed has the id of its resumption, and the name that it began with."""
     folder = write_run(tmp_path / "recorded-2", num_silos=2, num_rounds=2, strategy="fedavg")
     file = folder / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"run-id": "8"}))
+    monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["stop", named, "--runs-dir", str(tmp_path)])
     assert (done.exit_code, calls.stopped) == (0, [8])
-    recorded = named.startswith("recorded")
+    recorded = "recorded" in named
     assert ("is stopped after round 2 of 2" in done.stdout) == recorded
-    assert (f"--resume recorded-2 --runs-dir {tmp_path}" in done.stdout) == recorded
+    assert (f"--resume {named} --runs-dir {tmp_path}" in done.stdout) == recorded
 
 
 def test_a_run_that_is_over_or_unknown_is_not_stopped(calls: Calls, tmp_path: Path) -> None:

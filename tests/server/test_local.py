@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from server.coordinator import _stopping
 from server.local import LocalFederation
 from server.superlink import SuperLink
 
@@ -91,6 +92,16 @@ def test_under_nohup_a_closed_terminal_ends_nothing(
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_ends_the_coordinator_ends_its_superlink_in_order(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with _stopping() as stopped:
+        assert not stopped()
+        os.kill(os.getpid(), number)
+        assert stopped()
+    assert signal.getsignal(number) == before
 
 
 KILLED = """
