@@ -339,7 +339,8 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Submit a run to a SuperLink and follow it."""
+    """Submit a run to a SuperLink and follow it. Ctrl-C ends the following, not the run."""
+    typed_certificates, typed_runs = root_certificates, runs_dir
     address, root_certificates, runs_dir = _whom(federation, superlink, root_certificates, runs_dir)
     named = {
         "rounds": rounds,
@@ -362,13 +363,36 @@ def run(
         given["strategy"] = strategy
     else:
         given |= _resumed(resume)
-    from server.commands import submit_and_follow
+    from server.commands import Given, submit_and_follow
 
+    if given.get("runs-dir") != named["runs-dir"]:  # by --set, or with the folder to resume
+        typed_runs = Path(given["runs-dir"])
     raise typer.Exit(
         submit_and_follow(
-            given, address, root_certificates, detach=detach, shared_records=shared_records
+            given,
+            address,
+            root_certificates,
+            detach=detach,
+            shared_records=shared_records,
+            options=Given(federation, superlink, typed_certificates, typed_runs),
         )
     )
+
+
+@app.command(epilog="Example:  coterie stop hcct-1234 --federation lung-study")
+def stop(
+    run: Annotated[str, typer.Argument(help="A run's folder, name or id.")],
+    federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
+    runs_dir: RunsOption = None,
+) -> None:
+    """End a run at its SuperLink. It can be resumed after its last committed round."""
+    from server.commands import Given, stop_run
+
+    options = Given(federation, superlink, root_certificates, runs_dir)
+    address, root_certificates, root = _whom(federation, superlink, root_certificates, runs_dir)
+    raise typer.Exit(stop_run(run, address, root_certificates, root, options))
 
 
 @app.command(epilog="Example:  coterie simulate hundred.toml --processes 2")

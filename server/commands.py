@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,17 +23,45 @@ from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
 from server.metrics import final_errors, personalised_errors
-from server.record import default_runs_dir, read_unfinished
+from server.record import default_runs_dir, read_record, read_unfinished
 from server.run import run_folder
 from server.view import collaboration_text, percent, showing, wide
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 
-__all__ = ["print_final", "print_runs", "print_status", "submit_and_follow", "watch_run"]
+__all__ = [
+    "Given",
+    "print_final",
+    "print_runs",
+    "print_status",
+    "stop_run",
+    "submit_and_follow",
+    "watch_run",
+]
 
 MAX_SILOS_LISTED = 60
 LOG_DEADLINE_S = 7 * 24 * 3600.0
 LAST_WORDS_S = 5.0
 """How long after its last event a run that nobody holds may still be read to its end."""
+STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Given:
+    """Options that a command was given, so that it can say with them what to type next."""
+
+    federation: Path | None = None
+    superlink: str | None = None
+    root_certificates: Path | None = None
+    runs_dir: Path | None = None
+
+    def again(self, command: str, *, records_only: bool = False) -> str:
+        """A command line with the same options, or with those only that say where records are."""
+        options: dict[str, object] = {"federation": self.federation, "runs-dir": self.runs_dir}
+        if not records_only:
+            options |= {"superlink": self.superlink, "root-certificates": self.root_certificates}
+        named = [f"--{key} {shlex.quote(str(v))}" for key, v in options.items() if v is not None]
+        return " ".join([f"coterie {command}", *named])
 
 
 def submit_and_follow(
@@ -40,6 +71,7 @@ def submit_and_follow(
     *,
     detach: bool,
     shared_records: bool = False,
+    options: Given | None = None,
 ) -> int:
     """Submit a run and show it until it ends; return the exit status.
 
@@ -49,8 +81,13 @@ def submit_and_follow(
         certificates: PEM file of the CA, or None for plain text.
         detach: do not wait for the end.
         shared_records: the coordinator's records can be read here although it is elsewhere.
+        options: repeated in commands that it says to type next.
     """
-    keys = {"runs-dir": str(default_runs_dir()), **keys}
+    options = options or Given()
+    here = shared_records or _is_local(address)
+    keys = {**keys, "runs-dir": keys.get("runs-dir") or str(default_runs_dir())}
+    if here:  # the ServerApp runs in another folder than this command
+        keys["runs-dir"] = str(Path(keys["runs-dir"]).expanduser().resolve())
     config = RunConfig.read(keys)
     console = Console()
     with control(address, root_certificates=certificates) as calls:
@@ -61,17 +98,105 @@ def submit_and_follow(
         console.print(f"run {run_id} is submitted; its record: {folder}", soft_wrap=True)
         if detach:
             return 0
-        if not (shared_records or _is_local(address)):
-            return _follow_log(console, calls, run_id)
-        title = config.resume or config.strategy
-        with showing(console, Progress(title)) as show:
-            last = follow_run(calls, run_id, folder, show)
+        try:
+            if not here:
+                return _follow_log(console, calls, run_id)
+            title = config.resume or config.strategy
+            with showing(console, Progress(title)) as show:
+                last = follow_run(calls, run_id, folder, show)
+        except KeyboardInterrupt:
+            _print_going_on(console, folder.name if here else str(run_id), options, here=here)
+            return EXIT_INTERRUPTED
     if last["status"] != "completed":
         console.print(f"the run failed: {last.get('error')}", style="red", markup=False)
-        console.print(f"go on with it: coterie run --resume {folder.name}", soft_wrap=True)
+        _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
     return 0
+
+
+def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -> None:
+    """After Ctrl-C, which ends the looking on and not the run."""
+    look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
+    console.print(
+        f"\nthe run goes on. Look at it with `{look}`, end it with "
+        f"`{options.again(f'stop {run}')}`.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _print_resumption(console: Console, run: str, options: Given) -> None:
+    line = options.again(f"run --resume {shlex.quote(run)}")
+    console.print(f"go on with it: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def stop_run(
+    name: str, address: str, certificates: Path | None, root: Path | None, options: Given
+) -> int:
+    """Stop a run at the SuperLink and wait until its process has ended; return the exit status.
+
+    Args:
+        name: the run's folder, name or id; without a record of it here, what ends in its id.
+        address: of the SuperLink's Control API.
+        certificates: PEM file of the CA, or None for plain text.
+        root: folder of run records.
+        options: repeated in commands that it says to type next.
+
+    Raises:
+        FederationError: there is no such run, or the SuperLink does not know it.
+    """
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    run_id, folder = _known_run(name, root)
+    with control(address, root_certificates=certificates) as calls:
+        known = [info for info in calls.runs() if info.run_id == run_id]
+        if not known:
+            raise FederationError(
+                f"the SuperLink at {address} does not know run {run_id}. `coterie status` lists "
+                "those that it knows; --federation or --superlink name another.",
+                exit_code=EXIT_CONFIG,
+            )
+        if known[0].ended:
+            console.print(f"run {run_id} is over already: {known[0].sub_status}.")
+            return 0
+        calls.stop(run_id)
+    if folder is None:
+        console.print(f"run {run_id} is stopped; its record is at the coordinator.")
+        return 0
+    deadline = time.monotonic() + STOP_DEADLINE_S
+    while held_by(folder):
+        if time.monotonic() > deadline:
+            console.print(
+                f"run {run_id} is stopped, but its process {held_by(folder)} has not ended within "
+                f"{STOP_DEADLINE_S:.0f} s. Its log: {folder / 'run.log'}"
+            )
+            return EXIT_RUN
+        time.sleep(STOP_POLL_S)
+    record = read_record(folder)
+    rounds = f"{len(record['rounds'])} of {record['config']['rounds']}"
+    console.print(f"run {run_id} is stopped after round {rounds}; its record: {folder}")
+    _print_resumption(console, name if folder == Path(name) else folder.name, options)
+    return 0
+
+
+def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
+    """A run's id, and its folder if it is recorded here: one that was resumed has another id."""
+    number = re.search(r"\d+$", name)
+    try:
+        folder = find_run(name, root)
+        recorded = str(read_record(folder).get("run-id"))
+    except FederationError:
+        if number is None:
+            raise
+        return int(number[0]), None
+    if not recorded.isdecimal():
+        raise FederationError(
+            f"{folder / 'run.json'} is damaged: its run-id is {recorded!r}. Name the run by its "
+            "id; `coterie status` lists them.",
+            exit_code=EXIT_CONFIG,
+        )
+    return int(recorded), folder
 
 
 def _resumable(calls: Control, config: RunConfig) -> RunConfig:

@@ -23,7 +23,7 @@ from server.certificates import write_private
 from server.enrolled import Node
 from server.federation import ENVIRONMENT, Federation
 from server.link import control
-from server.processes import stop_with_family
+from server.processes import ENDING, stop_with_family, tied
 from server.superlink import environment, flower_program
 from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 
@@ -51,7 +51,7 @@ def tell_superlink(federation: Federation) -> dict[str, Node]:
 
 
 def serve(federation: Federation, say: Callable[[str], None]) -> int:
-    """Run the SuperLink in the foreground until SIGTERM or Ctrl-C; return the exit status.
+    """Run the SuperLink in the foreground until SIGTERM, SIGHUP or Ctrl-C; return the exit status.
 
     Raises:
         FederationError: a port is taken, or the SuperLink does not start.
@@ -164,7 +164,8 @@ class _Child:
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command,
+                # Left behind, it would hold the ports and keep the next one from starting.
+                tied(self._command),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -235,13 +236,14 @@ def _require_free(address: str) -> None:
 
 @contextmanager
 def _stopping() -> Iterator[Callable[[], bool]]:
-    """Whether SIGTERM or SIGINT came; the handlers before are restored."""
+    """Whether SIGTERM, SIGINT or SIGHUP came; the handlers before are restored."""
     came: list[int] = []
 
     def note(signum: int, frame: FrameType | None) -> None:
         came.append(signum)
 
-    before = {s: signal.signal(s, note) for s in (signal.SIGTERM, signal.SIGINT)}
+    numbers = [signal.SIGINT, *(s for s in ENDING if signal.getsignal(s) != signal.SIG_IGN)]
+    before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield lambda: bool(came)
     finally:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
+import ssl
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +28,7 @@ from strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 
 __all__ = ["Control", "RunInfo", "control", "pull_objects_promptly"]
 
-CONNECT_DEADLINE_S = 10.0
+CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
 CALL_DEADLINE_S = 30.0
 
 
@@ -164,11 +166,14 @@ def control(address: str, *, root_certificates: Path | None = None) -> Iterator[
         root_certificates: PEM file of the CA; without it the connection is plain text.
 
     Raises:
-        FederationError: it cannot be reached, or refuses, or the file cannot be read.
+        FederationError: it cannot be reached, or refuses, or has a certificate of another CA, or
+            the file cannot be read.
     """
     from flwr.supercore.grpc import create_channel
     from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
 
+    if root_certificates:
+        _require_trusted(address, root_certificates)
     channel = create_channel(
         server_address=address,
         insecure=root_certificates is None,
@@ -181,10 +186,70 @@ def control(address: str, *, root_certificates: Path | None = None) -> Iterator[
     except grpc.FutureTimeoutError as error:
         raise FederationError(
             f"no SuperLink answers at {address} (Control API) within {CONNECT_DEADLINE_S:.0f} s. "
-            "Start one with `coterie superlink`, or name another with --superlink."
+            + _what_to_do(address, tls=root_certificates is not None)
         ) from error
     finally:
         channel.close()
+
+
+def _require_trusted(address: str, root_certificates: Path) -> None:
+    """Refuse a server whose certificate the CA did not sign; one that is silent is not refused.
+
+    gRPC goes on trying until its deadline and cannot say that it was this.
+
+    Raises:
+        FederationError: another server listens there, or the CA's file holds no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC has it
+    try:
+        context.load_verify_locations(
+            cadata=_read_certificates(root_certificates).decode(errors="replace")
+        )
+    except (ssl.SSLError, ValueError):
+        raise FederationError(
+            f"{str(root_certificates)!r} holds no certificate. Name the federation's tls/ca.pem "
+            "with --root-certificates, or its folder with --federation.",
+            exit_code=EXIT_CONFIG,
+        ) from None
+    try:
+        with (
+            closing(_connected(address)) as plain,
+            closing(context.wrap_socket(plain, server_hostname=_host_and_port(address)[0])),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        raise FederationError(
+            f"something else listens at {address}: its certificate is not of the CA in "
+            f"{root_certificates} ({error.verify_message}). Is it another federation's SuperLink? "
+            "Stop it, or give one of them other ports under [listen] in its coterie.toml."
+        ) from None
+    except (OSError, ValueError, OverflowError):
+        pass  # gRPC tells
+
+
+def _what_to_do(address: str, *, tls: bool) -> str:
+    try:
+        _connected(address).close()
+    except (OSError, ValueError, OverflowError):
+        return "Start one with `coterie superlink`, or name another with --superlink."
+    if tls:
+        return "What listens there does not speak TLS, or is busy. Is it a SuperLink without TLS?"
+    return (
+        "What listens there may want TLS: name the federation's folder with --federation, or its "
+        "CA with --root-certificates."
+    )
+
+
+def _connected(address: str) -> socket.socket:
+    """A connection; ``OSError``, ``ValueError`` or ``OverflowError`` if there is none."""
+    return socket.create_connection(_host_and_port(address), timeout=HANDSHAKE_DEADLINE_S)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _read_certificates(file: Path) -> bytes:

@@ -7,18 +7,24 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from server.config import RunConfig
+from server.files import held_by
 from server.follow import events
 from server.link import Control, control
-from server.processes import family, proportional_memory
+from server.processes import (
+    closing_on_signals,
+    family,
+    proportional_memory,
+    tied,
+    uninterrupted,
+)
 from server.run import run_folder
 from server.superlink import Ports, SuperLink
 from strategies.errors import FederationError
@@ -30,6 +36,8 @@ JOIN_DEADLINE_S, JOIN_MORE_S = 120.0, 0.3
 """Seconds for silos to connect, and for each of them on top."""
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 15.0
+ENDING_DEADLINE_S = 60.0
+"""How long the process of a run that the SuperLink has ended may take to write so."""
 SUPERLINK_AWAY_S = 300.0
 """How long a SuperLink may be unreachable before whoever follows a run gives up."""
 
@@ -64,21 +72,31 @@ class SiloSpec:
 
 
 class LocalFederation:
-    """A SuperLink and silos, each a process of its own. A context manager."""
+    """A SuperLink and silos, each a process of its own. A context manager.
+
+    However a person ends this process, none of them stays: they have sessions of their own, so
+    that they are ended in order, and no signal of the terminal reaches them.
+    """
 
     def __init__(self, folder: Path, *, ports: Ports | None = None) -> None:
         self.folder = folder
         self.runs_dir = folder / "runs"
         self.superlink = SuperLink(folder / "superlink", ports=ports)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._signals = ExitStack()
 
     def __enter__(self) -> LocalFederation:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.superlink.start()
+        self._signals.enter_context(closing_on_signals())
+        try:
+            self.superlink.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _uninterrupted():
+        with self._signals, uninterrupted():  # a second signal leaves nothing running either
             try:
                 for process in self.processes.values():
                     if process.poll() is None:
@@ -145,7 +163,7 @@ class LocalFederation:
         self.log_of(name).parent.mkdir(parents=True, exist_ok=True)
         with self.log_of(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "client", *line],
+                tied([sys.executable, "-m", "client", *line]),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
@@ -220,9 +238,10 @@ def follow_run(
 ) -> dict[str, Any]:
     """Follow a run whose record is on this machine; the SuperLink may be away for a while."""
     seen = time.monotonic()
+    over: float | None = None
 
     def ended() -> str | None:
-        nonlocal seen
+        nonlocal seen, over
         try:
             found = calls.runs(run_id)
         except FederationError:
@@ -232,6 +251,9 @@ def follow_run(
         seen = time.monotonic()
         if not found or not found[0].ended:
             return None
+        over = over or seen
+        if held_by(folder) and seen - over < ENDING_DEADLINE_S:
+            return None  # its process is about to write how it ended
         return f"{found[0].sub_status}: {found[0].details}"
 
     last: dict[str, Any] = {}
@@ -239,19 +261,6 @@ def follow_run(
         take(event)
         last = event
     return last
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Let a second Ctrl-C leave nothing running: what is done here has deadlines of its own."""
-    if threading.current_thread() is not threading.main_thread():  # it is told of no signal
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from server import enrolled, federation
 from server.coordinator import answers, tell_superlink
 from server.enrolled import Node
 from server.federation import Federation
+from server.view import wide
 from strategies.errors import EXIT_CONFIG, FederationError
 from wire import is_silo_name
 
@@ -81,10 +82,9 @@ def take_request(made: Federation, text: str) -> None:
         "Compare it with the silo, by telephone for example. If it differs: coterie remove "
         f"{entry.name}"
     )
-    if answers(made):
-        tell_superlink(made)
-    else:
-        aside.print("No SuperLink runs here; it will know the silo when it starts.")
+    _, reason = _told(made)
+    if reason:
+        aside.print(f"{reason}. It will know the silo when it starts.", markup=False)
     aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
     address = made.config.addresses[0]
     print(write_bundle(Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
@@ -92,32 +92,59 @@ def take_request(made: Federation, text: str) -> None:
 
 def print_roster(made: Federation) -> None:
     """Who is enrolled, and whether it is connected."""
-    nodes: dict[str, Node] = tell_superlink(made) if answers(made) else {}
+    nodes, reason = _told(made)
     entries = enrolled.read(made.roster)
     console = _console()
+    if reason:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"{reason}.", markup=False)
     if not entries:
         console.print("Nobody is enrolled. A silo asks with `coterie silo init --name NAME`.")
         return
-    table = Table("silo", "status", "enrolled", "key fingerprint", box=None, padding=(0, 1))
+    table = Table(box=None, padding=(0, 1))
+    for column in ("silo", "status", "enrolled", "key fingerprint"):
+        table.add_column(column, overflow="fold")  # compared by telephone, so never cut
     for entry in entries:
-        status = nodes[entry.name].status if entry.name in nodes else "unknown (no SuperLink runs)"
+        status = nodes[entry.name].status if entry.name in nodes else "unknown"
         if entry.removed:
             status = f"removed {entry.removed[:10]}"
         elif status == "registered":
             status = "never connected"
         table.add_row(Text(entry.name), status, entry.enrolled[:10], entry.fingerprint)
-    console.print(table)
+    wide(console).print(table, soft_wrap=False)
 
 
 def print_remove(made: Federation, name: str) -> None:
-    """Shut a silo out, at once if the SuperLink runs."""
+    """Shut a silo out, at once if the SuperLink runs.
+
+    Raises:
+        FederationError: nobody of that name is enrolled, or the SuperLink was not told.
+    """
     gone = enrolled.remove(made.roster, name)
     console = _console()
-    if answers(made):
-        tell_superlink(made)
-        console.print(f"{gone.name} is removed. Its connection ends now; runs go on without it.")
-    else:
+    if not answers(made):
         console.print(f"{gone.name} is removed. No SuperLink runs here.")
+        return
+    _, reason = _told(made)
+    if reason:  # an error all the same: it may still be connected
+        raise FederationError(
+            f"{gone.name} is removed from the roster. {reason}. The silo is shut out "
+            "when the SuperLink starts.",
+            phase="enrolment",
+        )
+    console.print(f"{gone.name} is removed. Its connection ends now; runs go on without it.")
+
+
+def _told(made: Federation) -> tuple[dict[str, Node], str]:
+    """Have the SuperLink follow the roster; its nodes, or why it was not told.
+
+    The roster is written by then, and every start of a SuperLink reads it.
+    """
+    if not answers(made):
+        return {}, "No SuperLink runs here"
+    try:
+        return tell_superlink(made), ""
+    except FederationError as error:
+        return {}, f"The SuperLink was not told: {str(error).rstrip('.')}"
 
 
 def _ca_fingerprint(made: Federation) -> str:

@@ -1,6 +1,7 @@
-"""Processes of this machine: who descends from whom, and how much memory they take.
+"""Processes of this machine: who descends from whom, what ends with whom, and memory.
 
-Both are read from Linux's /proc; elsewhere there are no descendants and no memory is known.
+Linux only: descendants and memory are read from its /proc, and its kernel ends a child with its
+parent. Elsewhere there are no descendants, no memory is known, and a child may outlive its parent.
 """
 
 from __future__ import annotations
@@ -11,14 +12,93 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-__all__ = ["end_with_parent", "family", "proportional_memory", "stop_with_family"]
+__all__ = [
+    "closing_on_signals",
+    "end_with_parent",
+    "family",
+    "proportional_memory",
+    "stop_with_family",
+    "tied",
+    "uninterrupted",
+]
 
 PARENT_OPTION = "--parent-pid"
 PARENT_PAUSE_S, PARENT_GRACE_S = 0.5, 3.0
+
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a process beside Ctrl-C: a person or a service manager, a terminal that is closed."""
+
+TIE = """
+import os, signal, sys
+parent, *command = sys.argv[1:]
+try:
+    import ctypes
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL))  # PR_SET_PDEATHSIG
+except (ImportError, OSError, AttributeError):
+    pass
+if os.getppid() == int(parent):  # it may have ended before the line above
+    os.execv(command[0], command)
+"""
+
+
+def tied(command: Sequence[str]) -> list[str]:
+    """The command line of a child that is killed when this process ends, however it ends.
+
+    The child asks for it itself, before it becomes the command: a function between fork and exec
+    is not safe in a process that has threads. Linux ties a child to the thread that starts it, so
+    only a child of the main thread is tied.
+    """
+    if sys.platform != "linux" or not _in_main_thread():
+        return list(command)
+    return [sys.executable, "-I", "-S", "-c", TIE, str(os.getpid()), *command]
+
+
+@contextmanager
+def closing_on_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise ``SystemExit``, so that what is open is closed in order.
+
+    What is ignored, as SIGHUP under nohup, stays so. The handlers before are restored.
+    """
+    taken = [s for s in ENDING if _in_main_thread() and signal.getsignal(s) != signal.SIG_IGN]
+
+    def close(signum: int, frame: FrameType | None) -> None:
+        for number in taken:  # a second one would break the closing off
+            signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + signum)
+
+    before = {number: signal.signal(number, close) for number in taken}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let no signal break off what is done here, which has deadlines of its own."""
+    numbers = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def _in_main_thread() -> bool:
+    """Others are told of no signal."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 def end_with_parent(exit_code: int) -> None:

@@ -56,14 +56,14 @@ MOST_CELLS = 100_000
 
 
 def default_home() -> Path:
-    """``$COTERIE_HOME``, by default ``~/.coterie``."""
-    return Path(os.environ.get("COTERIE_HOME", "~/.coterie")).expanduser()
+    """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it."""
+    return Path(os.environ.get("COTERIE_HOME", "~/.coterie")).expanduser().absolute()
 
 
 def default_runs_dir() -> Path:
     """``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
     if os.environ.get("COTERIE_RUNS"):
-        return Path(os.environ["COTERIE_RUNS"]).expanduser()
+        return Path(os.environ["COTERIE_RUNS"]).expanduser().absolute()
     return default_home() / "runs"
 
 
@@ -190,7 +190,7 @@ class RunRecord:
 
     def fail(self, error: BaseException) -> None:
         """Close the record of a run that could not go on; what is there stays."""
-        self.data["error"] = str(error) or type(error).__name__
+        self.data["error"] = _in_words(error)
         try:
             self._close("failed")
         except OSError as unwritten:  # the disk is full: that is why it could not go on
@@ -213,6 +213,19 @@ class RunRecord:
 
     def _commit(self) -> None:
         write_atomically(self.folder / "run.json", _by_line(self.data).encode())
+
+
+def _in_words(error: BaseException) -> str:
+    """Why a run could not go on. What is no ``Exception`` and says nothing is a person's wish.
+
+    Flower ends a ServerApp with ``SystemExit(0)`` whether its run was stopped at the SuperLink or
+    its process was sent a signal.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C (SIGINT)"
+    if not isinstance(error, Exception) and str(error) in ("", "0", "None"):
+        return "stopped by `coterie stop`, or by SIGTERM or SIGINT to its process"
+    return str(error) or type(error).__name__
 
 
 def _thin_matrices(rounds: list[dict[str, Any]]) -> None:

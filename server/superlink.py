@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from server.federation import ENVIRONMENT
-from server.processes import stop_with_family
+from server.processes import stop_with_family, tied
 from strategies.errors import EXIT_CONFIG, FederationError
 
 __all__ = [
@@ -188,7 +188,7 @@ class SuperLink:
         self.home.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command(self.host, self.ports), *self.options],
+                tied([*command(self.host, self.ports), *self.options]),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

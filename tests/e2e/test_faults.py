@@ -228,7 +228,7 @@ def test_a_wrong_configuration_is_refused_with_the_key_named(
 def test_help_of_every_command_shows_an_example() -> None:
     for command in (
         *("demo", "init", "superlink", "enrol", "roster", "remove", "run", "status", "runs"),
-        *("simulate", "executor"),
+        *("simulate", "executor", "stop"),
         *("silo", "silo init", "silo join", "silo check", "silo start"),
     ):
         done = coterie(*command.split(), "--help")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from server.link import control
 from server.local import LocalFederation
 from server.record import model_hash
 from server.run import execute
-from tests.e2e.conftest import coterie, record_of, spec, until
+from tests.e2e.conftest import COTERIE, coterie, record_of, spec, until
 
 KEYS = {"strategy": "hcct", "rounds": 4, "seed": 5, "alpha": 20.0, "min-silos": 3}
 ROOT = Path(__file__).parents[2]
@@ -162,6 +163,48 @@ def test_coterie_run_status_and_runs_tell_what_happened(trio: LocalFederation) -
     assert "3 silos connected" in status.stdout
     assert "completed" in status.stdout
     assert "hcct" in coterie("runs", *runs).stdout
+
+
+def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(
+    trio: LocalFederation,
+) -> None:
+    trio.runs_dir.mkdir(exist_ok=True)
+    control, runs = ["--superlink", trio.superlink.control_address], ["--runs-dir", "."]
+    line = ["run", "fedavg", "--rounds", "300", "--seed", "3", "--min-silos", "3", *control, *runs]
+    follower = subprocess.Popen(
+        [*COTERIE, *line],
+        cwd=trio.runs_dir,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert follower.stdout is not None
+    said = ""
+    for text in follower.stdout:
+        said += text
+        if "round 2/" in text:
+            follower.send_signal(signal.SIGINT)
+            break
+    said += follower.communicate(timeout=30)[0]
+    assert follower.returncode == 130
+    (folder,) = (f for f in trio.runs_dir.glob("fedavg-*") if f.name in said)
+    options = f"--runs-dir . --superlink {trio.superlink.control_address}"
+    assert f"the run goes on. Look at it with `coterie watch {folder.name} --runs-dir .`" in said
+    assert f"end it with `coterie stop {folder.name} {options}`" in said
+    assert record_of(folder)["status"] == "running"
+
+    done = coterie("stop", folder.name, "--runs-dir", str(trio.runs_dir), *control)
+    assert done.returncode == 0, done.stderr
+    assert "is stopped after round" in done.stdout and "coterie run --resume" in done.stdout
+    record = record_of(folder)
+    assert record["status"] == "failed" and record["error"].startswith("stopped by `coterie stop`")
+    again = coterie("stop", str(folder), *control)
+    assert (again.returncode, "is over already: stopped" in again.stdout) == (0, True)
+
+    resumed = trio.resume(folder)
+    until(lambda: record_of(folder).get("run-id") == str(resumed), "the resumption")
+    until(lambda: len(record_of(folder)["rounds"]) > len(record["rounds"]), "another round")
+    assert coterie("stop", folder.name, *control, "--runs-dir", str(trio.runs_dir)).returncode == 0
 
 
 def test_flower_run_starts_the_same_run(trio: LocalFederation, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from benchmarks.synthetic import write_run
 from server.cli import NOT_WITH_FEDERATION, app, main, superlink
 from server.config import RunConfig
 from server.federation import Federation, create
+from server.link import RunInfo
 from strategies import FederationError
 
 
@@ -181,6 +184,144 @@ def test_a_path_may_begin_with_the_user_s_home(
     monkeypatch.setenv("HOME", str(tmp_path))
     done = CliRunner().invoke(app, ["runs", "--runs-dir", "~/records"])
     assert f"no runs are recorded in {tmp_path}/records" in done.stdout.replace("\n", "")
+
+
+class Calls:
+    """A SuperLink that takes every run, and knows run 7, which is over, and run 8."""
+
+    def __init__(self) -> None:
+        self.submitted: list[RunConfig] = []
+        self.stopped: list[int] = []
+
+    def submit(self, config: RunConfig) -> int:
+        self.submitted.append(config)
+        return 8
+
+    def runs(self) -> list[RunInfo]:
+        return [
+            RunInfo(7, "finished", "completed", "", "", "", ""),
+            RunInfo(8, "running", "", "", "", "", ""),
+        ]
+
+    def stop(self, run_id: int) -> None:
+        self.stopped.append(run_id)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    made = Calls()
+    monkeypatch.setattr(server.commands, "control", lambda *_, **__: nullcontext(made))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("variable", "line", "meant"),
+    [
+        ("", ["--set", "runs-dir=rel"], "rel"),
+        ("", ["--runs-dir", "rel"], "rel"),
+        ("COTERIE_RUNS", [], "rel"),
+        ("COTERIE_RUNS", ["--superlink", "fl.example.org:9093"], "rel"),
+        ("COTERIE_HOME", [], "rel/runs"),
+    ],
+)
+def test_a_superlink_is_told_a_folder_that_means_the_same_where_it_runs(
+    variable: str,
+    line: list[str],
+    meant: str,
+    calls: Calls,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if variable:
+        monkeypatch.setenv(variable, "rel")
+    assert CliRunner().invoke(app, ["run", "fedavg", "--detach", *line]).exit_code == 0
+    assert calls.submitted[0].runs_dir == str(tmp_path / meant)
+
+
+def test_a_folder_for_a_superlink_elsewhere_stays_as_it_was_set(calls: Calls) -> None:
+    there = ["--superlink", "fl.example.org:9093", "--set", "runs-dir=rel"]
+    assert CliRunner().invoke(app, ["run", "fedavg", "--detach", *there]).exit_code == 0
+    assert calls.submitted[0].runs_dir == "rel"
+
+
+@pytest.mark.parametrize(
+    ("options", "look", "end"),
+    [
+        ([], "watch fedavg-8", "stop fedavg-8"),
+        (
+            ["--federation", "my study"],
+            "watch fedavg-8 --federation 'my study'",
+            "stop fedavg-8 --federation 'my study'",
+        ),
+        (
+            ["--superlink", "127.0.0.1:7", "--runs-dir", "rel"],
+            "watch fedavg-8 --runs-dir rel",
+            "stop fedavg-8 --runs-dir rel --superlink 127.0.0.1:7",
+        ),
+        (
+            ["--superlink", "fl.example.org:7"],
+            "status --superlink fl.example.org:7",
+            "stop 8 --superlink fl.example.org:7",
+        ),
+    ],
+)
+def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
+    options: list[str],
+    look: str,
+    end: str,
+    calls: Calls,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted(*_: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(server.commands, "follow_run", interrupted)
+    monkeypatch.setattr(server.commands, "_follow_log", interrupted)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my study").mkdir()
+    write_federation(tmp_path / "my study")
+    done = CliRunner().invoke(app, ["run", "fedavg", *options])
+    assert done.exit_code == 130
+    assert f"Look at it with `coterie {look}`, end it with `coterie {end}`." in done.stdout
+
+
+def test_how_to_go_on_names_the_options_that_were_given(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = {"status": "failed", "error": "no silos"}
+    monkeypatch.setattr(server.commands, "follow_run", lambda *_: failed)
+    write_federation(tmp_path)
+    done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
+    assert done.exit_code == 3
+    assert f"coterie run --resume fedavg-8 --federation {tmp_path}\n" in done.stdout
+
+
+@pytest.mark.parametrize("named", ["8", "fedavg-8", "recorded-2", "./recorded-2"])
+def test_a_run_is_stopped_by_its_name_or_id_with_or_without_a_record_here(
+    named: str, calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was resumed has the id of its resumption, and the name that it began with."""
+    folder = write_run(tmp_path / "recorded-2", num_silos=2, num_rounds=2, strategy="fedavg")
+    file = folder / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"run-id": "8"}))
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["stop", named, "--runs-dir", str(tmp_path)])
+    assert (done.exit_code, calls.stopped) == (0, [8])
+    recorded = "recorded" in named
+    assert ("is stopped after round 2 of 2" in done.stdout) == recorded
+    assert (f"--resume {named} --runs-dir {tmp_path}" in done.stdout) == recorded
+
+
+def test_a_run_that_is_over_or_unknown_is_not_stopped(calls: Calls, tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["stop", "7", "--runs-dir", str(tmp_path)])
+    assert (done.exit_code, done.stdout) == (0, "run 7 is over already: completed.\n")
+    unknown = CliRunner().invoke(app, ["stop", "fedavg-9", "--runs-dir", str(tmp_path)])
+    assert "does not know run 9" in str(unknown.exception)
+    nameless = CliRunner().invoke(app, ["stop", "fedavg", "--runs-dir", str(tmp_path)])
+    assert "0 runs" in str(nameless.exception)
+    assert not calls.stopped
 
 
 @pytest.fixture

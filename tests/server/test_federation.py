@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from server import certificates
-from server.federation import create, find, load
-from server.superlink import environment
+from enrolment import fingerprint_of_key, make_request, public_pem, read_bundle
+from server import certificates, enrolled
+from server.federation import Federation, create, find, load
+from server.link import control
+from server.operator import print_remove, print_roster, take_request
+from server.superlink import Ports, environment
 from strategies.errors import FederationError
 
 
@@ -116,3 +126,106 @@ def test_another_superlink_does_not_take_the_user_s_federation_for_its_own(
     """Otherwise a demo's ServerApp would look for its silos in that federation's list."""
     monkeypatch.setenv("COTERIE_FEDERATION", str(tmp_path))
     assert "COTERIE_FEDERATION" not in environment(tmp_path)
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Federation]:
+    """Another federation, whose server listens at the operators' port."""
+    made = create(tmp_path / "other", ["localhost"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made.tls / "server.pem", made.tls / "server.key")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    with suppress(ssl.SSLError), listening.accept()[0] as accepted:
+                        accepted.settimeout(5)
+                        context.wrap_socket(accepted, server_side=True).close()
+
+        server = threading.Thread(target=serve, daemon=True)
+        server.start()
+        yield dataclasses.replace(
+            made, config=made.config.model_copy(update={"listen": _at(made, port)})
+        )
+        listening.shutdown(socket.SHUT_RDWR)
+    server.join(5)
+
+
+def _at(made: Federation, port: int) -> Any:
+    return made.config.listen.model_copy(update={"operators": f"127.0.0.1:{port}"})
+
+
+@pytest.fixture
+def beside(other: Federation, tmp_path: Path) -> Federation:
+    """A federation whose operators' port is the other's."""
+    port = int(other.control_address.rpartition(":")[2])
+    return create(tmp_path / "own", ["localhost"], control_port=port)
+
+
+def request(name: str) -> tuple[str, str]:
+    """The line that a silo sends, and its key's fingerprint."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    return make_request(name, key), fingerprint_of_key(public_pem(key.public_key()))
+
+
+def test_a_silo_is_enrolled_and_removed_where_another_superlink_has_the_port(
+    beside: Federation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    take_request(beside, request("hospital-b")[0])
+    told = capsys.readouterr()
+    assert read_bundle(told.out.strip()).name == "hospital-b"
+    assert "something else listens at" in told.err and "not of the CA in" in told.err
+    assert "It will know the silo when it starts." in told.err
+    print_roster(beside)
+    told = capsys.readouterr()
+    assert "unknown" in told.out and "The SuperLink was not told" in told.err
+    with pytest.raises(FederationError, match=r"(?s)is removed.*not told.*shut out when"):
+        print_remove(beside, "hospital-b")
+    assert [bool(entry.removed) for entry in enrolled.read(beside.roster)] == [True]
+
+
+def test_a_server_of_the_ca_is_trusted_and_one_of_another_is_told_from_silence(
+    other: Federation, beside: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.link.CONNECT_DEADLINE_S", 0.3)
+    address = other.control_address
+    with (
+        pytest.raises(FederationError, match="something else listens"),
+        control(address, root_certificates=beside.ca),
+    ):
+        pass
+    for ca, said in ((other.ca, "does not speak TLS, or is busy"), (None, "may want TLS")):
+        with pytest.raises(FederationError, match=said), control(address, root_certificates=ca):
+            pass
+    nowhere = f"127.0.0.1:{Ports.free().control}"
+    with (
+        pytest.raises(FederationError, match="Start one with"),
+        control(nowhere, root_certificates=beside.ca),
+    ):
+        pass
+    with (
+        pytest.raises(FederationError, match="holds no certificate"),
+        control(address, root_certificates=beside.folder / "coterie.toml"),
+    ):
+        pass
+
+
+def test_names_and_fingerprints_are_never_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = create(tmp_path, ["localhost"], control_port=Ports.free().control)
+    name = "department-of-radiology-of-the-university-hospital-of-northtown"
+    line, fingerprint = request(name)
+    take_request(made, line)
+    capsys.readouterr()
+    print_roster(made)
+    (row,) = [text for text in capsys.readouterr().out.splitlines() if name in text]
+    assert fingerprint in row
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as on a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "80")
+    print_roster(made)
+    lines = [text.strip() for text in capsys.readouterr().out.splitlines()]
+    assert "…" not in "".join(lines) and len(lines) > 2, "it folds"

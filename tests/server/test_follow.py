@@ -16,6 +16,8 @@ from benchmarks.synthetic import write_run
 from server.commands import watch_run
 from server.files import locked
 from server.follow import Progress, events
+from server.link import RunInfo
+from server.local import follow_run
 from strategies import FederationError
 
 CONFIG = {"rounds": 5}
@@ -137,6 +139,31 @@ def test_a_run_that_is_over_without_saying_so_is_an_error(
         for event in events(tmp_path, start_deadline_s=9, ended=lambda: "it was stopped"):
             told.append(event)
     assert told == [{"event": "start"}]
+
+
+def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Calls:
+        def runs(self, run_id: int) -> list[RunInfo]:
+            return [RunInfo(run_id, "finished", "stopped", "", "", "", "")]
+
+    def end() -> None:
+        time.sleep(0.3)
+        write(tmp_path, {"event": "end", "status": "failed"})
+
+    monkeypatch.setattr(server.follow, "CHECK_S", 0.01)
+    write(tmp_path, {"event": "start", "run_id": "1"})
+    told: list[dict[str, Any]] = []
+    with locked(tmp_path):
+        process = threading.Thread(target=end)
+        process.start()
+        last = follow_run(Calls(), 1, tmp_path, told.append)  # type: ignore[arg-type]
+        process.join()
+    assert last["event"] == "end"
+    write(tmp_path, {"event": "resume", "run_id": "2"})
+    with pytest.raises(FederationError, match="without a record of its end: stopped"):
+        follow_run(Calls(), 2, tmp_path, told.append)  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- progress

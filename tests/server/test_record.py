@@ -53,6 +53,23 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "stopped by Ctrl-C (SIGINT)"),
+        (SystemExit(0), "stopped by `coterie stop`, or by SIGTERM or SIGINT to its process"),
+        (FederationError("no silos"), "no silos"),
+        (ValueError(), "ValueError"),
+        (ValueError("0"), "0"),
+    ],
+)
+def test_the_record_says_in_words_why_a_run_ended(
+    error: BaseException, said: str, tmp_path: Path
+) -> None:
+    RunRecord(tmp_path, RunConfig(), run_id=1).fail(error)
+    assert record(tmp_path)["error"] == said and lines(tmp_path)[-1]["error"] == said
+
+
 def test_a_log_line_means_the_errors_that_are_told() -> None:
     told = {"a": (0.5, 0.25, 10), "b": (math.nan, math.nan, 10)}
     report = RoundReport(2, (("a", "b"),), evaluation=told, evaluated_round=1)
@@ -334,7 +351,7 @@ def test_an_interrupted_run_is_recorded_as_failed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute_in(tmp_path / "run", InProcessGrid(interrupted, three()))  # type: ignore[arg-type]
     data = record(tmp_path / "run")
-    assert (data["status"], data["error"]) == ("failed", "KeyboardInterrupt")
+    assert (data["status"], data["error"]) == ("failed", "stopped by Ctrl-C (SIGINT)")
 
 
 def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
