@@ -656,15 +656,6 @@ def main() -> None:
     except OSError as error:
         print(f"coterie: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)
-    except RuntimeError as error:
-        if "home directory" not in str(error):  # pathlib has no error of its own for that
-            raise
-        print(
-            "coterie: the folder of records lies in a home folder that is not known on this "
-            "machine: set COTERIE_HOME to a whole path (or HOME, or COTERIE_RUNS).",
-            file=sys.stderr,
-        )
-        sys.exit(EXIT_CONFIG)
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from server.config import RunConfig
 from server.explain import find_run, newest_run
-from server.files import UNKNOWN, held_by
+from server.files import UNKNOWN, held_by, place
 from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
@@ -87,7 +87,7 @@ def submit_and_follow(
     here = shared_records or _is_local(address)
     keys = {**keys, "runs-dir": keys.get("runs-dir") or str(default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
-        keys["runs-dir"] = str(Path(keys["runs-dir"]).expanduser().resolve())
+        keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)
     console = Console()
     with control(address, root_certificates=certificates) as calls:
@@ -95,7 +95,9 @@ def submit_and_follow(
             config = _resumable(calls, config)
         run_id = calls.submit(config)
         folder = run_folder(config, run_id=run_id)
-        console.print(f"run {run_id} is submitted; its record: {folder}", soft_wrap=True)
+        console.print(
+            f"run {run_id} is submitted; its record: {folder}", markup=False, soft_wrap=True
+        )
         if detach:
             return 0
         try:

@@ -29,7 +29,7 @@ from typing import Any
 from safetensors.numpy import save
 
 from server.config import RunConfig
-from server.files import write_atomically
+from server.files import place, write_atomically
 from server.metrics import collaboration, final_errors, ipr, mean_accuracy, not_worse
 from strategies.errors import EXIT_CONFIG, FederationError
 from strategies.loop import GuardReport, RoundReport
@@ -57,13 +57,13 @@ MOST_CELLS = 100_000
 
 def default_home() -> Path:
     """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it."""
-    return Path(os.environ.get("COTERIE_HOME", "~/.coterie")).expanduser().absolute()
+    return place(os.environ.get("COTERIE_HOME", "~/.coterie")).absolute()
 
 
 def default_runs_dir() -> Path:
     """``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
     if os.environ.get("COTERIE_RUNS"):
-        return Path(os.environ["COTERIE_RUNS"]).expanduser().absolute()
+        return place(os.environ["COTERIE_RUNS"]).absolute()
     return default_home() / "runs"
 
 

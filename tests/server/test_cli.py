@@ -159,7 +159,7 @@ def test_what_a_person_can_mend_is_one_line(
         (["run", "--resume", "~typo/f"], "'~typo/f' names no place"),
         (["report", "~typo/f"], "'~typo/f' names no place"),
         (["simulate", "~typo/f.toml"], "'~typo/f.toml' names no place"),
-        (["runs"], "set COTERIE_HOME to a whole path"),
+        (["runs"], "'~typo' names no place"),
     ],
 )
 def test_a_home_folder_that_nobody_has_is_one_line(
