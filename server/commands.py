@@ -23,6 +23,7 @@ from server.follow import Progress, events
 from server.link import Control, control
 from server.local import follow_run
 from server.metrics import final_errors, personalised_errors
+from server.processes import insistent_interrupts
 from server.record import default_runs_dir, read_record, read_unfinished
 from server.run import run_folder
 from server.view import collaboration_text, percent, showing, wide
@@ -104,7 +105,7 @@ def submit_and_follow(
             if not here:
                 return _follow_log(console, calls, run_id)
             title = config.resume or config.strategy
-            with showing(console, Progress(title)) as show:
+            with insistent_interrupts(), showing(console, Progress(title)) as show:
                 last = follow_run(calls, run_id, folder, show)
         except KeyboardInterrupt:
             _print_going_on(console, folder.name if here else str(run_id), options, here=here)

@@ -22,6 +22,7 @@ __all__ = [
     "closing_on_signals",
     "end_with_parent",
     "family",
+    "insistent_interrupts",
     "proportional_memory",
     "stop_with_family",
     "tied",
@@ -32,6 +33,8 @@ PARENT_OPTION = "--parent-pid"
 PARENT_PAUSE_S, PARENT_GRACE_S = 0.5, 3.0
 
 
+AGAIN_S = 2.0
+"""After a Ctrl-C that nobody has heard it is raised again."""
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 """What ends a process beside Ctrl-C: a person or a service manager, a terminal that is closed."""
 
@@ -77,6 +80,33 @@ def closing_on_signals() -> Iterator[None]:
     try:
         yield
     finally:
+        _restore(before)
+
+
+@contextmanager
+def insistent_interrupts() -> Iterator[None]:
+    """Have Ctrl-C raise ``KeyboardInterrupt`` until it is heard, that is, until this is left.
+
+    What is raised in a finaliser or in a callback of C code is dropped by Python, and a person
+    would have to press it again.
+    """
+    if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came = False
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        nonlocal came
+        came = True
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+        raise KeyboardInterrupt
+
+    before = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGALRM)}
+    try:
+        yield
+    finally:
+        if came:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         _restore(before)
 
 

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from server.coordinator import _stopping
 from server.local import LocalFederation
+from server.processes import insistent_interrupts
 from server.superlink import SuperLink
 
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); "
@@ -125,3 +127,19 @@ def test_who_is_killed_takes_its_children_along() -> None:
     while child.exists() and child.read_text().rpartition(")")[2].split()[0] != "Z":
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_an_interrupt_that_is_dropped_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what is raised in a finaliser, as this test drops the first."""
+    monkeypatch.setattr("server.processes.AGAIN_S", 0.1)
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
+    heard = False
+    with pytest.raises(KeyboardInterrupt), insistent_interrupts():
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        heard = True
+        time.sleep(5)
+    assert heard
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)) == before
