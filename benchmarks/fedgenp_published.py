@@ -24,7 +24,7 @@ from flwr.app import Context, Message
 import wire
 from benchmarks.hcct import Shared
 from client.training import load_weights
-from tasks.base import Option, SiloData
+from tasks.base import Option, SiloData, TaskError
 from tasks.image_files import Images, read_images
 from tasks.images import Mnist, finish
 from tasks.scale import SYMMETRIC
@@ -32,6 +32,7 @@ from wire import Model
 
 SEED, SILOS, LEAST = 42, 20, 10
 """Of the scripts: seed of the cut, silos, fewest samples of a silo."""
+MOST_TRIES = 1000
 STATISTICS = ("running_mean", "running_var")
 
 Rows = list[np.ndarray]
@@ -52,12 +53,15 @@ def published_silos(
 
     Returns:
         For each silo the indices to train on and to test on.
+
+    Raises:
+        TaskError: no cut gives every silo ten samples.
     """
     rng = np.random.RandomState(SEED)
     labels = list(range(10))
     random.Random(SEED).shuffle(labels)
     most = ratio * len(train) / SILOS
-    while True:
+    for _ in range(MOST_TRIES):
         parts: list[Rows] = [[] for _ in range(SILOS)]
         sizes = np.zeros(SILOS)
         for label in labels:
@@ -72,6 +76,11 @@ def published_silos(
                 sizes[silo] += len(part)
         if sizes.min() >= LEAST:
             break
+    else:
+        raise TaskError(
+            f"{MOST_TRIES} cuts with α = {alpha} left a silo with fewer than {LEAST} samples: take "
+            "a larger α or ratio."
+        )
     return list(zip(map(np.concatenate, parts), _tests(parts, labels, test), strict=True))
 
 

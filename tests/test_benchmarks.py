@@ -48,6 +48,8 @@ def test_the_silos_of_fedgenp_s_scripts_are_cut_as_they_cut():
         for own, held in silos:
             assert set(train[own]) == set(test[held]), "tested on the labels it trains on"
             assert set(np.bincount(test[held])) <= {0, 5}, "a twentieth of each"
+    with pytest.raises(TaskError, match="fewer than 10 samples"):
+        fedgenp_published.published_silos(train[:100], test, alpha=1, ratio=1.0)
     again = fedgenp_published.published_silos(train, test, alpha=10, ratio=0.1)
     assert all(np.array_equal(a[0], b[0]) for a, b in zip(few, again, strict=True))
 

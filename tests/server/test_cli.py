@@ -121,6 +121,14 @@ def test_a_text_stays_as_it_was_typed_and_numbers_are_numbers(
     RunConfig.read({key: submitted[-1][key]})
 
 
+def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main()
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and told.count("\n") == 1
+    assert told.startswith("coterie: ") and said in told
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -143,11 +151,7 @@ def test_what_a_person_can_mend_is_one_line(
     (tmp_path / "latin" / "coterie.toml").write_bytes("# ü".encode("latin-1"))
     write_run(tmp_path / "fedavg-1", num_silos=2, num_rounds=2, strategy="fedavg")
     monkeypatch.setattr(sys, "argv", ["coterie", *line])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and told.count("\n") == 1
-    assert told.startswith("coterie: ") and said in told
+    refused_in_one_line(said, capsys)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +175,7 @@ def test_a_home_folder_that_nobody_has_is_one_line(
     monkeypatch.delenv("COTERIE_RUNS", raising=False)
     monkeypatch.setenv("COTERIE_HOME", "~typo")
     monkeypatch.setattr(sys, "argv", ["coterie", *line])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and told.count("\n") == 1
-    assert told.startswith("coterie: ") and said in told
+    refused_in_one_line(said, capsys)
 
 
 def test_a_path_may_begin_with_the_user_s_home(
