@@ -28,6 +28,11 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install $(SILENT_PIP) --editable '.[dev]'
 	@touch $@ $(VENV)/.installed
 
+# mypy reads a package from a folder of its name.
+.links/coterie:
+	@mkdir -p $@
+	@for part in client pictures server strategies system tasks wire; do ln -sfn ../../$$part $@/$$part; done
+
 setup: $(VENV)/.installed ## Make the virtual environment and install
 
 setup-dev: $(VENV)/.installed-dev ## The same with the development tools
@@ -38,7 +43,7 @@ demo: setup ## Ten silos on this machine find out who should train with whom
 test: setup-dev ## Fast tests
 	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
 
-check: setup-dev ## Linter, types, import rules
+check: setup-dev .links/coterie ## Linter, types, import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
@@ -93,4 +98,4 @@ bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 	@$(BIN)/python -m benchmarks.report $(ARGS)
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .links build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

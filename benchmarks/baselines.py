@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks import fedcollab, fedgroup_data
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.metrics import ipr, rsd
-from server.run import build_strategy, initial_arrays
-from strategies.loop import RunResult
-from strategies.roster import DescribedRoster
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.metrics import ipr, rsd
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.roster import DescribedRoster
 
 RESULTS = Path(__file__).parent / "results"
 ALONE = "Local"

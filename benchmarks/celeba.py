@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tasks.base import Option, SiloData, Task, TaskError
-from tasks.models import SplitModel
-from tasks.scale import SYMMETRIC
+from coterie.tasks.base import Option, SiloData, Task, TaskError
+from coterie.tasks.images.scale import SYMMETRIC
+from coterie.tasks.models import SplitModel
 
 SILOS, EACH = 25, 10
 """Silos, and celebrities of each."""

@@ -24,12 +24,12 @@ import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-import wire
 from benchmarks.overhead import RESULTS, processes, round_times
 from benchmarks.overhead_app import NUM_LAYERS, describe
-from server.checkpoint import Checkpoints
-from server.link import control
-from server.superlink import SuperLink
+from coterie import wire
+from coterie.server.machine.link import control
+from coterie.server.machine.superlink import SuperLink
+from coterie.server.runs.checkpoint import Checkpoints
 
 NODES = 4
 ROUNDS = {0.4: 20, 50.0: 6, 500.0: 2}
@@ -51,8 +51,8 @@ def train(message: Message, context: Context) -> Message:
 
 def serve(address: str, name: str) -> None:
     """One resident silo."""
-    from client.settings import SiloSettings
-    from client.silo import Connection, Silo
+    from coterie.client.home.settings import SiloSettings
+    from coterie.client.resident.silo import Connection, Silo
 
     silo = Silo(app, SiloSettings(name=name), Connection(address))
     silo.stop_on_signals()

@@ -1,7 +1,7 @@
 """Local SGD of small fully connected networks without autograd: the silos' loop, five times faster.
 
 A step of a batch of ten through one softmax layer is 0.02 ms of arithmetic and 0.2 ms of calls. For
-runs of a thousand silos the benchmark puts this function in the place of ``client.training.train``:
+runs of a thousand silos the benchmark puts this function in the place of ``train``:
 the same batches in the same order, the same objective, gradients by hand. ``check`` compares the
 two; they differ by float32 rounding alone.
 """
@@ -18,14 +18,12 @@ from numpy.typing import NDArray
 from scipy.linalg.blas import sgemm
 from torch import nn
 
-from client import training
-from client.latent import AddedLoss
-from client.training import Tensors, TrainPlan
-from strategies.models import difference
-from tasks import Task
-from wire import Model
-
-__all__ = ["check", "fast_silos", "train"]
+from coterie.client.work import training
+from coterie.client.work.latent import AddedLoss
+from coterie.client.work.training import Tensors, TrainPlan
+from coterie.strategies.rounds.models import difference
+from coterie.tasks import Task
+from coterie.wire import Model
 
 Array = NDArray[np.float32]
 Layers = list[tuple[Array, Array]]
@@ -35,7 +33,7 @@ TOLERANCE = 1e-3
 @contextmanager
 def fast_silos() -> Iterator[None]:
     """The ClientApp of this process trains with ``train`` of this module."""
-    with patch("client.train_phase.train", train):
+    with patch("coterie.client.work.train_phase.train", train):
         yield
 
 
@@ -48,7 +46,7 @@ def train(
     seed: int,
     added: AddedLoss | None = None,
 ) -> float:
-    """As ``client.training.train``: linear layers with ReLU between, cross entropy, plain SGD.
+    """As ``client.work.training.train``: linear layers with ReLU between, cross entropy, plain SGD.
 
     Raises:
         ValueError: momentum, weight decay, another precision or an added loss is asked for.

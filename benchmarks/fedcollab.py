@@ -32,25 +32,25 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-import wire
 from benchmarks.hcct import Shared
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.metrics import ipr, rsd
-from server.run import build_strategy, initial_arrays, train_config
-from strategies import FedCollab
-from strategies.discriminators import Discriminators
-from strategies.fedcollab import FedCollabState
-from strategies.loop import Order, PhaseReport, Update
-from strategies.partition import fedcollab
-from strategies.partition.distance import Distance
-from strategies.roster import DescribedRoster, Silo
-from tasks import Task, load_task
-from tasks.base import Option, SiloData
-from tasks.image_files import read_images
-from tasks.images import FashionMnist, finish, join
-from wire import Model
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.metrics import ipr, rsd
+from coterie.server.runs.run import build_strategy, initial_arrays, train_config
+from coterie.strategies import FedCollab
+from coterie.strategies.fedcollab.algorithm import FedCollabState
+from coterie.strategies.fedcollab.discriminators import Discriminators
+from coterie.strategies.partition import fedcollab
+from coterie.strategies.partition.distance import Distance
+from coterie.strategies.rounds.loop import Order, PhaseReport, Update
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from coterie.tasks import Task, load_task
+from coterie.tasks.base import Option, SiloData
+from coterie.tasks.images.datasets import FashionMnist, finish, join
+from coterie.tasks.images.image_files import read_images
+from coterie.wire import Model
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = tuple(f"silo-{i:02d}" for i in range(20))
@@ -589,7 +589,7 @@ def run_scheme(*, folder: str, store: Store) -> None:
 def _opened(nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
     from flwr.app import Context
 
-    from client.benches import workbench_of
+    from coterie.client.work.benches import workbench_of
 
     return [
         workbench_of(Context(1, i, dict(node), RecordDict(), {})) for i, node in enumerate(nodes)
@@ -598,7 +598,12 @@ def _opened(nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 def wide_seconds(nodes: Sequence[Mapping[str, Any]]) -> float:
     """Seconds of training, averaging and scoring all pairs, with one wide layer a silo."""
-    from client.discriminators import DiscriminatorPlan, count_hits, open_pairs, train_stack
+    from coterie.client.work.discriminators import (
+        DiscriminatorPlan,
+        count_hits,
+        open_pairs,
+        train_stack,
+    )
 
     benches = _opened(nodes)
     everybody = range(len(nodes))
@@ -622,7 +627,7 @@ def wide_seconds(nodes: Sequence[Mapping[str, Any]]) -> float:
 
 def sequential_seconds(nodes: Sequence[Mapping[str, Any]], *, every: int = 10) -> float:
     """The same as plain PyTorch does it, one pair after another: every tenth pair, times ten."""
-    from client.discriminators import open_pairs
+    from coterie.client.work.discriminators import open_pairs
 
     benches = _opened(nodes)
     pools = [open_pairs(bench, None, [], samples=500, seed=0).pool for bench in benches]

@@ -26,25 +26,25 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 
-import wire
 from benchmarks.celeba import CelebA, celeba_data
 from benchmarks.fedgenp_published import OwnStatistics, PublishedMnist, published_data
 from benchmarks.hcct import FixedGroups, Shared
-from client.app import app
-from client.training import load_weights
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import initial_arrays, train_config
-from strategies import HCCT, FedAvg, FedEnsemble, FedGen, FedGenP, FedGroup
-from strategies.generative import Given
-from strategies.grouping import Members
-from strategies.latent import GeneratorPlan
-from strategies.loop import Group, GroupStrategy, Order, RoundReport, RunResult
-from strategies.roster import DescribedRoster, Silo
-from tasks import SiloData, TaskError, load_task
-from tasks.base import Option
-from tasks.images import Part
-from wire import Model
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.work.training import load_weights
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import initial_arrays, train_config
+from coterie.strategies import HCCT, FedAvg, FedEnsemble, FedGen, FedGenP, FedGroup
+from coterie.strategies.fedgenp.generative import Given
+from coterie.strategies.fedgenp.latent import GeneratorPlan
+from coterie.strategies.rounds.grouping import Members
+from coterie.strategies.rounds.loop import Group, GroupStrategy, Order, RoundReport, RunResult
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from coterie.tasks import SiloData, TaskError, load_task
+from coterie.tasks.base import Option
+from coterie.tasks.images.datasets import Part
+from coterie.wire import Model
 
 RESULTS = Path(__file__).parent / "results"
 AMPLITUDE, DECAY = 10.0, 0.98

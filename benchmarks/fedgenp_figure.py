@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from torch import nn
 
-import wire
-from client.app import app
-from client.training import load_weights
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import build_strategy, initial_arrays
-from strategies.roster import DescribedRoster
-from tasks.base import Option, SiloData, Task
-from tasks.models import SplitModel
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.work.training import load_weights
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.tasks.base import Option, SiloData, Task
+from coterie.tasks.models import SplitModel
 
 RESULTS = Path(__file__).parent / "results"
 SAMPLES, SPREAD = 60, 0.3

@@ -21,14 +21,14 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 
-import wire
 from benchmarks.hcct import Shared
-from client.training import load_weights
-from tasks.base import Option, SiloData, TaskError
-from tasks.image_files import Images, read_images
-from tasks.images import Mnist, finish
-from tasks.scale import SYMMETRIC
-from wire import Model
+from coterie import wire
+from coterie.client.work.training import load_weights
+from coterie.tasks.base import Option, SiloData, TaskError
+from coterie.tasks.images.datasets import Mnist, finish
+from coterie.tasks.images.image_files import Images, read_images
+from coterie.tasks.images.scale import SYMMETRIC
+from coterie.wire import Model
 
 SEED, SILOS, LEAST = 42, 20, 10
 """Of the scripts: seed of the cut, silos, fewest samples of a silo."""

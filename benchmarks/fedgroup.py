@@ -27,19 +27,19 @@ import torch
 
 from benchmarks import fast_sgd
 from benchmarks.fedgroup_data import DATASETS, Dataset, TestSets, all_silos
-from client.app import app
-from client.training import Tensors, TrainPlan, read_weights, seed_of, tensors
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import initial_arrays, train_config
-from strategies import FedAvg, FedGroup
-from strategies.fedgroup import FedGroupState
-from strategies.grouping import Members
-from strategies.loop import Update
-from strategies.roster import DescribedRoster
-from tasks import Task
-from tasks.base import SiloData
-from wire import Model
+from coterie.client.app import app
+from coterie.client.work.training import Tensors, TrainPlan, read_weights, seed_of, tensors
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import initial_arrays, train_config
+from coterie.strategies import FedAvg, FedGroup
+from coterie.strategies.fedgroup.algorithm import FedGroupState
+from coterie.strategies.rounds.grouping import Members
+from coterie.strategies.rounds.loop import Update
+from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.tasks import Task
+from coterie.tasks.base import SiloData
+from coterie.wire import Model
 
 RESULTS = Path(__file__).parent / "results"
 ROUNDS = 300

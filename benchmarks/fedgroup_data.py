@@ -22,16 +22,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.training import Evaluation, Tensors, evaluate, load_weights, tensors
-from tasks import Task
-from tasks.base import Option, SiloData, TaskError, read_options
-from tasks.image_files import Images, read_images
-from tasks.images import EmnistLetters, Mnist, join
-from tasks.models import NETWORKS, SplitModel
-from tasks.shares import cut
-from wire import Model
-
-__all__ = ["DATASETS", "Dataset", "TestSets", "all_silos"]
+from coterie.client.work.training import Evaluation, Tensors, evaluate, load_weights, tensors
+from coterie.tasks import Task
+from coterie.tasks.base import Option, SiloData, TaskError, read_options
+from coterie.tasks.images.datasets import EmnistLetters, Mnist, join
+from coterie.tasks.images.image_files import Images, read_images
+from coterie.tasks.models import NETWORKS, SplitModel
+from coterie.tasks.splits.shares import cut
+from coterie.wire import Model
 
 TEST_SHARE = 0.1
 """Of every silo's samples, kept for testing."""

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from client.app import app
-from server.config import RunConfig
-from server.demo import NEWCOMER, hidden_groups, newcomer, silos
-from server.inprocess import InProcessGrid
-from server.local import SiloSpec
-from server.run import build_strategy, initial_arrays
-from strategies.roster import Churn, DescribedRoster
+from coterie.client.app import app
+from coterie.server.machine.local import SiloSpec
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.server.study.demo import NEWCOMER, hidden_groups, newcomer, silos
+from coterie.strategies.rounds.roster import Churn, DescribedRoster
 
 RESULTS = Path(__file__).parent / "results"
 JOIN = 7

@@ -31,17 +31,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.fedgroup_data import DATASETS
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import initial_arrays, train_config
-from strategies import FedAvg
-from strategies.grouping import Members
-from strategies.loop import Update
-from strategies.models import difference
-from strategies.partition.fedgroup import cold_start, edc, madc
-from strategies.partition.gram import gram
-from strategies.roster import DescribedRoster
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import initial_arrays, train_config
+from coterie.strategies import FedAvg
+from coterie.strategies.partition.fedgroup import cold_start, edc, madc
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.rounds.grouping import Members
+from coterie.strategies.rounds.loop import Update
+from coterie.strategies.rounds.models import difference
+from coterie.strategies.rounds.roster import DescribedRoster
 
 RESULTS = Path(__file__).parent / "results"
 ALPHA, BATCH = 20, 10

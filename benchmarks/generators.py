@@ -4,7 +4,7 @@
 
 Side by side in one run, the least CPU seconds of some repeats, each on as many threads as it likes:
 
-- *stacked*: ``strategies.generators.train_generators``, batched products;
+- *stacked*: ``coterie.strategies.fedgenp.generators.train_generators``, batched products;
 - *vmap*: the same arithmetic for one receiver under ``torch.func.vmap``;
 - *one by one*: a generator after the other, all heads in one product;
 - *sequential*: a generator after the other and a head after the other, as an nn.Module with
@@ -29,16 +29,16 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
-import wire
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import build_strategy, initial_arrays
-from strategies.generators import reversed_loss, train_generators
-from strategies.latent import Generator, GeneratorPlan, fresh_generator
-from strategies.loop import RoundReport
-from strategies.roster import DescribedRoster
-from wire import Layers, Model
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.strategies.fedgenp.generators import reversed_loss, train_generators
+from coterie.strategies.fedgenp.latent import Generator, GeneratorPlan, fresh_generator
+from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.wire import Layers, Model
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES, LATENT = 10, 32  # FedGenP's MNIST

@@ -26,21 +26,21 @@ import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 
-import wire
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import build_strategy, initial_arrays, train_config
-from strategies import HCCT, Independent
-from strategies.grouping import Members, orders_from
-from strategies.loop import Group, GroupStrategy, Order, RunResult, Update
-from strategies.models import accumulate, comparable, difference
-from strategies.partition.coalition import Solver
-from strategies.partition.gram import gram
-from strategies.partition.hcct import choose_alpha
-from strategies.roster import DescribedRoster, Silo
-from tasks import Task, load_task
-from tasks.base import Option, SiloData
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, initial_arrays, train_config
+from coterie.strategies import HCCT, Independent
+from coterie.strategies.partition.coalition import Solver
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.hcct import choose_alpha
+from coterie.strategies.rounds.grouping import Members, orders_from
+from coterie.strategies.rounds.loop import Group, GroupStrategy, Order, RunResult, Update
+from coterie.strategies.rounds.models import accumulate, comparable, difference
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from coterie.tasks import Task, load_task
+from coterie.tasks.base import Option, SiloData
 
 RESULTS = Path(__file__).parent / "results"
 MEMORY_LIMIT = 4 << 30

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from client.app import app
-from server.config import RunConfig
-from server.demo import hidden_groups, silos
-from server.inprocess import InProcessGrid
-from server.run import build_strategy, initial_arrays
-from strategies.roster import DescribedRoster
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.server.study.demo import hidden_groups, silos
+from coterie.strategies.rounds.roster import DescribedRoster
 
 RESULTS = Path(__file__).parent / "results"
 SETTLED = 7

@@ -28,9 +28,9 @@ import grpc
 import tomli_w
 
 from benchmarks.overhead_app import NUM_LAYERS
-from server.link import control
-from server.local import LocalFederation, SiloSpec
-from server.superlink import Ports, SuperLink
+from coterie.server.machine.link import control
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.machine.superlink import Ports, SuperLink
 
 RESULTS = Path(__file__).parent / "results"
 APP = Path(__file__).with_name("overhead_app.py")
@@ -154,8 +154,8 @@ def serve(address: str, name: str) -> None:
     import torch
 
     from benchmarks.overhead_app import client_app
-    from client.settings import SiloSettings
-    from client.silo import Connection, Silo
+    from coterie.client.home.settings import SiloSettings
+    from coterie.client.resident.silo import Connection, Silo
 
     torch.set_num_threads(1)
     silo = Silo(client_app, SiloSettings(name=name), Connection(address))
@@ -288,7 +288,7 @@ def start_of_run(repeats: int, folder: Path) -> list[float]:
             started = time.time()
             subprocess.run(
                 [
-                    *(sys.executable, "-m", "server.cli", "run", "fedavg", "--rounds", "1"),
+                    *(sys.executable, "-m", "coterie.server.cli", "run", "fedavg", "--rounds", "1"),
                     *("--min-silos", str(NODES), "--superlink"),
                     *(federation.superlink.control_address, "--runs-dir"),
                     str(federation.runs_dir),
@@ -310,8 +310,8 @@ def local_training(repeats: int) -> list[tuple[float, float]]:
     """(ours, bare) seconds of the same epochs on the same tensors, in turn."""
     import torch
 
-    from client.training import TrainPlan, tensors, train
-    from tasks import load_task
+    from coterie.client.work.training import TrainPlan, tensors, train
+    from coterie.tasks import load_task
 
     torch.set_num_threads(1)
     task = load_task("digits")

@@ -37,7 +37,7 @@ def train(message: Message, context: Context) -> Message:
 @client_app.query("describe")
 def describe(message: Message, context: Context) -> Message:
     """A coterie silo that understands packed models."""
-    import wire
+    from coterie import wire
 
     name = str(context.node_config.get("name", context.node_id))
     description = wire.Description(name=name, num_examples=1, task="echo", schema="echo")
@@ -86,9 +86,9 @@ resident_app = ServerApp()
 @resident_app.main()
 def resident(grid: Grid, context: Context) -> None:
     """coterie's FedAvg with coterie's loop."""
-    from server.link import pull_objects_promptly
-    from strategies import FedAvg
-    from strategies.roster import DescribedRoster
+    from coterie.server.machine.link import pull_objects_promptly
+    from coterie.strategies import FedAvg
+    from coterie.strategies.rounds.roster import DescribedRoster
 
     pull_objects_promptly()
     config = context.run_config

@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from strategies.partition import fedgroup
-from strategies.partition.coalition import (
+from coterie.strategies.partition import fedgroup
+from coterie.strategies.partition.coalition import (
     FedCollabBound,
     HCCTUtility,
     agglomerative,
     optimal,
     relocation,
 )
-from strategies.partition.gram import gram, replace_row
+from coterie.strategies.partition.gram import gram, replace_row
 
 RESULTS = Path(__file__).parent / "results"
 GRAM_SIZES = [

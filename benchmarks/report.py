@@ -21,8 +21,6 @@ from typing import Any
 
 from benchmarks.synthetic import write_run
 
-__all__ = ["main"]
-
 SIZES = ((10, 20), (50, 100), (200, 500))
 RESULTS = Path(__file__).parent / "results"
 LIMIT_S, LIMIT_BYTES = 20.0, 10_000_000
@@ -41,7 +39,7 @@ def measure(num_silos: int, num_rounds: int) -> dict[str, Any]:
             )
         before, started = os.times(), time.perf_counter()
         subprocess.run(
-            [sys.executable, "-m", "server.cli", "report", "hcct-1", "--runs-dir", folder],
+            [sys.executable, "-m", "coterie.server.cli", "report", "hcct-1", "--runs-dir", folder],
             check=True,
             capture_output=True,
             timeout=600,

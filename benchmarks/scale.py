@@ -27,8 +27,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from server.local import LocalFederation
-from server.processes import family, proportional_memory
+from coterie.server.machine.local import LocalFederation
+from coterie.system.processes import family, proportional_memory
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 RUNS: Mapping[str, Mapping[str, Any]] = {

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from client.host import Host
-    from client.settings import SiloSettings
-    from client.silo import Connection, Silo
-
-__all__ = ["log_to_stderr", "main", "serve"]
+    from coterie.client.home.settings import SiloSettings
+    from coterie.client.resident.host import Host
+    from coterie.client.resident.silo import Connection, Silo
 
 COMMANDS = ("init", "join", "check", "start", "ledger", "predict")
 
@@ -107,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a silo, or one of its commands; return its exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments and arguments[0] == "report":
-        from client.report import main as report
+        from coterie.client.cli.report import main as report
 
         return report(arguments[1:])
     if arguments and arguments[0] in COMMANDS:
-        from client.commands import run
+        from coterie.client.cli.commands import run
 
         return _reported(lambda: run(arguments))
     given = parser().parse_args(arguments)
@@ -132,22 +130,22 @@ def log_to_stderr(*, verbose: bool) -> None:
 
 def _reported(work: Callable[[], int]) -> int:
     """Errors that a person can mend are one line and an exit status."""
-    from client.settings import SettingsError
-    from tasks.base import TaskError
+    from coterie.client.home.settings import SettingsError
+    from coterie.tasks.base import TaskError
 
     try:
         return work()
     except (SettingsError, TaskError, OSError) as error:
-        from client.link import LinkError
+        from coterie.client.resident.link import LinkError
 
         print(f"coterie silo: {error}", file=sys.stderr)
         return EXIT_LINK if isinstance(error, LinkError) else EXIT_CONFIG
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from client.files import locked_all
-    from client.policy import Policy
-    from client.settings import SettingsError, SiloSettings, options_of
+    from coterie.client.home.files import locked_all
+    from coterie.client.home.policy import Policy
+    from coterie.client.home.settings import SettingsError, SiloSettings, options_of
 
     if given.partitions or given.simulation:
         return _serve_partitions(given)
@@ -163,7 +161,7 @@ def _serve(given: argparse.Namespace) -> int:
         home=given.home,
         policy=Policy(label_counts=given.share_label_counts),
     )
-    from client.silo import Connection
+    from coterie.client.resident.silo import Connection
 
     connection = Connection(given.superlink, given.root_certificates, patience_s=given.patience)
     with locked_all([settings.home]):
@@ -172,22 +170,22 @@ def _serve(given: argparse.Namespace) -> int:
 
 def serve(settings: SiloSettings, connection: Connection) -> int:
     """Serve until told to end, in a folder that the caller has locked; return the exit status."""
-    from client.app import app
-    from client.benches import prepare
-    from client.silo import Silo
+    from coterie.client.app import app
+    from coterie.client.resident.silo import Silo
+    from coterie.client.work.benches import prepare
 
     prepare(settings)  # a silo that cannot train says so here, before it joins
     return _until_told(Silo(app, settings, connection))
 
 
 def _serve_partitions(given: argparse.Namespace) -> int:
-    from client.app import app
-    from client.benches import prepare_all
-    from client.files import locked_all
-    from client.host import Host
-    from client.settings import options_of
-    from client.silo import Connection
-    from client.virtual import settings_of
+    from coterie.client.app import app
+    from coterie.client.home.files import locked_all
+    from coterie.client.home.settings import options_of
+    from coterie.client.resident.host import Host
+    from coterie.client.resident.silo import Connection
+    from coterie.client.resident.virtual import settings_of
+    from coterie.client.work.benches import prepare_all
 
     settings = settings_of(given, options_of(given.options))
     connection = Connection(given.superlink, given.root_certificates, patience_s=given.patience)
@@ -199,7 +197,7 @@ def _serve_partitions(given: argparse.Namespace) -> int:
 
 
 def _until_told(resident: Silo | Host) -> int:
-    from client.silo import GaveUpError
+    from coterie.client.resident.silo import GaveUpError
 
     resident.stop_on_signals()
     try:

@@ -10,21 +10,19 @@ from __future__ import annotations
 from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 
-import wire
-from client import personal
-from client.discriminator_phase import evaluate_discriminators, train_discriminators
-from client.evaluate_phase import (
+from coterie import wire
+from coterie.client.home import personal
+from coterie.client.resident.ledger import outbound
+from coterie.client.work.discriminator_phase import evaluate_discriminators, train_discriminators
+from coterie.client.work.evaluate_phase import (
     count_labels,
     evaluate_ensemble,
     evaluate_model,
     evaluate_model_on_training_data,
 )
-from client.ledger import outbound
-from client.request import Request, answering
-from client.train_phase import train_model, train_model_per_fedavg, train_model_pfedme
-from client.training import read_weights
-
-__all__ = ["app"]
+from coterie.client.work.request import Request, answering
+from coterie.client.work.train_phase import train_model, train_model_per_fedavg, train_model_pfedme
+from coterie.client.work.training import read_weights
 
 app = ClientApp(mods=[outbound])
 

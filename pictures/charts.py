@@ -20,34 +20,7 @@ from matplotlib.path import Path as Outline
 from matplotlib.ticker import LogLocator, MaxNLocator
 from numpy.typing import NDArray
 
-from pictures.style import (
-    LIGHT,
-    Drawing,
-    Layout,
-    canvas,
-    shorten,
-    text_width,
-)
-
-__all__ = [
-    "Band",
-    "Bar",
-    "Block",
-    "Column",
-    "Curve",
-    "Outcome",
-    "Span",
-    "alluvial",
-    "bars",
-    "curves",
-    "dots",
-    "matrix",
-    "outcomes",
-    "scatter",
-    "spans",
-    "stack",
-    "versus",
-]
+from coterie.pictures.style import LIGHT, Drawing, Layout, canvas, shorten, text_width
 
 INK, MUTED, LINE, ALONE, LOSS = (LIGHT[n] for n in ("ink", "muted", "line", "alone", "loss"))
 TITLE_ROOM = 34

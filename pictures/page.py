@@ -16,7 +16,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pictures.style import (
+from coterie.pictures.style import (
     DARK,
     LIGHT,
     NARROW,
@@ -29,8 +29,6 @@ from pictures.style import (
     inline_svg,
     settings,
 )
-
-__all__ = ["Page", "Picture", "Table", "render", "render_body", "save"]
 
 
 @dataclass(frozen=True)

@@ -19,25 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-__all__ = [
-    "DARK",
-    "GROUPS",
-    "LIGHT",
-    "NARROW",
-    "WIDE",
-    "Drawing",
-    "Layout",
-    "canvas",
-    "colour_of",
-    "css_variables",
-    "drawing_lock",
-    "encode",
-    "inline_svg",
-    "settings",
-    "shorten",
-    "text_width",
-]
-
 LIGHT: Mapping[str, str] = {
     "paper": "#ffffff",
     "ink": "#1b1f24",

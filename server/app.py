@@ -10,15 +10,13 @@ from functools import partial
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from server.config import RunConfig
-from server.enrolled import names_by_node
-from server.federation import ENVIRONMENT, load
-from server.link import pull_objects_promptly
-from server.processes import end_with_parent
-from server.run import execute, run_folder
-from strategies.errors import EXIT_RUN
-
-__all__ = ["app"]
+from coterie.server.machine.link import pull_objects_promptly
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.run import execute, run_folder
+from coterie.server.site.enrolled import names_by_node
+from coterie.server.site.federation import ENVIRONMENT, load
+from coterie.strategies.errors import EXIT_RUN
+from coterie.system.processes import end_with_parent
 
 app = ServerApp()
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EXIT_CONFIG", "EXIT_NO_SILOS", "EXIT_RUN", "FederationError", "require"]
-
 EXIT_CONFIG = 2
 EXIT_RUN = 3
 EXIT_NO_SILOS = 4

@@ -4,7 +4,7 @@
 user's own (see ``docs/tasks.md``).
 """
 
-from tasks.base import SiloData, Task, TaskError
-from tasks.registry import BUILT_IN, load_task
+from coterie.tasks.base import SiloData, Task, TaskError
+from coterie.tasks.registry import BUILT_IN, load_task
 
 __all__ = ["BUILT_IN", "SiloData", "Task", "TaskError", "load_task"]

@@ -19,18 +19,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "ColumnScale",
-    "Option",
-    "Samples",
-    "SiloData",
-    "Task",
-    "TaskError",
-    "place_of",
-    "read_array",
-    "read_options",
-]
-
 Option = str | int | float | bool
 ColumnScale = Sequence[Sequence[float]]
 """(columns, 2) Mean and width by which the numbers of a table were standardised."""
@@ -196,7 +184,7 @@ class Task(ABC):
         A module without buffers whose ``forward(features, labels)`` takes ``(n, num_features)`` and
         one-hot labels ``(n, num_classes)`` and returns n logits. By default FedCollab's.
         """
-        from tasks.models import Discriminator
+        from coterie.tasks.models import Discriminator
 
         return Discriminator(num_features, self.num_classes)
 

@@ -9,8 +9,6 @@ from math import prod
 import torch
 from torch import nn
 
-__all__ = ["NETWORKS", "Discriminator", "LabelwiseDiscriminator", "SplitModel", "small_cnn"]
-
 
 class SplitModel(nn.Module):
     """``head(representation(x))``: the split that personal layers and generators need."""

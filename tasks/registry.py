@@ -5,17 +5,15 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
-from tasks.base import Task, TaskError
-
-__all__ = ["BUILT_IN", "load_task"]
+from coterie.tasks.base import Task, TaskError
 
 BUILT_IN: dict[str, str] = {
-    "digits": "tasks.digits:Digits",
-    "mnist": "tasks.images:Mnist",
-    "fashion-mnist": "tasks.images:FashionMnist",
-    "emnist-letters": "tasks.images:EmnistLetters",
-    "cifar10": "tasks.images:Cifar10",
-    "digit-five": "tasks.digit_five:DigitFive",
+    "digits": "coterie.tasks.images.digits:Digits",
+    "mnist": "coterie.tasks.images.datasets:Mnist",
+    "fashion-mnist": "coterie.tasks.images.datasets:FashionMnist",
+    "emnist-letters": "coterie.tasks.images.datasets:EmnistLetters",
+    "cifar10": "coterie.tasks.images.datasets:Cifar10",
+    "digit-five": "coterie.tasks.images.digit_five:DigitFive",
 }
 """Name → ``module:class``. Imported only when asked for: a silo imports what it uses.
 
@@ -31,13 +29,13 @@ def load_task(name: str) -> Task:
             attribute is a ``Task``, a subclass of it, or a function without arguments that returns
             one. The module must be importable on the machine where this runs; it is never fetched
             from elsewhere. Or the path of a ``.toml`` file that declares a task
-            (``tasks.declared``), which is then called as that file says.
+            (``coterie.tasks.own.declared``), which is then called as that file says.
 
     Raises:
         TaskError: no such task, or it cannot be imported. The text names the reason.
     """
     if name.endswith(".toml"):
-        from tasks.declared import load_declared
+        from coterie.tasks.own.declared import load_declared
 
         return load_declared(Path(name))
     base, _, model = name.partition("/")

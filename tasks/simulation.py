@@ -10,7 +10,7 @@ The same file describes the silos to ``coterie silo --simulation`` (real process
     seed = 0                     # of the split, and of the run unless it says otherwise
     label-counts = false         # whether the silos tell how many samples of each label they have
     [split]
-    kind = "power-law"           # one of tasks.splits, with its keys
+    kind = "power-law"           # one of coterie.tasks.splits, with its keys
     test-share = 0.1
     [options]                    # more options of the task, the same at every silo; its files and
                                  # folders are relative to this file too
@@ -31,19 +31,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tasks.base import Option, SiloData, Task, TaskError, place_of
-from tasks.split_options import SPLIT_KEYS
-
-__all__ = [
-    "PLACES",
-    "Partitions",
-    "Simulation",
-    "VirtualSilo",
-    "load_silos",
-    "placed",
-    "split_problem",
-    "virtual_silos",
-]
+from coterie.tasks.base import Option, SiloData, Task, TaskError, place_of
+from coterie.tasks.splits.options import SPLIT_KEYS
 
 MAX_SILOS = 100_000
 PLACES = ("data", "test-data", "fonts")

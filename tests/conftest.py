@@ -20,9 +20,9 @@ from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 from hypothesis import settings
 
-import wire
-from server.inprocess import InProcessGrid
-from wire import Model
+from coterie import wire
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.wire import Model
 
 torch.set_num_threads(1)
 settings.register_profile("coterie", deadline=None, derandomize=True, database=None)

@@ -8,11 +8,11 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
-import wire
 from benchmarks import fedgenp, fedgenp_published
 from benchmarks.celeba import CelebA, celeba_data
 from benchmarks.fedcollab import published_silos
-from tasks import TaskError
+from coterie import wire
+from coterie.tasks import TaskError
 
 
 def test_the_silos_of_fedcollab_s_scripts_are_cut_as_the_paper_says():

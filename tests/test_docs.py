@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import execute
-from tasks import TaskError, load_task
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.tasks import TaskError, load_task
 
 ROOT = Path(__file__).parents[1]
 

@@ -9,7 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from enrolment import (
+from coterie.server.site.certificates import make_ca
+from coterie.wire.enrolment import (
     Bundle,
     EnrolmentError,
     fingerprint_of_key,
@@ -19,7 +20,6 @@ from enrolment import (
     read_request,
     write_bundle,
 )
-from server.certificates import make_ca
 
 KEY = ec.generate_private_key(ec.SECP384R1())
 REQUEST = make_request("hospital-b", KEY)
@@ -74,7 +74,7 @@ def test_anything_else_is_refused(text: str) -> None:
 
 def test_a_name_cannot_be_put_on_another_s_signature() -> None:
     """The signature covers the name: the line is rebuilt with a right checksum, and refused."""
-    import enrolment
+    from coterie.wire import enrolment
 
     fields = enrolment._fields("coterie-request", REQUEST, "")
     forged = enrolment._line("coterie-request", {**fields, "name": "hospital-c"})

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"client", "enrolment", "pictures", "server", "strategies", "tasks", "wire"}
+OURS = {"client", "pictures", "server", "strategies", "system", "tasks", "wire"}
 PUBLIC_FLWR = ("flwr.app", "flwr.serverapp", "flwr.clientapp")
-INSIDE_FLWR = {"client/link.py", "client/sharing.py", "server/link.py"}
+INSIDE_FLWR = {"client/resident/link.py", "client/resident/sharing.py", "server/machine/link.py"}
 
 
 def sources(package: str) -> list[Path]:
@@ -47,7 +47,15 @@ def imports(file: Path, *, lazy: bool = True) -> Iterator[str]:
 
 
 def roots(file: Path, *, lazy: bool = True) -> set[str]:
-    return {name.split(".")[0] for name in imports(file, lazy=lazy)}
+    """Packages of others that a file imports."""
+    found = {name.split(".")[0] for name in imports(file, lazy=lazy)}
+    return found - {"coterie"}
+
+
+def ours(file: Path) -> set[str]:
+    """Packages of ours that a file imports."""
+    names = [name.split(".") for name in imports(file)]
+    return {parts[1] for parts in names if parts[0] == "coterie"}
 
 
 def breaches(package: str, allowed: set[str]) -> list[str]:
@@ -55,27 +63,31 @@ def breaches(package: str, allowed: set[str]) -> list[str]:
     return [
         f"{file.relative_to(ROOT)}: {other}"
         for file in sources(package)
-        for other in sorted((roots(file) & OURS) - allowed)
+        for other in sorted(ours(file) - allowed)
     ]
 
 
 @pytest.mark.parametrize(
     ("package", "allowed"),
     [
+        ("wire", {"wire"}),
+        ("system", {"strategies", "system", "tasks"}),
         ("strategies", {"strategies", "wire"}),
         ("tasks", {"tasks"}),
         ("pictures", {"pictures"}),
-        ("client", {"client", "enrolment", "pictures", "tasks", "wire"}),
-        ("server", {"enrolment", "pictures", "server", "strategies", "tasks", "wire"}),
+        ("client", {"client", "pictures", "system", "tasks", "wire"}),
+        ("server", {"pictures", "server", "strategies", "system", "tasks", "wire"}),
     ],
 )
 def test_packages_import_one_way(package: str, allowed: set[str]) -> None:
     assert breaches(package, allowed) == []
 
 
-def test_what_both_sides_share_imports_nothing_of_ours() -> None:
-    for file in ("enrolment.py", "wire.py"):
-        assert roots(ROOT / file) & OURS == set()
+def test_nothing_is_imported_by_the_name_of_its_folder() -> None:
+    """A ``server.py`` of the user's own on the path must never be taken for ours."""
+    for package in sorted(OURS):
+        for file in sources(package):
+            assert roots(file) & OURS == set(), file
 
 
 def test_the_rules_see_imports_in_functions_and_for_type_checkers(tmp_path: Path) -> None:
@@ -95,11 +107,10 @@ def test_partition_is_pure_numerics() -> None:
     standard = set(sys.stdlib_module_names)
     in_functions = {"numpy", "sklearn", "threadpoolctl"}  # the last comes with scikit-learn
     for file in sources("strategies/partition"):
-        names = set(imports(file))
-        ours = {name for name in names if name.split(".")[0] in OURS}
-        assert all(name.startswith("strategies.partition") for name in ours), file
-        assert roots(file) - standard - OURS <= in_functions, file
-        assert roots(file, lazy=False) - standard - OURS <= {"numpy"}, file
+        own = {name for name in imports(file) if name.startswith("coterie")}
+        assert all(name.startswith("coterie.strategies.partition") for name in own), file
+        assert roots(file) - standard <= in_functions, file
+        assert roots(file, lazy=False) - standard <= {"numpy"}, file
 
 
 def test_only_the_links_reach_inside_flower() -> None:
@@ -115,9 +126,10 @@ def test_only_the_links_reach_inside_flower() -> None:
 
 
 def loaded(statement: str) -> set[str]:
-    """Top-level packages in a fresh interpreter after a statement."""
+    """Modules and top-level packages in a fresh interpreter after a statement."""
     code = (
-        f"import sys\n{statement}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+        f"import sys\n{statement}\n"
+        "print(*sorted({part for name in sys.modules for part in (name.split('.')[0], name)}))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
@@ -129,13 +141,16 @@ def loaded(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     ("statement", "without"),
     [
-        ("import server.app", {"torch", "torchvision", "sklearn", "client", "matplotlib"}),
-        ("from strategies import FedAvg, HCCT, Independent", {"torch", "torchvision", "sklearn"}),
-        ("import strategies.partition.hcct, strategies.partition.search",
+        ("import coterie.server.app",
+         {"torch", "torchvision", "sklearn", "coterie.client", "matplotlib"}),
+        ("from coterie.strategies import FedAvg, HCCT, Independent",
+         {"torch", "torchvision", "sklearn"}),
+        ("import coterie.strategies.partition.hcct, coterie.strategies.partition.search",
          {"torch", "flwr", "sklearn", "grpc"}),
-        ("import server.cli", {"torch", "torchvision", "flwr", "sklearn"}),
-        ("import tasks.digits", {"torch", "torchvision", "sklearn", "flwr"}),
-        ("import client.app", {"torchvision", "sklearn", "server", "strategies", "matplotlib"}),
+        ("import coterie.server.cli.main", {"torch", "torchvision", "flwr", "sklearn"}),
+        ("import coterie.tasks.images.digits", {"torch", "torchvision", "sklearn", "flwr"}),
+        ("import client.app", {
+            "torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
     ],
 )  # fmt: skip
 def test_a_part_loads_only_what_it_needs(statement: str, without: set[str]) -> None:
@@ -144,7 +159,7 @@ def test_a_part_loads_only_what_it_needs(statement: str, without: set[str]) -> N
 
 def test_the_command_offers_help_without_torch_and_flower() -> None:
     statement = (
-        "from server.cli import app\n"
+        "from coterie.server.cli.main import app\n"
         "try:\n    app(['--help'], prog_name='coterie')\nexcept SystemExit:\n    pass"
     )
     assert loaded(statement) & {"torch", "flwr"} == set()

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-import wire
+from coterie import wire
+from coterie.wire import Description, WireError, decode_arrays, decode_description, encode_arrays
 from tests.conftest import assert_equal_models
-from wire import Description, WireError, decode_arrays, decode_description, encode_arrays
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
 

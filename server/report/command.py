@@ -6,17 +6,15 @@ import json
 from pathlib import Path
 from typing import Literal
 
-from pictures.page import render, save
-from server.explain import find_run
-from server.record import write_atomically
-from server.report.gains import compare, find_comparison
-from server.report.model import Run, read_run
-from server.report.page import build_page, make_pictures, summary
-from server.report.story import Story
-from server.tracking import export
-from strategies.errors import EXIT_CONFIG, FederationError
-
-__all__ = ["FORMATS", "print_report", "tell", "write_report"]
+from coterie.pictures.page import render, save
+from coterie.server.report.explain import find_run
+from coterie.server.report.gains import compare, find_comparison
+from coterie.server.report.model import Run, read_run
+from coterie.server.report.page import build_page, make_pictures, summary
+from coterie.server.report.story import Story
+from coterie.server.runs.tracking import export
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.files import write_atomically
 
 FORMATS = ("html", "json", "png", "svg", "tensorboard", "mlflow")
 

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pictures import charts
-from pictures.page import Picture, Table
-from server.report.story import MANY, MOST_POINTS, Story, bytes_of
-
-__all__ = ["bytes_picture", "seconds_picture", "silo_seconds_picture"]
+from coterie.pictures import charts
+from coterie.pictures.page import Picture, Table
+from coterie.server.report.story import MANY, MOST_POINTS, Story, bytes_of
 
 
 def seconds_picture(story: Story) -> Picture | None:

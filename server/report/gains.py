@@ -10,11 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from server import metrics
-from server.report.model import Run, SiloFacts, read_run
-from strategies.errors import FederationError
-
-__all__ = ["DATA_NOTE", "Gains", "compare", "find_comparison", "mean_of"]
+from coterie.server.report.model import Run, SiloFacts, read_run
+from coterie.server.runs import metrics
+from coterie.strategies.errors import FederationError
 
 DATA_NOTE = "silos.txt"
 """In the folder of a simulated run: a digest of what its silos' data was made from."""
@@ -59,12 +57,12 @@ class Gains:
 
     @property
     def ipr(self) -> float:
-        """See ``server.metrics``; NaN if there is nothing to compare."""
+        """See ``coterie.server.runs.metrics``; NaN if there is nothing to compare."""
         return metrics.ipr(self.lasting, self.alone)
 
     @property
     def rsd(self) -> float:
-        """See ``server.metrics``; NaN if there is nothing to compare."""
+        """See ``coterie.server.runs.metrics``; NaN if there is nothing to compare."""
         return metrics.rsd(self.lasting, self.alone)
 
     @property

@@ -7,18 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from pictures import charts
-from pictures.page import Picture, Table
-from pictures.style import LIGHT
-from server.report.similarity import recorded
-from server.report.story import MANY, Story, two_digits
-
-__all__ = ["path_picture", "stay_picture", "utilities_picture"]
+from coterie.pictures import charts
+from coterie.pictures.page import Picture, Table
+from coterie.pictures.style import LIGHT
+from coterie.server.report.similarity import recorded
+from coterie.server.report.story import MANY, Story, two_digits
 
 
 def _reasons(story: Story) -> tuple[int, list[Any]] | None:
     """What ``coterie explain`` knows, after the last round that holds similarities."""
-    from server.explain import explain
+    from coterie.server.report.explain import explain
 
     run = story.run
     if run.strategy != "hcct":
@@ -148,8 +146,8 @@ def _margin(row: charts.Span) -> float:
 
 def path_picture(story: Story) -> Picture | None:
     """The partitions along α."""
-    from strategies.partition.coalition import Solver
-    from strategies.partition.hcct import alpha_path
+    from coterie.strategies.partition.coalition import Solver
+    from coterie.strategies.partition.hcct import alpha_path
 
     found = recorded(story, "similarity") if story.run.strategy == "hcct" else None
     if found is None or len(found.names) > MANY:

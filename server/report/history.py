@@ -9,11 +9,9 @@ from functools import cached_property
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from pictures.charts import Block, Column
-from pictures.style import GROUPS, LIGHT, colour_of
-from server.report.model import Groups, Round
-
-__all__ = ["History", "Stretch", "follow_groups"]
+from coterie.pictures.charts import Block, Column
+from coterie.pictures.style import GROUPS, LIGHT, colour_of
+from coterie.server.report.model import Groups, Round
 
 
 @dataclass(frozen=True)

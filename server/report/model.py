@@ -16,9 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from strategies.errors import EXIT_CONFIG, FederationError
-
-__all__ = ["Round", "Run", "SiloFacts", "SiloWork", "read_run", "round_of"]
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 
 Groups = tuple[tuple[str, ...], ...]
 OWN_KEYS = frozenset(

@@ -7,13 +7,12 @@ import shlex
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pictures.page import Page, Picture, Table
-from server.config import RunConfig
-from server.report.costs import bytes_picture, seconds_picture, silo_seconds_picture
-from server.report.hcct import path_picture, stay_picture, utilities_picture
-from server.report.model import Run
-from server.report.similarity import embedding_picture, matrix_picture, structure_picture
-from server.report.story import (
+from coterie.pictures.page import Page, Picture, Table
+from coterie.server.report.costs import bytes_picture, seconds_picture, silo_seconds_picture
+from coterie.server.report.hcct import path_picture, stay_picture, utilities_picture
+from coterie.server.report.model import Run
+from coterie.server.report.similarity import embedding_picture, matrix_picture, structure_picture
+from coterie.server.report.story import (
     NO_NUMBER,
     Story,
     bytes_of,
@@ -23,9 +22,13 @@ from server.report.story import (
     percent,
     signed_points,
 )
-from server.report.training import curves_picture, groups_picture, loss_picture, outcomes_picture
-
-__all__ = ["build_page", "make_pictures", "repeat_command", "summary"]
+from coterie.server.report.training import (
+    curves_picture,
+    groups_picture,
+    loss_picture,
+    outcomes_picture,
+)
+from coterie.server.runs.config import RunConfig
 
 
 def build_page(story: Story) -> Page:

@@ -10,20 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pictures import charts
-from pictures.page import Picture, Table
-from pictures.style import LIGHT
-from server.report.model import Round
-from server.report.story import MANY, Story, two_digits
-
-__all__ = [
-    "Compared",
-    "embedding_picture",
-    "matrix_picture",
-    "recorded",
-    "square_of",
-    "structure_picture",
-]
+from coterie.pictures import charts
+from coterie.pictures.page import Picture, Table
+from coterie.pictures.style import LIGHT
+from coterie.server.report.model import Round
+from coterie.server.report.story import MANY, Story, two_digits
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ def embedding_picture(story: Story) -> Picture | str | None:
         return None
     if story.run.config.get("measure", "edc") != "edc":
         return None
-    from strategies.partition.fedgroup import edc
+    from coterie.strategies.partition.fedgroup import edc
 
     one = next((r for r in story.run.rounds if square_of(r, "similarity") is not None), None)
     found = None if one is None else square_of(one, "similarity")

@@ -9,31 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pictures import charts
-from pictures.style import LIGHT
-from server.report.gains import Gains
-from server.report.history import History, follow_groups
-from server.report.model import Run
-
-__all__ = [
-    "MANY",
-    "MOST_COLUMNS",
-    "MOST_COLUMNS_NARROW",
-    "MOST_POINTS",
-    "NO_NUMBER",
-    "Story",
-    "bytes_of",
-    "count_of",
-    "duration",
-    "finite",
-    "hundred",
-    "kept_rows",
-    "percent",
-    "signed_points",
-    "thin",
-    "thinned",
-    "two_digits",
-]
+from coterie.pictures import charts
+from coterie.pictures.style import LIGHT
+from coterie.server.report.gains import Gains
+from coterie.server.report.history import History, follow_groups
+from coterie.server.report.model import Run
 
 MANY = 40
 """Silos above which a picture no longer has a row, a name or a line for each."""

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pictures import charts
-from pictures.page import Picture, Table
-from pictures.style import LIGHT, Drawing, Layout
-from server.report.gains import mean_of
-from server.report.story import (
+from coterie.pictures import charts
+from coterie.pictures.page import Picture, Table
+from coterie.pictures.style import LIGHT, Drawing, Layout
+from coterie.server.report.gains import mean_of
+from coterie.server.report.story import (
     MANY,
     MOST_COLUMNS,
     MOST_COLUMNS_NARROW,
@@ -22,8 +22,6 @@ from server.report.story import (
     thin,
     thinned,
 )
-
-__all__ = ["curves_picture", "groups_picture", "loss_picture", "outcomes_picture"]
 
 
 def groups_picture(story: Story) -> Picture | str:

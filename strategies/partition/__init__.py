@@ -4,8 +4,8 @@ Everything here works on small N x N matrices of N silos and needs numpy only (t
 clustering imports scikit-learn when it is called). Row i of a matrix is silo i throughout.
 """
 
-from strategies.partition import coalition, distance, fedcollab, fedgroup, gram, hcct
-from strategies.partition.coalition import (
+from coterie.strategies.partition import coalition, distance, fedcollab, fedgroup, gram, hcct
+from coterie.strategies.partition.coalition import (
     FedCollabBound,
     HCCTUtility,
     Move,

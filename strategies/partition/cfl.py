@@ -12,10 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.partition import _check
-from strategies.partition._check import Groups
-
-__all__ = ["bipartition", "is_split_due", "mean_norm"]
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import Groups
 
 
 def mean_norm(gram: ArrayLike, sizes: ArrayLike) -> float:

@@ -16,10 +16,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.partition import _check
-from strategies.partition._check import FloatArray, Groups
-
-__all__ = ["Linkage", "Metric", "distances", "hierarchical", "k_means", "seed_centres"]
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import FloatArray, Groups
 
 Metric: TypeAlias = Literal["cosine", "euclidean"]
 Linkage: TypeAlias = Literal["average", "complete", "single", "ward"]

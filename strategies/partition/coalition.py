@@ -33,25 +33,8 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from strategies.partition import _check
-from strategies.partition._check import FloatArray, Groups
-
-__all__ = [
-    "Objective",
-    "HCCTUtility",
-    "FedCollabBound",
-    "Move",
-    "Partition",
-    "agglomerative",
-    "relocation",
-    "optimal",
-    "solve",
-    "Solver",
-    "evaluate",
-    "move_gains",
-    "MAX_OPTIMAL_SILOS",
-    "TOLERANCE",
-]
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import FloatArray, Groups
 
 TOLERANCE = 1e-12
 MAX_OPTIMAL_SILOS = 16

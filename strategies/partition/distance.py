@@ -23,10 +23,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from strategies.partition import _check
-from strategies.partition._check import FloatArray
-
-__all__ = ["Distance", "Score", "distance", "has_converged", "null_error", "scores"]
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import FloatArray
 
 Score: TypeAlias = Literal["last", "max", "cross-fit"]
 

@@ -20,16 +20,14 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.partition import _check
-from strategies.partition import coalition as _coalition
-from strategies.partition._check import Groups
-from strategies.partition.coalition import TOLERANCE, FedCollabBound, Partition, Solver
+from coterie.strategies.partition import _check
+from coterie.strategies.partition import coalition as _coalition
+from coterie.strategies.partition._check import Groups
+from coterie.strategies.partition.coalition import TOLERANCE, FedCollabBound, Partition, Solver
 
 # Rivals of a structure are listed in full only where that is a matter of a thousand or so.
 _MAX_GROUPS_TO_MERGE = 50
 _MAX_SILOS_TO_SPLIT = 12
-
-__all__ = ["StructureReport", "auto_c", "c_interval", "objective", "place", "report", "solve"]
 
 
 def objective(

@@ -18,21 +18,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.partition import _check
-from strategies.partition._check import FloatArray, Groups
-
-__all__ = [
-    "GroupCount",
-    "Measure",
-    "assign",
-    "choose_num_groups",
-    "cold_start",
-    "direction_norms",
-    "edc",
-    "madc",
-    "silhouette",
-    "similarities",
-]
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import FloatArray, Groups
 
 Measure: TypeAlias = Literal["edc", "madc"]
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.partition import _check
-from strategies.partition._check import FloatArray
-
-__all__ = ["accumulation", "coefficients"]
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import FloatArray
 
 
 def accumulation(steps: int, *, momentum: float = 0.0, decay: float = 0.0) -> float:

@@ -27,10 +27,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from strategies.partition import _check
-from strategies.partition._check import FloatArray
-
-__all__ = ["Update", "Updates", "cross", "gram", "replace_row"]
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import FloatArray
 
 Update: TypeAlias = "NDArray[Any] | Sequence[ArrayLike] | Mapping[str, ArrayLike]"
 Updates: TypeAlias = "NDArray[Any] | Sequence[Update]"

@@ -15,9 +15,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from strategies.partition import _check
-from strategies.partition._check import FloatArray, Groups
-from strategies.partition.coalition import (
+from coterie.strategies.partition import _check
+from coterie.strategies.partition._check import FloatArray, Groups
+from coterie.strategies.partition.coalition import (
     TOLERANCE,
     HCCTUtility,
     Solver,
@@ -25,20 +25,6 @@ from strategies.partition.coalition import (
     move_gains,
     solve,
 )
-
-__all__ = [
-    "AlphaChoice",
-    "LayerChoice",
-    "Stretch",
-    "alpha_interval",
-    "alpha_path",
-    "choose_alpha",
-    "layer_choice",
-    "partition",
-    "place",
-    "placement_benefits",
-    "stay_intervals",
-]
 
 
 def partition(gram: ArrayLike, sizes: ArrayLike, *, alpha: float | ArrayLike) -> Groups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies.partition.coalition import (
+from coterie.strategies.partition.coalition import (
     MAX_OPTIMAL_SILOS,
     Objective,
     Partition,
@@ -12,8 +12,6 @@ from strategies.partition.coalition import (
     optimal,
     relocation,
 )
-
-__all__ = ["EXACT_SILOS", "best_partition"]
 
 EXACT_SILOS = MAX_OPTIMAL_SILOS
 """Up to so many silos the optimum is found exactly, in a tenth of a second."""

@@ -14,25 +14,25 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 from torch import nn
 
-import client.benches
-import client.rounds
-import wire
-from client.__main__ import main
-from client.app import app
-from client.benches import prepare, prepare_nodes, workbench_of
-from client.ledger import read
-from client.settings import SettingsError, SiloSettings
-from client.training import read_weights
-from tasks import BUILT_IN, TaskError
-from tasks.base import SiloData
-from tasks.digits import Digits
+import coterie.client.home.rounds
+import coterie.client.work.benches
+from coterie import wire
+from coterie.client.__main__ import main
+from coterie.client.app import app
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.resident.ledger import read
+from coterie.client.work.benches import prepare, prepare_nodes, workbench_of
+from coterie.client.work.training import read_weights
+from coterie.tasks import BUILT_IN, TaskError
+from coterie.tasks.base import SiloData
+from coterie.tasks.images.digits import Digits
+from coterie.wire import Model, decode_arrays, decode_description, encode_arrays
 from tests.conftest import assert_equal_models, digits_config
-from wire import Model, decode_arrays, decode_description, encode_arrays
 
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
 
 
 def context(node_config: dict[str, Any], node_id: int = 3) -> Context:
@@ -513,7 +513,9 @@ def test_a_named_silo_opens_its_workbench_once_and_an_unnamed_one_per_node() -> 
 def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SiloSettings("a", options={"train": "5", "test": "5"}, device="cpu")
     prepare(settings)
-    monkeypatch.setattr(client.benches, "open_workbench", lambda _: pytest.fail("opened twice"))
+    monkeypatch.setattr(
+        coterie.client.work.benches, "open_workbench", lambda _: pytest.fail("opened twice")
+    )
     described = decode_description(ask(wire.DESCRIBE, settings.to_node_config()).content)
     assert (described.name, described.num_examples) == ("a", 5)
 
@@ -521,7 +523,7 @@ def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch
 def test_warming_up_leaves_no_trace_in_what_is_trained() -> None:
     config = digits_config("a")
     cold = decode_arrays(train(initial(), config).content[wire.ARRAYS])
-    client.benches._workbenches.clear()
+    coterie.client.work.benches._workbenches.clear()
     prepare(SiloSettings.from_node_config(config, node_id=3))
     assert_equal_models(decode_arrays(train(initial(), config).content[wire.ARRAYS]), cold)
 
@@ -568,7 +570,7 @@ HEAD = {"head.weight", "head.bias"}
 
 @pytest.fixture
 def personal_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.rounds, "_memory", {})
+    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
 
 
 def shared_initial() -> Model:
@@ -596,8 +598,8 @@ def test_personal_layers_go_on_from_round_to_round_also_after_a_restart(
         train(shared_initial(), config, personal="head", run="r").content["arrays"]
     )
     if restart:
-        client.rounds._memory.clear()
-        client.benches._workbenches.clear()
+        coterie.client.home.rounds._memory.clear()
+        coterie.client.work.benches._workbenches.clear()
     second = train(shared, config, server_round=2, personal="head", run="r")
     whole = decode_arrays(train(initial(), config).content["arrays"])
     plain = decode_arrays(train(whole, config, server_round=2).content["arrays"])

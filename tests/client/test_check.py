@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from client.__main__ import main
-from client.benches import prepare
-from client.check import check
-from client.commands import run
-from client.home import Home, create
-from client.policy import Policy
-from client.settings import SettingsError, SiloSettings
-from tasks import TaskError
+from coterie.client.__main__ import main
+from coterie.client.cli.check import check
+from coterie.client.cli.commands import run
+from coterie.client.home.folder import Home, create
+from coterie.client.home.policy import Policy
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.work.benches import prepare
+from coterie.tasks import TaskError
 
 DIGITS = {"train": 40, "test": 30}
 

@@ -13,17 +13,23 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-import client.app
-import wire
-from client.app import app
-from client.benches import workbench_of
-from client.discriminators import DiscriminatorPlan, Pairs, count_hits, open_pairs, train_stack
-from client.workbench import Workbench
-from tasks.base import Task
-from tasks.digits import Digits
-from tasks.models import Discriminator, LabelwiseDiscriminator
+import coterie.client.app
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.work.benches import workbench_of
+from coterie.client.work.discriminators import (
+    DiscriminatorPlan,
+    Pairs,
+    count_hits,
+    open_pairs,
+    train_stack,
+)
+from coterie.client.work.workbench import Workbench
+from coterie.tasks.base import Task
+from coterie.tasks.images.digits import Digits
+from coterie.tasks.models import Discriminator, LabelwiseDiscriminator
+from coterie.wire import Model, decode_arrays, encode_arrays
 from tests.conftest import assert_equal_models, digits_config
-from wire import Model, decode_arrays, encode_arrays
 
 LABELS = [1, 0, 0]
 PLAN = DiscriminatorPlan(steps=7, batch_size=4, lr=0.05)
@@ -31,7 +37,7 @@ PLAN = DiscriminatorPlan(steps=7, batch_size=4, lr=0.05)
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
 
 
 def context(node_config: dict[str, Any] | None = None) -> Context:

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import client.benches
+import coterie.client.work.benches
 from benchmarks.fast_sgd import fast_silos
-from client.app import app
-from client.home import create
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import execute
-from wire import Model
+from coterie.client.app import app
+from coterie.client.home.folder import create
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.wire import Model
 
 TASK = """
 kind = "npz"
@@ -28,7 +28,7 @@ network = "mlp-128"
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.1])

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from client.home import Home, create
-from client.policy import Policy
-from client.settings import SettingsError
-from enrolment import Bundle, read_request, write_bundle
-from server.certificates import make_ca
+from coterie.client.home.folder import Home, create
+from coterie.client.home.policy import Policy
+from coterie.client.home.settings import SettingsError
+from coterie.server.site.certificates import make_ca
+from coterie.wire.enrolment import Bundle, read_request, write_bundle
 
 
 def test_a_new_folder_holds_a_key_that_only_its_owner_reads(tmp_path: Path) -> None:

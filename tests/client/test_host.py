@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from client import sharing
-from client.__main__ import main
-from client.benches import workbench_of
-from client.files import locked_all
-from client.settings import SettingsError, SiloSettings
-from client.virtual import settings_of
-from client.workbench import open_workbench, open_workbenches
-from server.inprocess import InProcessGrid
-from server.simulate import node_configs
-from tasks.simulation import Simulation
+from coterie.client.__main__ import main
+from coterie.client.home.files import locked_all
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.resident import sharing
+from coterie.client.resident.virtual import settings_of
+from coterie.client.work.benches import workbench_of
+from coterie.client.work.workbench import open_workbench, open_workbenches
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.study.simulate import node_configs
+from coterie.tasks.simulation import Simulation
 
 
 def given(**changes: Any) -> argparse.Namespace:
@@ -113,8 +113,8 @@ def test_what_does_not_go_together_is_refused(
 def test_silos_prepared_by_node_config_are_not_loaded_again() -> None:
     from flwr.app import Context, RecordDict
 
-    from client.app import app
-    from client.benches import prepare_nodes
+    from coterie.client.app import app
+    from coterie.client.work.benches import prepare_nodes
 
     nodes = [one.to_node_config() for one in silos(2)]
     prepare_nodes(nodes)

@@ -9,29 +9,29 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file, save_file
 
-import client.rounds
-import wire
-from client.__main__ import main
-from client.app import app
-from client.benches import workbench_of
-from client.card import CardError, keep_model, read_card
-from client.discriminators import DiscriminatorPlan, open_pairs, train_stack
-from client.guard import sparing
-from client.home import create
-from client.ledger import read, totals
-from client.predict import predict
-from client.training import evaluate, load_weights, read_weights, seed_of
-from client.workbench import Workbench
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import execute
-from strategies import FederationError
-from tasks import TaskError, load_task
+import coterie.client.home.rounds
+from coterie import wire
+from coterie.client.__main__ import main
+from coterie.client.app import app
+from coterie.client.cli.predict import predict
+from coterie.client.home.card import CardError, keep_model, read_card
+from coterie.client.home.folder import create
+from coterie.client.resident.ledger import read, totals
+from coterie.client.work.benches import workbench_of
+from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
+from coterie.client.work.guard import sparing
+from coterie.client.work.training import evaluate, load_weights, read_weights, seed_of
+from coterie.client.work.workbench import Workbench
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.strategies import FederationError
+from coterie.tasks import TaskError, load_task
+from coterie.wire import model_hash
 from tests.conftest import assert_equal_models, digits_config
-from wire import model_hash
 
 NAMES = ("a", "b", "c")
 SHORT = {"rounds": 3, "local-epochs": 2, "batch-size": 10, "min-silos": 3, "wait-for-silos": 1.0}
@@ -48,7 +48,7 @@ def run(home: Path, *, grid: InProcessGrid | None = None, **keys: Any) -> dict[s
     folder = home / "runs" / "run-1"
     config = RunConfig.read({**SHORT, **{k.replace("_", "-"): v for k, v in keys.items()}})
     execute(grid or InProcessGrid(app, nodes(home)), config, run_id=1, folder=folder)
-    client.rounds._memory.clear()
+    coterie.client.home.rounds._memory.clear()
     record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     return record
 
@@ -106,7 +106,7 @@ def test_refusals_and_failures_are_in_the_ledger_too(tmp_path: Path) -> None:
     home = tmp_path / "a"
     grid = InProcessGrid(app, [digits_config("a", home=str(home))])
     for changes in ({wire.TASK: "other"}, {}):
-        content = RecordDict({wire.CONFIG: wire.ConfigRecord(dict(changes))})
+        content = RecordDict({wire.CONFIG: ConfigRecord(dict(changes))})
         list(grid.push_messages([Message(content, 1, "train", group_id="1")]))
     list(grid.push_messages([Message(RecordDict(), 1, "query.nothing", group_id="1")]))
     errors = [entry["error"] for entry in read(home)]
@@ -422,9 +422,9 @@ def test_the_silo_keeps_what_is_better_on_its_validation_data(tmp_path: Path) ->
 
 def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
     """With the guard a silo trains as one that never had those samples."""
-    from client.guard import without_validation
-    from client.settings import SiloSettings
-    from client.workbench import open_workbench
+    from coterie.client.home.settings import SiloSettings
+    from coterie.client.work.guard import without_validation
+    from coterie.client.work.workbench import open_workbench
 
     bench = open_workbench(SiloSettings("a", options={"train": 20, "test": 20}))
     kept = without_validation(bench, 0.25, run_seed=0)
@@ -483,7 +483,7 @@ def guarded_bench() -> tuple[Workbench, Workbench]:
 
 def ask_about_guarded(kind: str, **records: Any) -> Message:
     config = {wire.GUARD: 0.25, wire.SEED: 4, wire.ROUND: 1, wire.STEPS: 3, wire.PAIR_LABELS: "1"}
-    records[wire.CONFIG] = wire.ConfigRecord(config)
+    records[wire.CONFIG] = ConfigRecord(config)
     message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
     node = digits_config("a")
     reply = app(

@@ -12,19 +12,19 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 from torch import nn
 
-import client.app
-import wire
-from client.app import app
-from client.latent import describe_head, latent_loss
-from client.policy import Policy
-from client.settings import SettingsError, SiloSettings
-from strategies.generators import generate
-from strategies.latent import fresh_generator
-from tasks import load_task
-from tasks.base import SiloData, Task
-from tasks.models import SplitModel
+import coterie.client.app
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.home.policy import Policy
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.work.latent import describe_head, latent_loss
+from coterie.strategies.fedgenp.generators import generate
+from coterie.strategies.fedgenp.latent import fresh_generator
+from coterie.tasks import load_task
+from coterie.tasks.base import SiloData, Task
+from coterie.tasks.models import SplitModel
+from coterie.wire import Model, decode_arrays, encode_arrays
 from tests.conftest import digits_config
-from wire import Model, decode_arrays, encode_arrays
 
 
 class Split(Task):
@@ -52,7 +52,7 @@ def generator(num_classes: int = 3, latent: int = 5, seed: int = 0) -> Model:
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
 
 
 # ---------------------------------------------------------------- the split

@@ -7,8 +7,8 @@ from typing import Any
 import grpc
 import pytest
 
-import client.link
-from client.link import _retry_invoker
+import coterie.client.resident.link
+from coterie.client.resident.link import _retry_invoker
 
 
 class CallError(grpc.RpcError):
@@ -45,7 +45,7 @@ def calls_until(code: grpc.StatusCode, details: str, *, failures: int) -> tuple[
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        client.link,
+        coterie.client.resident.link,
         "exponential",
         lambda **_: iter([0.0] * 9),  # no pauses between tries
     )

@@ -10,15 +10,22 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file
 
-import client.app
-import client.rounds
-import wire
-from client.app import app
-from client.benches import workbench_of
-from client.training import TrainPlan, evaluate, load_weights, read_weights, seed_of, train
-from client.workbench import Workbench
+import coterie.client.app
+import coterie.client.home.rounds
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.work.benches import workbench_of
+from coterie.client.work.training import (
+    TrainPlan,
+    evaluate,
+    load_weights,
+    read_weights,
+    seed_of,
+    train,
+)
+from coterie.client.work.workbench import Workbench
+from coterie.wire import Model, decode_arrays, encode_arrays
 from tests.conftest import assert_equal_models, digits_config
-from wire import Model, decode_arrays, encode_arrays
 
 PLAN = TrainPlan(epochs=2, batch_size=8, lr=0.05)
 KEYS: dict[str, Any] = {
@@ -36,13 +43,13 @@ KEYS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def fresh_silo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.benches, "_workbenches", {})
-    monkeypatch.setattr(client.rounds, "_memory", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
 
 
 def ditto(round: int, home: str = "") -> Model:
     """The silo's own model after a round, as its process remembers it."""
-    return client.rounds._memory[("a", home, "ditto", "one")][round]
+    return coterie.client.home.rounds._memory[("a", home, "ditto", "one")][round]
 
 
 def context(**changes: Any) -> Context:
@@ -131,8 +138,8 @@ def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(
     model = start()
     ask(wire.TRAIN, model, node=home, server_round=1, personalise="ditto")
     own = ditto(1, str(tmp_path))
-    monkeypatch.setattr(client.benches, "_workbenches", {})
-    monkeypatch.setattr(client.rounds, "_memory", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
     reply = ask(wire.EVALUATE, model, node=home, server_round=1, personalise="ditto")
     assert wire.read_metrics(reply.content)[wire.ERROR] == pytest.approx(error_of(own))
     other = ask(wire.EVALUATE, model, node=home, server_round=1, personalise="ditto", run="two")

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import client.benches
-import wire
-from client.app import app
-from client.personalised import adapt, train_per_fedavg, train_pfedme
-from client.training import TrainPlan, evaluate, load_weights, read_weights
+import coterie.client.work.benches
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.work.personalised import adapt, train_per_fedavg, train_pfedme
+from coterie.client.work.training import TrainPlan, evaluate, load_weights, read_weights
 from tests.client.test_training import fresh, some_data, with_batch_norm
 from tests.conftest import assert_equal_models, digits_config
 
@@ -57,7 +57,7 @@ def test_per_fedavg_is_the_first_order_formula() -> None:
 
 
 def test_per_fedavg_without_an_inner_step_is_sgd() -> None:
-    from client.training import train
+    from coterie.client.work.training import train
 
     (task, model), data = fresh(), some_data()
     train_per_fedavg(task, model, data, PLAN, meta_lr=0.0, seed=1)
@@ -140,7 +140,7 @@ def test_a_last_batch_of_one_is_left_out_with_batch_norm() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
 
 
 def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any) -> Message:
@@ -156,7 +156,7 @@ def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any
 
 
 def bench() -> Any:
-    (only,) = client.benches._workbenches.values()
+    (only,) = coterie.client.work.benches._workbenches.values()
     return only
 
 
@@ -197,7 +197,7 @@ def test_the_received_model_is_tested_adapted_and_trained_as_it_came(kind: str) 
 def test_the_kept_model_is_the_adapted_one(tmp_path: Path) -> None:
     node = digits_config("a", home=str(tmp_path))
     model = initial()
-    client.benches._workbenches.clear()
+    coterie.client.work.benches._workbenches.clear()
     reply = ask(wire.EVALUATE, model, node, keep=True, run="r", **ADAPT)
     expected = adapted(model)
     assert wire.read_metrics(reply.content)[wire.ERROR] == expected.error

@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-import client.app
-import wire
-from client.policy import Policy
-from client.settings import SettingsError, SiloSettings
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import execute
-from strategies import FederationError
-from strategies.hcct import CATCH_UP
+import coterie.client.app
+from coterie import wire
+from coterie.client.home.policy import Policy
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.strategies import FederationError
+from coterie.strategies.hcct.algorithm import CATCH_UP
+from coterie.wire import decode_arrays, decode_description, read_metrics
 from tests.client.test_app import TRAINING, ask, initial, train
 from tests.conftest import digits_config
-from wire import decode_arrays, decode_description, read_metrics
 
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
 
 
 def silo(**policy: Any) -> dict[str, Any]:
@@ -181,7 +181,7 @@ def test_a_newcomer_of_few_epochs_takes_part_in_hcct_with_a_short_catch_up(tmp_p
             seen.extend(messages)
             return super().push_messages(messages)
 
-    grid = Listening(client.app.app, [digits_config("a"), digits_config("b", 1), config])
+    grid = Listening(coterie.client.app.app, [digits_config("a"), digits_config("b", 1), config])
     result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path)
     asked = [m.content[wire.CONFIG] for m in seen if m.metadata.message_type == wire.TRAIN]
     (catch_up,) = [c for c in asked if c.get(wire.PURPOSE) == CATCH_UP]
@@ -206,14 +206,17 @@ def test_what_the_silo_refuses_it_refuses_when_it_joins(tmp_path: Path) -> None:
         config = RunConfig.read(
             {"strategy": "fedavg", "local-epochs": 1, "min-silos": 1, "wait-for-silos": 0.2} | keys
         )
-        grid = InProcessGrid(client.app.app, [silo(max_local_epochs=1)])
+        grid = InProcessGrid(coterie.client.app.app, [silo(max_local_epochs=1)])
         with pytest.raises(FederationError, match="trains at most 1 epochs a round") as caught:
             execute(grid, config, run_id=1, folder=tmp_path / "-".join(keys))
         assert caught.value.phase == "roster"
     config = RunConfig.read({"strategy": "fedgen", "min-silos": 1, "wait-for-silos": 0.2})
     with pytest.raises(FederationError, match=r"'a' does not share its label counts.*silo.toml"):
         execute(
-            InProcessGrid(client.app.app, [silo()]), config, run_id=1, folder=tmp_path / "fedgen"
+            InProcessGrid(coterie.client.app.app, [silo()]),
+            config,
+            run_id=1,
+            folder=tmp_path / "fedgen",
         )
 
 
@@ -254,7 +257,7 @@ def test_models_beside_the_task_s_leave_only_if_the_silo_lets_them() -> None:
 def test_there_is_no_kind_of_message_that_the_policy_does_not_cover() -> None:
     """A handler that is added later must check it too."""
     model = initial()
-    kinds = [kind.removesuffix(".default") for kind in client.app.app._registered_funcs]
+    kinds = [kind.removesuffix(".default") for kind in coterie.client.app.app._registered_funcs]
     assert {wire.DESCRIBE, wire.INITIAL, wire.TRAIN, wire.EVALUATE} <= set(kinds)
     for kind in kinds:
         reply = ask(kind, silo(strategies="hcct"), model=model, strategy="fedavg", **TRAINING)

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord
 
-from client.__main__ import main as silo
-from client.app import app
-from client.journal import JOURNAL, note
-from client.report import build_page, read_silo
-from client.settings import SettingsError
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import execute
+from coterie.client.__main__ import main as silo
+from coterie.client.app import app
+from coterie.client.cli.report import build_page, read_silo
+from coterie.client.home.journal import JOURNAL, note
+from coterie.client.home.settings import SettingsError
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
 from tests.conftest import digits_config
 
 TENSORS = [{"name": "fc.weight", "shape": [10, 4], "bytes": 160}]

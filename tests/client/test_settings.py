@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from client.settings import SettingsError, SiloSettings
+from coterie.client.home.settings import SettingsError, SiloSettings
 
 
 @pytest.mark.parametrize("name", ["a", "hospital-b", "North_3.x", "9", "x" * 64])

@@ -13,12 +13,12 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-import client.silo
-import wire
-from client.ledger import outbound
-from client.link import LinkError, LinkLostError, RunEndedError
-from client.settings import SiloSettings
-from client.silo import Connection, GaveUpError, Silo
+import coterie.client.resident.silo
+from coterie import wire
+from coterie.client.home.settings import SiloSettings
+from coterie.client.resident.ledger import outbound
+from coterie.client.resident.link import LinkError, LinkLostError, RunEndedError
+from coterie.client.resident.silo import Connection, GaveUpError, Silo
 
 Step = Callable[[], Message | None]
 
@@ -109,9 +109,9 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
-    monkeypatch.setattr(client.silo, "connect", made.connect)
-    monkeypatch.setattr(client.silo, "MAX_PAUSE_S", 0.001)
-    monkeypatch.setattr(client.silo, "MIN_PAUSE_S", 0.0)
+    monkeypatch.setattr(coterie.client.resident.silo, "connect", made.connect)
+    monkeypatch.setattr(coterie.client.resident.silo, "MAX_PAUSE_S", 0.001)
+    monkeypatch.setattr(coterie.client.resident.silo, "MIN_PAUSE_S", 0.0)
 
     class CountingEvent(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
@@ -206,7 +206,7 @@ def test_it_gives_up_after_its_patience_and_says_why(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(0, 1000, 10))
-    monkeypatch.setattr(client.silo.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(coterie.client.resident.silo.time, "monotonic", lambda: float(next(clock)))
     world.connections = [LinkError("the SuperLink cannot be reached")] * 50
     with pytest.raises(GaveUpError, match="silo 'north' gave up after 40 s: the SuperLink cannot"):
         world.silo.run()
@@ -217,7 +217,7 @@ def test_patience_begins_anew_with_every_connection(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(client.silo.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(coterie.client.resident.silo.time, "monotonic", lambda: now[0])
 
     def much_later() -> Message:
         now[0] += 1000.0

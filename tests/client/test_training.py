@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from client.personalised import train_per_fedavg
-from client.training import (
+from coterie.client.work.personalised import train_per_fedavg
+from coterie.client.work.training import (
     Tensors,
     TooFewError,
     TrainPlan,
@@ -22,7 +22,7 @@ from client.training import (
     train,
     warm_up,
 )
-from tasks.base import SiloData, Task
+from coterie.tasks.base import SiloData, Task
 from tests.conftest import assert_equal_models
 
 
@@ -340,7 +340,7 @@ def test_evaluation_in_several_batches_weighs_the_last_by_its_size(
     task, model = fresh()
     data = some_data(4, 50)
     whole = evaluate(task, model, data)
-    monkeypatch.setattr("client.training.EVALUATION_BATCH", 16)
+    monkeypatch.setattr("coterie.client.work.training.EVALUATION_BATCH", 16)
     assert evaluate(task, model, data).loss == pytest.approx(whole.loss, rel=1e-5)
     assert evaluate(task, model, data).error == whole.error
 

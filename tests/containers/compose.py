@@ -14,17 +14,6 @@ from typing import Any
 
 import pytest
 
-__all__ = [
-    "JOINS",
-    "ROOT",
-    "RUN_DEADLINE_S",
-    "Federation",
-    "docker",
-    "newcomer_joins_and_models_are_the_simulations",
-    "up",
-    "until",
-]
-
 ROOT = Path(__file__).parents[2]
 ROUNDS, JOINS = 10, 5
 BUILD_DEADLINE_S, RUN_DEADLINE_S = 3600.0, 900.0

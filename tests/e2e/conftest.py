@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from server.local import LocalFederation, SiloSpec
+from coterie.server.machine.local import LocalFederation, SiloSpec
 
-COTERIE = [sys.executable, "-m", "server.cli"]
+COTERIE = [sys.executable, "-m", "coterie.server.cli"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

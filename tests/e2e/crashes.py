@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from server.files import held_by
-from server.follow import events
-from server.local import LocalFederation
+from coterie.server.machine.local import LocalFederation
+from coterie.server.runs.follow import events
+from coterie.system.files import held_by
 from tests.e2e.conftest import coterie, record_of, spec, until
 
 NAMES = ("a", "b", "c")

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from server.federation import Federation, load
-from server.link import control
-from server.superlink import Ports
+from coterie.server.machine.link import control
+from coterie.server.machine.superlink import Ports
+from coterie.server.site.federation import Federation, load
 from tests.e2e.conftest import COTERIE, coterie, until
 
 STOP_S = 20.0
@@ -157,7 +157,7 @@ class Organisations:
 
 def processes_of(superlink: subprocess.Popen[bytes], program: str) -> list[int]:
     """Process ids of a program that runs under the coordinator."""
-    from server.processes import family
+    from coterie.system.processes import family
 
     found = []
     for pid in family([superlink.pid]):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from server.files import held_by
-from server.local import LocalFederation
-from server.record import read_record
+from coterie.server.machine.local import LocalFederation
+from coterie.server.runs.record import read_record
+from coterie.system.files import held_by
 from tests.e2e.conftest import coterie, record_of, spec
 from tests.e2e.crashes import (
     KEYS,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from server.compare import compare
+from coterie.server.study.compare import compare
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from server.files import held_by
-from server.link import control
-from server.local import LocalFederation, SiloSpec
-from server.record import read_record
+from coterie.server.machine.link import control
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.runs.record import read_record
+from coterie.system.files import held_by
 from tests.e2e.conftest import coterie, record_of, spec, until
 from tests.e2e.crashes import (
     KEYS,
@@ -33,7 +33,7 @@ from tests.e2e.proxy import Proxy
 
 BIG = '''
 import torch
-from tasks.digits import Digits
+from coterie.tasks.images.digits import Digits
 
 class Big(Digits):
     """The digits with a model of 15 MB, so that writing a checkpoint takes a while."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from server.demo import Outcome, demo
+from coterie.server.study.demo import Outcome, demo
 
 
 def run(folder: Path, strategy: str = "hcct") -> tuple[Outcome, str]:

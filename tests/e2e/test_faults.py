@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from server.local import LocalFederation, SiloSpec
-from server.superlink import Ports
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.machine.superlink import Ports
 from tests.e2e.conftest import coterie, record_of, spec, until
 
 KEYS = {"strategy": "fedavg", "rounds": 3, "min-silos": 3, "seed": 1}
 
 PLUGIN = '''
-from tasks.digits import Digits
+from coterie.tasks.images.digits import Digits
 
 class Moody(Digits):
     """The digits, but its silo fails when it has exactly 41 training samples."""

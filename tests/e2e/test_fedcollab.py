@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from server.demo import demo
-from server.local import LocalFederation
+from coterie.server.machine.local import LocalFederation
+from coterie.server.study.demo import demo
 from tests.e2e.conftest import coterie, record_of, spec, until
 from tests.e2e.test_runs import KEYS, in_process_hashes
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file
 
-import wire
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.local import LocalFederation, SiloSpec
-from server.record import model_hash
-from server.run import execute
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import model_hash
+from coterie.server.runs.run import execute
 from tests.e2e.conftest import record_of, spec
 
 KEYS: dict[str, Any] = {
@@ -30,7 +30,7 @@ PLUGIN = '''
 import os
 import signal
 
-from tasks.digits import Digits
+from coterie.tasks.images.digits import Digits
 
 class Doomed(Digits):
     """The digits, but a silo of 41 training samples is killed as soon as it trains on them."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from server.files import held_by
-from server.processes import family
+from coterie.system.files import held_by
+from coterie.system.processes import family
 from tests.e2e.conftest import coterie, record_of, until
 from tests.e2e.organisations import COMMAND_S, Organisations, processes_of
 from tests.e2e.test_runs import in_process_hashes

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic import write_run
-from server.report.command import write_report
-from server.web import LivePage, make_server
+from coterie.server.report.command import write_report
+from coterie.server.report.web import LivePage, make_server
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="no playwright: pip install 'coterie[browser]'"

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-import wire
-from client.app import app
-from server.baselines import BASELINES
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.link import control
-from server.local import LocalFederation
-from server.record import model_hash
-from server.run import execute
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.machine.link import control
+from coterie.server.machine.local import LocalFederation
+from coterie.server.runs.baselines import BASELINES
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import model_hash
+from coterie.server.runs.run import execute
 from tests.e2e.conftest import COTERIE, coterie, record_of, spec, until
 
 KEYS = {"strategy": "hcct", "rounds": 4, "seed": 5, "alpha": 20.0, "min-silos": 3}
@@ -282,6 +282,6 @@ def test_the_same_client_app_serves_under_stock_supernodes(
 
 
 def _free_port() -> int:
-    from server.superlink import Ports
+    from coterie.server.machine.superlink import Ports
 
     return Ports.free().fleet

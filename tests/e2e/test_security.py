@@ -20,9 +20,9 @@ from typing import Any
 import grpc
 import pytest
 
-from client.home import Home
-from enrolment import public_pem
-from server.enrolled import names_by_node
+from coterie.client.home.folder import Home
+from coterie.server.site.enrolled import names_by_node
+from coterie.wire.enrolment import public_pem
 from tests.e2e.conftest import coterie, record_of, until
 from tests.e2e.organisations import Organisations
 
@@ -228,7 +228,7 @@ def test_a_recorded_connection_that_is_played_again_has_no_effect(
 
 TWICE = """
 import sys
-import client.link as link
+import coterie.client.resident.link as link
 once = link.FleetLink.send
 def twice(self, reply, *, seconds):
     once(self, reply, seconds=seconds)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from server.local import LocalFederation
-from server.simulate import node_configs, read
+from coterie.server.machine.local import LocalFederation
+from coterie.server.study.simulate import node_configs, read
 from tests.e2e.conftest import coterie, record_of, until
 
 TEXT = """\
@@ -78,7 +78,7 @@ def test_silos_of_a_process_come_back_after_the_superlink_was_restarted_and_sign
     (process,) = federation.processes.values()
     process.send_signal(signal.SIGTERM)
     assert process.wait(30) == 0
-    from server.link import control
+    from coterie.server.machine.link import control
 
     with control(federation.superlink.control_address) as calls:
         until(lambda: calls.num_online() == 0, "the silos to be gone", deadline_s=10)

@@ -22,10 +22,10 @@ def test_the_client_app_runs_under_the_simulation_engine_and_gives_the_same_mode
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from client.app import app
-    from server.config import RunConfig
-    from server.inprocess import InProcessGrid
-    from server.run import execute
+    from coterie.client.app import app
+    from coterie.server.runs.config import RunConfig
+    from coterie.server.runs.inprocess import InProcessGrid
+    from coterie.server.runs.run import execute
 
     config = RunConfig.read(KEYS)
     server_app = ServerApp()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from server.superlink import Ports
+from coterie.server.machine.superlink import Ports
 from tests.e2e.conftest import until
 
 ROOT = Path(__file__).parents[2]

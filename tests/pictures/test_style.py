@@ -7,9 +7,9 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from pictures import charts
-from pictures.page import Page, Picture, Table, render, save
-from pictures.style import DARK, GROUPS, LIGHT, NARROW, WIDE, Layout, shorten
+from coterie.pictures import charts
+from coterie.pictures.page import Page, Picture, Table, render, save
+from coterie.pictures.style import DARK, GROUPS, LIGHT, NARROW, WIDE, Layout, shorten
 
 HOSTILE = '<script>alert("x")</script> & $\\alpha$'
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-import server.commands
-import server.coordinator
-import server.simulate
+import coterie.server.cli.commands
+import coterie.server.site.coordinator
+import coterie.server.study.simulate
 from benchmarks.synthetic import write_run
-from server.cli import NOT_WITH_FEDERATION, app, main, superlink
-from server.config import RunConfig
-from server.federation import Federation, create
-from server.link import RunInfo
-from strategies import FederationError
+from coterie.server.cli.main import NOT_WITH_FEDERATION, app, main, superlink
+from coterie.server.machine.link import RunInfo
+from coterie.server.runs.config import RunConfig
+from coterie.server.site.federation import Federation, create
+from coterie.strategies import FederationError
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seen.append(changes)
         return file
 
-    monkeypatch.setattr(server.commands, "submit_and_follow", submit)
-    monkeypatch.setattr(server.simulate, "simulate", simulate)
+    monkeypatch.setattr(coterie.server.cli.commands, "submit_and_follow", submit)
+    monkeypatch.setattr(coterie.server.study.simulate, "simulate", simulate)
     return seen
 
 
@@ -210,7 +210,7 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
-    monkeypatch.setattr(server.commands, "control", lambda *_, **__: nullcontext(made))
+    monkeypatch.setattr(coterie.server.cli.commands, "control", lambda *_, **__: nullcontext(made))
     return made
 
 
@@ -277,8 +277,8 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
     def interrupted(*_: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(server.commands, "follow_run", interrupted)
-    monkeypatch.setattr(server.commands, "_follow_log", interrupted)
+    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", interrupted)
+    monkeypatch.setattr(coterie.server.cli.commands, "_follow_log", interrupted)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my study").mkdir()
     write_federation(tmp_path / "my study")
@@ -291,7 +291,7 @@ def test_how_to_go_on_names_the_options_that_were_given(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = {"status": "failed", "error": "no silos"}
-    monkeypatch.setattr(server.commands, "follow_run", lambda *_: failed)
+    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", lambda *_: failed)
     write_federation(tmp_path)
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
     assert done.exit_code == 3
@@ -333,7 +333,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         folders.append(federation.folder)
         return 0
 
-    monkeypatch.setattr(server.coordinator, "serve", serve)
+    monkeypatch.setattr(coterie.server.site.coordinator, "serve", serve)
     return folders
 
 

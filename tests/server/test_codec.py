@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.checkpoint import CheckpointError, Checkpoints
-from server.codec import CodecError, decode, encode
+from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
+from coterie.server.runs.codec import CodecError, decode, encode
 
 Point = namedtuple("Point", ["x", "y"])
 

@@ -14,9 +14,18 @@ import pytest
 from rich.console import Console
 from scipy.stats import wilcoxon
 
-from server.compare import compare, read
-from server.comparison import Measure, cells, holm, markdown, measure, paired_p, plain, rows
-from strategies.errors import EXIT_CONFIG, FederationError
+from coterie.server.study.compare import compare, read
+from coterie.server.study.comparison import (
+    Measure,
+    cells,
+    holm,
+    markdown,
+    measure,
+    paired_p,
+    plain,
+    rows,
+)
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 
 
 def made(errors: dict[str, float], curve: list[float] | None = None) -> Measure:

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wire
-from server.config import RunConfig, require_silos
-from server.run import build_strategy, run_folder, terms, train_config
-from strategies import HCCT, FederationError
-from strategies.errors import EXIT_CONFIG
-from strategies.roster import NodeRoster
+from coterie import wire
+from coterie.server.runs.config import RunConfig, require_silos
+from coterie.server.runs.run import build_strategy, run_folder, terms, train_config
+from coterie.strategies import HCCT, FederationError
+from coterie.strategies.errors import EXIT_CONFIG
+from coterie.strategies.rounds.roster import NodeRoster
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from client.app import app
-from server.config import RunConfig
-from server.demo import KINDS, NEWCOMER, SIZES, demo, hidden_groups, newcomer, silos
-from server.inprocess import InProcessGrid
-from server.local import SiloSpec
-from server.run import execute
-from strategies.errors import FederationError
-from strategies.loop import RunResult
-from tasks import load_task
+from coterie.client.app import app
+from coterie.server.machine.local import SiloSpec
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.server.study.demo import KINDS, NEWCOMER, SIZES, demo, hidden_groups, newcomer, silos
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.loop import RunResult
+from coterie.tasks import load_task
 
 ROUNDS = 6
 FOUND_BY = 4

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from enrolment import Request, public_pem
-from server.enrolled import Node, enrol, names_by_node, read, remove, sync
-from strategies.errors import FederationError
+from coterie.server.site.enrolled import Node, enrol, names_by_node, read, remove, sync
+from coterie.strategies.errors import FederationError
+from coterie.wire.enrolment import Request, public_pem
 
 
 def request(name: str) -> Request:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from server.explain import explain, find_run, print_explanation
-from strategies.errors import FederationError
+from coterie.server.report.explain import explain, find_run, print_explanation
+from coterie.strategies.errors import FederationError
 
 ALPHA, SIZES = 20.0, {"a": 100, "b": 100, "c": 50}
 COSINES = [[1.0, 0.8, 0.1], [0.8, 1.0, 0.0], [0.1, 0.0, 1.0]]

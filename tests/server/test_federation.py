@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from enrolment import fingerprint_of_key, make_request, public_pem, read_bundle
-from server import certificates, enrolled
-from server.federation import Federation, create, find, load
-from server.link import control
-from server.operator import print_remove, print_roster, take_request
-from server.superlink import Ports, environment
-from strategies.errors import FederationError
+from coterie.server.machine.link import control
+from coterie.server.machine.superlink import Ports, environment
+from coterie.server.site import certificates, enrolled
+from coterie.server.site.federation import Federation, create, find, load
+from coterie.server.site.operator import print_remove, print_roster, take_request
+from coterie.strategies.errors import FederationError
+from coterie.wire.enrolment import fingerprint_of_key, make_request, public_pem, read_bundle
 
 
 def test_init_makes_a_folder_that_only_its_owner_reads(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_silo_is_enrolled_and_removed_where_another_superlink_has_the_port(
 def test_a_server_of_the_ca_is_trusted_and_one_of_another_is_told_from_silence(
     other: Federation, beside: Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.link.CONNECT_DEADLINE_S", 0.3)
+    monkeypatch.setattr("coterie.server.machine.link.CONNECT_DEADLINE_S", 0.3)
     address = other.control_address
     with (
         pytest.raises(FederationError, match="something else listens"),

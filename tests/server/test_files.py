@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import server.commands
-from server.commands import print_runs
-from server.config import RunConfig
-from server.files import UNKNOWN, held_by, locked
-from strategies.errors import FederationError
+import coterie.server.cli.commands
+from coterie.server.cli.commands import print_runs
+from coterie.server.runs.config import RunConfig
+from coterie.strategies.errors import FederationError
+from coterie.system.files import UNKNOWN, held_by, locked
 
 
 @pytest.fixture
@@ -86,4 +86,4 @@ def test_a_run_of_another_account_is_not_stopped_to_be_resumed(
     with locked(folder):
         allow(monkeypatch, *modes)
         with pytest.raises(FederationError, match=why):
-            server.commands._resumable(Calls(), config)  # type: ignore[arg-type]
+            coterie.server.cli.commands._resumable(Calls(), config)  # type: ignore[arg-type]

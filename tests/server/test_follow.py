@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-import server.follow
+import coterie.server.runs.follow
 from benchmarks.synthetic import write_run
-from server.commands import watch_run
-from server.files import locked
-from server.follow import Progress, events
-from server.link import RunInfo
-from server.local import follow_run
-from strategies import FederationError
+from coterie.server.cli.commands import watch_run
+from coterie.server.machine.link import RunInfo
+from coterie.server.machine.local import follow_run
+from coterie.server.runs.follow import Progress, events
+from coterie.strategies import FederationError
+from coterie.system.files import locked
 
 CONFIG = {"rounds": 5}
 
@@ -60,7 +60,7 @@ def never() -> str | None:
 def test_who_watches_a_run_whose_process_was_killed_is_told_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.follow, "CHECK_S", 0.0)
+    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.0)
     folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
     past = time.time() - 10  # no longer ago than a round may take
     os.utime(folder / "events.jsonl", (past, past))
@@ -71,7 +71,7 @@ def test_who_watches_a_run_whose_process_was_killed_is_told_soon(
 def test_a_run_that_somebody_holds_is_watched_however_long_it_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.follow, "CHECK_S", 0.0)
+    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.0)
     folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
     past = time.time() - 10
     os.utime(folder / "events.jsonl", (past, past))
@@ -132,7 +132,7 @@ def test_a_run_that_does_not_begin_in_time_is_an_error(tmp_path: Path) -> None:
 def test_a_run_that_is_over_without_saying_so_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.follow, "CHECK_S", 0.01)
+    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start"})
     told = []
     with pytest.raises(FederationError, match="without a record of its end: it was stopped"):
@@ -152,7 +152,7 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
         time.sleep(0.3)
         write(tmp_path, {"event": "end", "status": "failed"})
 
-    monkeypatch.setattr(server.follow, "CHECK_S", 0.01)
+    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start", "run_id": "1"})
     told: list[dict[str, Any]] = []
     with locked(tmp_path):

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from server.coordinator import _stopping
-from server.local import LocalFederation
-from server.processes import insistent_interrupts
-from server.superlink import SuperLink
+from coterie.server.machine.local import LocalFederation
+from coterie.server.machine.superlink import SuperLink
+from coterie.server.site.coordinator import _stopping
+from coterie.system.processes import insistent_interrupts
 
 IGNORES = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); "
 DEAF = [sys.executable, "-c", IGNORES + "time.sleep(60)"]
@@ -34,11 +34,11 @@ def sleeper() -> subprocess.Popen[bytes]:
 def test_a_second_interrupt_leaves_nothing_running(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.local.STOP_DEADLINE_S", 1.0)
+    monkeypatch.setattr("coterie.server.machine.local.STOP_DEADLINE_S", 1.0)
     federation = LocalFederation(tmp_path)
     silo = federation.processes["a"] = sleeper()
     federation.superlink._process = superlink = sleeper()
-    monkeypatch.setattr("server.superlink.STOP_DEADLINE_S", 0.1)
+    monkeypatch.setattr("coterie.server.machine.superlink.STOP_DEADLINE_S", 0.1)
     again = threading.Timer(0.3, os.kill, (os.getpid(), number))
     again.start()
     before = signal.getsignal(number)
@@ -56,7 +56,7 @@ def test_the_superlink_is_stopped_whatever_becomes_of_the_silos(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LocalFederation, "_reap", staticmethod(interrupted))
-    monkeypatch.setattr("server.superlink.STOP_DEADLINE_S", 0.1)
+    monkeypatch.setattr("coterie.server.machine.superlink.STOP_DEADLINE_S", 0.1)
     federation = LocalFederation(tmp_path)
     federation.processes["a"] = sleeper()
     federation.superlink._process = superlink = sleeper()
@@ -73,7 +73,7 @@ def test_what_ends_the_process_ends_the_federation(
         superlink._process = sleeper()
 
     monkeypatch.setattr(SuperLink, "start", start)
-    monkeypatch.setattr("server.superlink.STOP_DEADLINE_S", 0.1)
+    monkeypatch.setattr("coterie.server.machine.superlink.STOP_DEADLINE_S", 0.1)
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended, LocalFederation(tmp_path) as federation:
         superlink = federation.superlink._process
@@ -108,7 +108,7 @@ def test_what_ends_the_coordinator_ends_its_superlink_in_order(number: signal.Si
 
 KILLED = """
 import os, signal, subprocess, sys
-from server.processes import tied
+from coterie.system.processes import tied
 child = [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"]
 process = subprocess.Popen(tied(child), stdout=subprocess.PIPE, start_new_session=True)
 process.stdout.readline()
@@ -131,7 +131,7 @@ def test_who_is_killed_takes_its_children_along() -> None:
 
 def test_an_interrupt_that_is_dropped_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python drops what is raised in a finaliser, as this test drops the first."""
-    monkeypatch.setattr("server.processes.AGAIN_S", 0.1)
+    monkeypatch.setattr("coterie.system.processes.AGAIN_S", 0.1)
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
     heard = False

@@ -14,19 +14,19 @@ import pytest
 from flwr.app import Context, Error, Message
 from safetensors.numpy import load_file
 
-import server.record
-import wire
-from client.app import app
-from server.comparison import measure
-from server.config import RunConfig
-from server.follow import events
-from server.inprocess import InProcessGrid
-from server.record import RunRecord, default_runs_dir, model_hash, write_atomically
-from server.report.model import read_run
-from server.run import _line, execute
-from strategies import FederationError
-from strategies.errors import EXIT_NO_SILOS
-from strategies.loop import RoundReport, RunResult
+import coterie.server.runs.record
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.report.model import read_run
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.follow import events
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import RunRecord, default_runs_dir, model_hash, write_atomically
+from coterie.server.runs.run import _line, execute
+from coterie.server.study.comparison import measure
+from coterie.strategies import FederationError
+from coterie.strategies.errors import EXIT_NO_SILOS
+from coterie.strategies.rounds.loop import RoundReport, RunResult
 from tests.conftest import arrays_of, digits_config
 
 SHORT = {
@@ -109,7 +109,7 @@ def test_a_crash_while_writing_leaves_the_last_good_file(
     def crash(descriptor: int) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(server.record.os, "fsync", crash)
+    monkeypatch.setattr(coterie.server.runs.record.os, "fsync", crash)
     with pytest.raises(OSError, match="no space"):
         write_atomically(target, b"half of it")
     assert target.read_bytes() == b"good"
@@ -362,7 +362,7 @@ def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
             raise OSError(errno.ENOSPC, "No space left on device", str(target))
         write_atomically(target, content)
 
-    monkeypatch.setattr(server.record, "write_atomically", full)
+    monkeypatch.setattr(coterie.server.runs.record, "write_atomically", full)
     with pytest.raises(FederationError, match=r"the disk is full.*coterie run --resume run"):
         execute_in(tmp_path / "run", rounds=1)
     assert record(tmp_path / "run")["status"] == "failed"

@@ -17,14 +17,14 @@ import pytest
 from rich.console import Console
 
 from benchmarks.synthetic import write_run
-from pictures.page import render
-from server.commands import print_final, print_runs
-from server.federation import create
-from server.report.command import tell, write_report
-from server.report.history import follow_groups
-from server.report.model import Round, read_run
-from server.report.page import build_page, make_pictures, repeat_command, summary
-from strategies.errors import FederationError
+from coterie.pictures.page import render
+from coterie.server.cli.commands import print_final, print_runs
+from coterie.server.report.command import tell, write_report
+from coterie.server.report.history import follow_groups
+from coterie.server.report.model import Round, read_run
+from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
+from coterie.server.site.federation import create
+from coterie.strategies.errors import FederationError
 
 EVERY_PICTURE = [
     "groups", "outcomes", "curves", "matrix", "utilities", "stay", "path", "loss", "seconds",
@@ -74,8 +74,10 @@ def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
 def test_the_last_table_has_it_too(
     listed: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.commands.MAX_SILOS_LISTED", 60 if listed else 0)
-    monkeypatch.setattr("server.report.command.write_report", lambda folder: ["report.html"])
+    monkeypatch.setattr("coterie.server.cli.commands.MAX_SILOS_LISTED", 60 if listed else 0)
+    monkeypatch.setattr(
+        "coterie.server.report.command.write_report", lambda folder: ["report.html"]
+    )
     own = {"a": {"loss": 1.0, "error": 0.125}}
     record = {
         "silos": {name: {"num-examples": 10} for name in "ab"},
@@ -144,7 +146,7 @@ def test_a_silo_that_tells_no_error_has_a_dash_and_no_part_in_means(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("server.commands.MAX_SILOS_LISTED", 60 if listed else 0)
+    monkeypatch.setattr("coterie.server.cli.commands.MAX_SILOS_LISTED", 60 if listed else 0)
     (tmp_path / "fedavg-1").mkdir()
     record = {
         "status": "completed",
@@ -189,7 +191,9 @@ def test_a_folder_is_printed_as_it_is_called(
     print_runs(root)
     said = capsys.readouterr().out
     assert "no runs are recorded in" in said and "r [test]" in said and "hcct-[b]1" in said
-    monkeypatch.setattr("server.report.command.write_report", lambda folder: [run / "report.html"])
+    monkeypatch.setattr(
+        "coterie.server.report.command.write_report", lambda folder: [run / "report.html"]
+    )
     console = Console(file=StringIO(), width=300)
     print_final(console, run)
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -237,7 +241,7 @@ def test_a_complete_run_stays_complete_where_no_page_can_be_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("server.report.command.write_atomically", full)
+    monkeypatch.setattr("coterie.server.report.command.write_atomically", full)
     console = Console(file=StringIO(), width=120)
     print_final(console, runs / "hcct-1")
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -456,7 +460,7 @@ def test_other_formats(runs: Path, tmp_path: Path) -> None:
 def test_the_command_line_writes_and_says_where(runs: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            sys.executable, "-m", "server.cli", "report", "hcct-1", "--runs-dir", str(runs),
+            sys.executable, "-m", "coterie.server.cli", "report", "hcct-1", "--runs-dir", str(runs),
             "--alone", "independent-1", "--global", "fedavg-1", "--format", "json",
             "--out", str(tmp_path / "x.json"),
         ],
@@ -472,7 +476,7 @@ def test_commands_find_the_federations_runs(command: str, tmp_path: Path) -> Non
     write_run(study.runs / "hcct-1", num_silos=4, num_rounds=3, strategy="hcct")
     for options, folder in ((["--federation", str(study.folder)], tmp_path), ([], study.folder)):
         done = subprocess.run(
-            [sys.executable, "-m", "server.cli", command, "hcct-1", *options],
+            [sys.executable, "-m", "coterie.server.cli", command, "hcct-1", *options],
             cwd=folder,
             env={**environ, "PYTHONPATH": str(Path.cwd()), "COTERIE_FEDERATION": ""},
             capture_output=True, text=True, timeout=60, check=False,

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-import client.rounds
-import wire
-from client.app import app
-from server.checkpoint import CheckpointError
-from server.config import RunConfig
-from server.follow import Progress, events
-from server.inprocess import InProcessGrid
-from server.run import execute
-from strategies import FederationError
-from strategies.loop import RunResult
+import coterie.client.home.rounds
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.runs.checkpoint import CheckpointError
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.follow import Progress, events
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.strategies import FederationError
+from coterie.strategies.rounds.loop import RunResult
 from tests.conftest import digits_config
 
 KEYS = {
@@ -99,7 +99,7 @@ def nodes(home: Path) -> list[dict[str, Any]]:
 
 def restart_silos() -> None:
     """What their processes keep in memory is gone; their disks are not."""
-    client.rounds._memory.clear()
+    coterie.client.home.rounds._memory.clear()
 
 
 def record_of(folder: Path) -> dict[str, Any]:

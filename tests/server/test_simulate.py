@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from server.report.command import tell
-from server.report.model import read_run
-from server.simulate import read, simulate
-from strategies import FederationError
-from strategies.errors import EXIT_CONFIG
+from coterie.server.report.command import tell
+from coterie.server.report.model import read_run
+from coterie.server.study.simulate import read, simulate
+from coterie.strategies import FederationError
+from coterie.strategies.errors import EXIT_CONFIG
 
 TEXT = """
 silos = 3

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-import server.tracking
+import coterie.server.runs.tracking
 from benchmarks.synthetic import write_run
-from server.config import RunConfig
-from server.report.model import read_run
-from server.tracking import Tracking, export, open_trackers, scalars
-from strategies.errors import FederationError
-from strategies.loop import RoundReport
+from coterie.server.report.model import read_run
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.tracking import Tracking, export, open_trackers, scalars
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.loop import RoundReport
 
 
 def scalars_of(folder: Path) -> dict[tuple[str, int], float]:
@@ -67,7 +67,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(
         def log(self, figures: Any, step: int) -> None:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(server.tracking, "open_trackers", lambda *a, **k: [Broken()])
+    monkeypatch.setattr(coterie.server.runs.tracking, "open_trackers", lambda *a, **k: [Broken()])
     with Tracking("tensorboard", tmp_path, {}) as tracking:
         for number in (1, 2):
             tracking.round([{"round": number, "groups": [["a"]]}], RoundReport(round=number))

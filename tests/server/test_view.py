@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from server.follow import Progress
-from server.view import line_of, megabytes, percent, picture, showing, wide
+from coterie.server.cli.view import line_of, megabytes, percent, picture, showing, wide
+from coterie.server.runs.follow import Progress
 
 START = {"event": "start", "config": {"rounds": 5}}
 NAMES = ["[red]", "<script>alert(1)</script>", "[/bold]x", "[link=file:///x]y[/link]", "a\\"]

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-import server.web
+import coterie.server.report.web
 from benchmarks.synthetic import write_run
-from server.web import LivePage, make_server
-from strategies.errors import FederationError
+from coterie.server.report.web import LivePage, make_server
+from coterie.strategies.errors import FederationError
 
 
 @pytest.fixture
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
     """A folder of runs, empty as yet, and the address of its page."""
-    monkeypatch.setattr(server.web, "REST", 0.0)
+    monkeypatch.setattr(coterie.server.report.web, "REST", 0.0)
     bound = make_server(LivePage(None, tmp_path), host="127.0.0.1", port=0)
     thread = threading.Thread(target=bound.serve_forever, args=(0.05,))
     thread.start()

@@ -13,12 +13,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import app as coterie_app
-from server.baselines import BASELINES
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import build_strategy, initial_arrays
-from strategies import (
+from coterie.client.app import app as coterie_app
+from coterie.server.runs.baselines import BASELINES
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.strategies import (
     CFL,
     FLHC,
     FLSC,
@@ -35,10 +35,11 @@ from strategies import (
     PFedMe,
     RunResult,
 )
-from strategies.choosing import first_choices
-from strategies.fedfa import information
-from strategies.loop import GroupStrategy, Update
-from strategies.roster import DescribedRoster, Silo
+from coterie.strategies.baselines.choosing import first_choices
+from coterie.strategies.baselines.fedfa import information
+from coterie.strategies.rounds.loop import GroupStrategy, Update
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,
     arrays_of,
@@ -51,7 +52,6 @@ from tests.conftest import (
     plain_target,
     plain_trained,
 )
-from wire import Model
 
 NODES = plain_nodes(0, 1, 0, 2, 1, samples=[40, 70, 120, 10, 300])
 NAMES = [f"node-{i}" for i in range(1, 6)]

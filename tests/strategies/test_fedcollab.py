@@ -14,20 +14,26 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-import wire
-from client.app import app as coterie_app
-from server.config import RunConfig
-from server.demo import _bound_text
-from server.inprocess import InProcessGrid
-from server.report.similarity import _interval_text
-from server.run import execute
-from strategies import FedCollab, FederationError, RunResult
-from strategies.discriminators import Discriminators, Measurement
-from strategies.fedcollab import FedCollabState, Structure, _settled, _split_known, _starts
-from strategies.grouping import Members
-from strategies.loop import Answers, Update
-from strategies.partition.distance import Distance
-from strategies.roster import Silo
+from coterie import wire
+from coterie.client.app import app as coterie_app
+from coterie.server.report.similarity import _interval_text
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.server.study.demo import _bound_text
+from coterie.strategies import FedCollab, FederationError, RunResult
+from coterie.strategies.fedcollab.algorithm import (
+    FedCollabState,
+    Structure,
+    _settled,
+    _split_known,
+    _starts,
+)
+from coterie.strategies.fedcollab.discriminators import Discriminators, Measurement
+from coterie.strategies.partition.distance import Distance
+from coterie.strategies.rounds.grouping import Members
+from coterie.strategies.rounds.loop import Answers, Update
+from coterie.strategies.rounds.roster import Silo
 from tests.conftest import (
     arrays_of,
     assert_equal_models,

@@ -14,21 +14,30 @@ import pytest
 from flwr.app import Context, Error, Message
 from torch import nn
 
-import wire
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import build_strategy, execute, initial_arrays
-from strategies import HCCT, FedAvg, FedEnsemble, FedGen, FedGenP, FedGroup, Independent, PerFedAvg
-from strategies.errors import FederationError
-from strategies.generative import GenerativeState, Given, teaching
-from strategies.grouping import Members
-from strategies.latent import GeneratorPlan
-from strategies.loop import Order, RunResult, Update
-from strategies.roster import Churn, DescribedRoster, Silo
-from tasks import load_task
-from tasks.base import Option, SiloData, Task
-from tasks.models import SplitModel
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, execute, initial_arrays
+from coterie.strategies import (
+    HCCT,
+    FedAvg,
+    FedEnsemble,
+    FedGen,
+    FedGenP,
+    FedGroup,
+    Independent,
+    PerFedAvg,
+)
+from coterie.strategies.errors import FederationError
+from coterie.strategies.fedgenp.generative import GenerativeState, Given, teaching
+from coterie.strategies.fedgenp.latent import GeneratorPlan
+from coterie.strategies.rounds.grouping import Members
+from coterie.strategies.rounds.loop import Order, RunResult, Update
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.tasks import load_task
+from coterie.tasks.base import Option, SiloData, Task
+from coterie.tasks.models import SplitModel
 from tests.conftest import (
     arrays_of,
     assert_equal_models,
@@ -368,8 +377,8 @@ def test_while_alpha_is_sought_no_partition_has_generators(generators: str, tmp_
 
 
 def test_a_group_that_changes_takes_over_the_generator_of_most_of_its_silos() -> None:
-    from strategies.fedgenp import _inherited
-    from strategies.latent import fresh_generator
+    from coterie.strategies.fedgenp.algorithm import _inherited
+    from coterie.strategies.fedgenp.latent import fresh_generator
 
     made = [
         fresh_generator(num_classes=2, latent=2, hidden=2, rng=np.random.default_rng(i))

@@ -12,16 +12,17 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.serverapp.strategy import Result
 
-import wire
-from client.app import app as coterie_app
-from server.config import RunConfig
-from server.demo import NEWCOMER, hidden_groups, newcomer, silos
-from server.inprocess import InProcessGrid
-from server.run import initial_arrays, train_config
-from strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationError
-from strategies.fedgroup import COLD_START, FedGroup, FedGroupState
-from strategies.loop import Order, RoundReport, Update
-from strategies.roster import Churn, DescribedRoster, Silo
+from coterie import wire
+from coterie.client.app import app as coterie_app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import initial_arrays, train_config
+from coterie.server.study.demo import NEWCOMER, hidden_groups, newcomer, silos
+from coterie.strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationError
+from coterie.strategies.fedgroup.algorithm import COLD_START, FedGroup, FedGroupState
+from coterie.strategies.rounds.loop import Order, RoundReport, Update
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,
     arrays_of,
@@ -35,7 +36,6 @@ from tests.conftest import (
     plain_target,
     plain_trained,
 )
-from wire import Model
 
 # Two kinds of silos, a and b; the numbers make every mean exact.
 W0 = np.array([1.0, 2.0, 3.0], np.float32)

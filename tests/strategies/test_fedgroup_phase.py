@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-import wire
-from client.app import app as coterie_app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import initial_arrays, train_config
-from strategies.errors import EXIT_NO_SILOS, FederationError
-from strategies.fedgroup import COLD_START, FedGroup
-from strategies.loop import RoundReport
-from strategies.roster import Churn, DescribedRoster
+from coterie import wire
+from coterie.client.app import app as coterie_app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import initial_arrays, train_config
+from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
+from coterie.strategies.fedgroup.algorithm import COLD_START, FedGroup
+from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.rounds.roster import Churn, DescribedRoster
+from coterie.wire import Model
 from tests.conftest import arrays_of, digits_config
-from wire import Model
 
 KEYS = ("head.weight", "head.bias")
 ROUND = {"local-epochs": 3, "batch-size": 8, "lr": 0.05, "lr-decay": 0.5, "proximal-mu": 0.1}

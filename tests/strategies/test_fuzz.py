@@ -14,12 +14,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import wire
-from server.inprocess import InProcessGrid
-from strategies import HCCT, FedAvg, FedCollab, FedGroup
-from strategies.errors import FederationError
-from strategies.loop import GroupStrategy
-from strategies.roster import DescribedRoster
+from coterie import wire
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.strategies import HCCT, FedAvg, FedCollab, FedGroup
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.loop import GroupStrategy
+from coterie.strategies.rounds.roster import DescribedRoster
 from tests.conftest import (
     arrays_of,
     assert_equal_models,

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import wire
-from strategies import generators as module
-from strategies.errors import FederationError
-from strategies.generators import others_loss, reversed_loss, train_shared_generator
-from strategies.latent import (
+from coterie import wire
+from coterie.strategies.errors import FederationError
+from coterie.strategies.fedgenp import generators as module
+from coterie.strategies.fedgenp.generators import others_loss, reversed_loss, train_shared_generator
+from coterie.strategies.fedgenp.latent import (
     Generator,
     GeneratorPlan,
     common_layers,
@@ -26,7 +26,7 @@ from strategies.latent import (
     predictor_arrays,
     predictor_shape,
 )
-from wire import Model
+from coterie.wire import Model
 
 LAYERS: wire.Layers = (("positive",), ("linear", "head.weight", "head.bias"))
 CLASSES, LATENT = 4, 6

@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from strategies import HCCT, FederationError
-from strategies.alpha import HOLDOUT as SHARE
-from strategies.alpha import Candidate, Landscape, alpha_of
-from strategies.grouping import Members
-from strategies.hcct import CATCH_UP, HCCTState, _common_starts
-from strategies.loop import Group, Order, Update
-from strategies.models import weighted_mean
-from strategies.partition.coalition import HCCTUtility, optimal
-from strategies.partition.gram import gram
-from strategies.partition.hcct import partition
-from strategies.roster import Silo
-from tests.conftest import assert_equal_models
-from wire import (
+from coterie.strategies import HCCT, FederationError
+from coterie.strategies.hcct.algorithm import CATCH_UP, HCCTState, _common_starts
+from coterie.strategies.hcct.alpha import HOLDOUT as SHARE
+from coterie.strategies.hcct.alpha import Candidate, Landscape, alpha_of
+from coterie.strategies.partition.coalition import HCCTUtility, optimal
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.hcct import partition
+from coterie.strategies.rounds.grouping import Members
+from coterie.strategies.rounds.loop import Group, Order, Update
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import (
     BATCH_SIZE,
     GROUP_SIZE,
     HOLDOUT,
@@ -34,6 +33,7 @@ from wire import (
     ROUNDS,
     Model,
 )
+from tests.conftest import assert_equal_models
 
 INITIAL: Model = {"w": np.zeros(4, np.float32), "b": np.zeros((2, 2), np.float32)}
 

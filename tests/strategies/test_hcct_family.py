@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-import wire
-from client.app import app
-from server.config import RunConfig
-from server.demo import hidden_groups, silos
-from server.inprocess import InProcessGrid
-from server.run import build_strategy, initial_arrays
-from strategies import HCCT
-from strategies.alpha import (
+from coterie import wire
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.server.study.demo import hidden_groups, silos
+from coterie.strategies import HCCT
+from coterie.strategies.errors import FederationError
+from coterie.strategies.hcct.alpha import (
     Candidate,
     Landscape,
     Trial,
@@ -24,10 +25,9 @@ from strategies.alpha import (
     open_trial,
     verdict,
 )
-from strategies.errors import FederationError
-from strategies.loop import RunResult, Update
-from strategies.partition.coalition import optimal
-from strategies.roster import DescribedRoster, Silo
+from coterie.strategies.partition.coalition import optimal
+from coterie.strategies.rounds.loop import RunResult, Update
+from coterie.strategies.rounds.roster import DescribedRoster, Silo
 
 
 def run(seed: int = 0, home: str = "", **keys: Any) -> RunResult:
@@ -79,7 +79,7 @@ def test_personal_layers_are_never_on_the_wire_and_differ_between_silos() -> Non
 def test_personal_layers_survive_a_restart_of_the_silo(tmp_path: Any) -> None:
     from safetensors.numpy import load_file
 
-    from client import personal, rounds
+    from coterie.client.home import personal, rounds
 
     run(personal="head", rounds=2, home=str(tmp_path), label="restart")
     files = sorted(tmp_path.glob("*/personal/*/round-000002.safetensors"))
@@ -90,8 +90,8 @@ def test_personal_layers_survive_a_restart_of_the_silo(tmp_path: Any) -> None:
     kept = dict(rounds._memory)
     rounds._memory.clear()  # as after a restart
     try:
-        from client.settings import SiloSettings
-        from client.workbench import open_workbench
+        from coterie.client.home.settings import SiloSettings
+        from coterie.client.work.workbench import open_workbench
 
         first = silos(0)[0]
         settings = SiloSettings(first.name, options=first.options, home=str(tmp_path / first.name))
@@ -111,9 +111,9 @@ def test_personal_layers_survive_a_restart_of_the_silo(tmp_path: Any) -> None:
 
 
 def test_layers_that_name_nothing_or_everything_cannot_be_personal() -> None:
-    from client.personal import PersonalError, personal_names
-    from client.settings import SiloSettings
-    from client.workbench import open_workbench
+    from coterie.client.home.personal import PersonalError, personal_names
+    from coterie.client.home.settings import SiloSettings
+    from coterie.client.work.workbench import open_workbench
 
     with pytest.raises(FederationError, match="no array is named"):
         run(personal="tail", rounds=1)

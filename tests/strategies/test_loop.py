@@ -24,13 +24,14 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
-import wire
-from server.inprocess import InProcessGrid
-from strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
-from strategies.errors import EXIT_NO_SILOS
-from strategies.loop import GroupStrategy, RoundReport
-from strategies.models import weighted_mean
-from strategies.roster import Churn, DescribedRoster, NodeRoster
+from coterie import wire
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
+from coterie.strategies.errors import EXIT_NO_SILOS
+from coterie.strategies.rounds.loop import GroupStrategy, RoundReport
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster
+from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,
     arrays_of,
@@ -43,7 +44,6 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
-from wire import Model
 
 
 class TwoGroups(FedGroup):

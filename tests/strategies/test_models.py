@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.models import accumulate, comparable, difference, is_statistic, weighted_mean
+from coterie.strategies.rounds.models import (
+    accumulate,
+    comparable,
+    difference,
+    is_statistic,
+    weighted_mean,
+)
 from tests.conftest import assert_equal_models
 
 

@@ -11,12 +11,12 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-import wire
-from server.inprocess import InProcessGrid
-from strategies import FedAvg
-from strategies.grouping import Members
-from strategies.loop import Order, PhaseReport, Update
-from strategies.roster import Silo
+from coterie import wire
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.strategies import FedAvg
+from coterie.strategies.rounds.grouping import Members
+from coterie.strategies.rounds.loop import Order, PhaseReport, Update
+from coterie.strategies.rounds.roster import Silo
 from tests.conftest import (
     arrays_of,
     error_reply,

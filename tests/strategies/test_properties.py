@@ -11,9 +11,9 @@ from flwr.app import ArrayRecord
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from server.codec import decode, encode
-from server.inprocess import InProcessGrid
-from strategies import (
+from coterie.server.runs.codec import decode, encode
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.strategies import (
     CFL,
     FLHC,
     FLSC,
@@ -34,8 +34,8 @@ from strategies import (
     PFedMe,
     RunResult,
 )
-from strategies.latent import GeneratorPlan
-from strategies.loop import GroupStrategy
+from coterie.strategies.fedgenp.latent import GeneratorPlan
+from coterie.strategies.rounds.loop import GroupStrategy
 from tests.conftest import (
     arrays_of,
     assert_equal_models,

@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import wire
-from server.inprocess import InProcessGrid
-from strategies.errors import FederationError
-from strategies.roster import DescribedRoster
+from coterie import wire
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.roster import DescribedRoster
 
 OWN = version("coterie")
 

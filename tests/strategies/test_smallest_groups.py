@@ -14,14 +14,15 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.app import app
-from server.config import RunConfig
-from server.inprocess import InProcessGrid
-from server.run import execute
-from strategies import CFL, FLHC, FLSC, HCCT, IFCA, FedAvg, FedGroup, FeSEM, KMeans
-from strategies.grouping import Members, averaged, feasible, mean_of_all
-from strategies.loop import RunResult, Update, _too_few
-from strategies.roster import Silo
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.strategies import CFL, FLHC, FLSC, HCCT, IFCA, FedAvg, FedGroup, FeSEM, KMeans
+from coterie.strategies.rounds.grouping import Members, averaged, feasible, mean_of_all
+from coterie.strategies.rounds.loop import RunResult, Update, _too_few
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,
     arrays_of,
@@ -32,7 +33,6 @@ from tests.conftest import (
     plain_model,
     plain_nodes,
 )
-from wire import Model
 
 MINIMUMS = st.lists(st.integers(1, 7), min_size=1, max_size=7)
 

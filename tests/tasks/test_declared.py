@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
 
-from client.settings import SiloSettings
-from client.workbench import open_workbench
-from tasks import Task, TaskError, load_task
-from tasks.declared import split_by_class
-from tasks.image_folder import _from_0_to_255
+from coterie.client.home.settings import SiloSettings
+from coterie.client.work.workbench import open_workbench
+from coterie.tasks import Task, TaskError, load_task
+from coterie.tasks.own.declared import split_by_class
+from coterie.tasks.own.image_folder import _from_0_to_255
 
 IMAGES = """
 kind = "image-folder"

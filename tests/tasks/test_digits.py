@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import SiloData, TaskError, load_task
-from tasks.digits import NUM_SAMPLES, Digits
+from coterie.tasks import SiloData, TaskError, load_task
+from coterie.tasks.images.digits import NUM_SAMPLES, Digits
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +42,7 @@ def test_the_data_is_scikit_learns() -> None:
 
 
 def test_disjoint_ranges_share_no_sample_and_together_are_the_whole() -> None:
-    from tasks.digits import _digits
+    from coterie.tasks.images.digits import _digits
 
     parts = [load(train=599 - 70, test=70, skip=skip) for skip in (0, 599, 1198)]
     x = np.concatenate([np.concatenate([part.x_train, part.x_test]) for part in parts])

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import TaskError, load_task
-from tasks.digit_five import DOMAINS, to_rgb28
-from tasks.fonts import draw_digits, find_fonts
-from tasks.image_files import read_npz
+from coterie.tasks import TaskError, load_task
+from coterie.tasks.images.digit_five import DOMAINS, to_rgb28
+from coterie.tasks.images.fonts import draw_digits, find_fonts
+from coterie.tasks.images.image_files import read_npz
 
 SHAPES = {
     "mnist": (28, 28),
@@ -415,7 +415,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path, options, says):
 def test_the_papers_networks_have_the_papers_sizes():
     import torch
 
-    from tasks.models import SplitModel
+    from coterie.tasks.models import SplitModel
 
     sizes = {
         "mnist/mclr": 7_850,
@@ -589,15 +589,15 @@ def test_a_folder_without_fonts_is_refused(tmp_path):
 
 
 def test_the_drawn_domain_needs_no_file(five, monkeypatch):
-    import tasks.digit_five
+    import coterie.tasks.images.digit_five
 
-    monkeypatch.setattr(tasks.digit_five, "NUM_DRAWN", (30, 20))
+    monkeypatch.setattr(coterie.tasks.images.digit_five, "NUM_DRAWN", (30, 20))
     (Path(five["data"]) / "synth.npz").unlink()
-    tasks.digit_five._drawn.cache_clear()
+    coterie.tasks.images.digit_five._drawn.cache_clear()
     try:
         data = load_task("digit-five").load({**five, "domain": "synth"})
     finally:
-        tasks.digit_five._drawn.cache_clear()
+        coterie.tasks.images.digit_five._drawn.cache_clear()
     assert (len(data.y_train), len(data.y_test)) == (30, 20)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import BUILT_IN, SiloData, Task, TaskError, load_task
-from tasks.base import read_options
+from coterie.tasks import BUILT_IN, SiloData, Task, TaskError, load_task
+from coterie.tasks.base import read_options
 
 OWN_TASK = '''
 import numpy as np

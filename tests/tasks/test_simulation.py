@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import SiloData, TaskError, load_task
-from tasks.base import Option, Task
-from tasks.simulation import Partitions, Simulation, load_silos
+from coterie.tasks import SiloData, TaskError, load_task
+from coterie.tasks.base import Option, Task
+from coterie.tasks.simulation import Partitions, Simulation, load_silos
 
 TEXT = """\
 task = "digits"

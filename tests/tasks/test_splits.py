@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks import TaskError
-from tasks import splits as s
+from coterie.tasks import TaskError
+from coterie.tasks import splits as s
 
 SPLITS = {
     "iid": lambda y, rng: s.iid(y, silos=7, rng=rng),

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
 
-from strategies.partition.cfl import bipartition, is_split_due, mean_norm
-from strategies.partition.clustering import distances, hierarchical, k_means, seed_centres
-from strategies.partition.fednova import accumulation, coefficients
-from strategies.partition.gram import gram
+from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
+from coterie.strategies.partition.clustering import distances, hierarchical, k_means, seed_centres
+from coterie.strategies.partition.fednova import accumulation, coefficients
+from coterie.strategies.partition.gram import gram
 
 
 def vectors(count: int, seed: int = 0, dimension: int = 6) -> np.ndarray:

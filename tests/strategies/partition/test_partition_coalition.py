@@ -8,7 +8,7 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
-from strategies.partition.coalition import (
+from coterie.strategies.partition.coalition import (
     FedCollabBound,
     HCCTUtility,
     agglomerative,

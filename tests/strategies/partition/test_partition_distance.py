@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from strategies.partition import distance as d
-from strategies.partition import fedcollab
+from coterie.strategies.partition import distance as d
+from coterie.strategies.partition import fedcollab
 
 COUNTS = [[10, 10], [5, 5]]
 

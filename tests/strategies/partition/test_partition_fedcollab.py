@@ -6,7 +6,7 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
-from strategies.partition import fedcollab
+from coterie.strategies.partition import fedcollab
 
 
 def label_shift():

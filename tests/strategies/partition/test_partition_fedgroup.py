@@ -8,7 +8,7 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
-from strategies.partition import fedgroup
+from coterie.strategies.partition import fedgroup
 
 
 def random_updates(seed, num_silos=8, num_parameters=40):

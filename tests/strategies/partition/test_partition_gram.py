@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from strategies.partition.gram import _WIDTH, cross, gram, replace_row
+from coterie.strategies.partition.gram import _WIDTH, cross, gram, replace_row
 
 
 def random_updates(num_silos=7, num_parameters=50_000, seed=0, dtype=np.float32):

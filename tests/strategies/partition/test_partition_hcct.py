@@ -6,8 +6,8 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
-from strategies.partition import hcct
-from strategies.partition.coalition import HCCTUtility, agglomerative, optimal
+from coterie.strategies.partition import hcct
+from coterie.strategies.partition.coalition import HCCTUtility, agglomerative, optimal
 
 
 def grouped(num_silos=9, num_groups=3, weight=1.5, seed=0, num_parameters=300):
@@ -151,7 +151,7 @@ def test_stay_intervals_are_where_no_move_pays():
     gram = updates @ updates.T
     intervals = hcct.stay_intervals(gram, sizes, HIDDEN)
     for alpha in np.geomspace(1, 1e4, 60):
-        from strategies.partition.coalition import evaluate
+        from coterie.strategies.partition.coalition import evaluate
 
         moves = evaluate(HCCTUtility.from_gram(gram, sizes, alpha=alpha), HIDDEN).alternatives
         for (low, high), move in zip(intervals, moves, strict=True):

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from strategies.partition import fedcollab, fedgroup, hcct
-from strategies.partition.clustering import hierarchical, k_means
-from strategies.partition.coalition import HCCTUtility, solve
-from strategies.partition.gram import gram as gram_of
-from strategies.partition.search import best_partition
+from coterie.strategies.partition import fedcollab, fedgroup, hcct
+from coterie.strategies.partition.clustering import hierarchical, k_means
+from coterie.strategies.partition.coalition import HCCTUtility, solve
+from coterie.strategies.partition.gram import gram as gram_of
+from coterie.strategies.partition.search import best_partition
 
 
 def run_hcct(solver):
@@ -256,8 +256,8 @@ def test_imports_need_neither_flwr_nor_torch_nor_scikit_learn():
 import sys
 for name in ("flwr", "torch", "torchvision", "sklearn", "scipy"):
     sys.modules[name] = None
-import strategies.partition
-from strategies.partition import coalition, fedcollab, fedgroup, gram, hcct
+import coterie.strategies.partition
+from coterie.strategies.partition import coalition, fedcollab, fedgroup, gram, hcct
 assert hcct.partition(gram.gram([[1.0, 0.0], [1.0, 0.0]]), [9, 9], alpha=9) == [[0, 1]]
 """
     root = Path(__file__).parents[3]

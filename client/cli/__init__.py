@@ -1,0 +1,1 @@
+"""The commands of a silo: ``coterie silo …``."""

@@ -1,0 +1,200 @@
+"""Answers of a model that the silo kept: ``coterie silo predict``."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from coterie.client.home.card import PERSONALISED, Card, CardError, read_card
+from coterie.client.work.training import EVALUATION_BATCH, load_weights
+from coterie.client.work.workbench import hash_of
+from coterie.tasks import Task, load_task
+from coterie.tasks.base import Option, Samples, SiloData, TaskError
+from coterie.wire import model_hash
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model says.
+
+    Attributes:
+        card: of the model.
+        classes: (n,) the likeliest class of every sample.
+        probabilities: (n, num_classes) of every class.
+        labels: (n,) the true classes, where they are known.
+        samples: (n,) what they are called; empty: they are only numbered.
+        names: (num_classes,) of the classes; empty: they are only numbered.
+        notes: what a person should know of the samples.
+    """
+
+    card: Card
+    classes: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+    labels: NDArray[np.int64] | None = None
+    samples: Sequence[str] = ()
+    names: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def find_model(home: Path, run: str) -> Path:
+    """A kept model by its file, by its run's name, or the newest of a silo.
+
+    What the silo trained last in a run, for itself, is called ``personalised/RUN``.
+
+    Raises:
+        CardError: there is none.
+    """
+    if run and Path(run).is_file():
+        return Path(run)
+    found = _by_age(home, "models")
+    own = [(f"{PERSONALISED}/{file.stem}", file) for file in _by_age(home, PERSONALISED)]
+    called = [(file.stem, file) for file in found] + own
+    wanted = run.removesuffix(".safetensors")
+    named = [file for name, file in called if name == wanted] if run else found
+    if not named:
+        kept = ", ".join(name for name, _ in called) or "none"
+        raise CardError(f"no model {run!r} is kept in {home}. Kept: {kept}.")
+    return named[-1]
+
+
+def _by_age(home: Path, kind: str) -> list[Path]:
+    """Files of models, the newest last."""
+    return sorted(home.glob(f"{kind}/*.safetensors"), key=lambda file: file.stat().st_mtime)
+
+
+def predict(
+    file: Path, samples: Path | None, *, source: str = "", options: Mapping[str, Option]
+) -> Answers:
+    """Ask a kept model.
+
+    Args:
+        file: the model.
+        samples: a file or folder that the task reads; None takes the silo's own test data.
+        source: the task, if it is called otherwise than when the model was kept.
+        options: the silo's settings of the task.
+
+    Raises:
+        CardError: the file is damaged, or not a kept model.
+        TaskError: the task or the samples cannot be loaded, or do not fit the model; or the task's
+            declaration is another one than the model was trained with.
+    """
+    card = read_card(file)
+    weights = dict(load_file(file))
+    if model_hash(weights) != card.sha256:
+        raise CardError(f"{file} is damaged: its arrays do not match the SHA-256 of its card.")
+    task = load_task(source or card.source)
+    if task.name != card.task:
+        raise TaskError(f"the model is of task {card.task!r}, {task.name!r} was loaded.")
+    _check_declaration(card, task)
+    if card.scale is not None:
+        task.scale = card.scale
+    model = task.model()
+    try:
+        load_weights(model, {name: weights[name] for name in model.state_dict()})
+    except (KeyError, ValueError) as error:
+        raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
+    found, labels = _samples(task, samples, options, card)
+    if odd := _not_finite(found.x, found.names):
+        raise TaskError(
+            f"there is no answer to {odd}: values that the model would see are NaN, infinite or "
+            "beyond 3e38. Correct them, or leave the sample out."
+        )
+    classes, probabilities = _asked(model, found.x)
+    if odd := _not_finite(probabilities, found.names):
+        raise TaskError(
+            f"the model has no answer to {odd}: its scores are no numbers. Its weights have "
+            "diverged, or the values of the sample are too large for it."
+        )
+    return Answers(
+        card, classes, probabilities, labels, found.names, tuple(task.classes), found.notes
+    )
+
+
+def _check_declaration(card: Card, task: Task) -> None:
+    """The same arrays may fit a task whose columns or classes are in another order."""
+    today = str(getattr(task, "fingerprint", ""))
+    if card.fingerprint is None and today:
+        raise TaskError(
+            f"the model's card is of an earlier version and does not say with which declaration of "
+            f"task {task.name!r} it was trained: columns or classes may mean something else today. "
+            "Train it again."
+        )
+    if card.fingerprint is not None and card.fingerprint != today:
+        raise TaskError(
+            f"task {task.name!r} is declared otherwise than when the model was trained "
+            f"(fingerprint {today or 'none'}, not {card.fingerprint or 'none'}): columns or "
+            "classes may mean something else. Name the declaration of that time with --task, or "
+            "train again."
+        )
+
+
+def _samples(
+    task: Task, place: Path | None, options: Mapping[str, Option], card: Card
+) -> tuple[Samples, NDArray[np.int64] | None]:
+    if place is None:
+        data = task.load(options)
+        return Samples(data.x_test, notes=_of_changed_data(data, card)), data.y_test
+    if not place.exists():
+        raise TaskError(f"there is no {place} to predict from.")
+    samples = task.inputs(place, options)
+    if len(samples.x) == 0:
+        raise TaskError(f"{place} holds no samples.")
+    return samples, None
+
+
+def _of_changed_data(data: SiloData, card: Card) -> tuple[str, ...]:
+    if card.data_hash in ("", hash_of(data)):
+        return ()
+    return (
+        "Note: the training data is not what the model was trained on: the data, the share kept "
+        "for testing or the options have changed since. So the model may have been trained on some "
+        f"of these test samples, and the error may be too low; when it was kept it was "
+        f"{100 * card.test_error:.2f} % of {card.test_examples}.",
+    )
+
+
+def _not_finite(values: NDArray[np.float32], names: Sequence[str]) -> str:
+    """Which samples have values that are no numbers, in words; empty if none has."""
+    odd = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+    if not len(odd):
+        return ""
+    called = ", ".join(names[i] if names else f"{i} (the first is 0)" for i in odd[:3])
+    return f"sample {called}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+
+
+@torch.no_grad()
+def _asked(
+    model: torch.nn.Module, inputs: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    model.eval()
+    try:
+        parts = [model(batch) for batch in torch.from_numpy(inputs).split(EVALUATION_BATCH)]
+    except RuntimeError as error:
+        raise TaskError(
+            f"the samples do not fit the model: they have shape {inputs.shape}: {error}"
+        ) from None
+    probabilities = torch.softmax(torch.cat(parts), dim=1)
+    return probabilities.argmax(dim=1).numpy(), probabilities.numpy()
+
+
+def write_csv(answers: Answers, file: TextIO) -> None:
+    """A line per sample: its name or number, its class, each class's probability, its label."""
+    writer = csv.writer(file, lineterminator="\n")
+    names = answers.names or [str(i) for i in range(answers.probabilities.shape[1])]
+    samples = answers.samples or [str(i) for i in range(len(answers.classes))]
+    before = "p_" if answers.names else "p"
+    known = [] if answers.labels is None else [[names[label]] for label in answers.labels]
+    writer.writerow(
+        ["sample", "class", *(before + name for name in names)] + ["label"] * bool(known)
+    )
+    for i, (sample, chosen) in enumerate(zip(samples, answers.classes, strict=True)):
+        chances = (f"{p:.6g}" for p in answers.probabilities[i])
+        writer.writerow([sample, names[chosen], *chances, *(known[i] if known else [])])

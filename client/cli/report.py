@@ -1,0 +1,366 @@
+"""``coterie silo report``: a silo's own picture of its runs, from files in its own home alone.
+
+``journal.jsonl`` gives its curve and the size of its group; ``ledger.jsonl``, where the silo keeps
+one, gives what left it. Neither is asked of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from coterie.client.home.files import file_of
+from coterie.client.home.journal import JOURNAL
+from coterie.client.home.settings import SettingsError
+
+LEDGER = "ledger.jsonl"
+
+
+@dataclass(frozen=True)
+class Outbound:
+    """What left the silo under one message type.
+
+    Attributes:
+        messages: how many.
+        num_bytes: of their arrays.
+        tensors: name → shapes as written.
+        metrics: names of the numbers beside the arrays.
+    """
+
+    messages: int
+    num_bytes: float
+    tensors: Mapping[str, str]
+    metrics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SiloRun:
+    """One run as the silo saw it.
+
+    Attributes:
+        name: of the run.
+        errors: round → error of the model that the silo held after it, on its own test data.
+        losses: round → loss of its own training.
+        group_sizes: round → silos that trained together, this one among them.
+        seconds: round → its own seconds of training.
+        num_samples: training samples, as last stated; NaN if unknown.
+        outbound: message type → what left; None where the silo keeps no ledger.
+        last: when something was last written.
+        missing: what cannot be read, in words.
+    """
+
+    name: str
+    errors: Mapping[int, float]
+    losses: Mapping[int, float]
+    group_sizes: Mapping[int, float]
+    seconds: Mapping[int, float]
+    num_samples: float
+    outbound: Mapping[str, Outbound] | None
+    last: str
+    missing: tuple[str, ...] = ()
+
+
+def read_silo(home: Path, run: str | None = None) -> SiloRun:
+    """Read one run of a silo, by default its last.
+
+    Raises:
+        SettingsError: there is no such run, or nothing that can be read.
+    """
+    missing: list[str] = []
+    lines = _lines(home / JOURNAL, missing)
+    ledger = _lines(home / LEDGER, missing) if (home / LEDGER).exists() else None
+    names = [str(line["run"]) for line in [*lines, *(ledger or [])] if line.get("run")]
+    if not names:
+        raise SettingsError(
+            f"{home} holds no journal of a run (expected {JOURNAL}): is it the --home with which "
+            "the silo was started, and has it trained since?"
+        )
+    name = names[-1] if run is None else run
+    if name not in names:
+        known = ", ".join(dict.fromkeys(names))
+        raise SettingsError(f"the silo took part in no run {name!r}. It knows: {known}.")
+    own = [line for line in lines if line.get("run") == name]
+    return SiloRun(
+        name=name,
+        errors=_errors(own),
+        losses=_by_round(own, "train-loss", kind="train"),
+        group_sizes=_by_round(own, "group-size", kind="train"),
+        seconds=_by_round(own, "seconds", kind="train"),
+        num_samples=_last(
+            [line.get("num-examples") for line in own if line.get("type") == "train"]
+        ),
+        outbound=None if ledger is None else _outbound([e for e in ledger if e.get("run") == name]),
+        last=_time(_last([line.get("at") for line in own])),
+        missing=tuple(missing),
+    )
+
+
+def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        missing.append(f"{path.name} cannot be read: {error.strerror or error}")
+        return []
+    found, damaged = [], 0
+    for line in filter(str.strip, text.split("\n")):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict):
+            found.append(entry)
+        else:
+            damaged += 1
+    if damaged:
+        missing.append(f"{damaged} line(s) of {path.name} are damaged")
+    return found
+
+
+def _errors(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """A model received for round t+1 is the one that the silo held after round t."""
+    found = {}
+    for line in lines:
+        number, received = line.get("round"), _number(line.get("received-error"))
+        if not isinstance(number, int) or line.get("purpose"):
+            continue
+        if math.isfinite(received):
+            found[number - 1] = received
+        elif line.get("type") == "evaluate" and math.isfinite(_number(line.get("error"))):
+            found[number] = _number(line.get("error"))
+    return dict(sorted(found.items()))
+
+
+def _by_round(lines: Sequence[Mapping[str, Any]], key: str, *, kind: str) -> dict[int, float]:
+    found = {
+        line["round"]: _number(line.get(key))
+        for line in lines
+        if line.get("type") == kind
+        and not line.get("purpose")
+        and isinstance(line.get("round"), int)
+    }
+    return {n: value for n, value in sorted(found.items()) if math.isfinite(value)}
+
+
+def _outbound(entries: Sequence[Mapping[str, Any]]) -> dict[str, Outbound]:
+    """Sums by message type of a ledger, whose entries may lack anything."""
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        kinds.setdefault(str(entry.get("type", "?")), []).append(entry)
+    return {kind: _sum(own) for kind, own in sorted(kinds.items())}
+
+
+def _sum(entries: Sequence[Mapping[str, Any]]) -> Outbound:
+    tensors: dict[str, str] = {}
+    metrics: dict[str, None] = {}
+    total = 0.0
+    for entry in entries:
+        for name, shape, size in _tensors(entry.get("tensors")):
+            tensors[name] = shape
+            total += size
+        values = entry.get("values")
+        for record in values.values() if isinstance(values, dict) else ():
+            metrics |= dict.fromkeys(map(str, record)) if isinstance(record, dict) else {}
+    return Outbound(len(entries), total, tensors, tuple(metrics))
+
+
+def _tensors(value: object) -> list[tuple[str, str, float]]:
+    """(name, shape, bytes) of a ledger's list."""
+    found = []
+    for one in value if isinstance(value, list) else ():
+        if isinstance(one, dict):
+            size, shape = _number(one.get("bytes")), one.get("shape")
+            text = "×".join(map(str, shape)) or "one number" if isinstance(shape, list) else "?"
+            found.append((str(one.get("name", "?")), text, size if math.isfinite(size) else 0.0))
+    return found
+
+
+def _number(value: object) -> float:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if plain else math.nan  # type: ignore[arg-type]
+
+
+def _last(values: Sequence[object]) -> float:
+    known = [number for number in map(_number, values) if math.isfinite(number)]
+    return known[-1] if known else math.nan
+
+
+def _latest(values: Mapping[int, float]) -> float:
+    return values[max(values)]
+
+
+def _time(at: float) -> str:
+    if math.isnan(at):
+        return ""
+    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds")
+
+
+# ---------------------------------------------------------------- the page
+
+
+def build_page(run: SiloRun, home: Path) -> Any:
+    """A ``coterie.pictures.page.Page``; drawing is imported where it is needed only."""
+    from coterie.pictures.page import Page, Table
+
+    missing = list(run.missing)
+    if run.outbound is None:
+        missing.append(f"what left the silo: it keeps no {LEDGER}")
+    if not run.errors:
+        missing.append("a curve: no error on the silo's own test data is noted yet")
+    if not run.group_sizes:
+        missing.append("a group: the coordinator has not said how many train together")
+    outbound = run.outbound or {}
+    return Page(
+        title=f"{home.name}: {run.name}",
+        subtitle=" · ".join(
+            part
+            for part in (
+                "this silo's own data",
+                f"{run.num_samples:.0f} training samples" if math.isfinite(run.num_samples) else "",
+                f"last written {run.last}" if run.last else "",
+            )
+            if part
+        ),
+        lead=_lead(run),
+        figures=_figures(run),
+        missing=missing,
+        pictures=_pictures(run),
+        tables={
+            name: table
+            for name, table in {
+                "What left the silo": Table(
+                    ("message", "times", "bytes of arrays", "numbers beside them"),
+                    [
+                        (kind, str(one.messages), f"{one.num_bytes:,.0f}", ", ".join(one.metrics))
+                        for kind, one in outbound.items()
+                    ],
+                ),
+                "Arrays that left the silo": Table(
+                    ("message", "array", "shape"),
+                    [
+                        (k, name, s)
+                        for k, one in outbound.items()
+                        for name, s in one.tensors.items()
+                    ],
+                ),
+            }.items()
+            if table.rows
+        },
+        commands={
+            "The silo's model, if the run is over": str(file_of(str(home), "models", run.name))
+        },
+    )
+
+
+def _lead(run: SiloRun) -> str:
+    parts = []
+    if run.errors:
+        first, last = min(run.errors), max(run.errors)
+        parts.append(
+            f"After round {last} the model has an error of {100 * run.errors[last]:.1f} % on this "
+            f"silo's own test data; after round {first} it was {100 * run.errors[first]:.1f} %."
+        )
+    if run.group_sizes:
+        size = int(_latest(run.group_sizes))
+        others = "alone" if size == 1 else f"with {size - 1} other{'s' if size > 2 else ''}"
+        parts.append(f"It last trained {others}.")
+    return " ".join(parts) or "Nothing is noted of this run yet."
+
+
+def _figures(run: SiloRun) -> dict[str, str]:
+    figures = {}
+    if run.errors:
+        figures["error now"] = f"{100 * _latest(run.errors):.1f} %"
+        figures["smallest error"] = f"{100 * min(run.errors.values()):.1f} %"
+    if run.group_sizes:
+        figures["silos in its group"] = f"{_latest(run.group_sizes):.0f}"
+    if run.losses:
+        figures["rounds trained"] = str(len(run.losses))
+    if run.seconds:
+        figures["seconds of training"] = f"{sum(run.seconds.values()):.1f}"
+    if run.outbound is not None:
+        total = sum(one.num_bytes for one in run.outbound.values())
+        figures["arrays that left, MB"] = f"{total / 1e6:.3g}"
+    return figures
+
+
+def _pictures(run: SiloRun) -> list[Any]:
+    from coterie.pictures import charts
+    from coterie.pictures.page import Picture, Table
+    from coterie.pictures.style import LIGHT
+
+    def curve(
+        key: str, title: str, caption: str, values: Mapping[int, float], unit: str, scale: float
+    ) -> Picture:
+        x, y = list(values), [scale * value for value in values.values()]
+        lines = [charts.Curve(x, y, LIGHT["g0"], f"{y[-1]:.3g}")]
+        return Picture(
+            key,
+            title,
+            caption,
+            lambda layout: charts.curves(lines, layout=layout, title=title, unit=unit),
+            Table(("round", unit), [(str(n), f"{v:.4g}") for n, v in zip(x, y, strict=True)]),
+        )
+
+    found = []
+    if run.errors:
+        text = "Error on this silo's own test data of the model that it held after every round."
+        found.append(curve("errors", "Its curve", text, run.errors, "error, %", 100.0))
+    if run.group_sizes:
+        text = "How many silos trained together with this one, itself among them; 1 is alone."
+        found.append(curve("group", "Its group", text, run.group_sizes, "silos", 1.0))
+    if run.losses:
+        text = "Mean loss of this silo's own training in every round."
+        found.append(curve("loss", "Its training loss", text, run.losses, "loss", 1.0))
+    moved = {k: one for k, one in (run.outbound or {}).items() if one.num_bytes}
+    if moved:
+        rows = [
+            charts.Bar(kind, LIGHT["g0"], {"MB": one.num_bytes / 1e6})
+            for kind, one in moved.items()
+        ]
+        title = "What left it"
+        found.append(
+            Picture(
+                "outbound",
+                title,
+                "Arrays that this silo sent, in megabytes (10⁶ bytes), by message type.",
+                lambda layout: charts.bars(rows, layout=layout, title=title, unit="MB"),
+            )
+        )
+    return found
+
+
+# ---------------------------------------------------------------- the command
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``coterie silo report``; return the exit status."""
+    from coterie.client.home.folder import add_home, folder_of
+
+    own = argparse.ArgumentParser(
+        prog="coterie silo report",
+        description="Draw a silo's own runs from its own home: its curve, its group, what left it.",
+        epilog="example:  coterie silo report --home /data/coterie",
+    )
+    add_home(own)
+    own.add_argument("--run", help="the run's name [default: the last]")
+    own.add_argument("--out", type=Path, help="file [default: report.html in the home folder]")
+    given = own.parse_args(arguments)
+    from coterie.pictures.page import render
+
+    try:
+        home = folder_of(given.home)
+        page = build_page(read_silo(home, given.run), home)
+        target: Path = given.out or home / "report.html"
+        target.write_text(render(page), encoding="utf-8")
+    except (SettingsError, OSError) as error:
+        print(f"coterie silo report: {error}", file=sys.stderr)
+        return 2
+    print(target)
+    return 0

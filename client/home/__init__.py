@@ -1,0 +1,1 @@
+"""A silo's folder: settings, policy, keys, and the models that it keeps."""

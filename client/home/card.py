@@ -1,0 +1,205 @@
+"""The silo's own model, on its own disk: safetensors, and a card that says what it is.
+
+What the card says is also in the file's metadata, so that the file alone is enough to use it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from flwr.app import ConfigRecord
+from safetensors import SafetensorError, safe_open
+
+from coterie import wire
+from coterie.client.home.files import file_of, write_atomically, write_model
+from coterie.client.work.guard import Choice
+from coterie.client.work.training import Evaluation
+from coterie.client.work.workbench import Workbench
+from coterie.tasks.base import ColumnScale
+from coterie.wire import Model, model_hash
+
+METADATA = "coterie-card"
+PERSONALISED: Final = "personalised"
+"""Folder of models as the silo trained them itself."""
+HERE: Final = "here"
+
+
+class CardError(ValueError):
+    """A file that is no kept model."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a kept model is.
+
+    Attributes:
+        silo, run, strategy: whose, and how it came to be.
+        task: its name on the wire; ``source`` is how the silo names it.
+        round, rounds: after how many of how many.
+        group: number of its group, from 1; 0 if it is in none.
+        group_size: how many silos were in it.
+        members: their names, where the run tells them.
+        trained: ``together`` with the group, ``alone`` where the guard found that better, or
+            ``here``: as this silo trained it last, before it was averaged.
+        num_examples: training samples of this silo.
+        test_error, test_loss, test_examples: on this silo's own test data.
+        validation_error, validation_error_alone: what the guard went by.
+        sha256: ``wire.model_hash`` of the arrays.
+        kept: when, ISO 8601.
+        versions: of the software.
+        fingerprint: of the task's declaration, empty where there is none; None: an earlier version
+            kept the model and did not say.
+        data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
+        scale: of a table's training data.
+    """
+
+    silo: str
+    task: str
+    source: str
+    run: str
+    strategy: str
+    round: int
+    rounds: int
+    group: int
+    group_size: int
+    members: tuple[str, ...]
+    trained: str
+    num_examples: int
+    test_error: float
+    test_loss: float
+    test_examples: int
+    validation_error: float | None
+    validation_error_alone: float | None
+    sha256: str
+    kept: str
+    versions: Mapping[str, str]
+    fingerprint: str | None = None
+    data_hash: str = ""
+    scale: ColumnScale | None = None
+
+
+def card_of(
+    bench: Workbench,
+    config: ConfigRecord,
+    model: Model,
+    tested: Evaluation,
+    choice: Choice | None = None,
+    *,
+    here: bool = False,
+) -> Card:
+    """The card of a model that the silo is about to keep.
+
+    Args:
+        bench: of the silo.
+        config: of the message that brought the model.
+        model: the one to keep.
+        tested: on the silo's test data, the one to keep.
+        choice: the guard's, if it was on.
+        here: it is as this silo has just trained it.
+    """
+    together = HERE if here else "together"
+    members = config.get(wire.MEMBERS, [])
+    description = bench.describe()
+    return Card(
+        silo=bench.settings.name,
+        task=bench.task.name,
+        source=bench.settings.task,
+        run=str(config.get(wire.RUN, "run")),
+        strategy=str(config.get(wire.STRATEGY, "")),
+        round=_whole(config, wire.ROUND),
+        rounds=_whole(config, wire.ROUNDS),
+        group=_whole(config, wire.GROUP),
+        group_size=_whole(config, wire.GROUP_SIZE),
+        members=tuple(str(name) for name in members) if isinstance(members, list) else (),
+        trained="alone" if choice is not None and choice.alone else together,
+        num_examples=description.num_examples,
+        test_error=tested.error,
+        test_loss=tested.loss,
+        test_examples=tested.num_examples,
+        validation_error=None if choice is None else choice.validation.error,
+        validation_error_alone=None if choice is None else choice.validation_alone.error,
+        sha256=model_hash(model),
+        kept=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=dict(description.versions or {}),
+        fingerprint=str(getattr(bench.task, "fingerprint", "")),
+        data_hash=bench.data_hash,
+        scale=bench.scale,
+    )
+
+
+def _whole(config: ConfigRecord, key: str) -> int:
+    value = config.get(key, 0)
+    return value if isinstance(value, int) else 0
+
+
+def keep_model(home: str, card: Card, model: Model) -> Path:
+    """Write the model and its card; return the model's file.
+
+    The final one is called as the run, one of a round before the last has the round in its name.
+    Of those that this silo trained itself the last one is kept, in a folder of their own.
+    """
+    if card.trained == HERE:
+        file = file_of(home, PERSONALISED, card.run)
+    else:
+        final = card.round >= card.rounds
+        name = card.run if final else f"{card.run}-round-{card.round:06d}"
+        file = file_of(home, "models", name)
+    write_model(file, model, metadata={METADATA: json.dumps(asdict(card))})
+    write_atomically(file.with_suffix(".md"), _text(card, file).encode())
+    return file
+
+
+def read_card(file: Path) -> Card:
+    """The card in a kept model's file.
+
+    Raises:
+        CardError: it is not one.
+    """
+    try:
+        with safe_open(file, framework="np") as opened:
+            values = json.loads((opened.metadata() or {})[METADATA])
+        return Card(**(values | {"members": tuple(values["members"])}))
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CardError(f"{file} is not a model that a silo kept: {error}") from None
+
+
+def _text(card: Card, file: Path) -> str:
+    """The card for a person."""
+    who = ", ".join(card.members) if card.members else "their names are not told"
+    own = card.trained == HERE
+    size = f"of {card.group_size} silo(s)" if own else "none"
+    rows = {
+        "Silo": card.silo,
+        "Task": card.task,
+        "Run": f"{card.run}, strategy {card.strategy or 'unknown'}",
+        "Rounds": f"{card.round} of {card.rounds or 'unknown'}",
+        "Group": f"{card.group}, {card.group_size} silo(s): {who}" if card.group else size,
+        "Trained": "as this silo trained it last, before it was averaged" if own else card.trained,
+        "Training samples of this silo": str(card.num_examples),
+        "Error on this silo's test data": f"{100 * card.test_error:.2f} % "
+        f"of {card.test_examples} samples (loss {card.test_loss:.4g})",
+    }
+    if card.validation_error is not None and card.validation_error_alone is not None:
+        rows["Guard, error on validation data"] = (
+            f"together {100 * card.validation_error:.2f} %, "
+            f"alone {100 * card.validation_error_alone:.2f} %"
+        )
+    rows |= {
+        "SHA-256 of the arrays": card.sha256,
+        "Kept": card.kept,
+        "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
+    }
+    traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
+    called = f"{PERSONALISED}/{file.stem}" if own else file.name
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return (
+        f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}\n\n"
+        f"Use it:\n\n    coterie silo predict --model {called}\n\n"
+        "It was made for this silo's data. It may hold traces of the data of the group's silos"
+        f"{traces}: pass it on only as they agreed.\n"
+    )

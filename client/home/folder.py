@@ -1,0 +1,400 @@
+"""A silo's folder: its configuration, its key, and how it reaches the coordinator.
+
+``coterie silo init`` makes it and ``coterie silo join`` completes it:
+
+    silo.toml           what the silo trains on and what it agrees to; the silo's own
+    key.pem             private key; it never leaves this folder
+    coordinator.json    address and CA certificate of the coordinator
+    ca.pem              that certificate
+    models/, personal/  what the silo keeps of its runs
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from coterie.client.home.files import locked
+from coterie.client.home.policy import Policy
+from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings
+from coterie.tasks.base import TaskError, place_of
+from coterie.wire import is_silo_name
+from coterie.wire.enrolment import (
+    Bundle,
+    EnrolmentError,
+    fingerprint_of_key,
+    make_request,
+    public_pem,
+    read_bundle,
+)
+
+ENVIRONMENT = "COTERIE_SILO"
+"""The silo's folder, for commands that are not told one."""
+
+TEMPLATE = """\
+# A silo of a coterie federation: what it trains on, and what it agrees to. What this file does not
+# allow, the silo refuses, whatever a run asks for. Unknown keys are refused. After a change, look
+# at it with `coterie silo check` and start the silo again.
+
+name = "{name}"
+
+# What is learned: a built-in task ("digits", "mnist", ...), a file that declares one for your own
+# data ("study.toml", the same at every silo), or a Python class of your own ("module:Class").
+task = {task}
+
+[data]
+# Options of the task, mostly where the data is; paths are meant from this folder.
+{data}
+
+[policy]
+# Strategies of runs to take part in; an empty list allows every one.
+strategies = []
+# The smallest group in which this silo's updates may be averaged. In a group of two each member
+# can compute the other's update; from 3 on it cannot. Smaller: alone (HCCT), or left out.
+min_group_size = 1
+# Layers that never leave: "head", or the beginning of array names. Empty: the whole model may
+# leave. Runs that do not leave them here are refused.
+keep_layers = ""
+# What may leave beside the model and the numbers of samples; without this line, whatever the run
+# needs. [] lets no metric leave.
+# metrics = ["train-loss", "loss", "error", "seconds"]
+# Whether models beside the task's may leave: FedCollab trains discriminators on this silo's data.
+# The server, and of each pair the other silo, can read from them which labels this silo has, and
+# estimate how many of each.
+auxiliary = true
+# Whether the server may be told how many training samples of each label there are. FedGen needs it;
+# nothing else asks. The shares of the labels in all silos together then go to every silo: where
+# there are two, each can work out the other's counts.
+label_counts = false
+# This silo's own hunger for data in HCCT; without it, the run's.
+# alpha = 50.0
+
+[limits]
+# A run that asks for more is refused. 0 sets no limit.
+max_local_epochs = 0
+max_rounds = 0
+
+[compute]
+# auto, cpu, cuda or cuda:N
+device = "auto"
+# CPU threads; 0 is PyTorch's choice. Another number rounds differently.
+threads = 1
+# Share of the GPU's memory that may be used, above 0 and at most 1.
+gpu_memory = 1.0
+# 0 to 19: how far to stand back behind other work on this machine.
+nice = 0
+"""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Policy(_Section):
+    strategies: tuple[str, ...] = ()
+    min_group_size: Annotated[int, Field(ge=1, le=100_000)] = 1
+    keep_layers: str = ""
+    metrics: tuple[Literal["train-loss", "loss", "error", "seconds"], ...] | None = None
+    auxiliary: bool = True
+    label_counts: bool = False
+    alpha: Annotated[float, Field(ge=0)] | None = None
+
+
+class _Limits(_Section):
+    max_local_epochs: Annotated[int, Field(ge=0)] = 0
+    max_rounds: Annotated[int, Field(ge=0)] = 0
+
+
+class _Compute(_Section):
+    device: str = "auto"
+    threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 1
+    gpu_memory: Annotated[float, Field(gt=0, le=1)] = 1.0
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
+
+
+class _File(_Section):
+    name: str
+    task: Annotated[str, Field(min_length=1)]
+    data: dict[str, str | int | float | bool] = {}
+    policy: _Policy = _Policy()
+    limits: _Limits = _Limits()
+    compute: _Compute = _Compute()
+
+
+def add_home(command: argparse.ArgumentParser) -> None:
+    """Let a command name the silo's folder; ``folder_of`` reads it."""
+    command.add_argument(
+        "--home", type=Path, help=f"the silo's folder [default: ${ENVIRONMENT}, or the current one]"
+    )
+
+
+def folder_of(given: Path | None) -> Path:
+    """The folder given, else ``$COTERIE_SILO``, else the current one."""
+    return given or Path(os.environ.get(ENVIRONMENT) or ".")
+
+
+class Home:
+    """A silo's folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """Open a folder.
+
+        Args:
+            folder: or None for ``$COTERIE_SILO``, else the current folder.
+
+        Raises:
+            SettingsError: it is no silo's folder, or its ``silo.toml`` is wrong.
+        """
+        self.folder = _place(folder_of(folder)).resolve()
+        self.file = self.folder / "silo.toml"
+        self.config = _read(self.file)
+
+    def settings(self) -> SiloSettings:
+        """What the silo's process is told.
+
+        Raises:
+            SettingsError: a value that cannot be used.
+        """
+        config, policy, compute = self.config, self.config.policy, self.config.compute
+        return SiloSettings(
+            name=config.name,
+            task=self._task(),
+            options={key: self._option(key, value) for key, value in config.data.items()},
+            alpha=policy.alpha,
+            device=compute.device,
+            threads=compute.threads,
+            home=str(self.folder),
+            policy=Policy(
+                strategies=policy.strategies,
+                min_group_size=policy.min_group_size,
+                keep_layers=policy.keep_layers,
+                metrics=policy.metrics,
+                auxiliary=policy.auxiliary,
+                label_counts=policy.label_counts,
+                max_local_epochs=config.limits.max_local_epochs,
+                max_rounds=config.limits.max_rounds,
+            ),
+        )
+
+    def key(self) -> ec.EllipticCurvePrivateKey:
+        """The private key.
+
+        Raises:
+            SettingsError: it is missing, damaged, or readable by others.
+        """
+        file = self.folder / "key.pem"
+        try:
+            shared = file.stat().st_mode & 0o077
+            key = load_pem_private_key(file.read_bytes(), password=None)
+        except FileNotFoundError:
+            raise SettingsError(
+                f"there is no key in {self.folder}. Run `coterie silo init`."
+            ) from None
+        except (OSError, TypeError, ValueError) as error:  # TypeError: it has a password
+            raise SettingsError(f"{file} cannot be read: {error}.") from None
+        if shared:
+            raise SettingsError(
+                f"{file} may be read by others than its owner. Run: chmod 600 {file}"
+            )
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise SettingsError(f"{file} holds another kind of key than `coterie silo init` makes.")
+        return key
+
+    def fingerprint(self) -> str:
+        """Of the key."""
+        return fingerprint_of_key(public_pem(self.key().public_key()))
+
+    def request(self) -> str:
+        """The enrolment request, one line."""
+        return make_request(self.config.name, self.key())
+
+    def new_key(self) -> None:
+        """Replace the key: after a removal, or if somebody else may have seen it."""
+        _write_key(self.folder)
+        for file in ("coordinator.json", "ca.pem"):
+            (self.folder / file).unlink(missing_ok=True)
+
+    def join(self, text: str) -> Bundle:
+        """Take a join bundle.
+
+        Raises:
+            SettingsError: it was made for another silo or another key, or is incomplete.
+        """
+        try:
+            bundle = read_bundle(text)
+        except EnrolmentError as error:
+            raise SettingsError(str(error)) from None
+        if bundle.name != self.config.name or bundle.silo != self.fingerprint():
+            raise SettingsError(
+                f"this bundle was made for silo {bundle.name!r} with key {bundle.silo}; here is "
+                f"{self.config.name!r} with key {self.fingerprint()}."
+            )
+        (self.folder / "ca.pem").write_bytes(bundle.ca)
+        unfinished = self.folder / "coordinator.tmp"
+        unfinished.write_text(json.dumps({"address": bundle.address}), encoding="utf-8")
+        unfinished.replace(self.folder / "coordinator.json")
+        return bundle
+
+    def coordinator(self) -> tuple[str, Path]:
+        """Address and CA file of the coordinator.
+
+        Raises:
+            SettingsError: the silo has not joined.
+        """
+        try:
+            text = (self.folder / "coordinator.json").read_text(encoding="utf-8")
+            return str(json.loads(text)["address"]), self.folder / "ca.pem"
+        except FileNotFoundError:
+            raise SettingsError(
+                f"silo {self.config.name!r} has not joined a federation. Give the operator the "
+                "line that `coterie silo init` printed, then run `coterie silo join` with the "
+                "answer."
+            ) from None
+        except (OSError, ValueError, KeyError) as error:
+            raise SettingsError(f"coordinator.json cannot be read: {error}. Join again.") from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the folder; two processes with one key would push each other out.
+
+        Raises:
+            SettingsError: a process holds it already.
+        """
+        with locked(self.folder):
+            yield
+
+    def _task(self) -> str:
+        return (
+            self._path(self.config.task) if self.config.task.endswith(".toml") else self.config.task
+        )
+
+    def _option(self, key: str, value: str | int | float | bool) -> str | int | float | bool:
+        """Paths are meant from the silo's folder, wherever the command is started."""
+        is_path = isinstance(value, str) and key in ("data", "test-data")
+        return self._path(str(value)) if is_path else value
+
+    def _path(self, text: str) -> str:
+        return str(self.folder / _place(text))
+
+
+def create(folder: Path, name: str, *, task: str = "", data: Path | None = None) -> Home:
+    """Make a silo's folder with a key and a commented ``silo.toml``; keep what is there.
+
+    Args:
+        folder: the silo's.
+        name: of the silo.
+        task, data: for a new ``silo.toml``; paths as they are meant from the current folder. By
+            default the digits.
+
+    Raises:
+        SettingsError: the name cannot be one, the folder belongs to another silo, or its
+            ``silo.toml`` names another task or other data than are asked for here.
+    """
+    if not is_silo_name(name):
+        raise SettingsError(
+            "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
+            f"letter or digit. Got {name!r}."
+        )
+    folder = _place(folder)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = folder / "silo.toml"
+    if task.endswith(".toml"):
+        task = str(_place(task).resolve())
+    where = "" if data is None else str(_place(data).resolve())
+    if not file.exists():
+        told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
+        text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
+        file.write_bytes(text.encode())
+    home = Home(folder)
+    if home.config.name != name:
+        raise SettingsError(f"{folder} is the folder of silo {home.config.name!r}, not {name!r}.")
+    for key, asked, has in (
+        ("task", task, home._task()),
+        ("data", where, str(home._option("data", home.config.data.get("data", "")))),
+    ):
+        if asked and asked != has and Path(asked) != Path(has).resolve():
+            raise SettingsError(
+                f"{file} is there already, with {key} {has!r}, not {asked!r}. Change it there, or "
+                "make the silo in another folder (--home)."
+            )
+    if not (folder / "key.pem").exists():
+        _write_key(folder)
+    return home
+
+
+def _toml(text: str) -> str:
+    """A TOML string: as in JSON, but for DEL and what is beyond 16 bits.
+
+    Raises:
+        SettingsError: it cannot be one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise SettingsError(
+            f"{text!r} cannot be written into silo.toml: its name is not UTF-8. Rename it."
+        ) from None
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _place(named: str | Path) -> Path:
+    try:
+        return place_of(str(named))
+    except TaskError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _write_key(folder: Path) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    unfinished = folder / "key.tmp"
+    with suppress(FileNotFoundError):
+        unfinished.unlink()
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(content)
+    unfinished.replace(folder / "key.pem")
+
+
+def _read(file: Path) -> _File:
+    try:
+        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8-sig")))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{file.parent} is no silo's folder (no silo.toml). Make one with `coterie silo init "
+            f"--name NAME`, or name it with --home or {ENVIRONMENT}."
+        ) from None
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{file} is not TOML: {error}.") from None
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{file} is not UTF-8 ({error}). Save it as UTF-8.") from None
+    except OSError as error:
+        raise SettingsError(f"{file} cannot be read: {error.strerror}.") from None
+    except ValidationError as error:
+        raise SettingsError(
+            f"{file} is wrong: {'; '.join(map(_problem, error.errors()))}."
+        ) from None
+
+
+def _problem(entry: object) -> str:
+    assert isinstance(entry, dict)
+    where = ".".join(str(part) for part in entry["loc"])
+    if entry["type"] == "extra_forbidden":
+        return f"there is no key {where}"
+    message = str(entry["msg"])
+    return f"{where}: {message[:1].lower() + message[1:]}"

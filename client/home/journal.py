@@ -1,0 +1,58 @@
+"""A silo's journal: what its own runs looked like from here, one JSON object a line in its home.
+
+It never leaves the silo. ``coterie silo report`` draws it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+from coterie import wire
+
+log = logging.getLogger("coterie.silo")
+
+JOURNAL = "journal.jsonl"
+NOTED = (
+    wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.SECONDS, wire.LOSS, wire.ERROR, wire.RECEIVED_LOSS,
+    wire.RECEIVED_ERROR,
+)  # fmt: skip
+
+
+def note(
+    home: str, kind: str, run: str, config: ConfigRecord, metrics: Mapping[str, float | int]
+) -> None:
+    """Append a line about one piece of work; a full disk costs the line, not the work.
+
+    Args:
+        home: the silo's folder; empty writes nothing.
+        kind: message type.
+        run: its name.
+        config: of the message: round, purpose, size of the silo's group.
+        metrics: of the answer.
+    """
+    if not home:
+        return
+    numbers = {key: metrics[key] for key in NOTED if key in metrics}
+    line: dict[str, Any] = {
+        "at": round(time.time(), 3),
+        "run": run,
+        "round": config.get(wire.ROUND),
+        "type": kind,
+        "purpose": config.get(wire.PURPOSE, ""),
+        "group-size": config.get(wire.GROUP_SIZE),
+        **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
+    }
+    try:
+        Path(home).mkdir(parents=True, exist_ok=True)
+        with (Path(home) / JOURNAL).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        log.warning("the journal could not be written: %s", error)

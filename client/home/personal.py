@@ -1,0 +1,110 @@
+"""Personal layers: arrays that never leave the silo, kept per run, surviving a restart.
+
+In HCCT-P (Sun et al., §5.1) silos share the representation and keep the classifier. Here any
+strategy can: a run names the layers, the silo completes the model it receives with its own, and
+takes them out of what it sends.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from coterie.client.home import rounds
+from coterie.client.home.settings import SettingsError
+from coterie.client.work.training import read_weights
+from coterie.client.work.workbench import Workbench
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.silo")
+
+KIND = "personal"
+
+
+class PersonalError(ValueError):
+    """The layers named cannot be personal. The text says why."""
+
+
+def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
+    """Names of the arrays that stay here.
+
+    Args:
+        bench: of the silo.
+        layers: ``head`` for the task's head, or a prefix of array names; empty for none.
+
+    Raises:
+        PersonalError: nothing, or everything, is named so.
+    """
+    if not layers:
+        return ()
+    prefix = bench.task.head if layers == "head" else layers
+    names = list(bench.model.state_dict())
+    chosen = tuple(name for name in names if name.startswith(prefix))
+    if not chosen:
+        raise PersonalError(f"no array is named {prefix}…; the model has {', '.join(names[:6])}, …")
+    if len(chosen) == len(names):
+        raise PersonalError(f"{prefix!r} names every array: nothing would be shared.")
+    return chosen
+
+
+def check_policy(bench: Workbench) -> None:
+    """Refuse a policy that names layers which the silo's model does not have.
+
+    Raises:
+        SettingsError: ``keep_layers`` cannot be obeyed.
+    """
+    layers = bench.settings.policy.keep_layers
+    try:
+        personal_names(bench, layers)
+    except PersonalError as error:
+        raise SettingsError(
+            f"keep_layers = {layers!r} cannot be kept: {error} Name the head as 'head', or the "
+            "beginning of array names."
+        ) from None
+
+
+def without(model: Model, names: tuple[str, ...]) -> Model:
+    """The shared part of a model."""
+    return {name: array for name, array in model.items() if name not in names}
+
+
+def complete(
+    bench: Workbench, shared: Model, names: tuple[str, ...], *, run: str, seed: int, before: int
+) -> Model:
+    """The model received with this silo's personal arrays put in.
+
+    Args:
+        bench: of the silo.
+        shared: what was received.
+        names: of the personal arrays.
+        run: whose personal arrays to take; a run not seen before starts from ``seed``.
+        seed: of the run's initial model.
+        before: take those of the last round before this one; 0 takes the initial ones.
+    """
+    if not names:
+        return shared
+    own = rounds.latest(bench.settings, KIND, run=run, before=before)
+    if own is None:
+        own = read_weights(bench.fresh_model(seed))
+    order = bench.model.state_dict()
+    return {
+        name: own[name] if name in names else shared[name]
+        for name in order
+        if name in names or name in shared
+    }
+
+
+def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, round: int) -> None:
+    """Keep the personal arrays of a trained model as those after a round."""
+    if names:
+        if (
+            not bench.settings.home
+            and rounds.latest(bench.settings, KIND, run=run, before=round) is None
+        ):
+            log.warning(
+                "the layers of run %s that stay here (%s) are in this process's memory only: a "
+                "restart begins them anew. Give the silo a folder with --home.",
+                run,
+                ", ".join(names),
+            )
+        own = {name: model[name] for name in names}
+        rounds.keep(bench.settings, KIND, own, run=run, round=round)

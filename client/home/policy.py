@@ -1,0 +1,130 @@
+"""What a silo agrees to: read from its own ``silo.toml``, held here, whatever the server sends.
+
+Every message is checked before any work. A run that asks for more is refused with the reason;
+a run that does not say what the silo has to know is refused as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import MetricRecord
+
+from coterie import wire
+
+METRICS = {
+    "train-loss": (wire.TRAIN_LOSS,),
+    "loss": (wire.LOSS, wire.RECEIVED_LOSS, wire.TRAINED_LOSS),
+    "error": (
+        *(wire.ERROR, wire.RECEIVED_ERROR, wire.TRAINED_ERROR, wire.HOLDOUT_ERROR),
+        *(wire.VALIDATION_ERROR, wire.ALONE_ERROR, wire.ALONE_VALIDATION_ERROR, wire.KEPT_ALONE),
+    ),
+    "seconds": (wire.SECONDS,),
+}
+"""Name in ``silo.toml`` → keys on the wire. Counts of samples are the weights and always leave."""
+
+ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES)
+"""Counts, of samples and of a discriminator's bytes. Without them a silo cannot take part."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A silo's conditions. The defaults allow everything but label counts.
+
+    Attributes:
+        strategies: of the runs to take part in; empty allows every one.
+        min_group_size: the fewest silos whose updates may be averaged with this one's.
+        keep_layers: ``head`` or a prefix of array names that never leave; empty keeps none.
+        metrics: names in ``METRICS`` that may leave; None allows all.
+        auxiliary: whether models beside the task's may leave, e.g. FedCollab's discriminators, from
+            which the silo's labels can be read.
+        max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
+            passes over the silo's training data, in each training by itself: of the round's model,
+            however it is counted, of the silo's own, and before a test.
+        label_counts: consent to tell how many training samples of each label there are, which
+            FedGen asks for and nothing else does.
+    """
+
+    strategies: tuple[str, ...] = ()
+    min_group_size: int = 1
+    keep_layers: str = ""
+    metrics: tuple[str, ...] | None = None
+    auxiliary: bool = True
+    max_local_epochs: int = 0
+    max_rounds: int = 0
+    label_counts: bool = False
+
+    def objection(self, config: Mapping[str, object]) -> str:
+        """Why a message with this configuration is refused; empty if it is not."""
+        if self.strategies and config.get(wire.STRATEGY) not in self.strategies:
+            said = config.get(wire.STRATEGY) or "one that the run does not name"
+            return f"takes part in {', '.join(self.strategies)}; this run's strategy is {said}."
+        epochs = "epochs a round"
+        for key, most, what in (
+            (wire.LOCAL_EPOCHS, self.max_local_epochs, epochs),
+            (wire.PRETRAIN_EPOCHS, self.max_local_epochs, epochs),
+            (wire.PERSONAL_EPOCHS, self.max_local_epochs, epochs),
+            (wire.ADAPT_STEPS, self.max_local_epochs, epochs),  # each on all training data
+            (wire.ROUND, self.max_rounds, "rounds"),
+            (wire.ROUNDS, self.max_rounds, "rounds"),
+        ):
+            if key == wire.LOCAL_EPOCHS and config.get(wire.LOCAL_STEPS):
+                continue  # they take its place: passes_objection
+            asked = config.get(key, 0)
+            if most and not _number(asked) <= most:  # also what is no number
+                return f"trains at most {most} {what}; this run asks for {asked} ({key})."
+        return self.label_counts_objection() if config.get(wire.ASKS_LABEL_COUNTS) else ""
+
+    def label_counts_objection(self) -> str:
+        """Why a run that asks for label counts is refused; empty if it is not."""
+        if self.label_counts:
+            return ""
+        return (
+            "does not share its label counts. Who runs the silo can allow it with "
+            "`label_counts = true` in silo.toml, or `--share-label-counts`."
+        )
+
+    def passes_objection(self, passes: int, key: str) -> str:
+        """Why a training that goes over the silo's data so often is refused; empty if it is not.
+
+        ``key`` is what asks for it.
+        """
+        if not self.max_local_epochs or passes <= self.max_local_epochs:
+            return ""
+        return (
+            f"trains at most {self.max_local_epochs} epochs a round; the steps that this run asks "
+            f"for ({key}) go over its training samples {passes} times."
+        )
+
+    def group_objection(self, config: Mapping[str, object]) -> str:
+        """Why a training message is refused for its group; alone (a group of 1) is allowed."""
+        if self.min_group_size <= 1:
+            return ""
+        size = config.get(wire.GROUP_SIZE)
+        if size is None:
+            return (
+                f"needs groups of at least {self.min_group_size} silos; this run does not say how "
+                "large its groups are."
+            )
+        if _number(size) != 1 and _number(size) < self.min_group_size:
+            return (
+                f"needs groups of at least {self.min_group_size} silos; its group in this round "
+                f"has {size}."
+            )
+        return ""
+
+
+def permitted(metrics: Mapping[str, float | int], policy: Policy) -> MetricRecord:
+    """The metrics that may leave."""
+    names = METRICS if policy.metrics is None else policy.metrics
+    allowed = {key for name in names for key in METRICS[name]} | set(ALWAYS)
+    return MetricRecord(
+        {k: v for k, v in metrics.items() if policy.metrics is None or k in allowed}
+    )
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return float("nan")
+    return float(value)

@@ -1,0 +1,72 @@
+"""Arrays that a silo keeps from round to round, each with the round that they belong to.
+
+A server that comes back from a crash repeats a round, perhaps a few. So a silo keeps what it had
+after each of the last rounds, and a round always starts from what was there *before* it: doing it
+twice gives the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from coterie.client.home.files import folder_of, write_model
+from coterie.client.home.settings import SiloSettings
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.silo")
+
+KEPT = 4
+"""Rounds on the disk: one more than the server's checkpoints, because the last may not be among
+them."""
+IN_MEMORY = 2
+"""Rounds in memory: the last one, and the one before it to repeat it."""
+MAX_RUNS = 4
+"""Runs of which a process keeps arrays of one kind in memory for one silo."""
+
+_memory: dict[tuple[str, str, str, str], dict[int, Model]] = {}
+"""(silo, home, kind, run) → round → arrays: all there is of silos without a home, else a cache."""
+
+
+def keep(settings: SiloSettings, kind: str, model: Model, *, run: str, round: int) -> None:
+    """Keep arrays as those after a round. What was kept of later rounds is of a past that ended."""
+    key = (settings.name, settings.home, kind, run)
+    rounds = {r: kept for r, kept in _memory.pop(key, {}).items() if r < round}
+    for old in [k for k in _memory if k[:3] == key[:3]][: -MAX_RUNS + 1]:
+        del _memory[old]
+    _memory[key] = dict(sorted((rounds | {round: model}).items())[-IN_MEMORY:])
+    if not settings.home:
+        return
+    folder = folder_of(settings.home, kind, run)
+    for number, file in _files(folder).items():
+        if number > round:
+            file.unlink()
+    write_model(folder / f"round-{round:06d}.safetensors", model)
+    for file in list(_files(folder).values())[:-KEPT]:
+        file.unlink()
+
+
+def latest(settings: SiloSettings, kind: str, *, run: str, before: int) -> Model | None:
+    """The newest arrays of a round before this one, or None."""
+    rounds = _memory.get((settings.name, settings.home, kind, run), {})
+    known = [r for r in rounds if r < before]
+    if known:
+        return rounds[max(known)]
+    if not settings.home:
+        return None
+    found = {r: f for r, f in _files(folder_of(settings.home, kind, run)).items() if r < before}
+    for number in sorted(found, reverse=True):
+        try:
+            return dict(load_file(found[number]))
+        except (OSError, SafetensorError) as error:
+            log.error("%s is damaged (%s): trying the round before", found[number], error)
+    return None
+
+
+def _files(folder: Path) -> dict[int, Path]:
+    """Round → file, in order."""
+    files = sorted(folder.glob("round-*.safetensors"))
+    return {int(file.stem.removeprefix("round-")): file for file in files}

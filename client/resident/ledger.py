@@ -1,0 +1,162 @@
+"""The outbound ledger: what left this silo, one line of JSON per reply, written before it goes.
+
+Every reply of the silo's app passes through here, under any engine: if the line cannot be written
+nothing is sent but the kind of that error. Values of metrics are noted; of arrays the name, type,
+shape and bytes. No error passes: an engine would send its text, which may quote the silo's data.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from flwr.app import Context, Message
+
+from coterie import wire
+from coterie.client.home.settings import SiloSettings
+
+log = logging.getLogger("coterie.silo")
+
+FILE = "ledger.jsonl"
+
+
+def outbound(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """A Flower mod: let the app answer, note the answer, give it back."""
+    name = str(context.node_config.get("name", f"node-{context.node_id}"))
+    try:
+        settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+        try:
+            reply = call_next(message, context)
+        except (Exception, SystemExit) as error:
+            reply = _failure(settings.name, error, message)
+        except BaseException as error:  # the process ends: whoever ended it answers for the app
+            _append(settings, _entry(message) | {"error": type(error).__name__})
+            raise
+        _append(settings, _entry(message) | _content(reply))
+    except (Exception, SystemExit) as error:  # wrong settings, or no room for the ledger
+        return _failure(name, error, message)
+    return reply
+
+
+def _failure(silo: str, error: BaseException, message: Message) -> Message:
+    log.error("the app failed on a %s message", message.metadata.message_type, exc_info=error)
+    return wire.failure(silo, error, message)
+
+
+def _entry(message: Message) -> dict[str, Any]:
+    meta = message.metadata
+    config = message.content.config_records.get(wire.CONFIG) if message.has_content() else None
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "run": "" if config is None else str(config.get(wire.RUN, "")),
+        "flower-run": str(meta.run_id),
+        "round": 0 if config is None else config.get(wire.ROUND, 0),
+        "type": meta.message_type,
+    }
+
+
+def _content(reply: Message) -> dict[str, Any]:
+    if reply.has_error():
+        return {"error": reply.error.reason}
+    tensors = [
+        {"record": name, "name": t.name, "type": t.dtype, "shape": list(t.shape), "bytes": t.bytes}
+        for name, record in reply.content.array_records.items()
+        for t in wire.tensors_of(record)
+    ]
+    values = {
+        record: {key: _plain(value) for key, value in entries.items()}
+        for records in (reply.content.metric_records, reply.content.config_records)
+        for record, entries in records.items()
+    }
+    return {"tensors": tensors, "values": values, "bytes": sum(t["bytes"] for t in tensors)}
+
+
+def _plain(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:
+    if settings.home:
+        file = ledger_of(Path(settings.home))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a+b") as ledger:
+            line = json.dumps(entry).encode() + b"\n"
+            ledger.write(line if _ends_whole(ledger) else b"\n" + line)
+            ledger.flush()
+            os.fsync(ledger.fileno())
+
+
+def _ends_whole(ledger: BinaryIO) -> bool:
+    """Whether the last line was written to its end; a crash may have cut it off."""
+    if ledger.seek(0, os.SEEK_END) == 0:
+        return True
+    ledger.seek(-1, os.SEEK_END)
+    return ledger.read(1) == b"\n"
+
+
+def ledger_of(home: Path) -> Path:
+    """The ledger of the silo whose folder this is."""
+    return home / FILE
+
+
+def read(home: Path, *, run: str = "") -> Iterator[dict[str, Any]]:
+    """Entries of a silo's ledger, oldest first.
+
+    Args:
+        home: the silo's folder.
+        run: only those of this run.
+
+    Raises:
+        OSError: there is no ledger.
+    """
+    with ledger_of(home).open(encoding="utf-8") as file:
+        for line in file:
+            try:
+                entry: dict[str, Any] = json.loads(line)
+            except ValueError:
+                continue  # cut off by a crash: then its reply did not leave
+            if not run or entry["run"] == run:
+                yield entry
+
+
+@dataclass
+class Total:
+    """What left in all messages of one type in one run.
+
+    Attributes:
+        messages, bytes: how many, and of arrays.
+        refused: how many said only that the silo will not, or could not.
+        rounds: first and last.
+        tensors: names of arrays.
+        values: names of metrics and other entries.
+    """
+
+    messages: int = 0
+    bytes: int = 0
+    refused: int = 0
+    rounds: tuple[int, int] = (0, 0)
+    tensors: frozenset[str] = frozenset()
+    values: frozenset[str] = frozenset()
+
+
+def totals(entries: Iterator[dict[str, Any]]) -> dict[tuple[str, str], Total]:
+    """(run, message type) → what left, in the order in which they first did."""
+    found: dict[tuple[str, str], Total] = {}
+    for entry in entries:
+        key = (entry["run"], entry["type"])
+        total = found.setdefault(key, Total(rounds=(entry["round"], entry["round"])))
+        total.messages += 1
+        total.bytes += entry.get("bytes", 0)
+        total.refused += "error" in entry
+        total.rounds = (min(total.rounds[0], entry["round"]), max(total.rounds[1], entry["round"]))
+        total.tensors |= {tensor["name"] for tensor in entry.get("tensors", [])}
+        total.values |= {key for record in entry.get("values", {}).values() for key in record}
+    return found

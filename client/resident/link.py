@@ -1,0 +1,320 @@
+"""The silo's connection to the SuperLink: the one client-side module that touches Flower's inside.
+
+Registration, authentication, TLS, heartbeats and the wire format are Flower's own
+(``grpc_request_response``, read in 1.34). This module turns them into *receive a message* and
+*send its reply*, waits in fractions of a second where a stock SuperNode waits seconds, and
+makes the reason of a refusal visible, which Flower logs as "generator didn't yield".
+A contract test exercises it against a real SuperLink. Connections of one process share a channel
+and a thread of heartbeats (``coterie.client.resident.sharing``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
+from flwr.client.grpc_rere_client.connection import grpc_request_response
+from flwr.common.logger import FLOWER_LOGGER
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.retry import RetryInvoker, exponential
+
+from coterie.client.resident import sharing
+
+log = logging.getLogger("coterie.silo")
+
+Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
+
+RETRY_S = 20.0
+"""How long one call is retried inside a connection before the connection counts as lost."""
+
+CONNECT_RETRY_S = 2.0
+"""The same while connecting: the resident silo tries again anyway, and says so each time."""
+
+OBJECT_DEADLINE_S, CALL_DEADLINE_S = 120.0, 20.0
+"""Deadline of a call that carries an object, 5 MB at most, and of any other. Flower sets none, and
+a SuperLink that stops in the middle of a call would be waited for for ever."""
+
+PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
+"""What a moment may heal: no way there, and what Flower makes of an exception of its own, such as a
+database that was locked for too long. To ask again is harmless: a repeated reply counts once."""
+
+OBJECT_WAIT_S = 120.0
+"""How long an announced object may take to arrive at the SuperLink."""
+
+OBJECT_PAUSE_S = 0.01
+"""First pause before asking again for an object that is announced but not there yet."""
+
+
+sharing.install()
+
+
+class LinkError(ConnectionError):
+    """No connection to the SuperLink. ``retry`` tells whether trying again can help."""
+
+    def __init__(self, text: str, *, retry: bool = True) -> None:
+        super().__init__(text)
+        self.retry = retry
+
+
+class LinkLostError(LinkError):
+    """The connection that was there is gone."""
+
+
+class RunEndedError(RuntimeError):
+    """The message belongs to a run that has ended meanwhile."""
+
+
+class FleetLink:
+    """One live connection. Made by ``connect``."""
+
+    def __init__(
+        self,
+        node_id: int,
+        calls: tuple[Callable[..., Any], ...],
+        cache: sharing.ObjectCache | None = None,
+    ) -> None:
+        self.node_id = node_id
+        self._cache = cache
+        (
+            self._receive,
+            self._send,
+            _get_run,
+            _get_fab,  # never called: this silo runs only the code that it installed
+            self._pull_object,
+            self._push_object,
+            self._confirm,
+        ) = calls
+
+    def receive(self) -> Message | None:
+        """The next message for this silo, or None at once if there is none.
+
+        Raises:
+            LinkLostError: the SuperLink cannot be reached or does not know this silo any more.
+            RunEndedError: the message's run ended while it was being fetched.
+        """
+        with _translated():
+            received = cast(tuple[Message, ObjectTree] | None, self._receive())
+            if received is None:
+                return None
+            header, tree = received
+            run_id, message_id = header.metadata.run_id, header.metadata.message_id
+            contents = pull_objects(
+                [node.object_id for node in iterate_object_tree(tree)],
+                lambda object_id: self._pulled(run_id, message_id, object_id),
+                initial_backoff=OBJECT_PAUSE_S,
+                backoff_cap=0.5,
+                max_time=OBJECT_WAIT_S,
+            )
+            self._confirm(run_id, message_id)
+            message = cast(Message, inflate_object_from_contents(message_id, contents))
+            message.metadata.__dict__["_message_id"] = message_id
+            return message
+
+    def _pulled(self, run_id: int, message_id: str, object_id: str) -> bytes:
+        """An object's content. The message itself is for this silo alone; the rest may not be."""
+
+        def pull() -> bytes:
+            return cast(bytes, self._pull_object(run_id, object_id))
+
+        if self._cache is None or object_id == message_id:
+            return pull()
+        return self._cache.get(object_id, pull)
+
+    def send(self, reply: Message, *, seconds: float) -> None:
+        """Send a reply.
+
+        Args:
+            reply: made with ``reply_to``.
+            seconds: the silo's own time for it.
+
+        Raises:
+            LinkLostError, RunEndedError: as in ``receive``.
+        """
+        with _translated(), no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            run_id = reply.metadata.run_id
+            objects = get_all_nested_objects(reply)
+            tree = get_object_tree(reply)
+            wanted, session = self._send(reply, tree, seconds)
+            push_objects(
+                objects,
+                lambda object_id, content: self._push_object(run_id, session, object_id, content),
+                object_ids_to_push=wanted,
+            )
+
+
+@contextmanager
+def connect(
+    address: str,
+    *,
+    root_certificates: Path | None = None,
+    keys: Keys | None = None,
+    cache: sharing.ObjectCache | None = None,
+) -> Iterator[FleetLink]:
+    """Register with a SuperLink and hold the connection.
+
+    Args:
+        address: ``HOST:PORT`` of the SuperLink's Fleet API.
+        root_certificates: PEM file of the CA; without it the connection is plain text.
+        keys: a registered key pair. Without one Flower makes a fresh one, and with it a new
+            node id, at every start.
+        cache: of objects that were pulled, shared with other connections.
+
+    Raises:
+        LinkError: not reachable, or refused; the text has the SuperLink's reason.
+    """
+    errors: list[grpc.RpcError] = []
+    failure: BaseException | None = None
+    entered = False
+    invoker = _retry_invoker()
+    connection = grpc_request_response(
+        address,
+        root_certificates is None,
+        invoker,
+        GRPC_MAX_MESSAGE_LENGTH,
+        root_certificates.read_bytes() if root_certificates else None,
+        keys,
+        _recording_stub(errors),
+    )
+    with _quiet_flower():
+        try:
+            with connection as (node_id, *calls):
+                entered, invoker.max_time = True, RETRY_S
+                try:
+                    own = cast(tuple[Callable[..., Any], ...], tuple(calls))
+                    yield FleetLink(node_id, own, cache)
+                except BaseException as error:  # Flower's context manager would swallow it
+                    failure = error
+        except RuntimeError as error:
+            if not entered:
+                raise _refused(address, errors, tls=root_certificates is not None) from error
+            # Flower's heartbeat ends by itself when the SuperLink has forgotten this node, and
+            # then cannot be ended again.
+            log.debug("the connection was not closed in order: %s", error)
+    if failure is not None:
+        raise failure
+
+
+def _retry_invoker() -> RetryInvoker:
+    """Retry only what a moment may heal, and not for ever: the resident silo reconnects."""
+    return RetryInvoker(
+        wait_gen_factory=lambda: exponential(base_delay=0.25, max_delay=2),
+        recoverable_exceptions=grpc.RpcError,
+        max_tries=None,
+        max_time=CONNECT_RETRY_S,
+        should_giveup=lambda error: (
+            cast(grpc.RpcError, error).code() not in PASSING
+            or "handshake" in str(cast(grpc.RpcError, error).details()).lower()
+        ),
+    )
+
+
+def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
+    """Flower's stub with a deadline, remembering errors that its context manager hides."""
+
+    def recorded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        deadline_s = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs.setdefault("timeout", deadline_s)
+            try:
+                return method(*args, **kwargs)
+            except grpc.RpcError as error:
+                errors.append(error)
+                raise
+
+        return call
+
+    class RecordingStub(FleetStub):
+        def __init__(self, channel: grpc.Channel) -> None:
+            super().__init__(channel)
+            for name, method in list(vars(self).items()):
+                setattr(self, name, recorded(name, method))
+
+    return RecordingStub
+
+
+def _refused(address: str, errors: list[grpc.RpcError], *, tls: bool) -> LinkError:
+    if not errors:
+        return LinkError(f"no connection to the SuperLink at {address}.")
+    code, details = errors[-1].code(), _details(errors[-1])
+    if "handshake" in details.lower():
+        return LinkError(
+            f"TLS with the SuperLink at {address} failed: {details}. The CA certificate "
+            "must be the one that signed the SuperLink's, and both must use TLS or neither.",
+            retry=False,
+        )
+    if code == grpc.StatusCode.UNAVAILABLE:
+        hint = "" if tls else " This silo connects without TLS; does the SuperLink want it?"
+        return LinkError(f"the SuperLink at {address} cannot be reached: {details}.{hint}")
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        return LinkError(
+            f"the SuperLink at {address} refuses this silo's key: {details} "
+            "Either it is not enrolled (yet, or any more: ask the operator), or another process "
+            "uses it, or one that used it was killed within the last minute."
+        )
+    if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower():
+        return LinkError(
+            f"the clock of this machine and that of the SuperLink at {address} differ too much: "
+            f"this one says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, and may be at most 5 s "
+            "ahead and 5 min behind. Set both by NTP."
+        )
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return LinkError(
+            f"the SuperLink at {address} does not accept this silo's key: {details}.", retry=False
+        )
+    return LinkError(f"the SuperLink at {address} refuses this silo: {code.name}: {details}")
+
+
+def _details(error: grpc.RpcError) -> str:
+    """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
+    details = str(error.details())
+    try:
+        return str(json.loads(details)["public_message"])
+    except (ValueError, KeyError, TypeError):
+        return details
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except grpc.RpcError as error:
+        code, details = error.code(), str(error.details())
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
+            raise RunEndedError(details) from error
+        raise LinkLostError(f"the SuperLink was lost: {code.name}: {details}") from error
+    except RuntimeError as error:  # an object that did not come, a node that is gone
+        raise LinkLostError(f"the SuperLink was lost: {error}") from error
+
+
+@contextmanager
+def _quiet_flower() -> Iterator[None]:
+    """Flower logs every refused attempt as an error with its own words; ours say more."""
+    level = FLOWER_LOGGER.level
+    FLOWER_LOGGER.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        FLOWER_LOGGER.setLevel(level)

@@ -1,0 +1,195 @@
+"""What the connections of one process share: a gRPC channel, and one thread of heartbeats.
+
+Flower's connection opens a channel of its own, watches it in a thread of its own, and beats in
+another. One silo does not mind; hundreds in one process do. The two parts here take the places of
+Flower's, so that a further connection costs a node, a key and a few kilobytes. Each connection
+still has its own identity and signs its own calls: that is in the interceptors, not the channel.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Condition, Lock, Thread
+
+import grpc
+from flwr.client.grpc_rere_client import connection as flower_connection
+from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
+
+log = logging.getLogger("coterie.silo")
+
+HEARTBEAT_S = 15.0
+"""Seconds between two heartbeats of a node. The SuperLink takes it for lost after 60."""
+
+MAX_CHANNEL_BACKOFF_S = 5.0
+"""gRPC itself waits up to two minutes before it dials again."""
+
+
+def install() -> None:
+    """Make connections opened from now on share. Flower's function looks both parts up by name."""
+    assert {"create_channel", "HeartbeatSender"} <= set(vars(flower_connection))
+    vars(flower_connection).update(create_channel=_shared_channel, HeartbeatSender=_Heartbeat)
+
+
+# ---------------------------------------------------------------- channels
+
+
+@dataclass
+class _Base:
+    channel: grpc.Channel
+    users: int = 0
+
+
+_bases: dict[tuple[str, bytes | None], _Base] = {}
+_bases_lock = Lock()
+
+
+def _shared_channel(
+    server_address: str,
+    insecure: bool,
+    root_certificates: bytes | None = None,
+    max_message_length: int = GRPC_MAX_MESSAGE_LENGTH,
+    interceptors: Sequence[grpc.UnaryUnaryClientInterceptor] = (),
+) -> grpc.Channel:
+    """A channel with these interceptors on the one that all connections to the address share."""
+    key = (server_address, None if insecure else root_certificates or b"")
+    with _bases_lock:
+        base = _bases.get(key)
+        if base is None:
+            base = _bases[key] = _Base(_open(server_address, key[1], max_message_length))
+        base.users += 1
+    channel = grpc.intercept_channel(base.channel, *interceptors)
+    channel.subscribe = lambda *_, **__: None  # Flower's watcher only logs, from a thread each
+    channel.close = lambda: _release(key, base)
+    return channel
+
+
+def _open(address: str, certificates: bytes | None, max_message_length: int) -> grpc.Channel:
+    options = [
+        ("grpc.max_send_message_length", max_message_length),
+        ("grpc.max_receive_message_length", max_message_length),
+        ("grpc.max_reconnect_backoff_ms", int(1000 * MAX_CHANNEL_BACKOFF_S)),
+    ]
+    if certificates is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(certificates or None)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def _release(key: tuple[str, bytes | None], base: _Base) -> None:
+    with _bases_lock:
+        base.users -= 1
+        if base.users or _bases.get(key) is not base:
+            return
+        del _bases[key]
+    base.channel.close()
+
+
+# ---------------------------------------------------------------- heartbeats
+
+
+class _Heartbeat:
+    """One connection's heartbeat, beaten by the thread that all share. As Flower's sender."""
+
+    def __init__(self, heartbeat_fn: Callable[[], bool]) -> None:
+        self.beat = heartbeat_fn
+        self.is_running = False
+
+    def start(self) -> None:
+        """The node was activated a moment ago, which counts as a beat."""
+        self.is_running = True
+        _heart.add(self)
+
+    def stop(self) -> None:
+        """No further beat begins."""
+        self.is_running = False
+
+
+class _Heart:
+    """A thread that beats for every connection in turn; it ends when there is none."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, _Heartbeat]] = []
+        self._order = itertools.count()
+        self._changed = Condition()
+        self._thread: Thread | None = None
+
+    def add(self, heartbeat: _Heartbeat) -> None:
+        with self._changed:
+            self._schedule(heartbeat)
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name="heartbeats", daemon=True)
+                self._thread.start()
+
+    def _schedule(self, heartbeat: _Heartbeat) -> None:
+        # Spread, so that silos that came in one instant do not beat in one.
+        due = time.monotonic() + HEARTBEAT_S * random.uniform(0.7, 1.0)
+        heapq.heappush(self._due, (due, next(self._order), heartbeat))
+
+    def _next(self) -> _Heartbeat | None:
+        with self._changed:
+            while self._due:
+                due, _, heartbeat = self._due[0]
+                if not heartbeat.is_running:
+                    heapq.heappop(self._due)
+                elif (wait := due - time.monotonic()) > 0:
+                    self._changed.wait(min(wait, 1.0))
+                else:
+                    heapq.heappop(self._due)
+                    return heartbeat
+            self._thread = None
+            return None
+
+    def _run(self) -> None:
+        while (heartbeat := self._next()) is not None:
+            try:
+                heartbeat.beat()
+            except Exception as error:  # the SuperLink forgot the node: its next call says so
+                log.debug("a heartbeat was refused: %s", error)
+            with self._changed:
+                if heartbeat.is_running:
+                    self._schedule(heartbeat)
+
+
+_heart = _Heart()
+
+
+# ---------------------------------------------------------------- objects
+
+
+class ObjectCache:
+    """Objects that were pulled, by their id, which is the SHA-256 of their content.
+
+    A model that is sent to many silos is one object at the SuperLink; silos of one process fetch
+    it once.
+
+    Args:
+        num_bytes: how much to keep; the longest unused goes first.
+    """
+
+    def __init__(self, num_bytes: int = 256_000_000) -> None:
+        self.num_bytes = num_bytes
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._size = 0
+        self._lock = Lock()
+
+    def get(self, object_id: str, pull: Callable[[], bytes]) -> bytes:
+        """The object's content, from here or by ``pull``."""
+        with self._lock:
+            if object_id in self._kept:
+                self._kept.move_to_end(object_id)
+                return self._kept[object_id]
+        content = pull()
+        with self._lock:
+            if object_id not in self._kept:
+                self._kept[object_id] = content
+                self._size += len(content)
+            while self._size > self.num_bytes and self._kept:
+                self._size -= len(self._kept.popitem(last=False)[1])
+        return content

@@ -1,0 +1,85 @@
+"""Answers to messages about client discriminators (FedCollab)."""
+
+from __future__ import annotations
+
+from flwr.app import MetricRecord, RecordDict
+
+from coterie import wire
+from coterie.client.home.policy import permitted
+from coterie.client.work.discriminators import (
+    DiscriminatorError,
+    DiscriminatorPlan,
+    Pairs,
+    count_hits,
+    open_pairs,
+    train_stack,
+)
+from coterie.client.work.guard import sparing
+from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.training import Stopwatch
+from coterie.client.work.workbench import Workbench
+
+
+def train_discriminators(request: Request) -> RecordDict:
+    """Score the discriminators received on held-out samples, train them, send both back."""
+    pairs = _pairs(request)
+    if not len(pairs.pool.x):
+        request.object("has no sample to train with.")
+    plan = DiscriminatorPlan(
+        steps=request.integer(wire.STEPS, minimum=1),
+        batch_size=request.integer(wire.BATCH_SIZE, minimum=1, default=32),
+        lr=request.real(wire.LR, default=0.01),
+    )
+    seed = request.seed()
+    content = RecordDict({wire.ARRAYS: wire.encode_arrays({}, packed=True)})
+    with Stopwatch() as watch:
+        if pairs.received:
+            content[wire.HITS] = wire.encode_arrays(count_hits(pairs), packed=True)
+        train_stack(pairs, plan, seed=seed)
+    content[wire.DISCRIMINATORS] = wire.encode_arrays(pairs.arrays(), packed=True)
+    content[wire.METRICS] = _metrics(request.bench, pairs, watch.seconds)
+    return content
+
+
+def evaluate_discriminators(request: Request) -> RecordDict:
+    """Score the discriminators received, if any; say what one takes and what can be held out."""
+    pairs = _pairs(request)
+    content = RecordDict()
+    with Stopwatch() as watch:
+        if pairs.received:
+            content[wire.HITS] = wire.encode_arrays(count_hits(pairs), packed=True)
+    content[wire.METRICS] = _metrics(request.bench, pairs, watch.seconds)
+    return content
+
+
+def _pairs(request: Request) -> Pairs:
+    policy = request.bench.settings.policy
+    if not policy.auxiliary:
+        request.object("lets no model leave beside the task's; this run trains discriminators.")
+    # Whatever the message says: a discriminator is averaged with that of one other silo.
+    request.object(policy.group_objection({wire.GROUP_SIZE: 2}))
+    labels = str(request.config.get(wire.PAIR_LABELS, ""))
+    if set(labels) - {"0", "1"}:
+        raise RefusedError(f"{wire.PAIR_LABELS} must be of the digits 0 and 1. Got {labels!r}.")
+    record = request.message.content.array_records.get(wire.DISCRIMINATORS)
+    guard = request.held_out_share(wire.GUARD)
+    try:
+        return open_pairs(
+            sparing(request.bench, guard, run_seed=request.run_seed),
+            None if record is None else wire.decode_arrays(record),
+            [int(label) for label in labels],
+            samples=request.integer(wire.SAMPLES, minimum=1, default=500),
+            seed=request.run_seed,
+        )
+    except (wire.WireError, DiscriminatorError) as error:
+        raise RefusedError(str(error)) from None
+
+
+def _metrics(bench: Workbench, pairs: Pairs, seconds: float) -> MetricRecord:
+    metrics = {
+        wire.NUM_EXAMPLES: len(bench.data.x_train),
+        wire.HELD_OUT: len(pairs.pool.x_held) if len(pairs.pool.x) else 0,
+        wire.DISCRIMINATOR_BYTES: pairs.bytes_each,
+        wire.SECONDS: seconds,
+    }
+    return permitted(metrics, bench.settings.policy)

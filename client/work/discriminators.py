@@ -1,0 +1,292 @@
+"""A silo's client discriminators: one for each other silo, all trained in one pass.
+
+Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML
+2023, step 1. Discriminator k tells this silo's samples from those of one other silo. All see the
+same mini-batches, so FedCollab's own architecture is trained as *one wide layer*: K hidden layers
+side by side are one matrix product forward and one backward, and the step of SGD is added into the
+weights by that product itself. Any other architecture runs under ``vmap``.
+
+Parameters are stacked: every array has a first axis of K.
+
+Differs from the paper, whose silos train one discriminator at a time, one mini-batch a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+
+from coterie.client.work.training import seed_of
+from coterie.client.work.workbench import Workbench
+from coterie.tasks.models import Discriminator
+from coterie.wire import Model
+
+CHUNK = 1024
+"""Held-out samples that are scored at once."""
+PHASE = "discriminator"
+
+Stack = dict[str, torch.Tensor]
+
+
+class DiscriminatorError(ValueError):
+    """Discriminators that cannot be trained. The text says why, and nothing of the data."""
+
+
+@dataclass(frozen=True)
+class DiscriminatorPlan:
+    """SGD: so many mini-batches, their size, the learning rate."""
+
+    steps: int
+    batch_size: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A silo's training data as discriminators see it, cut in two for good.
+
+    Attributes:
+        x, y: of the training part: features (n, F), labels (n,).
+        x_held, y_held: of the held-out part.
+        num_classes: of the task.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    x_held: torch.Tensor
+    y_held: torch.Tensor
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A silo's discriminators at work.
+
+    Attributes:
+        module: one discriminator; only its architecture matters.
+        stack: the parameters of K of them.
+        labels: (K,) float32, the label, 1 or 0, of this silo's samples in each pair.
+        pool: the silo's samples.
+        received: the stack came with the message; otherwise it is K copies of the initial one.
+    """
+
+    module: nn.Module
+    stack: Stack
+    labels: torch.Tensor
+    pool: Pool
+    received: bool
+
+    @property
+    def bytes_each(self) -> int:
+        """Bytes of one discriminator's parameters."""
+        return sum(p.numel() * p.element_size() for p in self.module.parameters())
+
+    def arrays(self) -> Model:
+        """The stack for the wire."""
+        return {name: parameter.cpu().numpy() for name, parameter in self.stack.items()}
+
+
+def open_pairs(
+    bench: Workbench, received: Model | None, labels: Sequence[int], *, samples: int, seed: int
+) -> Pairs:
+    """Make ready what a message asks for.
+
+    Args:
+        bench: of the silo.
+        received: the stacked discriminators, or None to start from the run's initial one.
+        labels: of this silo's samples, one per discriminator.
+        samples: at most so many train; at least half of the silo's are held out.
+        seed: of the run; gives the initial discriminator and, for good, what is held out.
+
+    Raises:
+        DiscriminatorError: the arrays are not ``len(labels)`` discriminators of this task, or the
+            task's own have buffers, which cannot be stacked and averaged blindly.
+    """
+    pool = _pool(bench, samples=samples, seed=seed_of(seed, bench.settings.name, 0, PHASE))
+    torch.manual_seed(seed_of(seed, "", 0, PHASE))
+    module = bench.task.discriminator(pool.x.shape[1]).to(bench.device)
+    if any(True for _ in module.buffers()):
+        raise DiscriminatorError(
+            "a task's discriminator must not have buffers, such as BatchNorm's."
+        )
+    return Pairs(
+        module,
+        _stack(module, received, len(labels)),
+        torch.tensor(labels, dtype=torch.float32, device=bench.device),
+        pool,
+        received=received is not None,
+    )
+
+
+def _pool(bench: Workbench, *, samples: int, seed: int) -> Pool:
+    """Cut the silo's training data: min(half, ``samples``) to train with, the rest held out."""
+    data = bench.data
+    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))
+    used, held = order.to(bench.device).tensor_split([min(len(order) // 2, samples)])
+    with torch.no_grad():
+        x = bench.task.discriminator_features(data.x_train)
+    return Pool(x[used], data.y_train[used], x[held], data.y_train[held], bench.task.num_classes)
+
+
+def _stack(module: nn.Module, received: Model | None, num_pairs: int) -> Stack:
+    own = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    if received is None:
+        return {n: p.expand(num_pairs, *p.shape).clone() for n, p in own.items()}
+    if set(received) != set(own):
+        odd = sorted(set(received) ^ set(own))[:3]
+        raise DiscriminatorError(
+            f"the discriminators received have other arrays than the task's: {odd}"
+        )
+    stack = {}
+    for name, parameter in own.items():
+        array, shape = received[name], (num_pairs, *parameter.shape)
+        if array.shape != shape or array.dtype != np.float32:
+            raise DiscriminatorError(
+                f"discriminator array {name!r} must be float32 of shape {shape}. "
+                f"Got {array.dtype} of shape {array.shape}."
+            )
+        stack[name] = torch.from_numpy(np.array(array)).to(parameter.device)
+    return stack
+
+
+def train_stack(pairs: Pairs, plan: DiscriminatorPlan, *, seed: int) -> None:
+    """SGD on binary cross-entropy, in place. ``seed``: of mini-batches and modules' randomness."""
+    torch.manual_seed(seed)
+    module, stack, pool, labels = pairs.module, pairs.stack, pairs.pool, pairs.labels
+    module.train()
+    wide = _Wide(module, stack, plan.lr) if type(module) is Discriminator else None
+    for batch in _batches(len(pool.x), plan, seed):
+        rows = batch.to(pool.x.device)
+        x, y = pool.x[rows], pool.y[rows]
+        if wide is not None:
+            wide.step(x, y, labels)
+        else:
+            _vmap_step(module, stack, x, one_hot(y, pool.num_classes).float(), labels, plan.lr)
+    if wide is not None:
+        wide.write_back()
+
+
+def _batches(num_samples: int, plan: DiscriminatorPlan, seed: int) -> Iterator[torch.Tensor]:
+    """``steps`` mini-batches out of shuffled epochs; an epoch's short rest is used too."""
+    shuffle = torch.Generator().manual_seed(seed)
+    done = 0
+    while done < plan.steps:
+        for batch in torch.randperm(num_samples, generator=shuffle).split(plan.batch_size):
+            yield batch
+            done += 1
+            if done == plan.steps:
+                return
+
+
+def _vmap_step(
+    module: nn.Module,
+    stack: Stack,
+    x: torch.Tensor,
+    labels_one_hot: torch.Tensor,
+    labels: torch.Tensor,
+    lr: float,
+) -> None:
+    """One step of any architecture: K forward passes as one, and the gradient of their sum."""
+    leaves = {name: parameter.requires_grad_() for name, parameter in stack.items()}
+    logits = _vmap_logits(module, leaves, x, labels_one_hot)
+    targets = labels[:, None].expand_as(logits)
+    loss = binary_cross_entropy_with_logits(logits, targets, reduction="none").mean(dim=1).sum()
+    gradients = torch.autograd.grad(loss, list(leaves.values()))
+    with torch.no_grad():
+        for parameter, gradient in zip(leaves.values(), gradients, strict=True):
+            parameter.requires_grad_(False).sub_(gradient, alpha=lr)
+
+
+def _vmap_logits(
+    module: nn.Module, stack: Mapping[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """(K, n) logits of one batch."""
+
+    def one(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return functional_call(module, parameters, (x, y))  # type: ignore[no-any-return]
+
+    out: torch.Tensor = vmap(one, randomness="different")(dict(stack))
+    return out
+
+
+class _Wide:
+    """K discriminators of FedCollab's architecture as one layer of K·hidden units.
+
+    The backward pass is written out: all of a silo's samples have one label per pair, the input
+    needs no gradient, and ``addmm_`` adds the step into the weights without a gradient in memory.
+    """
+
+    def __init__(self, module: Discriminator, stack: Stack, lr: float) -> None:
+        self.stack, self.lr = stack, lr
+        self.num_pairs, self.hidden, features = stack["features.weight"].shape
+        self.scale = 2 * module.label_scale
+        self.weight = stack["features.weight"].view(-1, features)
+        self.bias = (stack["features.bias"] + 2 * stack["label.bias"]).view(-1)
+        # Labels by row, so that looking one up and adding to it touch adjacent memory.
+        self.label = stack["label.weight"].view(len(self.weight), -1).t().contiguous()
+        self.out, self.out_bias = stack["output.weight"][:, 0], stack["output.bias"][:, 0]
+        self.moved = torch.zeros_like(self.bias)
+
+    def hidden_of(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """(n, K, hidden) after ReLU."""
+        hidden = torch.addmm(self.bias, x, self.weight.t())
+        hidden.add_(self.label[y], alpha=self.scale).relu_()
+        return hidden.view(len(x), self.num_pairs, self.hidden)
+
+    def logits(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """(n, K)."""
+        return self._logits(self.hidden_of(x, y))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return (hidden * self.out).sum(dim=2) + self.out_bias
+
+    def step(self, x: torch.Tensor, y: torch.Tensor, labels: torch.Tensor) -> None:
+        """One step of SGD on the mean loss of the batch."""
+        hidden = self.hidden_of(x, y)
+        slope = (self._logits(hidden).sigmoid() - labels) / len(x)  # d loss / d logits
+        back = (slope[:, :, None] * self.out).mul_(hidden > 0).view(len(x), -1)
+        self.out.sub_(torch.einsum("nk,nkh->kh", slope, hidden), alpha=self.lr)
+        self.out_bias.sub_(slope.sum(0), alpha=self.lr)
+        self.weight.addmm_(back.t(), x, alpha=-self.lr)
+        self.label.index_add_(0, y, back, alpha=-self.lr * self.scale)
+        step = back.sum(0).mul_(-self.lr)
+        self.moved.add_(step)
+        self.bias.add_(step, alpha=5.0)  # features.bias moves by a step, twice label.bias by four
+
+    def write_back(self) -> None:
+        """Put what was trained in a layout of its own back into the stack."""
+        shape = self.stack["features.bias"].shape
+        self.stack["label.weight"].copy_(self.label.t().view_as(self.stack["label.weight"]))
+        self.stack["features.bias"].add_(self.moved.view(shape))
+        self.stack["label.bias"].add_(self.moved.view(shape), alpha=2.0)
+
+
+@torch.no_grad()
+def count_hits(pairs: Pairs) -> Model:
+    """Right answers on the held-out samples' even and odd halves.
+
+    Returns:
+        ``hits`` (K, 2) and ``counts`` (2,), int64.
+    """
+    module, stack, pool = pairs.module, pairs.stack, pairs.pool
+    module.eval()
+    wide = _Wide(module, stack, 0.0) if type(module) is Discriminator else None
+    right = []
+    for x, y in zip(pool.x_held.split(CHUNK), pool.y_held.split(CHUNK), strict=True):
+        if wide is not None:
+            logits = wide.logits(x, y).t()
+        else:
+            logits = _vmap_logits(module, stack, x, one_hot(y, pool.num_classes).float())
+        right.append((logits > 0) == (pairs.labels[:, None] > 0.5))
+    whole = torch.cat(right, dim=1)
+    halves = [whole[:, half::2] for half in (0, 1)]
+    return {
+        "hits": torch.stack([half.sum(dim=1) for half in halves], dim=1).cpu().numpy(),
+        "counts": np.array([half.shape[1] for half in halves], dtype=np.int64),
+    }

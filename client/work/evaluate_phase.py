@@ -1,0 +1,139 @@
+"""Answers to ``evaluate`` messages: how good a model is on this silo's data."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import MetricRecord, RecordDict
+
+from coterie import wire
+from coterie.client.home.card import card_of, keep_model
+from coterie.client.home.files import file_of, write_model
+from coterie.client.home.journal import note
+from coterie.client.home.policy import permitted
+from coterie.client.work.guard import Choice, choose, sparing
+from coterie.client.work.own_model import Personalisation, make_own
+from coterie.client.work.personalised import adapt
+from coterie.client.work.request import Adaptation, RefusedError, Request
+from coterie.client.work.training import (
+    Evaluation,
+    Stopwatch,
+    Tensors,
+    evaluate,
+    load_weights,
+    read_weights,
+)
+from coterie.client.work.workbench import Workbench
+from coterie.wire import Model
+
+LAST_ROUND = 2**31
+"""Later than any: a plain Flower server that asks for an evaluation need not say of which."""
+
+
+def evaluate_model(request: Request) -> RecordDict:
+    """Evaluate the model received on this silo's test data; keep it if the server says so."""
+    bench, run, run_seed = request.bench, request.run, request.run_seed
+    round_number = request.round(default=LAST_ROUND)
+    before = 0 if request.purpose else round_number + 1
+    request.receive(request.personal(), before=before)
+    adaptation, how = request.adaptation(), request.personalisation(before=before)
+    guard = request.held_out_share(wire.GUARD)
+    keep = request.config.get(wire.KEEP)
+    choice = None
+    with Stopwatch() as watch:
+        result = tested(sparing(bench, guard, run_seed=run_seed), adaptation, how)
+        model = read_weights(bench.model)
+        if guard and keep:
+            choice = choose(bench, model, guard, run=run, run_seed=run_seed, round=round_number)
+    if keep and bench.settings.home:
+        kept = model if choice is None else choice.model
+        of_kept = choice.test_alone if choice is not None and choice.alone else result
+        keep_model(bench.settings.home, card_of(bench, request.config, kept, of_kept, choice), kept)
+    figures = {wire.ERROR: result.error, wire.LOSS: result.loss, wire.SECONDS: watch.seconds}
+    note(bench.settings.home, wire.EVALUATE, run, request.config, figures)
+    return _evaluation(bench, result, watch.seconds, choice)
+
+
+def evaluate_model_on_training_data(request: Request) -> RecordDict:
+    """Evaluate the model received on this silo's training data, for a strategy to choose by.
+
+    Without the guard's part: what a model was chosen by says nothing new of it.
+    """
+    bench, guard = request.bench, request.held_out_share(wire.GUARD)
+    request.receive(request.personal(), before=request.round(default=LAST_ROUND))
+    with Stopwatch() as watch:
+        data = sparing(bench, guard, run_seed=request.run_seed).data
+        on_training = Tensors(data.x_train, data.y_train, data.x_train, data.y_train)
+        result = evaluate(bench.task, bench.model, on_training)
+    return _evaluation(bench, result, watch.seconds)
+
+
+def evaluate_ensemble(request: Request) -> RecordDict:
+    """Evaluate the mean of the received models' logits on this silo's test data (FedEnsemble)."""
+    bench = request.bench
+    try:
+        members = _members(request)
+        for member in members:
+            load_weights(bench.model, member)
+    except (wire.WireError, ValueError) as error:
+        raise RefusedError(str(error)) from None
+    with Stopwatch() as watch:
+        result = evaluate(bench.task, bench.model, bench.data, members=members)
+    if request.config.get(wire.KEEP) and bench.settings.home:
+        named = {f"{i}.{n}": a for i, member in enumerate(members) for n, a in member.items()}
+        write_model(file_of(bench.settings.home, "ensembles", request.run), named)
+    return _evaluation(bench, result, watch.seconds)
+
+
+def count_labels(request: Request) -> RecordDict:
+    """How many training samples of each label there are, if this silo consents to tell (FedGen)."""
+    bench = request.bench
+    request.object(bench.settings.policy.label_counts_objection())
+    counts = torch.bincount(bench.data.y_train, minlength=bench.task.num_classes).cpu().numpy()
+    return RecordDict(
+        {
+            wire.LABELS: wire.encode_arrays({wire.LABELS: counts}, packed=True),
+            wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: len(bench.data.y_train)}),
+        }
+    )
+
+
+def tested(
+    bench: Workbench, adaptation: Adaptation | None, how: Personalisation | None
+) -> Evaluation:
+    """Evaluate what the silo makes of the model received; that is in ``bench.model`` then."""
+    if how is not None:
+        make_own(bench, how)
+    elif adaptation is not None:
+        a = adaptation
+        adapt(bench.task, bench.model, bench.data, steps=a.steps, lr=a.lr, mu=a.mu, seed=0)
+    return evaluate(bench.task, bench.model, bench.data)
+
+
+def _members(request: Request) -> list[Model]:
+    records = request.message.content.array_records
+    names = sorted((n for n in records if n.startswith(wire.MEMBER)), key=lambda n: (len(n), n))
+    if not names:
+        raise RefusedError(f"an ensemble needs records {wire.MEMBER}0, {wire.MEMBER}1, ….")
+    return [wire.decode_arrays(records[name]) for name in names]
+
+
+def _evaluation(
+    bench: Workbench, result: Evaluation, seconds: float, choice: Choice | None = None
+) -> RecordDict:
+    metrics = {
+        wire.NUM_EXAMPLES: result.num_examples,
+        wire.LOSS: result.loss,
+        wire.ERROR: result.error,
+        wire.SECONDS: seconds,
+        **(_guard_metrics(choice) if choice is not None else {}),
+    }
+    return RecordDict({wire.METRICS: permitted(metrics, bench.settings.policy)})
+
+
+def _guard_metrics(choice: Choice) -> dict[str, float | int]:
+    return {
+        wire.ALONE_ERROR: choice.test_alone.error,
+        wire.VALIDATION_ERROR: choice.validation.error,
+        wire.ALONE_VALIDATION_ERROR: choice.validation_alone.error,
+        wire.KEPT_ALONE: int(choice.alone),
+    }

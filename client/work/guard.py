@@ -1,0 +1,103 @@
+"""Never worse than alone: the silo also trains by itself, and keeps whichever model is better.
+
+With ``guard`` a silo keeps a share of its training data out of every training, trains a model of
+its own from w⁰ beside the federation's, with the same rounds, epochs, batches and learning rates,
+and at the end compares the two on what it kept out. Nothing of it leaves but the errors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from coterie.client.home import rounds
+from coterie.client.work.training import (
+    Evaluation,
+    Tensors,
+    TrainPlan,
+    evaluate,
+    hold_out,
+    load_weights,
+    read_weights,
+    seed_of,
+    train,
+)
+from coterie.client.work.workbench import Workbench
+from coterie.wire import Model
+
+KIND = "alone"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which of two models a silo keeps.
+
+    Attributes:
+        alone: it is the one trained alone.
+        model: the one kept.
+        validation, validation_alone: of the federation's model and of the other, on what was kept
+            out of both trainings.
+        test_alone: of the model trained alone, on the silo's test data.
+    """
+
+    alone: bool
+    model: Model
+    validation: Evaluation
+    validation_alone: Evaluation
+    test_alone: Evaluation
+
+
+def without_validation(bench: Workbench, share: float, *, run_seed: int) -> Tensors:
+    """The training data less its validation part, which is where the test data were."""
+    return hold_out(bench.data, share, seed=seed_of(run_seed, bench.settings.name, 0, "holdout"))
+
+
+def sparing(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
+    """The bench without the validation part of its training data; as it is if the guard is off."""
+    if not share:
+        return bench
+    spared = without_validation(bench, share, run_seed=run_seed)
+    data = replace(bench.data, x_train=spared.x_train, y_train=spared.y_train)
+    return replace(bench, data=data)
+
+
+def train_alone(bench: Workbench, plan: TrainPlan, *, run: str, run_seed: int, round: int) -> None:
+    """One more round of the silo's own model. The bench's model is overwritten.
+
+    Its randomness is that of the federation's training, so it is the model that the strategy
+    ``independent`` gives this silo.
+    """
+    own = _own(bench, run=run, before=round)
+    load_weights(bench.model, read_weights(bench.fresh_model(run_seed)) if own is None else own)
+    alone = replace(plan, proximal_mu=0.0)  # there is no model of others to stay close to
+    seed = seed_of(run_seed, bench.settings.name, round, "")
+    train(bench.task, bench.model, bench.data, alone, seed=seed)
+    rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, round=round)
+
+
+def choose(
+    bench: Workbench, model: Model, share: float, *, run: str, run_seed: int, round: int
+) -> Choice | None:
+    """Compare the federation's model with the silo's own; None if it has none in this run.
+
+    Args:
+        bench: of the silo; its model is overwritten.
+        model: the federation's, whole.
+        share: of the training data, kept out for this.
+        run, run_seed, round: whose own model, and that of which round at the latest.
+    """
+    own = _own(bench, run=run, before=round + 1)
+    if own is None:
+        return None
+    kept_out = without_validation(bench, share, run_seed=run_seed)
+    load_weights(bench.model, model)
+    together = evaluate(bench.task, bench.model, kept_out)
+    load_weights(bench.model, own)
+    alone = evaluate(bench.task, bench.model, kept_out)
+    better = (alone.error, alone.loss) < (together.error, together.loss)
+    tested = evaluate(bench.task, bench.model, bench.data)
+    return Choice(better, own if better else model, together, alone, tested)
+
+
+def _own(bench: Workbench, *, run: str, before: int) -> Model | None:
+    kept = rounds.latest(bench.settings, KIND, run=run, before=before)
+    return None if kept is None else {name: kept[name] for name in bench.model.state_dict()}

@@ -1,0 +1,201 @@
+"""A silo's side of generators in latent space: where its model splits, and the loss on latents.
+
+A generator arrives as arrays beside the model of a train message. Every mini-batch then adds the
+loss on as many generated latents as it has samples (FedGenP, Algorithm 1, line 20), and, if asked,
+the divergence of the model's answers from those that its head gives to latents generated for the
+own labels (FedGen's latent loss). What is drawn depends on the training's seed alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.functional import kl_div, log_softmax, one_hot, softmax, softplus
+from torch.nn.functional import linear as linear_map
+
+from coterie import wire
+from coterie.tasks.base import Task
+from coterie.wire import Layers, Model
+
+KEEPING = (nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Dropout, nn.Identity)
+"""Modules that let a ReLU before them show in the latents: these stay at least 0."""
+
+AddedLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def describe_head(task: Task, model: nn.Module) -> Layers:
+    """The layers of the task's head, or nothing if there is no latent split to describe.
+
+    The representation must have parameters (else latents are the data itself) and the head be
+    Linear, or a Sequential of Linear, ReLU, Tanh and Dropout, with an output for every class.
+    Latents behind a ReLU are at least 0, which the description says at the beginning. What is
+    described gives what the head gives: that is tried out.
+    """
+    prefix = task.head.rstrip(".")
+    names = [name for name, _ in model.named_parameters()]
+    if all(name.startswith(prefix) for name in names) or prefix not in dict(model.named_modules()):
+        return ()
+    layers: list[tuple[str, ...]] = [("positive",)] if _behind_relu(model, prefix) else []
+    head = model.get_submodule(prefix)
+    # Not named_children, which leaves out a module that comes a second time.
+    parts = head._modules.items() if isinstance(head, nn.Sequential) else [("", head)]
+    for name, module in parts:
+        where = f"{prefix}.{name}" if name else prefix
+        if type(module) is nn.Linear and f"{where}.weight" in names:
+            bias = f"{where}.bias" if module.bias is not None else ""
+            layers.append(("linear", f"{where}.weight", bias))
+        elif isinstance(module, nn.ReLU | nn.Tanh):
+            layers.append((type(module).__name__.lower(),))
+        elif not isinstance(module, nn.Dropout | nn.Identity):
+            return ()
+    found = tuple(layers)
+    return found if _is_head(task, model, head, found) else ()
+
+
+@torch.no_grad()
+def _is_head(task: Task, model: nn.Module, head: nn.Module, layers: Layers) -> bool:
+    """Whether the layers answer as the head does, one logit for each class."""
+    arrays = dict(model.named_parameters())
+    linear = [arrays[names[0]] for kind, *names in layers if kind == "linear"]
+    if not linear or linear[-1].shape[0] != task.num_classes:
+        return False
+    like = linear[0]
+    latents = torch.linspace(-2, 2, 3 * like.shape[1], dtype=like.dtype, device=like.device)
+    described = latents = latents.reshape(3, -1)
+    trains = head.training
+    head.eval()
+    try:
+        answer = head(latents)
+    except Exception:  # a head of somebody's own may raise anything on what it does not expect
+        return False
+    finally:
+        head.train(trains)
+    for kind, *names in layers:
+        if kind == "linear":
+            bias = arrays[names[1]] if names[1] else None
+            described = linear_map(described, arrays[names[0]], bias)
+        elif kind != "positive":
+            described = described.relu() if kind == "relu" else described.tanh()
+    return answer.shape == described.shape and torch.allclose(answer, described, 1e-2, 1e-3)
+
+
+def _behind_relu(model: nn.Module, prefix: str) -> bool:
+    """Whether the modules before the head end in a ReLU, as far as they are a Sequential."""
+    before = getattr(model, "representation", None)
+    if prefix != "head" or not isinstance(before, nn.Sequential):
+        return False
+    modules = list(before)
+    while modules and isinstance(modules[-1], KEEPING):
+        modules.pop()
+    return bool(modules) and isinstance(modules[-1], nn.ReLU)
+
+
+def latent_loss(
+    task: Task,
+    model: nn.Module,
+    generator: Model,
+    *,
+    seed: int,
+    device: torch.device,
+    generated_weight: float,
+    distil_weight: float,
+) -> AddedLoss | None:
+    """What a generator adds to the loss of a mini-batch; nothing without a weight.
+
+    Args:
+        task: gives the loss.
+        model: its head is trained on the latents.
+        generator: arrays as named in ``wire.GENERATOR_ARRAYS``; with ``labels``, the shares by
+            which labels are drawn (FedGen), else all are drawn alike.
+        seed: of all that is drawn.
+        device: of the model.
+        generated_weight: of the loss on latents.
+        distil_weight: of the divergence on the own labels.
+
+    Raises:
+        ValueError: there is no latent split, or the generator does not fit it, or is none.
+    """
+    if not generated_weight and not distil_weight:
+        return None  # not even randomness is used up: with such a generator training is FedAvg's
+    layers = describe_head(task, model)
+    if not layers:
+        raise ValueError(f"task {task.name!r} has no latent split: a generator is of no use to it.")
+    sample = _sampler(task, model, generator, layers, device)
+    head, positive = model.get_submodule(task.head.rstrip(".")), layers[0][0] == "positive"
+    shares = generator.get(wire.LABELS, np.full(task.num_classes, 1 / task.num_classes))
+    rng = np.random.default_rng(seed)
+
+    dtype = next(head.parameters()).dtype
+
+    def answer(labels: torch.Tensor) -> torch.Tensor:
+        latents = sample(labels, rng).to(dtype)
+        logits: torch.Tensor = head(softplus(latents) if positive else latents)
+        return logits
+
+    def added(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        drawn = rng.choice(len(shares), size=len(targets), p=shares / shares.sum())
+        labels = torch.from_numpy(drawn).to(device)
+        loss = generated_weight * task.loss(answer(labels), labels)
+        if distil_weight:
+            with torch.no_grad():
+                wanted = softmax(answer(targets), dim=1)
+            divergence = kl_div(log_softmax(outputs, dim=1), wanted, reduction="batchmean")
+            loss = loss + distil_weight * divergence
+        return loss
+
+    return added
+
+
+def _sampler(
+    task: Task, model: nn.Module, generator: Model, layers: Layers, device: torch.device
+) -> Callable[[torch.Tensor, np.random.Generator], torch.Tensor]:
+    """G(z | y): labels to latents, one each."""
+    weights = {name: _tensor(generator, name, device) for name in wire.GENERATOR_ARRAYS}
+    first = next(names[0] for kind, *names in layers if kind == "linear")
+    latent = model.state_dict()[first].shape[1]
+    hidden = weights["hidden.bias"].numel()
+    expected = {
+        "hidden.weight": (task.num_classes + wire.NOISE, hidden),
+        "hidden.bias": (hidden,),
+        **{f"{part}.weight": (hidden, latent) for part in ("mean", "spread")},
+        **{f"{part}.bias": (latent,) for part in ("mean", "spread")},
+    }
+    for name, shape in expected.items():
+        if tuple(weights[name].shape) != shape:
+            raise ValueError(
+                f"the generator's array {name!r} must have shape {shape}. "
+                f"Got {tuple(weights[name].shape)}."
+            )
+    if (shares := generator.get(wire.LABELS)) is not None:
+        _numbers(wire.LABELS, shares)
+        if shares.shape != (task.num_classes,) or shares.min() < 0 or not shares.sum() > 0:
+            raise ValueError(f"the generator's {wire.LABELS!r} must be {task.num_classes} shares.")
+
+    @torch.no_grad()
+    def sample(labels: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        drawn = rng.random((len(labels), wire.NOISE), dtype=np.float32)
+        uniform = torch.from_numpy(drawn).to(device)
+        normal = rng.standard_normal((len(labels), latent), dtype=np.float32)
+        inputs = torch.cat([one_hot(labels, task.num_classes).float(), uniform], dim=1)
+        h = (inputs @ weights["hidden.weight"] + weights["hidden.bias"]).relu()
+        mean = h @ weights["mean.weight"] + weights["mean.bias"]
+        spread = h @ weights["spread.weight"] + weights["spread.bias"]
+        deviation = torch.exp(0.5 * spread.clamp(max=wire.MAX_LOG_VARIANCE))
+        return mean + deviation * torch.from_numpy(normal).to(device)
+
+    return sample
+
+
+def _tensor(generator: Mapping[str, np.ndarray], name: str, device: torch.device) -> torch.Tensor:
+    if name not in generator:
+        raise ValueError(f"the generator has no array {name!r}.")
+    _numbers(name, generator[name])
+    return torch.from_numpy(np.array(generator[name], dtype=np.float32, copy=True)).to(device)
+
+
+def _numbers(name: str, array: np.ndarray) -> None:
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise ValueError(f"the generator's array {name!r} must hold finite numbers.")

@@ -1,0 +1,142 @@
+"""Local training of personalised methods: Per-FedAvg's meta-steps and pFedMe's Moreau envelope.
+
+Fallah et al. 2020, https://arxiv.org/abs/2002.07948, Algorithm 1 (first order); Dinh et al. 2020,
+https://arxiv.org/abs/2006.08848, Algorithm 1. And the steps that a silo takes before it tests such
+a model. As in ``work.training.train`` all is in place and seeded, and the mean loss of the last
+epoch is returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from coterie.client.work.training import (
+    Tensors,
+    TrainPlan,
+    autocast,
+    has_batch_norm,
+    require_enough,
+    train,
+)
+from coterie.tasks.base import Task
+
+
+def train_per_fedavg(
+    task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, *, meta_lr: float, seed: int
+) -> float:
+    """``w ← w − lr · ∇f(w − meta_lr · ∇f(w; B); B′)`` for every batch B′, with B the one before.
+
+    The first batch of an epoch has the last one as its B. Momentum and weight decay play no part.
+    """
+    parameters = _start(model, data, seed)
+    mean = 0.0
+    for batches in _epochs(model, data, plan, seed):
+        total, seen = 0.0, 0
+        for before, batch in batches:
+            start = [p.detach().clone() for p in parameters]
+            _gradients(task, model, data, plan, before)
+            _move(parameters, meta_lr)
+            loss = _gradients(task, model, data, plan, batch)
+            _restore(parameters, start)
+            _move(parameters, plan.lr)
+            total, seen = total + loss * len(batch), seen + len(batch)
+        mean = total / seen
+    return mean
+
+
+def train_pfedme(
+    task: Task,
+    model: nn.Module,
+    data: Tensors,
+    plan: TrainPlan,
+    *,
+    moreau_lambda: float,
+    moreau_lr: float,
+    inner_steps: int,
+    seed: int,
+) -> float:
+    """``w ← w − η λ (w − θ̃)`` for every batch, with θ̃ after K steps of rate ``plan.lr`` from w."""
+    parameters = _start(model, data, seed)
+    mean = 0.0
+    for batches in _epochs(model, data, plan, seed):
+        total, seen = 0.0, 0
+        for _, batch in batches:
+            common = [p.detach().clone() for p in parameters]
+            loss = 0.0
+            for _ in range(inner_steps):
+                loss = _gradients(task, model, data, plan, batch)
+                with torch.no_grad():
+                    for p, w in zip(parameters, common, strict=True):
+                        if p.grad is not None:
+                            p.grad.add_(p - w, alpha=moreau_lambda)
+                _move(parameters, plan.lr)
+            with torch.no_grad():
+                for p, w in zip(parameters, common, strict=True):
+                    p.copy_(w - moreau_lr * moreau_lambda * (w - p))
+            total, seen = total + loss * len(batch), seen + len(batch)
+        mean = total / seen
+    return mean
+
+
+def adapt(
+    task: Task, model: nn.Module, data: Tensors, *, steps: int, lr: float, mu: float, seed: int
+) -> None:
+    """``steps`` steps along the gradient of all training data, with FedProx's pull ``mu``."""
+    whole = TrainPlan(epochs=steps, batch_size=len(data.x_train), lr=lr, proximal_mu=mu)
+    train(task, model, data, whole, seed=seed)
+
+
+def _start(model: nn.Module, data: Tensors, seed: int) -> list[nn.Parameter]:
+    require_enough(model, data)
+    torch.manual_seed(seed)
+    model.train()
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def _epochs(
+    model: nn.Module, data: Tensors, plan: TrainPlan, seed: int
+) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """The batches of every epoch, as indices, each after the one before it."""
+    shuffle = torch.Generator().manual_seed(seed)
+    count, device = len(data.x_train), data.x_train.device
+    left = plan.steps
+    for _ in range(plan.steps or plan.epochs):  # an epoch is at least one step
+        batches = list(torch.randperm(count, generator=shuffle).to(device).split(plan.batch_size))
+        if len(batches) > 1 and len(batches[-1]) == 1 and has_batch_norm(model):
+            batches.pop()  # batch statistics of one sample do not exist
+        pairs = list(zip([batches[-1], *batches[:-1]], batches, strict=True))
+        if not plan.steps:
+            yield pairs
+            continue
+        yield pairs[:left]
+        left -= len(pairs)
+        if left <= 0:
+            return
+
+
+def _gradients(
+    task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, batch: torch.Tensor
+) -> float:
+    """Leave the gradients of the batch's loss in ``grad``; return the loss."""
+    for parameter in model.parameters():
+        parameter.grad = None
+    with autocast(plan.precision, data.x_train.device):
+        loss = task.loss(model(data.x_train[batch]), data.y_train[batch])
+    loss.backward()
+    return float(loss.detach())
+
+
+def _move(parameters: list[nn.Parameter], lr: float) -> None:
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.sub_(parameter.grad, alpha=lr)
+
+
+def _restore(parameters: list[nn.Parameter], values: list[torch.Tensor]) -> None:
+    with torch.no_grad():
+        for parameter, value in zip(parameters, values, strict=True):
+            parameter.copy_(value)

@@ -1,0 +1,261 @@
+"""A message to this silo, read and checked: what it asks for, or why it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import wraps
+from math import ceil
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie import wire
+from coterie.client.home import personal
+from coterie.client.work.benches import workbench_of
+from coterie.client.work.own_model import DITTO, FINETUNE, Personalisation
+from coterie.client.work.training import (
+    Tensors,
+    TooFewError,
+    TrainPlan,
+    has_batch_norm,
+    load_weights,
+    seed_of,
+)
+from coterie.client.work.workbench import Workbench
+
+
+class RefusedError(ValueError):
+    """The silo will not do what was asked. The text goes to the server."""
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """Steps on the whole training data before a model is tested; see ``personalised``."""
+
+    steps: int
+    lr: float
+    mu: float
+
+
+@dataclass(frozen=True)
+class Request:
+    """A message, and the workbench of the silo that it is for. Made by ``answering``.
+
+    Every method raises ``RefusedError`` where the message asks for what this silo cannot do, does
+    not do, or cannot read.
+    """
+
+    message: Message
+    bench: Workbench
+    config: ConfigRecord
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return str(self.config.get(wire.RUN, "run"))
+
+    @property
+    def purpose(self) -> str:
+        """What the model is for beside the run's own rounds; empty for those."""
+        return str(self.config.get(wire.PURPOSE, ""))
+
+    @property
+    def run_seed(self) -> int:
+        """Of the whole run."""
+        return self.integer(wire.SEED, minimum=0, default=0)
+
+    def seed(self) -> int:
+        """Of what this message makes the silo draw: by run, silo, round and purpose."""
+        return seed_of(self.run_seed, self.bench.settings.name, self.round(), self.purpose)
+
+    def round(self, *, default: int | None = None) -> int:
+        """Number of the round."""
+        return self.integer(wire.ROUND, minimum=0, default=default)
+
+    def check_run(self) -> None:
+        """Refuse another protocol or task. A plain Flower server says neither, and may go on."""
+        protocol = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL)
+        if protocol != wire.PROTOCOL:
+            self.object(
+                f"speaks protocol {wire.PROTOCOL}, the run speaks {protocol!r}. Install the same "
+                "coterie version on both sides."
+            )
+        own = self.bench.task.name
+        task = self.config.get(wire.TASK, own)
+        if task != own:
+            self.object(f"serves task {own!r}, the run is of task {task!r}.")
+        self.object(self.bench.settings.policy.objection(self.config))
+        if self.message.metadata.message_type == wire.DESCRIBE:
+            self._check_terms()
+
+    def _check_terms(self) -> None:
+        """Refuse now what the silo would refuse of a later message of this run."""
+        plan = self.plan()
+        cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
+        if cold_start:
+            self._object_to_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
+
+    def object(self, reason: str) -> None:
+        """Refuse in the silo's name, if there is a reason."""
+        if reason:
+            raise RefusedError(f"silo {self.bench.settings.name!r} {reason}")
+
+    def personal(self) -> tuple[str, ...]:
+        """Names of the arrays that stay at this silo in this run."""
+        layers = self.bench.settings.policy.keep_layers
+        try:
+            names = personal.personal_names(self.bench, str(self.config.get(wire.PERSONAL, "")))
+            kept = personal.personal_names(self.bench, layers)
+        except personal.PersonalError as error:
+            raise RefusedError(str(error)) from None
+        if not set(kept) <= set(names):
+            asked = self.config.get(wire.PERSONAL) or "none"
+            self.object(f"keeps its layers {layers!r}; this run leaves {asked!r} there (personal).")
+        return names
+
+    def receive(self, names: tuple[str, ...], *, before: int) -> bool:
+        """Load the message's arrays, completed by the personal ones, into the bench's model.
+
+        The personal ones are of the last round before ``before``. Returns whether the arrays came
+        packed.
+        """
+        record = self.message.content.array_records.get(wire.ARRAYS)
+        if record is None:
+            kind = self.message.metadata.message_type
+            raise RefusedError(f"a {kind} message needs {wire.ARRAYS!r}.")
+        try:
+            whole = personal.complete(
+                self.bench,
+                wire.decode_arrays(record),
+                names,
+                run=self.run,
+                seed=self.run_seed,
+                before=before,
+            )
+            load_weights(self.bench.model, whole)
+        except (wire.WireError, ValueError) as error:
+            raise RefusedError(str(error)) from None
+        return wire.is_packed(record)
+
+    def plan(self) -> TrainPlan:
+        """How to train."""
+        plan = TrainPlan(
+            epochs=self.integer(wire.LOCAL_EPOCHS, minimum=1, default=1),
+            batch_size=self._batch_size(),
+            lr=self.real(wire.LR, default=0.01),
+            momentum=self.real(wire.MOMENTUM, default=0.0),
+            weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
+            proximal_mu=self.real(wire.PROXIMAL_MU, default=0.0),
+            precision=self._precision(),
+            steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
+        )
+        self._object_to_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
+        return plan
+
+    def inner_steps(self) -> int:
+        """Steps on every mini-batch (pFedMe)."""
+        return self.integer(wire.INNER_STEPS, minimum=1, default=1)
+
+    def personalisation(self, *, before: int) -> Personalisation | None:
+        """The model of its own that the silo makes of the one received, if the run has any."""
+        kind = self.config.get(wire.PERSONALISE)
+        if kind is None:
+            return None
+        if kind not in (FINETUNE, DITTO):
+            raise RefusedError(f"{wire.PERSONALISE} must be {FINETUNE} or {DITTO}. Got {kind!r}.")
+        plan = TrainPlan(
+            epochs=self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1),
+            batch_size=self._batch_size(),
+            lr=self.real(wire.PERSONAL_LR, default=0.01),
+            momentum=self.real(wire.MOMENTUM, default=0.0),
+            weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
+            precision=self._precision(),
+        )
+        return Personalisation(
+            kind=FINETUNE if kind == FINETUNE else DITTO,
+            plan=plan,
+            strength=self.real(wire.DITTO_LAMBDA, default=0.0),
+            run=self.run,
+            run_seed=self.run_seed,
+            round=self.round(),
+            before=before,
+        )
+
+    def adaptation(self) -> Adaptation | None:
+        """Steps before a model is tested, if the run has any."""
+        steps = self.integer(wire.ADAPT_STEPS, minimum=0, default=0)
+        lr = self.real(wire.ADAPT_LR, default=0.0)
+        mu = self.real(wire.ADAPT_MU, default=0.0)
+        return Adaptation(steps, lr, mu) if steps else None
+
+    def held_out_share(self, key: str, *, of: Tensors | None = None) -> float:
+        """Share of the training samples that is not trained with; 0 if the run has none.
+
+        Args:
+            key: of the share.
+            of: what is left of the silo's data; by default all of them.
+        """
+        share = self.real(key, default=0.0)
+        left = self.bench.data if of is None else of
+        if share > 0.5:
+            raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
+        if share and len(left.x_train) < 2:
+            self.object(
+                f"has too few training samples for {key}: 1 is left, and at least 2 are needed to "
+                "hold out one of them."
+            )
+        return share
+
+    def integer(self, key: str, *, minimum: int, default: int | None = None) -> int:
+        """A whole number of at least ``minimum``; without a default the message must have it."""
+        value = self.config.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise RefusedError(f"{key} must be an integer of at least {minimum}. Got {value!r}.")
+        return value
+
+    def real(self, key: str, *, default: float) -> float:
+        """A number in [0, 1e9)."""
+        value = self.config.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+            raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
+        return float(value)
+
+    def _batch_size(self) -> int:
+        size = self.integer(wire.BATCH_SIZE, minimum=1, default=32)
+        if size == 1 and has_batch_norm(self.bench.model):
+            raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
+        return size
+
+    def _object_to_passes(self, plan: TrainPlan, key: str) -> None:
+        """Refuse a training that goes over the silo's samples too often, a part counted as all.
+
+        Those held out count too: a server that plans steps knows no other number.
+        """
+        epochs = plan.epochs
+        if plan.steps:
+            an_epoch = ceil(len(self.bench.data.x_train) / plan.batch_size)
+            epochs = ceil(plan.steps / an_epoch)
+        passes = epochs * self.inner_steps()
+        self.object(self.bench.settings.policy.passes_objection(passes, key))
+
+    def _precision(self) -> str:
+        precision = str(self.config.get(wire.PRECISION, "float32"))
+        if precision not in ("float32", "bfloat16"):
+            raise RefusedError(f"precision must be float32 or bfloat16. Got {precision!r}.")
+        return precision
+
+
+def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Context], Message]:
+    """A handler of Flower's that checks the run, does the work, and packs what it returns."""
+
+    @wraps(work)
+    def handler(message: Message, context: Context) -> Message:
+        config = message.content.config_records.get(wire.CONFIG)
+        request = Request(message, workbench_of(context), config or ConfigRecord())
+        try:
+            request.check_run()
+            return Message(work(request), reply_to=message)
+        except (RefusedError, TooFewError) as reason:
+            return wire.refusal(str(reason), message)
+
+    return handler

@@ -1,0 +1,137 @@
+"""What a silo keeps warm between messages: its task, its data on the device, a model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import numpy as np
+import torch
+from torch import nn
+
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.work.latent import describe_head
+from coterie.client.work.training import Tensors, tensors
+from coterie.tasks import Task, load_task
+from coterie.tasks.base import ColumnScale, SiloData
+from coterie.tasks.simulation import load_silos
+from coterie.wire import Description
+
+PARTS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A silo ready to work. ``model`` is scratch space: every message overwrites its weights.
+
+    ``scale`` and ``data_hash`` are of all its training data, for the card of a model that it keeps.
+    """
+
+    settings: SiloSettings
+    task: Task
+    data: Tensors
+    model: nn.Module
+    device: torch.device
+    schema: str
+    scale: ColumnScale | None = None
+    data_hash: str = ""
+
+    def describe(self) -> Description:
+        """What the silo says of itself."""
+        parameters = {name for name, _ in self.model.named_parameters()}
+        return Description(
+            name=self.settings.name,
+            num_examples=len(self.data.x_train),
+            task=self.task.name,
+            schema=self.schema,
+            alpha=self.settings.alpha,
+            device=str(self.device),
+            versions={"coterie": _version("coterie"), "torch": torch.__version__},
+            min_group_size=self.settings.policy.min_group_size,
+            max_local_epochs=self.settings.policy.max_local_epochs,
+            buffers=tuple(name for name in self.model.state_dict() if name not in parameters),
+            head=describe_head(self.task, self.model),
+        )
+
+    def fresh_model(self, seed: int) -> nn.Module:
+        """A newly initialised model; the same for the same seed on every silo."""
+        torch.manual_seed(seed)
+        return self.task.model().to(self.device)
+
+
+def open_workbench(settings: SiloSettings) -> Workbench:
+    """Load task and data and put them on the device.
+
+    Raises:
+        TaskError: task or data cannot be loaded.
+        SettingsError: the device is not there.
+    """
+    (bench,) = open_workbenches([settings])
+    return bench
+
+
+def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
+    """Workbenches that share task, device and model, for silos that work one at a time.
+
+    Args:
+        settings: of one silo, or of several that differ in their names and in the task's option
+            ``silo``; the data that these have in common is read once.
+
+    Raises:
+        TaskError, SettingsError: as ``open_workbench``.
+    """
+    common = settings[0]
+    if common.threads:
+        torch.set_num_threads(common.threads)
+    device = _device(common.device)
+    task = load_task(common.task)
+    if len(settings) == 1:
+        loaded = [task.load(common.options)]
+    else:
+        loaded = load_silos(task, [one.options for one in settings])
+    with torch.random.fork_rng(devices=[]):
+        model = task.model().to(device)
+    on_device: dict[int, torch.Tensor] = {}
+    benches = []
+    for own, data in zip(settings, loaded, strict=True):
+        moved = tensors({key: getattr(data, key) for key in PARTS}, device, on_device)
+        schema = _schema(task, model, moved)
+        known = hash_of(data) if own.home else ""  # without a home no model is kept
+        benches.append(Workbench(own, task, moved, model, device, schema, data.scale, known))
+    return benches
+
+
+def hash_of(data: SiloData) -> str:
+    """SHA-256 of the training samples as the model sees them."""
+    return hashlib.sha256(np.ascontiguousarray(data.x_train).data).hexdigest()
+
+
+def _device(wanted: str) -> torch.device:
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise SettingsError(
+            f"device {wanted!r} was asked for, but torch finds no CUDA device. Use auto or cpu."
+        )
+    return torch.device(wanted)
+
+
+def _schema(task: Task, model: nn.Module, data: Tensors) -> str:
+    """Fingerprint of what silos must have in common to share a model; nothing about the data."""
+    described = [
+        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in model.state_dict().items()
+    ]
+    own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
+    common: list[object] = [task.name, task.num_classes, list(data.x_train.shape[1:]), described]
+    text = json.dumps([*common, own] if own else common)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

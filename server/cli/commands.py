@@ -1,0 +1,376 @@
+"""What the commands of an operator do."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coterie.server.cli.view import collaboration_text, percent, showing, wide
+from coterie.server.machine.link import Control, control
+from coterie.server.machine.local import follow_run
+from coterie.server.report.explain import find_run, newest_run
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.follow import Progress, events
+from coterie.server.runs.metrics import final_errors, personalised_errors
+from coterie.server.runs.record import default_runs_dir, read_record, read_unfinished
+from coterie.server.runs.run import run_folder
+from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.system.files import UNKNOWN, held_by, place
+from coterie.system.processes import insistent_interrupts
+
+MAX_SILOS_LISTED = 60
+LOG_DEADLINE_S = 7 * 24 * 3600.0
+LAST_WORDS_S = 5.0
+"""How long after its last event a run that nobody holds may still be read to its end."""
+STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
+EXIT_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Given:
+    """Options that a command was given, so that it can say with them what to type next."""
+
+    federation: Path | None = None
+    superlink: str | None = None
+    root_certificates: Path | None = None
+    runs_dir: Path | None = None
+
+    def again(self, command: str, *, records_only: bool = False) -> str:
+        """A command line with the same options, or with those only that say where records are."""
+        options: dict[str, object] = {"federation": self.federation, "runs-dir": self.runs_dir}
+        if not records_only:
+            options |= {"superlink": self.superlink, "root-certificates": self.root_certificates}
+        named = [f"--{key} {shlex.quote(str(v))}" for key, v in options.items() if v is not None]
+        return " ".join([f"coterie {command}", *named])
+
+
+def submit_and_follow(
+    keys: Mapping[str, Any],
+    address: str,
+    certificates: Path | None,
+    *,
+    detach: bool,
+    shared_records: bool = False,
+    options: Given | None = None,
+) -> int:
+    """Submit a run and show it until it ends; return the exit status.
+
+    Args:
+        keys: of the run.
+        address: of the SuperLink's Control API.
+        certificates: PEM file of the CA, or None for plain text.
+        detach: do not wait for the end.
+        shared_records: the coordinator's records can be read here although it is elsewhere.
+        options: repeated in commands that it says to type next.
+    """
+    options = options or Given()
+    here = shared_records or _is_local(address)
+    keys = {**keys, "runs-dir": keys.get("runs-dir") or str(default_runs_dir())}
+    if here:  # the ServerApp runs in another folder than this command
+        keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
+    config = RunConfig.read(keys)
+    console = Console()
+    with control(address, root_certificates=certificates) as calls:
+        if config.resume and _is_local(address):
+            config = _resumable(calls, config)
+        run_id = calls.submit(config)
+        folder = run_folder(config, run_id=run_id)
+        console.print(
+            f"run {run_id} is submitted; its record: {folder}", markup=False, soft_wrap=True
+        )
+        if detach:
+            return 0
+        try:
+            if not here:
+                return _follow_log(console, calls, run_id)
+            title = config.resume or config.strategy
+            with insistent_interrupts(), showing(console, Progress(title)) as show:
+                last = follow_run(calls, run_id, folder, show)
+        except KeyboardInterrupt:
+            _print_going_on(console, folder.name if here else str(run_id), options, here=here)
+            return EXIT_INTERRUPTED
+    if last["status"] != "completed":
+        console.print(f"the run failed: {last.get('error')}", style="red", markup=False)
+        _print_resumption(console, folder.name, options)
+        return EXIT_RUN
+    print_final(console, folder)
+    return 0
+
+
+def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -> None:
+    """After Ctrl-C, which ends the looking on and not the run."""
+    look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
+    console.print(
+        f"\nthe run goes on. Look at it with `{look}`, end it with "
+        f"`{options.again(f'stop {run}')}`.",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _print_resumption(console: Console, run: str, options: Given) -> None:
+    line = options.again(f"run --resume {shlex.quote(run)}")
+    console.print(f"go on with it: {line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def stop_run(
+    name: str, address: str, certificates: Path | None, root: Path | None, options: Given
+) -> int:
+    """Stop a run at the SuperLink and wait until its process has ended; return the exit status.
+
+    Args:
+        name: the run's folder, name or id; without a record of it here, what ends in its id.
+        address: of the SuperLink's Control API.
+        certificates: PEM file of the CA, or None for plain text.
+        root: folder of run records.
+        options: repeated in commands that it says to type next.
+
+    Raises:
+        FederationError: there is no such run, or the SuperLink does not know it.
+    """
+    console = Console(highlight=False, soft_wrap=True, markup=False)
+    run_id, folder = _known_run(name, root)
+    with control(address, root_certificates=certificates) as calls:
+        known = [info for info in calls.runs() if info.run_id == run_id]
+        if not known:
+            raise FederationError(
+                f"the SuperLink at {address} does not know run {run_id}. `coterie status` lists "
+                "those that it knows; --federation or --superlink name another.",
+                exit_code=EXIT_CONFIG,
+            )
+        if known[0].ended:
+            console.print(f"run {run_id} is over already: {known[0].sub_status}.")
+            return 0
+        calls.stop(run_id)
+    if folder is None:
+        console.print(f"run {run_id} is stopped; its record is at the coordinator.")
+        return 0
+    deadline = time.monotonic() + STOP_DEADLINE_S
+    while held_by(folder):
+        if time.monotonic() > deadline:
+            console.print(
+                f"run {run_id} is stopped, but its process {held_by(folder)} has not ended within "
+                f"{STOP_DEADLINE_S:.0f} s. Its log: {folder / 'run.log'}"
+            )
+            return EXIT_RUN
+        time.sleep(STOP_POLL_S)
+    record = read_record(folder)
+    rounds = f"{len(record['rounds'])} of {record['config']['rounds']}"
+    console.print(f"run {run_id} is stopped after round {rounds}; its record: {folder}")
+    _print_resumption(console, name if folder == Path(name) else folder.name, options)
+    return 0
+
+
+def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
+    """A run's id, and its folder if it is recorded here: one that was resumed has another id."""
+    number = re.search(r"\d+$", name)
+    try:
+        folder = find_run(name, root)
+        recorded = str(read_record(folder).get("run-id"))
+    except FederationError:
+        if number is None:
+            raise
+        return int(number[0]), None
+    if not recorded.isdecimal():
+        raise FederationError(
+            f"{folder / 'run.json'} is damaged: its run-id is {recorded!r}. Name the run by its "
+            "id; `coterie status` lists them.",
+            exit_code=EXIT_CONFIG,
+        )
+    return int(recorded), folder
+
+
+def _resumable(calls: Control, config: RunConfig) -> RunConfig:
+    """Look at the record of the run that is to go on, and end what is left of it.
+
+    Raises:
+        FederationError: there is no such run, it is complete, or it is still going on.
+    """
+    folder = find_run(config.resume, Path(config.runs_dir))
+    record = read_unfinished(folder)
+    before = [info for info in calls.runs() if str(info.run_id) == record["run-id"]]
+    if any(not info.ended for info in before):
+        holder = held_by(folder)
+        if holder == UNKNOWN:
+            raise FederationError(
+                f"whether the run in {folder} is still going on cannot be told: its lock cannot be "
+                "read. Resume it from the account that it runs under.",
+                exit_code=EXIT_CONFIG,
+            )
+        if holder is not None:
+            raise FederationError(f"the run in {folder} is still going on.", exit_code=EXIT_CONFIG)
+        calls.stop(int(record["run-id"]))  # its process was killed and Flower has not noticed yet
+    return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
+
+
+def watch_run(name: str | None, root: Path | None) -> int:
+    """Show a run that is recorded on this machine until it ends; return the exit status.
+
+    Raises:
+        FederationError: no such run, its process was killed, or nothing was written for longer
+            than a round may take.
+    """
+    folder = newest_run(root) if name is None else find_run(name, root)
+    if folder is None:
+        raise FederationError(
+            f"no run is recorded in {root or default_runs_dir()}.", exit_code=EXIT_CONFIG
+        )
+    file = folder / "events.jsonl"
+    progress = Progress(folder.name)
+
+    def ended() -> str | None:
+        limit = sum(progress.config.get(key, 600.0) for key in ("round-timeout", "wait-for-silos"))
+        silent = time.time() - file.stat().st_mtime
+        if silent > LAST_WORDS_S and held_by(folder) is None:
+            return f"its process is gone. Go on with it: coterie run --resume {folder.name}"
+        return f"nothing was written for {silent:.0f} s: cut off?" if silent > limit else None
+
+    status = ""
+    with showing(Console(), progress) as show:
+        for event in events(folder, start_deadline_s=60.0, ended=ended):
+            show(event)
+            status = event.get("status", status)
+    return 0 if status == "completed" else EXIT_RUN
+
+
+def _is_local(address: str) -> bool:
+    """Whether the record can be read where this command runs."""
+    return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+
+
+def _follow_log(console: Console, calls: Control, run_id: int) -> int:
+    """Follow a run elsewhere by what its ServerApp prints."""
+    for line in calls.log_lines(run_id, deadline_s=LOG_DEADLINE_S):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    (info,) = calls.runs(run_id)
+    console.print(f"run {run_id}: {info.status} {info.sub_status} {info.details}", markup=False)
+    return 0 if info.sub_status == "completed" else EXIT_RUN
+
+
+def print_final(console: Console, folder: Path) -> None:
+    """The outcome of a recorded run: every silo, or of many a summary by group."""
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    final = record.get("final-evaluation", {})
+    known = final_errors(record)
+    groups, own = record.get("final-groups", []), personalised_errors(record)
+    if len(final) <= MAX_SILOS_LISTED:
+        table = Table("silo", "samples", "group", "error", *(["Per"] if own else []))
+        group_of = {n: i + 1 for i, group in enumerate(groups) for n in group}
+        for name, entry in final.items():
+            samples = record["silos"][name]["num-examples"]
+            group = str(group_of.get(name, "–"))
+            cells = [str(samples), group, percent(entry["error"])]
+            cells += [percent(own.get(name))] if own else []
+            table.add_row(Text(name), *cells)
+    else:
+        columns = ("group", "silos", "samples", "mean error", "lowest", "highest")
+        table = Table(*columns, *(["mean Per"] if own else []))
+        for i, group in enumerate(groups, start=1):
+            errors = [known[n] for n in group if n in known]
+            samples = sum(record["silos"][n]["num-examples"] for n in group)
+            figures: list[float | None] = [None] * 3
+            if errors:
+                figures = [sum(errors) / len(errors), min(errors), max(errors)]
+            per = [own[n] for n in group if n in own and n in final]
+            figures += [sum(per) / len(per)] if per else []
+            table.add_row(str(i), str(len(group)), str(samples), *map(percent, figures))
+    console.print(table)
+    if "collaboration" in record:
+        console.print(collaboration_text(record["collaboration"]), soft_wrap=True)
+    console.print(
+        f"{record['seconds']:.1f} s; models and record: {folder}", markup=False, soft_wrap=True
+    )
+    from coterie.server.report.command import write_report  # draws: loaded late
+
+    try:
+        (report,) = write_report(str(folder))
+    except OSError as error:  # the run is complete all the same
+        console.print(
+            f"no pictures: {error}. They can be made elsewhere: coterie report {folder} --out FILE",
+            markup=False,
+            soft_wrap=True,
+        )
+        return
+    console.print(f"as pictures: {report}", markup=False, soft_wrap=True)
+
+
+def print_status(address: str, certificates: Path | None) -> None:
+    """Connected silos and known runs."""
+    console = Console()
+    with control(address, root_certificates=certificates) as calls:
+        online, known = calls.num_online(), calls.runs()
+    console.print(
+        f"SuperLink at {address}: {online} silos connected, {len(known)} runs", markup=False
+    )
+    if known:
+        table = Table("run", "status", "submitted", "details")
+        for info in known:
+            state = f"{info.status} {info.sub_status}".strip()
+            submitted = _local_time(info.pending_at)[:19]
+            table.add_row(str(info.run_id), state, submitted, Text(info.details))
+        wide(console).print(table)
+
+
+def print_runs(folder: Path | None) -> None:
+    """Recorded runs, newest last."""
+    console = Console()
+    root = folder or default_runs_dir()
+    records = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    if not records:
+        console.print(f"no runs are recorded in {root}", markup=False, soft_wrap=True)
+        return
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("run", overflow="fold")  # a name to be typed, so never cut
+    for column in ("strategy", "status", "started", "rounds", "silos", "error"):
+        table.add_column(column, no_wrap=True)
+    for path in records:
+        table.add_row(*(Text(cell) for cell in _summary(path)))
+    wide(console).print(table)
+
+
+def _local_time(told: str) -> str:
+    """A date and time by this machine's clock, as run.log has it; what is none as it is."""
+    try:
+        return datetime.fromisoformat(told).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return told
+
+
+def _status(record: dict[str, Any], folder: Path) -> str:
+    """A run whose process was killed could not say that it ended."""
+    status = str(record["status"])
+    if status not in ("starting", "running"):
+        return status
+    holder = held_by(folder)
+    if holder is None:
+        return "interrupted"
+    return f"{status} (lock unreadable)" if holder == UNKNOWN else status
+
+
+def _summary(path: Path) -> list[str]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        errors = final_errors(record).values()
+        return [
+            path.parent.name,
+            str(record["config"]["strategy"]),
+            _status(record, path.parent),
+            _local_time(record["started"])[5:16],
+            f"{len(record['rounds'])}/{record['config']['rounds']}",
+            str(len(record["silos"])),
+            percent(sum(errors) / len(errors)) if errors else "–",
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [path.parent.name, "", f"damaged: {type(error).__name__}", "", "", "", ""]

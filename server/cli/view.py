@@ -1,0 +1,206 @@
+"""What a person sees while a run goes on: a live picture on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from coterie.server.runs.follow import Progress
+
+GROUP_STYLES = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
+MAX_SILOS_SHOWN = 24
+MAX_NAMED = 4
+WIDE = 200
+"""Columns of a table that goes into a file or a pipe."""
+
+
+def wide(console: Console, *, on_terminals: bool = False) -> Console:
+    """The same output with room for every cell of a table.
+
+    What reads a file or a pipe has no width, and rich cuts names at 80 columns there. On a terminal
+    a table folds; where it cannot (``on_terminals``), lines run on, but no figure is cut.
+    """
+    if console.is_terminal and not on_terminals:
+        return console
+    return Console(
+        file=console.file,
+        width=max(console.width, WIDE),
+        quiet=console.quiet,
+        force_terminal=console.is_terminal,
+    )
+
+
+@contextmanager
+def showing(console: Console, progress: Progress) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """Show a run; the callable that is given takes its events."""
+    if not console.is_terminal:
+        yield lambda event: _print_line(console, progress, event)
+        return
+    with Live(picture(progress), console=console, refresh_per_second=8, transient=False) as live:
+
+        def take(event: dict[str, Any]) -> None:
+            progress.feed(event)
+            if event["event"] == "budget":  # stays above the picture
+                live.console.print(Text(line_of(progress, event)), soft_wrap=True)
+            live.update(picture(progress))
+
+        yield take
+
+
+def _print_line(console: Console, progress: Progress, event: dict[str, Any]) -> None:
+    progress.feed(event)
+    line = line_of(progress, event)
+    if line:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def line_of(progress: Progress, event: dict[str, Any]) -> str:
+    """One event as a line of text, or nothing where it says nothing new."""
+    kind = event["event"]
+    if kind == "start":
+        return f"{progress.title}: waiting for silos"
+    if kind == "ready":
+        return (
+            f"{progress.title}: {len(event['silos'])} silos are here: {', '.join(event['silos'])}"
+        )
+    if kind == "budget":
+        return f"{progress.title}: {_budget_text(event)}"
+    if kind == "round":
+        return _round_line(progress, event)
+    if kind == "end":
+        why = f": {progress.error}" if progress.error else ""
+        return f"{progress.title}: {progress.status} after {event['seconds']:.1f} s{why}"
+    return ""
+
+
+def _budget_text(event: Mapping[str, Any]) -> str:
+    size = event["bytes"]
+    most = f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
+    return (
+        f"{event['work']} before the training: {event['pairs']} pairs of {event['silos']} silos, "
+        f"at most {event['rounds']} rounds and {most} of weights"
+    )
+
+
+def _round_line(progress: Progress, event: dict[str, Any]) -> str:
+    parts = [f"{progress.title}: round {event['round']}/{progress.rounds}"]
+    if progress.regrouped:
+        parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in event["groups"]))
+    else:
+        parts.append(f"the same {len(event['groups'])} group(s)")
+    if event["round"] > 1:
+        parts += [f"{name} joined" for name in event["joined"]]
+    parts += [f"{name} left" for name in event["left"]]
+    parts += [f"{name} left out ({why})" for name, why in event["left-out"].items()]
+    if progress.mean_error is not None:
+        parts.append(f"mean error {percent(progress.mean_error)}")
+    parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in event["seconds"].items()))
+    return " · ".join(parts)
+
+
+def picture(progress: Progress) -> RenderableType:
+    """The whole state of a run as one renderable."""
+    rows: list[RenderableType] = [_headline(progress)]
+    if progress.states:
+        rows.append(_states(progress))
+    if progress.groups:
+        rows.append(_silo_table(progress))
+        rows.append(_footer(progress))
+    if progress.error:
+        rows.append(Text(progress.error, style="bold red"))
+    return Group(*rows)
+
+
+def _headline(progress: Progress) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    row.add_row(
+        Text(progress.title, style="bold"),
+        Text(f"round {progress.round}/{progress.rounds or '?'}"),
+        ProgressBar(total=max(progress.rounds, 1), completed=progress.round, width=24),
+        Text(progress.status, style="green" if progress.status == "completed" else "dim"),
+        Text(_time_left(progress), style="dim"),
+    )
+    return row
+
+
+def _time_left(progress: Progress) -> str:
+    recent = progress.round_seconds[-5:]
+    left = (progress.rounds - progress.round) * sum(recent) / len(recent) if recent else 0.0
+    return f"{progress.elapsed:.0f} s" + (f", about {left:.0f} s left" if left >= 1 else "")
+
+
+def _silo_table(progress: Progress) -> RenderableType:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for column, side in (("silo", "left"), ("samples", "right"), ("group", "left")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    table.add_column("error", justify="right")
+    table.add_column("")
+    group_of = {n: i for i, group in enumerate(progress.groups) for n in group}
+    names = sorted(group_of, key=lambda n: (group_of[n], n))
+    for name in names[:MAX_SILOS_SHOWN]:
+        error = progress.errors.get(name)
+        style = GROUP_STYLES[group_of[name] % len(GROUP_STYLES)]
+        joined = progress.joined.get(name, 1)
+        table.add_row(
+            Text(name),
+            f"{progress.samples.get(name, 0):.0f}",
+            Text(f"■ {group_of[name] + 1}", style=style),
+            percent(error),
+            Text(_bar(error) + (f"  joined in round {joined}" if joined > 1 else ""), style=style),
+        )
+    if len(names) > MAX_SILOS_SHOWN:
+        table.add_row(f"… and {len(names) - MAX_SILOS_SHOWN} more", "", "", "", "")
+    return table
+
+
+def _states(progress: Progress) -> RenderableType:
+    """How many silos are in each state; named where few are waited for or missing."""
+    parts = []
+    for state in ("answered", "done", "training", "left out", "left", "not let in"):
+        names = sorted(name for name, own in progress.states.items() if own == state)
+        named = state not in ("answered", "done") and 0 < len(names) <= MAX_NAMED
+        if names:
+            parts.append(f"{len(names)} {state}" + (f" ({', '.join(names)})" if named else ""))
+    return Text("silos: " + " · ".join(parts), style="dim")
+
+
+def _bar(error: float | None, width: int = 20) -> str:
+    return "" if error is None else "▇" * max(1, round(error * width))
+
+
+def _footer(progress: Progress) -> RenderableType:
+    parts = [f"{phase} {seconds:.2f} s" for phase, seconds in progress.seconds.items()]
+    if progress.mean_error is not None:
+        parts.insert(0, f"mean error {percent(progress.mean_error)}")
+    parts.append(megabytes(progress.bytes))
+    gone = [f"{name} left before round {at}" for name, at in progress.left.items()]
+    return Text(" · ".join(parts + gone + progress.left_out[-2:]), style="dim")
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as per cent with one decimal; a dash where it is not known."""
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def collaboration_text(figures: Mapping[str, Any]) -> str:
+    """IPR, RSD and accuracy beside training alone, in one line."""
+    parts = [
+        (f"mean accuracy of {figures['silos']} silos", figures["mean-accuracy"]),
+        ("alone", figures["mean-accuracy-alone"]),
+        ("IPR (better than alone)", figures["ipr"]),
+        ("RSD (spread of the gain)", figures["rsd"]),
+    ]
+    return ", ".join(f"{name} {percent(v)}" for name, v in parts)
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 1e6:.1f} MB moved"

@@ -1,0 +1,1 @@
+"""What runs on this machine: the SuperLink, the connection to it, local federations."""

@@ -1,0 +1,310 @@
+"""The coordinator's connection to the SuperLink: the one server-side module inside Flower.
+
+Submitting a run through ``flwr run`` starts another Python and waits in whole seconds; the same
+call on Flower's Control API takes milliseconds. A contract test exercises this module against a
+real SuperLink. The FAB that it submits carries configuration only: the ServerApp's process runs
+the coterie that is installed at the coordinator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import grpc
+import tomli_w
+
+from coterie.server.runs.config import RunConfig
+from coterie.server.site.enrolled import Node
+from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+
+CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
+CALL_DEADLINE_S = 30.0
+
+
+def pull_objects_promptly() -> None:
+    """Ask again soon for an object that is announced but not there yet.
+
+    A reply becomes visible before its arrays have arrived. Flower's Grid then waits a second
+    before it looks again, which is five times a whole round of ours; 10 ms, growing, is enough.
+    The default sits in the signature of a function that the Grid calls without naming it.
+    """
+    from flwr.supercore.inflatable import inflatable_utils
+
+    defaults = inflatable_utils.pull_objects.__kwdefaults__
+    assert defaults and {"initial_backoff", "backoff_cap"} <= set(defaults)
+    defaults["initial_backoff"], defaults["backoff_cap"] = 0.01, 0.5
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """A run as the SuperLink knows it. Times are ISO 8601, empty if not reached."""
+
+    run_id: int
+    status: str
+    sub_status: str
+    details: str
+    pending_at: str
+    running_at: str
+    finished_at: str
+
+    @property
+    def ended(self) -> bool:
+        """It is over, one way or the other."""
+        return self.status == "finished"
+
+
+class Control:
+    """Calls on the Control API. Made by ``control``."""
+
+    def __init__(self, channel: grpc.Channel, address: str) -> None:
+        from flwr.proto.control_pb2_grpc import ControlStub
+
+        self._stub = ControlStub(channel)
+        self._address = address
+
+    def submit(self, config: RunConfig) -> int:
+        """Start a run; return its id."""
+        from flwr.common.serde import fab_to_proto, user_config_to_proto
+        from flwr.proto.control_pb2 import StartRunRequest
+        from flwr.supercore.fab import Fab
+
+        content = _configuration_fab()
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = StartRunRequest(
+            fab=fab_to_proto(fab), override_config=user_config_to_proto(config.plain())
+        )
+        reply = self._call("StartRun", request)
+        if not reply.HasField("run_id"):
+            raise FederationError(f"the SuperLink at {self._address} did not start the run.")
+        return int(reply.run_id)
+
+    def runs(self, run_id: int | None = None) -> list[RunInfo]:
+        """All runs that the SuperLink remembers, or one."""
+        from flwr.proto.control_pb2 import ListRunsRequest
+
+        reply = self._call("ListRuns", ListRunsRequest(run_id=run_id))
+        return [
+            RunInfo(
+                run_id=run.run_id,
+                status=run.status.status,
+                sub_status=run.status.sub_status,
+                details=run.status.details,
+                pending_at=run.pending_at,
+                running_at=run.running_at,
+                finished_at=run.finished_at,
+            )
+            for run in sorted(reply.run_dict.values(), key=lambda run: str(run.pending_at))
+        ]
+
+    def stop(self, run_id: int) -> None:
+        """End a run."""
+        from flwr.proto.control_pb2 import StopRunRequest
+
+        self._call("StopRun", StopRunRequest(run_id=run_id))
+
+    def num_online(self) -> int:
+        """Connected nodes."""
+        return sum(node.status == "online" for node in self.nodes())
+
+    def nodes(self) -> list[Node]:
+        """Every key that the SuperLink knows, also of silos that are away or were shut out."""
+        from flwr.proto.control_pb2 import ListNodesRequest
+
+        reply = self._call("ListNodes", ListNodesRequest())
+        return [
+            Node(node.node_id, node.public_key.decode(), node.status) for node in reply.nodes_info
+        ]
+
+    def register(self, key: bytes) -> int:
+        """Let the owner of a public key (PEM) connect; return its node id, the same for ever."""
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+
+        return int(self._call("RegisterNode", RegisterNodeRequest(public_key=key)).node_id)
+
+    def unregister(self, node_id: int) -> None:
+        """Shut a node's key out, for good."""
+        from flwr.proto.control_pb2 import UnregisterNodeRequest
+
+        self._call("UnregisterNode", UnregisterNodeRequest(node_id=node_id))
+
+    def log_lines(self, run_id: int, *, deadline_s: float) -> Iterator[str]:
+        """What the ServerApp prints, as it comes, until the run ends or the deadline passes."""
+        from flwr.proto.control_pb2 import StreamLogsRequest
+
+        request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
+        try:
+            for part in self._stub.StreamLogs(request, timeout=deadline_s):
+                yield from part.log_output.splitlines()
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise _translated(error, self._address) from error
+
+    def _call(self, method: str, request: Any) -> Any:
+        try:
+            return getattr(self._stub, method)(request, timeout=CALL_DEADLINE_S)
+        except grpc.RpcError as error:
+            raise _translated(error, self._address) from error
+
+
+@contextmanager
+def control(address: str, *, root_certificates: Path | None = None) -> Iterator[Control]:
+    """Connect to a SuperLink's Control API.
+
+    Args:
+        address: ``HOST:PORT``.
+        root_certificates: PEM file of the CA; without it the connection is plain text.
+
+    Raises:
+        FederationError: it cannot be reached, or refuses, or has a certificate of another CA, or
+            the file cannot be read.
+    """
+    from flwr.supercore.grpc import create_channel
+    from flwr.supercore.interceptors import RuntimeVersionClientInterceptor
+
+    if root_certificates:
+        _require_trusted(address, root_certificates)
+    channel = create_channel(
+        server_address=address,
+        insecure=root_certificates is None,
+        root_certificates=_read_certificates(root_certificates) if root_certificates else None,
+        interceptors=[RuntimeVersionClientInterceptor(component_name="flwr CLI")],
+    )
+    try:
+        grpc.channel_ready_future(channel).result(timeout=CONNECT_DEADLINE_S)
+        yield Control(channel, address)
+    except grpc.FutureTimeoutError as error:
+        raise FederationError(
+            f"no SuperLink answers at {address} (Control API) within {CONNECT_DEADLINE_S:.0f} s. "
+            + _what_to_do(address, tls=root_certificates is not None)
+        ) from error
+    finally:
+        channel.close()
+
+
+def _require_trusted(address: str, root_certificates: Path) -> None:
+    """Refuse a server whose certificate the CA did not sign; one that is silent is not refused.
+
+    gRPC goes on trying until its deadline and cannot say that it was this.
+
+    Raises:
+        FederationError: another server listens there, or the CA's file holds no certificate.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # as gRPC has it
+    try:
+        context.load_verify_locations(
+            cadata=_read_certificates(root_certificates).decode(errors="replace")
+        )
+    except (ssl.SSLError, ValueError):
+        raise FederationError(
+            f"{str(root_certificates)!r} holds no certificate. Name the federation's tls/ca.pem "
+            "with --root-certificates, or its folder with --federation.",
+            exit_code=EXIT_CONFIG,
+        ) from None
+    try:
+        with (
+            closing(_connected(address)) as plain,
+            closing(context.wrap_socket(plain, server_hostname=_host_and_port(address)[0])),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        raise FederationError(
+            f"something else listens at {address}: its certificate is not of the CA in "
+            f"{root_certificates} ({error.verify_message}). Is it another federation's SuperLink? "
+            "Stop it, or give one of them other ports under [listen] in its coterie.toml."
+        ) from None
+    except (OSError, ValueError, OverflowError):
+        pass  # gRPC tells
+
+
+def _what_to_do(address: str, *, tls: bool) -> str:
+    try:
+        _connected(address).close()
+    except (OSError, ValueError, OverflowError):
+        return "Start one with `coterie superlink`, or name another with --superlink."
+    if tls:
+        return "What listens there does not speak TLS, or is busy. Is it a SuperLink without TLS?"
+    return (
+        "What listens there may want TLS: name the federation's folder with --federation, or its "
+        "CA with --root-certificates."
+    )
+
+
+def _connected(address: str) -> socket.socket:
+    """A connection; ``OSError``, ``ValueError`` or ``OverflowError`` if there is none."""
+    return socket.create_connection(_host_and_port(address), timeout=HANDSHAKE_DEADLINE_S)
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _read_certificates(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise FederationError(
+            f"the CA's certificate {str(file)!r} cannot be read: {error.strerror}. Name the "
+            "federation's tls/ca.pem with --root-certificates, or its folder with --federation.",
+            exit_code=EXIT_CONFIG,
+        ) from None
+
+
+def _details(error: grpc.RpcError) -> str:
+    """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
+    details = str(error.details())
+    try:
+        return str(json.loads(details)["public_message"])
+    except (ValueError, KeyError, TypeError):
+        return details
+
+
+def _translated(error: grpc.RpcError, address: str) -> FederationError:
+    return FederationError(
+        f"the SuperLink at {address} refuses: {error.code().name}: {_details(error)}",
+        exit_code=EXIT_RUN,
+    )
+
+
+def _configuration_fab() -> bytes:
+    """A FAB with the app's manifest and no code."""
+    from flwr.cli.build import build_fab_from_files
+
+    content, _ = build_fab_from_files({"pyproject.toml": tomli_w.dumps(_manifest()).encode()})
+    return content
+
+
+def _manifest() -> dict[str, Any]:
+    components: Mapping[str, str] = {
+        "serverapp": "coterie.server.app:app",
+        "clientapp": "coterie.client.app:app",
+    }
+    return {
+        "project": {
+            "name": "coterie",
+            "version": version("coterie"),
+            "description": "Configuration of a run",
+            "license": "Apache-2.0",
+            "dependencies": ["flwr>=1.34,<1.35"],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "coterie",
+                    "components": dict(components),
+                    "config": RunConfig().plain(),
+                }
+            }
+        },
+    }

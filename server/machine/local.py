@@ -1,0 +1,265 @@
+"""A federation on this machine, each part a process of its own: for demos, tests, benchmarks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.server.machine.link import Control, control
+from coterie.server.machine.superlink import Ports, SuperLink
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.follow import events
+from coterie.server.runs.run import run_folder
+from coterie.strategies.errors import FederationError
+from coterie.system.files import held_by
+from coterie.system.processes import (
+    closing_on_signals,
+    family,
+    proportional_memory,
+    tied,
+    uninterrupted,
+)
+from coterie.tasks.base import Option
+
+JOIN_DEADLINE_S, JOIN_MORE_S = 120.0, 0.3
+"""Seconds for silos to connect, and for each of them on top."""
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 15.0
+ENDING_DEADLINE_S = 60.0
+"""How long the process of a run that the SuperLink has ended may take to write so."""
+SUPERLINK_AWAY_S = 300.0
+"""How long a SuperLink may be unreachable before whoever follows a run gives up."""
+
+
+@dataclass(frozen=True)
+class SiloSpec:
+    """How to start one silo."""
+
+    name: str
+    task: str = "digits"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    alpha: float | None = None
+    threads: int = 1
+    label_counts: bool = False
+
+    def arguments(self, address: str, home: Path) -> list[str]:
+        """The silo's command line, after ``python -m client``."""
+        own = ["--name", self.name, "--task", self.task, "--superlink", address]
+        own += ["--threads", str(self.threads), "--home", str(home)]
+        own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
+        own += ["--share-label-counts"] if self.label_counts else []
+        for key, value in self.options.items():
+            own += ["--set", f"{key}={value}"]
+        return own
+
+    def node_config(self) -> dict[str, Option]:
+        """The same as Flower's node config, for a silo that is called in this process."""
+        own: dict[str, Option] = {"name": self.name, "task": self.task, "threads": self.threads}
+        own |= {"alpha": self.alpha} if self.alpha is not None else {}
+        own |= {"label-counts": True} if self.label_counts else {}
+        return own | {f"data.{key}": value for key, value in self.options.items()}
+
+
+class LocalFederation:
+    """A SuperLink and silos, each a process of its own. A context manager.
+
+    However a person ends this process, none of them stays: they have sessions of their own, so
+    that they are ended in order, and no signal of the terminal reaches them.
+    """
+
+    def __init__(self, folder: Path, *, ports: Ports | None = None) -> None:
+        self.folder = folder
+        self.runs_dir = folder / "runs"
+        self.superlink = SuperLink(folder / "superlink", ports=ports)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._signals = ExitStack()
+
+    def __enter__(self) -> LocalFederation:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._signals.enter_context(closing_on_signals())
+        try:
+            self.superlink.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._signals, uninterrupted():  # a second signal leaves nothing running either
+            try:
+                for process in self.processes.values():
+                    if process.poll() is None:
+                        process.terminate()
+                for process in self.processes.values():
+                    self._reap(process)
+            finally:
+                self.superlink.stop()
+
+    @staticmethod
+    def _reap(process: subprocess.Popen[bytes]) -> None:
+        try:
+            process.wait(STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(STOP_DEADLINE_S)
+
+    def log_of(self, name: str) -> Path:
+        """A silo's log file."""
+        return self.folder / "silos" / name / "silo.log"
+
+    def start_silo(
+        self,
+        spec: SiloSpec,
+        *,
+        home: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start a silo's process; it joins by itself when it is ready.
+
+        Args:
+            spec: of the silo.
+            home: its folder; None: ``silos/NAME``.
+            environment: added to this process's.
+        """
+        home = home or self.folder / "silos" / spec.name
+        line = spec.arguments(self.superlink.fleet_address, home)
+        self._start(spec.name, line, environment)
+
+    def start_partitions(
+        self,
+        file: Path,
+        silos: int,
+        processes: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start processes that share the silos of a simulation file among them.
+
+        Args:
+            file: see ``coterie.tasks.simulation``.
+            silos: how many it has.
+            processes: at most so many; silo i is in process ``i · processes // silos``.
+            environment: added to this process's.
+        """
+        ends = [-(-silos * i // processes) for i in range(processes + 1)]
+        for first, end in itertools.pairwise(ends):
+            name = f"silos-{first}-{end - 1}"
+            line = ["--simulation", str(file.resolve()), "--partitions", f"{first}-{end - 1}"]
+            line += ["--superlink", self.superlink.fleet_address]
+            self._start(name, [*line, "--home", str(self.folder / "silos")], environment)
+
+    def _start(self, name: str, line: Sequence[str], environment: Mapping[str, str] | None) -> None:
+        self.log_of(name).parent.mkdir(parents=True, exist_ok=True)
+        with self.log_of(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                tied([sys.executable, "-m", "coterie.client", *line]),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **(environment or {})},
+                start_new_session=True,
+            )
+
+    def end_silo(self, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
+        """Signal a silo's process."""
+        self.processes[name].send_signal(how)
+
+    def wait_for_silos(self, count: int) -> None:
+        """Wait until so many silos are connected.
+
+        Raises:
+            FederationError: a silo ended, with its last words, or too few came in two minutes.
+        """
+        within_s = JOIN_DEADLINE_S + JOIN_MORE_S * count
+        deadline = time.monotonic() + within_s
+        self.superlink.wait()
+        with control(self.superlink.control_address) as calls:
+            while (online := calls.num_online()) < count:
+                self._raise_for_ended()
+                if time.monotonic() > deadline:
+                    raise FederationError(
+                        f"{online} of {count} silos connected within {within_s:.0f} s. "
+                        f"Their logs are in {self.folder / 'silos'}."
+                    )
+                time.sleep(0.1)
+
+    def _raise_for_ended(self) -> None:
+        for name, process in self.processes.items():
+            if process.poll() not in (None, 0):
+                log = self.log_of(name)
+                words = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+                raise FederationError(
+                    f"silo {name!r} ended with status {process.returncode}. Its log ends:\n{words}",
+                    silo=name,
+                )
+
+    def submit(self, **keys: Any) -> tuple[int, Path]:
+        """Start a run; return its id and the folder of its record."""
+        config = RunConfig.read({"runs-dir": str(self.runs_dir), **_dashed(keys)})
+        with control(self.superlink.control_address) as calls:
+            run_id = calls.submit(config)
+        return run_id, run_folder(config, run_id=run_id)
+
+    def resume(self, folder: Path) -> int:
+        """Go on with a run of this federation; return the id under which it does."""
+        return self.submit(resume=folder.name)[0]
+
+    def follow(
+        self, run_id: int, folder: Path, take: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
+        """Give a run's events to ``take`` until it ends; return the last one."""
+        with control(self.superlink.control_address) as calls:
+            return follow_run(calls, run_id, folder, take)
+
+    def run(self, **keys: Any) -> tuple[Path, dict[str, Any]]:
+        """Submit and wait; return the record's folder and the last event."""
+        run_id, folder = self.submit(**keys)
+        return folder, self.follow(run_id, folder, lambda event: None)
+
+    def memory(self) -> int:
+        """Bytes of memory of all processes together, shared pages counted once."""
+        own = [self.superlink.pid, *(p.pid for p in self.processes.values() if p.poll() is None)]
+        return sum(proportional_memory(pid) for pid in family(own))
+
+
+def follow_run(
+    calls: Control, run_id: int, folder: Path, take: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Follow a run whose record is on this machine; the SuperLink may be away for a while."""
+    seen = time.monotonic()
+    over: float | None = None
+
+    def ended() -> str | None:
+        nonlocal seen, over
+        try:
+            found = calls.runs(run_id)
+        except FederationError:
+            if time.monotonic() - seen > SUPERLINK_AWAY_S:
+                raise
+            return None
+        seen = time.monotonic()
+        if not found or not found[0].ended:
+            return None
+        over = over or seen
+        if held_by(folder) and seen - over < ENDING_DEADLINE_S:
+            return None  # its process is about to write how it ended
+        return f"{found[0].sub_status}: {found[0].details}"
+
+    last: dict[str, Any] = {}
+    for event in events(folder, start_deadline_s=START_DEADLINE_S, ended=ended, run_id=run_id):
+        take(event)
+        last = event
+    return last
+
+
+def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("_", "-"): value for key, value in keys.items()}

@@ -1,0 +1,225 @@
+"""``coterie explain``: why a silo is where it is, from a run's record.
+
+HCCT's groups maximise the silos' utilities. For every silo this prints its utility alone, in its
+group and in the best other group, its cosines, and the interval of α in which it would stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coterie.server.cli.view import wide
+from coterie.server.runs.record import default_runs_dir, read_record
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.partition.coalition import HCCTUtility, evaluate
+from coterie.strategies.partition.hcct import stay_intervals
+from coterie.system.files import place
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why one silo is where it is after a round.
+
+    Attributes:
+        silo: its name.
+        group: the others in its group.
+        alone, inside: its own utility alone and in its group.
+        elsewhere: the best other group, or empty; ``outside`` its own utility there.
+        gain: change of everybody's total utility by its best move (≤ 0 if nothing is better).
+        cosine: of its update with its group's mean update.
+        stay: α (its own, where it stated one, else the run's) within which no move of this silo
+            alone would be better; NaN if there is none.
+        alpha: what held for it.
+    """
+
+    silo: str
+    group: tuple[str, ...]
+    alone: float
+    inside: float
+    elsewhere: tuple[str, ...]
+    outside: float
+    gain: float
+    cosine: float
+    stay: tuple[float, float]
+    alpha: float
+
+
+def find_run(name: str, root: Path | None) -> Path:
+    """A run's folder by path, by name, or by the end of its name (the run's id).
+
+    Raises:
+        FederationError: none, or several.
+    """
+    files = ("run.json", "events.jsonl")  # a damaged run may have only one of them
+    own = place(name)
+    if any((own / file).exists() for file in files):
+        return own
+    folder = root or default_runs_dir()
+    runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
+    found = sorted(run for run in runs if run.name.endswith(name))
+    if len(found) != 1:
+        raise FederationError(
+            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them.",
+            exit_code=EXIT_CONFIG,
+        )
+    return found[0]
+
+
+def newest_run(root: Path | None) -> Path | None:
+    """The folder of the run that was written to last, or None."""
+    events = (root or default_runs_dir()).glob("*/events.jsonl")
+    newest = max(events, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent
+
+
+def explain(record: dict[str, Any], *, round: int | None = None) -> tuple[int, list[Reason]]:
+    """The reasons of all silos after a round (the last by default), and that round.
+
+    Raises:
+        FederationError: the run is of another strategy, or the record has no similarities.
+    """
+    entry = _entry(record, round)
+    names: list[str] = entry["compared"]
+    alphas, sizes = _terms(record, entry)
+    cosines, norms = np.array(entry["similarity"]), np.array(entry["norms"])
+    gram = cosines * np.outer(norms, norms)
+    groups = [[names.index(n) for n in group if n in names] for group in entry["planned"]]
+    groups = sorted(group for group in groups if group)
+    objective = HCCTUtility.from_gram(gram, sizes, alpha=alphas)
+    chosen = evaluate(objective, groups)
+    own = [i for i, name in enumerate(names) if name in entry.get("own-alpha", ())]
+    stays = stay_intervals(gram, sizes, groups, alpha=alphas, own=own)
+    reasons = []
+    for i, name in enumerate(names):
+        own = next(group for group in groups if i in group)
+        move = chosen.alternatives[i]
+        others = [g for g in groups if i not in g]
+        best = max(others, key=lambda g: _utility(objective, [*g, i], i), default=[])
+        reasons.append(
+            Reason(
+                silo=name,
+                group=tuple(names[j] for j in own if j != i),
+                alone=_utility(objective, [i], i),
+                inside=chosen.values[i],
+                elsewhere=tuple(names[j] for j in best),
+                outside=_utility(objective, [*best, i], i) if best else float("nan"),
+                gain=move.gain,
+                cosine=chosen.values[i] + float(alphas[i] / sizes[own].sum()),
+                stay=stays[i],
+                alpha=float(alphas[i]),
+            )
+        )
+    return int(entry["round"]), reasons
+
+
+def _entry(record: dict[str, Any], round: int | None) -> dict[str, Any]:
+    if record["config"]["strategy"] != "hcct":
+        raise FederationError(
+            f"explain is for hcct; this run is {record['config']['strategy']}.",
+            exit_code=EXIT_CONFIG,
+        )
+    rounds = record["rounds"]
+    found = [e for e in rounds if round is None or e["round"] == round]
+    if not found:
+        raise FederationError(
+            f"round must be in [1, {len(rounds)}]. Got {round}.", exit_code=EXIT_CONFIG
+        )
+    if "similarity" not in found[-1]:
+        raise FederationError(_why_none(record, found[-1]), exit_code=EXIT_CONFIG)
+    entry: dict[str, Any] = found[-1]
+    return entry
+
+
+def _terms(record: dict[str, Any], entry: dict[str, Any]) -> tuple[FloatArray, FloatArray]:
+    """Every compared silo's α and samples at that time; of an older release, the last known."""
+    names = entry["compared"]
+    if "alphas" in entry and "sizes" in entry:
+        return np.array(entry["alphas"], float), np.array(entry["sizes"], float)
+    common = entry.get("alpha", record["config"]["alpha"])
+    silos = [record["silos"][name] for name in names]
+    alphas = [common if silo["alpha"] is None else silo["alpha"] for silo in silos]
+    return np.array(alphas, float), np.array([silo["num-examples"] for silo in silos], float)
+
+
+def _why_none(record: dict[str, Any], entry: dict[str, Any]) -> str:
+    if record["config"]["alpha"] == "auto" and not entry.get("compared"):
+        return (
+            f"in round {entry['round']} no groups were formed: alpha = auto was still looking for "
+            "α. Name a later round with --round."
+        )
+    return (
+        f"the record holds no similarities of round {entry['round']}: of many silos only those of "
+        "the last rounds are kept."
+    )
+
+
+def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
+    values: FloatArray = objective.member_values(members)
+    return float(values[members.index(silo)])
+
+
+def print_explanation(name: str, *, silo: str | None, round: int | None, root: Path | None) -> None:
+    """Print the reasons as a table."""
+    folder = find_run(name, root)
+    record = read_record(folder)
+    at, reasons = explain(record, round=round)
+    shown = [reason for reason in reasons if silo in (None, reason.silo)]
+    if not shown:
+        known = ", ".join(reason.silo for reason in reasons)
+        raise FederationError(
+            f"no silo {silo!r} in round {at}. There are: {known}.", exit_code=EXIT_CONFIG
+        )
+    console = wide(Console())
+    console.print(
+        f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
+        "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
+        markup=False,
+        soft_wrap=True,
+    )
+    groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
+    for number, group in enumerate(groups, start=1):
+        console.print(f"  group {number}: {', '.join(group)}", markup=False, soft_wrap=True)
+    table = Table()
+    table.add_column("silo", no_wrap=True)
+    for column in ("group", "cosine", "alone", "in group", "best other", "total if moved"):
+        table.add_column(column, justify="right")
+    table.add_column("stays for α", justify="right", no_wrap=True)
+    for reason in shown:
+        table.add_row(*_cells(reason, groups))
+    console.print(table)
+
+
+def _alphas(reasons: list[Reason]) -> str:
+    """What held for most, and who had another."""
+    counts = Counter(reason.alpha for reason in reasons)
+    usual = counts.most_common(1)[0][0]
+    own = [f"{r.silo} {r.alpha:.3g}" for r in reasons if r.alpha != usual]
+    return f"{usual:.3g}" + (f" ({', '.join(own)})" if own else "")
+
+
+def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
+    low, high = reason.stay
+    stay = "–" if np.isnan(low) else f"{low:.3g} – {'∞' if np.isinf(high) else f'{high:.3g}'}"
+    number = groups.index(tuple(sorted((reason.silo, *reason.group)))) + 1
+    other = groups.index(tuple(sorted(reason.elsewhere))) + 1 if reason.elsewhere else 0
+    return [
+        Text(reason.silo),
+        str(number),
+        f"{reason.cosine:.2f}",
+        f"{reason.alone:.2f}",
+        f"{reason.inside:.2f}",
+        f"{reason.outside:.2f} ({other})" if other else "–",
+        f"{reason.gain:+.2f}",
+        stay,
+    ]

@@ -1,0 +1,214 @@
+"""``coterie watch --web``: the report of a run that goes on, filling while it does.
+
+Read-only: it answers GET and HEAD on three addresses and reads nothing but the run's record. It
+listens on loopback unless told otherwise, has no login, and says so where it is opened wider.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import quote
+
+from coterie.pictures.page import Page, render, render_body
+from coterie.server.report.command import tell
+from coterie.server.report.explain import find_run, newest_run
+from coterie.server.report.model import read_run
+from coterie.server.report.page import build_page
+from coterie.server.runs.record import default_runs_dir
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+
+REST = 4.0
+"""Times that a drawing took before the next one starts: at most a fifth of one core."""
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a browser gets."""
+
+    html: str
+    body: str
+    tag: str
+    over: str
+
+
+class LivePage:
+    """The newest state of a run as a page, drawn again when its record has grown.
+
+    Args:
+        run: folder, name or id; None takes the newest run, also one that begins later.
+        root: folder of run records.
+    """
+
+    def __init__(self, run: str | None, root: Path | None) -> None:
+        self.run, self.root = run, root
+        self._lock = threading.Lock()
+        self._seen: tuple[object, ...] = ()
+        self._shown: Shown | None = None
+        self._rests_until = 0.0
+
+    def look(self) -> Shown:
+        """The page as it is now; one drawing at a time."""
+        with self._lock:
+            if self._shown is None or time.monotonic() >= self._rests_until:
+                self._refresh()
+            assert self._shown is not None
+            return self._shown
+
+    def _refresh(self) -> None:
+        folder = newest_run(self.root) if self.run is None else find_run(self.run, self.root)
+        seen = _state(folder)
+        if seen == self._seen:
+            return
+        started = time.monotonic()
+        page, over = _page(folder, self.root)
+        body = render_body(page)
+        tag = hashlib.sha256(body.encode()).hexdigest()[:32]
+        self._shown = Shown(render(page, live="body", body=body), body, f'"{tag}"', over)
+        self._seen = seen
+        spent = time.monotonic() - started
+        self._rests_until = time.monotonic() + REST * spent
+
+
+def _state(folder: Path | None) -> tuple[object, ...]:
+    """Changes whenever the record does."""
+    if folder is None:
+        return (None,)
+    files = [folder / "run.json", folder / "events.jsonl"]
+    stats = [file.stat() if file.exists() else None for file in files]
+    return folder, *((s.st_mtime_ns, s.st_size) if s else None for s in stats)
+
+
+def _page(folder: Path | None, root: Path | None) -> tuple[Page, str]:
+    if folder is None:
+        where = root or default_runs_dir()
+        return Page("coterie", f"runs in {where}", "No run is recorded yet. This page waits."), ""
+    try:
+        story = tell(read_run(folder))
+    except FederationError as error:
+        return Page(folder.name, str(folder), "This run cannot be read.", missing=[str(error)]), ""
+    status = story.run.status
+    return build_page(story), status if status in ("completed", "failed") else ""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Three addresses; anything else is not there."""
+
+    server_version = "coterie"
+    sys_version = ""
+    timeout = 30.0
+    server: _Server
+
+    def do_GET(self) -> None:
+        """The page, or its body for the page that asks again."""
+        path = self.path.partition("?")[0]
+        if not self._is_own_host():
+            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "another host's name\n")
+            return
+        if path not in ("/", "/body"):
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
+            return
+        try:
+            shown = self.server.page.look()
+        except FederationError as error:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", f"{error}\n")
+            return
+        headers = {"ETag": shown.tag} | ({"X-Run-Over": quote(shown.over)} if shown.over else {})
+        if path == "/body" and self.headers.get("If-None-Match") == shown.tag:
+            self._answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", "", headers)
+            return
+        text = shown.html if path == "/" else shown.body
+        self._answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
+
+    do_HEAD = do_GET
+
+    def _is_own_host(self) -> bool:
+        """On loopback, only names of loopback: a page elsewhere must not read through DNS."""
+        if not self.server.loopback:
+            return True
+        host = self.headers.get("Host", "").rpartition(":")
+        name = (host[0] if host[1] and host[2].isdigit() else "".join(host)).strip("[]")
+        return name in LOOPBACK_NAMES
+
+    def _answer(
+        self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None
+    ) -> None:
+        content = text.encode()
+        self.send_response(status)
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("X-Frame-Options", "DENY")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent: a browser asks every two seconds."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], page: LivePage) -> None:
+        self.page = page
+        self.loopback = _is_loopback(address[0])
+        super().__init__(address, _Handler)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_server(page: LivePage, *, host: str, port: int) -> ThreadingHTTPServer:
+    """A server that is bound and not yet serving; port 0 takes any free one.
+
+    Raises:
+        FederationError: the address cannot be used.
+    """
+    try:
+        return _Server((host, port), page)
+    except OSError as error:
+        raise FederationError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}. Another --port may be"
+            " free.",
+            exit_code=EXIT_CONFIG,
+        ) from None
+
+
+def serve(run: str | None, *, root: Path | None, host: str, port: int) -> None:
+    """Serve until interrupted.
+
+    Raises:
+        FederationError: no such run, or the address cannot be used.
+    """
+    if run is not None:
+        find_run(run, root)
+    with make_server(LivePage(run, root), host=host, port=port) as server:
+        shown = f"[{host}]" if ":" in host else host
+        print(f"http://{shown}:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True)
+        if not _is_loopback(host):
+            print(
+                "This page has no login: whoever reaches the address sees the run.",
+                file=sys.stderr,
+                flush=True,
+            )
+        try:
+            server.serve_forever(poll_interval=0.5)
+        except KeyboardInterrupt:
+            print()

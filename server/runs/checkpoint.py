@@ -1,0 +1,128 @@
+"""A run's checkpoints: what was committed after each of the last rounds, each in one file.
+
+A file is safetensors, so that any tool can look at the arrays; its metadata hold the tree that
+they hang in (``coterie.server.runs.codec``) and a SHA-256 over everything. It is written to a temporary file,
+synced and renamed, and the folder is synced, so a crash at any moment leaves the one before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from coterie.server.runs.codec import (Arrays, CodecError, decode, encode)
+from coterie.system.files import (commit_file, is_full)
+from coterie.strategies.errors import FederationError
+
+FORMAT = "coterie-checkpoint-1"
+KEPT = 3
+"""How many of the last rounds are kept: a damaged file costs one round, not the run."""
+
+
+class CheckpointError(FederationError):
+    """A checkpoint cannot be written, or none of those that are there can be read."""
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: holds nothing else; made when the first is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.damaged: list[str] = []
+        """What ``load`` passed over, each with the reason."""
+
+    def save(self, round: int, value: Any) -> int:
+        """Commit a value as that of a round; return the bytes written.
+
+        Raises:
+            CheckpointError: it holds what cannot be stored, or the disk is full or fails.
+        """
+        try:
+            tree, arrays = encode(value)
+        except CodecError as error:
+            raise CheckpointError(
+                f"round {round} cannot be committed: {error}", round=round, phase="commit"
+            ) from None
+        target = self.folder / f"round-{round:06d}.safetensors"
+        unfinished = target.with_suffix(".tmp")
+        about = {"format": FORMAT, "tree": tree, "sha256": _digest(tree, arrays)}
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            save_file(arrays, unfinished, metadata=about)
+            size = unfinished.stat().st_size
+            commit_file(unfinished, target)
+            self._drop_old()
+        except (OSError, SafetensorError) as error:
+            with suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+            raise CheckpointError(
+                _write_failure(round, self.folder, error), phase="commit"
+            ) from error
+        return size
+
+    def load(self) -> tuple[int, Any] | None:
+        """The newest checkpoint that is whole, with its round; None where there are none.
+
+        Raises:
+            CheckpointError: there are some, but every one is damaged.
+        """
+        found = self._files()
+        for file in reversed(found):
+            try:
+                return int(file.stem.removeprefix("round-")), _read(file)
+            except (OSError, ValueError, SafetensorError) as error:
+                self.damaged.append(f"checkpoint {file} is damaged: {error}")
+        if found:
+            raise CheckpointError(
+                f"none of the {len(found)} checkpoints can be read: {'; '.join(self.damaged)}. "
+                "The run cannot be resumed: start it anew."
+            )
+        return None
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("round-*.safetensors"))
+
+    def _drop_old(self) -> None:
+        for old in self._files()[:-KEPT]:
+            old.unlink()
+        for unfinished in self.folder.glob("round-*.tmp"):  # of a write that was killed
+            unfinished.unlink()
+
+
+def _read(file: Path) -> Any:
+    with safe_open(file, framework="np") as opened:
+        about: Mapping[str, str] = opened.metadata() or {}
+        if about.get("format") != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    tree = about.get("tree", "")
+    if _digest(tree, arrays) != about.get("sha256"):
+        raise ValueError("its content does not match its SHA-256")
+    return decode(tree, arrays)
+
+
+def _digest(tree: str, arrays: Arrays) -> str:
+    digest = hashlib.sha256(tree.encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"|{name}|{array.dtype}|{array.shape}|".encode())
+        digest.update(np.asarray(array, order="C").data)
+    return digest.hexdigest()
+
+
+def _write_failure(round: int, folder: Path, error: Exception) -> str:
+    reason = "the disk is full" if is_full(error) else str(error)
+    return (
+        f"round {round} cannot be committed to {folder}: {reason}. The rounds before are safe: "
+        "make room and go on with `coterie run --resume`."
+    )

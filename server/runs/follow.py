@@ -1,0 +1,154 @@
+"""Following a run from its record: events as they are written, and what they add up to."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie.strategies.errors import FederationError
+
+POLL_S = 0.05
+CHECK_S = 2.0
+
+
+def events(
+    folder: Path,
+    *,
+    start_deadline_s: float,
+    ended: Callable[[], str | None],
+    run_id: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The events of a run, until its last.
+
+    Args:
+        folder: the run's folder; it need not exist yet.
+        start_deadline_s: how long to wait for its first event.
+        run_id: the last event is the one after the beginning of this run: the record of a run that
+            was resumed holds earlier ends. None takes the first end after which nothing that is
+            written yet resumes the run.
+        ended: asked every two seconds; a text if the run is over although no event says so.
+
+    Raises:
+        FederationError: nothing came in time, or the run ended without saying so.
+    """
+    path = folder / "events.jsonl"
+    deadline, checked = time.monotonic() + start_deadline_s, time.monotonic()
+    position, rest = 0, ""
+    begun = run_id is None
+    while True:
+        if path.exists():
+            with path.open(encoding="utf-8") as file:
+                file.seek(position)
+                text = file.read()
+                position = file.tell()
+            lines = (rest + text).split("\n")
+            rest = lines.pop()  # a line that is still being written
+            told = [json.loads(line) for line in lines]
+            resumed = [i for i, event in enumerate(told) if event["event"] == "resume"]
+            past = max(resumed, default=-1) if run_id is None else -1
+            for i, event in enumerate(told):
+                begun = begun or event.get("run_id") == str(run_id)
+                yield event
+                if begun and i > past and event["event"] == "end":
+                    return
+        now = time.monotonic()
+        if (position == 0 or not begun) and now > deadline:
+            raise FederationError(
+                f"the run has not begun after {start_deadline_s:.0f} s: {folder} has no events. "
+                "Is the SuperLink's executor running?"
+            )
+        if now - checked > CHECK_S:
+            checked = now
+            reason = ended()
+            if reason is not None:
+                raise FederationError(f"the run is over without a record of its end: {reason}")
+        time.sleep(POLL_S)
+
+
+@dataclass
+class Progress:
+    """What a run's events add up to; the live view draws this and nothing else."""
+
+    title: str
+    rounds: int = 0
+    round: int = 0
+    status: str = "waiting"
+    config: dict[str, Any] = field(default_factory=dict)
+    groups: list[list[str]] = field(default_factory=list)
+    regrouped: bool = False
+    joined: dict[str, int] = field(default_factory=dict)
+    left: dict[str, int] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    errors: dict[str, float] = field(default_factory=dict)
+    samples: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    round_seconds: list[float] = field(default_factory=list)
+    bytes: int = 0
+    states: dict[str, str] = field(default_factory=dict)
+    error: str | None = None
+    started: float = field(default_factory=time.monotonic)
+    elapsed: float = 0.0
+
+    def feed(self, event: dict[str, Any]) -> None:
+        """Take one event."""
+        self.elapsed = time.monotonic() - self.started
+        kind = event["event"]
+        if kind == "start":
+            self.config = event["config"]
+            self.rounds = self.config["rounds"]
+            self.status = "waiting for silos"
+        elif kind == "resume":
+            self.status, self.error = "waiting for silos", None
+            self.round = event["after"]
+        elif kind == "look" and event["round"] > 1:
+            self.status = f"round {event['round']}"
+        elif kind == "here":
+            gone = set(self.states) - set(event["silos"])
+            self.states |= dict.fromkeys(gone, "left") | dict.fromkeys(event["silos"], "training")
+        elif kind == "answer" and event["work"].startswith("train"):
+            self.states |= dict.fromkeys(event["silos"], "answered")
+        elif kind == "ready":
+            self.status = "training"
+        elif kind in ("round", "final"):
+            self._feed_round(event)
+        elif kind == "end":
+            self.states = {n: "done" if s == "answered" else s for n, s in self.states.items()}
+            self.status = event["status"]
+            self.error = event.get("error")
+
+    def _feed_round(self, event: dict[str, Any]) -> None:
+        self.round = event["round"]
+        self.regrouped = event["groups"] != self.groups
+        self.groups = event["groups"]
+        for name in event["joined"]:
+            self.joined.setdefault(name, self.round)
+            self.left.pop(name, None)
+        for name in event["left"]:
+            self.left[name] = self.round
+        self.states |= dict.fromkeys(event["left-out"], "left out")
+        self.states |= dict.fromkeys(event.get("refused", {}), "not let in")
+        self.left_out += [
+            f"round {self.round}: {name}: {why}" for name, why in event["left-out"].items()
+        ]
+        for name, entry in event.get("evaluation", {}).items():
+            if entry["error"] is not None:
+                self.errors[name] = entry["error"]
+        for name, entry in event["silos"].items():
+            self.samples[name] = entry["num-examples"]
+            self.bytes += entry["bytes-sent"] + entry["bytes-received"]
+        for cost in event.get("phases", {}).values():
+            self.bytes += cost["bytes-sent"] + cost["bytes-received"]
+        self.seconds = event["seconds"]
+        if event["event"] == "round":
+            self.round_seconds.append(sum(self.seconds.values()))
+
+    @property
+    def mean_error(self) -> float | None:
+        """Mean over the silos that are here, in [0, 1]."""
+        here = {name for group in self.groups for name in group}
+        values = [error for name, error in self.errors.items() if name in here]
+        return sum(values) / len(values) if values else None

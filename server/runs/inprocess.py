@@ -1,0 +1,148 @@
+"""A Grid without a network: the same ClientApp called in this process.
+
+Tests, benchmarks and simulations use it. The models are those of the real federation, bit for
+bit, because silos draw their randomness from (seed, silo, round) alone and messages pass through
+the same encoding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
+
+CLIENT_APP, BENCHES = "coterie.client.app", "coterie.client.work.benches"
+"""Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:
+the server imports no silo code except where it plays all silos itself."""
+
+NodeConfig = Mapping[str, str | int | float | bool]
+
+
+class InProcessGrid(Grid):
+    """Calls a ClientApp for every message, in the order pushed.
+
+    Args:
+        app: the ClientApp of every node, any of Flower's, or what is called as one.
+        node_configs: one per node; node i gets id i+1.
+    """
+
+    def __init__(
+        self, app: Callable[[Message, Context], Message], node_configs: Sequence[NodeConfig]
+    ) -> None:
+        self.app = app
+        self.nodes: dict[int, NodeConfig] = dict(enumerate(node_configs, start=1))
+        self._states: dict[int, RecordDict] = {}
+        self._replies: dict[str, Message] = {}
+        self._ids = itertools.count(1)
+
+    def connect(self, node_config: NodeConfig) -> int:
+        """Add a node; return its id."""
+        node_id = max(self.nodes, default=0) + 1
+        self.nodes[node_id] = node_config
+        return node_id
+
+    def disconnect(self, node_id: int) -> None:
+        """Remove a node; messages to it are answered with an error."""
+        del self.nodes[node_id]
+
+    def set_run(self, run: object) -> None:
+        """There is one run."""
+
+    @property
+    def run(self) -> object:  # type: ignore[override]
+        """There is one run, which has no record at a SuperLink."""
+        raise NotImplementedError("an in-process grid has no SuperLink run")
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Make a message, as Flower's deprecated method does."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Ids of the connected nodes."""
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Answer every message at once; return their ids."""
+        ids = []
+        for message in messages:
+            message_id = f"message-{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            self._replies[message_id] = self._answer(message)
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Replies to these messages, each given once."""
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push and pull."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        node_id = message.metadata.dst_node_id
+        if node_id not in self.nodes:
+            return _stamped(
+                Message(Error(wire.FAILED, f"node {node_id} is gone"), reply_to=message), node_id
+            )
+        state = self._states.setdefault(node_id, RecordDict())
+        context = Context(
+            run_id=1,
+            node_id=node_id,
+            node_config=dict(self.nodes[node_id]),
+            state=state,
+            run_config={},
+        )
+        try:
+            reply = self.app(message, context)
+        except Exception as error:
+            reply = Message(
+                Error(wire.FAILED, f"{type(error).__name__}: {error}"), reply_to=message
+            )
+        return _stamped(reply, node_id)
+
+
+def _stamped(reply: Message, node_id: int) -> Message:
+    reply.metadata.__dict__["_src_node_id"] = node_id
+    reply.metadata.__dict__["_delivered_at"] = str(time.time())
+    return reply
+
+
+def client_app() -> ClientApp:
+    """coterie's own ClientApp."""
+    app: ClientApp = import_module(CLIENT_APP).app
+    return app
+
+
+def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
+    """Open the data of this app's silos: in a run, a silo says no more than that it failed.
+
+    Args:
+        node_configs: of silos whose task and options differ in ``silo`` alone; read once.
+        whose: data it is, for the error.
+
+    Raises:
+        FederationError: a task or settings that cannot be.
+    """
+    try:
+        import_module(BENCHES).prepare_nodes(node_configs)
+    except ValueError as error:  # what tasks and settings raise are ValueErrors
+        told = f"{whose}: {error}" if whose else str(error)
+        raise FederationError(told, exit_code=EXIT_CONFIG) from None

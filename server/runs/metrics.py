@@ -1,0 +1,78 @@
+"""What collaboration brings each silo, beside training alone.
+
+The metrics of Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated
+Learning", ICML 2023, Table 1, on errors (or accuracies turned into errors) per silo.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+Errors = Mapping[str, float]
+"""Silo → error in [0, 1]."""
+
+
+def gains(errors: Errors, alone: Errors) -> dict[str, float]:
+    """Silo → error alone − error together; above 0 is better. Silos measured in both runs."""
+    return {name: alone[name] - error for name, error in errors.items() if name in alone}
+
+
+def ipr(errors: Errors, alone: Errors) -> float:
+    """Incentivised participation rate: share of silos strictly better than alone, in [0, 1].
+
+    NaN where no silo is in both.
+    """
+    found = list(gains(errors, alone).values())
+    return sum(gain > 0 for gain in found) / len(found) if found else math.nan
+
+
+def not_worse(errors: Errors, alone: Errors) -> float:
+    """Share of silos as good as alone or better, in [0, 1]. NaN as in ``ipr``."""
+    found = list(gains(errors, alone).values())
+    return sum(gain >= 0 for gain in found) / len(found) if found else math.nan
+
+
+def rsd(errors: Errors, alone: Errors) -> float:
+    """Reward standard deviation: the population's, of the gains; NaN as in ``ipr``."""
+    found = list(gains(errors, alone).values())
+    if not found:
+        return math.nan
+    mean = sum(found) / len(found)
+    return math.sqrt(sum((gain - mean) ** 2 for gain in found) / len(found))
+
+
+def mean_accuracy(errors: Errors) -> float:
+    """Plain mean over silos of 1 − error; NaN without silos."""
+    return 1 - sum(errors.values()) / len(errors) if errors else math.nan
+
+
+def final_errors(record: Mapping[str, Any]) -> dict[str, float]:
+    """Silo → error of its final model, from a run's record; who left before the end is not in."""
+    return known_errors(record.get("final-evaluation", {}))
+
+
+def known_errors(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Silo → error, of one evaluation in a record; a silo may keep its error to itself."""
+    return {name: one["error"] for name, one in evaluation.items() if one["error"] is not None}
+
+
+def personalised_errors(record: Mapping[str, Any]) -> dict[str, float]:
+    """Silo → error of the model as it trained it itself last, where the run asked for it."""
+    found: dict[str, float] = {}
+    for entry in record.get("rounds", ()):
+        found |= known_errors(entry.get("personalised", {}))
+    return found
+
+
+def collaboration(errors: Errors, alone: Errors) -> dict[str, float]:
+    """All of them, for a record. Every figure is of the silos that both runs measured."""
+    both = {name: error for name, error in errors.items() if name in alone}
+    return {
+        "silos": len(both),
+        "mean-accuracy": mean_accuracy(both),
+        "mean-accuracy-alone": mean_accuracy({name: alone[name] for name in both}),
+        "ipr": ipr(both, alone),
+        "rsd": rsd(both, alone),
+    }

@@ -1,0 +1,462 @@
+"""One run from configuration to record: build the strategy, drive it, write what happened."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.server.runs.answers import AnnouncingGrid
+from coterie.server.runs.baselines import BASELINES
+from coterie.server.runs.checkpoint import Checkpoints
+from coterie.server.runs.config import RunConfig
+from coterie.server.report.explain import find_run
+from coterie.system.files import (is_full, locked, place)
+from coterie.server.runs.metrics import final_errors
+from coterie.server.runs.record import (RunRecord, default_runs_dir, read_record, read_unfinished)
+from coterie.server.runs.tracking import Tracking
+from coterie.server.cli.view import percent
+from coterie.strategies import (HCCT, FedAvg, FedCollab, FedEnsemble, FedGen, FedGenP, FedGroup, Independent)
+from coterie.strategies.fedcollab.discriminators import Discriminators
+from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.fedgenp.generative import Given
+from coterie.strategies.fedgenp.latent import GeneratorPlan
+from coterie.strategies.rounds.loop import (Checkpoint, GroupStrategy, RoundReport, RunResult, check_finite)
+from coterie.strategies.rounds.roster import (Churn, DescribedRoster, NodeRoster, Roster, Silo)
+
+log = logging.getLogger("coterie.run")
+
+INITIAL_DEADLINE_S = 60.0
+CHECKPOINTS = "checkpoints"
+"""Folder of a run's checkpoints within the run's."""
+TERMS = (
+    *(wire.STRATEGY, wire.PERSONAL, wire.ROUNDS),
+    *(wire.LOCAL_EPOCHS, wire.LOCAL_STEPS, wire.BATCH_SIZE, wire.INNER_STEPS),
+    *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS),
+)
+"""Entries of a run's training messages that a silo may refuse it for."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is committed after a round.
+
+    Attributes:
+        checkpoint: where the strategy stands.
+        schema: fingerprint of the model that the run's silos share.
+    """
+
+    checkpoint: Checkpoint[Any]
+    schema: str
+
+
+def run_folder(config: RunConfig, *, run_id: int) -> Path:
+    """Where a run's record goes: its label, or its strategy, and its id. A resumed one has it."""
+    root = place(config.runs_dir) if config.runs_dir else default_runs_dir()
+    if config.resume:
+        return root / config.resume
+    label = re.sub(r"[^A-Za-z0-9._-]+", "-", config.label or config.strategy)
+    return root / f"{label}-{run_id}"
+
+
+def train_config(config: RunConfig, *, run: str) -> dict[str, int | float | str | bool]:
+    """What every training message carries."""
+    own: dict[str, int | float | str | bool] = {}
+    if config.personal:
+        own[wire.PERSONAL] = config.personal
+    if config.local_steps:
+        own[wire.LOCAL_STEPS] = config.local_steps
+    if config.evaluate_trained:
+        own[wire.EVALUATE_TRAINED] = True
+    if config.personalise != "none":
+        own |= {
+            wire.PERSONALISE: config.personalise,
+            wire.PERSONAL_EPOCHS: config.personal_epochs,
+            wire.PERSONAL_LR: config.personal_lr or config.lr,
+            wire.DITTO_LAMBDA: config.ditto_lambda,
+        }
+    own |= {wire.GUARD: config.guard} if config.guard else {}
+    return own | {
+        wire.TASK: config.task,
+        wire.STRATEGY: config.strategy,
+        wire.RUN: run,
+        wire.ROUNDS: config.rounds,
+        wire.SEED: config.seed,
+        wire.LOCAL_EPOCHS: config.local_epochs,
+        wire.BATCH_SIZE: config.batch_size,
+        wire.LR: config.lr,
+        wire.LR_DECAY: config.lr_decay,
+        wire.MOMENTUM: config.momentum,
+        wire.WEIGHT_DECAY: config.weight_decay,
+        wire.PROXIMAL_MU: config.proximal_mu,
+        wire.PRECISION: config.precision,
+    }
+
+
+def terms(config: RunConfig) -> dict[str, int | float | str | bool]:
+    """What a silo is told of the run before it joins, so that it can refuse it at once."""
+    # A strategy adds to what training messages carry, such as steps of its own.
+    strategy = build_strategy(config, run="", roster=NodeRoster(), on_round=lambda report: None)
+    told = {key: value for key, value in strategy.train_config.items() if key in TERMS}
+    return told | dict(strategy.demands())
+
+
+def build_strategy(
+    config: RunConfig,
+    *,
+    run: str,
+    roster: Roster,
+    on_round: Callable[[RoundReport], None],
+    on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
+) -> GroupStrategy[Any]:
+    """The strategy that the configuration names, with its generators if it has any."""
+    common: dict[str, Any] = {
+        "round_timeout": config.round_timeout,
+        "train_config": train_config(config, run=run),
+        "roster": roster,
+        "on_round": on_round,
+        "on_event": on_event,
+        "keep_every": config.keep_every,
+        "name_members": config.name_members,
+    }
+    average = FedAvg(sample=config.sample, seed=config.seed, **common)
+    if config.strategy == "fedensemble":
+        return FedEnsemble(every=config.ensemble_every, base=average, **common)
+    generative = {"plan": _plan(config), "given": _given(config), "seed": config.seed, **common}
+    if config.strategy == "fedgen":
+        return FedGen(base=average, **generative)
+    if config.strategy == "fedgenp":
+        return FedGenP(base=average, **generative)
+    base = _plain_strategy(config, common)
+    if config.generators == "off":
+        return base
+    return FedGenP(base=base, receivers=config.generators, **generative)
+
+
+def _plan(config: RunConfig) -> GeneratorPlan:
+    return GeneratorPlan(
+        steps=config.generator_steps,
+        lr=config.generator_lr,
+        hidden=config.generator_hidden,
+        reversal=config.reversal,
+        reversal_weight=config.reversal_weight,
+    )
+
+
+def _given(config: RunConfig) -> Given:
+    return Given(
+        weight=config.generated_weight,
+        distil=config.distil_weight,
+        decay=config.generated_decay,
+    )
+
+
+def _plain_strategy(config: RunConfig, common: dict[str, Any]) -> GroupStrategy[Any]:
+    if config.strategy in BASELINES:
+        return BASELINES[config.strategy](config, common)
+    if config.strategy == "independent":
+        return Independent(**common)
+    if config.strategy == "fedavg":
+        return FedAvg(sample=config.sample, seed=config.seed, **common)
+    if config.strategy == "fedgroup":
+        return FedGroup(
+            num_groups=config.num_groups,
+            measure=config.measure,
+            pretrain_epochs=config.pretrain_epochs,
+            pretrain_steps=config.pretrain_steps,
+            pretrain_silos=config.pretrain_silos,
+            min_similarity=config.min_similarity,
+            sample=config.sample,
+            inter_group_lr=config.inter_group_lr,
+            seed=config.seed,
+            **common,
+        )
+    if config.strategy == "fedcollab":
+        return FedCollab(
+            c=config.c,
+            discriminators=Discriminators(
+                rounds=config.discriminator_rounds,
+                patience=config.discriminator_patience,
+                gigabytes=config.discriminator_gigabytes,
+                steps=config.discriminator_steps,
+                samples=config.discriminator_samples,
+                lr=config.discriminator_lr,
+                score=config.distance,
+            ),
+            solver=config.solver,
+            newcomers=config.newcomers,
+            unmeasured=config.unmeasured,
+            seed=config.seed,
+            **common,
+        )
+    return HCCT(
+        alpha=config.alpha,
+        memory=config.memory,
+        similarity=config.similarity,
+        solver=config.solver,
+        layers=config.layers,
+        regroup_every=config.regroup_every,
+        settle_after=config.settle_after,
+        seed=config.seed,
+        **common,
+    )
+
+
+class _RecordingRoster:
+    """A roster that tells the record whom it waits for and who is here."""
+
+    def __init__(self, inner: DescribedRoster, record: RunRecord) -> None:
+        self.inner = inner
+        self.record = record
+        self.silos: dict[str, Silo] = {}
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """See ``coterie.strategies.rounds.roster.Roster``."""
+        self.record.event("look", round=round)
+        here = self.inner.present(grid, round=round)
+        self.silos = {silo.name: silo for silo in here}
+        self.record.event("here", round=round, silos=sorted(self.silos))
+        return here
+
+    def answered(self, node_ids: Sequence[int], message_type: str) -> None:
+        """Tell the record whose answers have come."""
+        names = {silo.node_id: name for name, silo in self.silos.items()}
+        silos = sorted(names[node] for node in node_ids if node in names)
+        if silos:
+            self.record.event("answer", work=message_type, silos=silos)
+
+
+def execute(
+    grid: Grid,
+    config: RunConfig,
+    *,
+    run_id: int,
+    folder: Path,
+    enrolled: Callable[[], Mapping[int, str]] | None = None,
+) -> RunResult:
+    """Run the federation that ``config`` describes and keep its record in ``folder``.
+
+    With ``config.resume`` the run that is recorded there goes on after its last good checkpoint,
+    or from its beginning if no round was committed.
+
+    Args:
+        grid, config, run_id, folder: of the run.
+        enrolled: see ``DescribedRoster``.
+
+    Raises:
+        FederationError: the run cannot go on; the record says why. One that is complete, or not
+            there, is not resumed, and nothing is written.
+    """
+    if config.resume:
+        read_unfinished(folder)  # before anything is written where no run can go on
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        checkpoints = Checkpoints(folder / CHECKPOINTS)
+        standing: Standing | None = None
+        after = None
+        if config.resume:
+            config = RunConfig.read(read_unfinished(folder)["config"])
+            found = checkpoints.load()
+            after, standing = found if found is not None else (0, None)
+        alone = _alone(config, folder)
+        record = RunRecord(folder, config, run_id=run_id, resumed_after=after)
+        log.info("run %s: %s, record in %s", run_id, config.strategy, folder)
+        if after is not None:
+            for damage in checkpoints.damaged:
+                log.warning("%s. The one before is used.", damage)
+            log.info("resumed after round %d of %d", after, config.rounds)
+        if alone is not None and alone["config"]["seed"] != config.seed:
+            log.warning(
+                "alone: run %s has seed %s, this one %d: silos may have other data and other "
+                "initial models there",
+                config.alone,
+                alone["config"]["seed"],
+                config.seed,
+            )
+        try:
+            with Tracking(config.tracking, folder, config.plain()) as tracking:
+                result = _execute(
+                    grid,
+                    config,
+                    record,
+                    tracking,
+                    checkpoints,
+                    standing,
+                    run=folder.name,
+                    enrolled=enrolled,
+                )
+            models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
+            record.finish(models, alone=None if alone is None else final_errors(alone))
+        except OSError as error:
+            failure = _disk_failure(error, folder)
+            record.fail(failure)
+            raise failure from error
+        except BaseException as error:
+            record.fail(error)
+            raise
+    log.info("run %s is complete: %s", run_id, folder)
+    return result
+
+
+def _alone(config: RunConfig, folder: Path) -> dict[str, Any] | None:
+    """The record of the independent run that the configuration names.
+
+    Raises:
+        FederationError: there is none of that name, or it is of another strategy or task, or
+            unfinished.
+    """
+    if not config.alone:
+        return None
+    found = find_run(config.alone, folder.parent)
+    record = read_record(found)
+    strategy, status = record["config"]["strategy"], record["status"]
+    if strategy != "independent" or status != "completed":
+        raise FederationError(
+            f"alone must name a completed run of independent. {found.name} is of {strategy}, "
+            f"{status}.",
+            phase="configuration",
+            exit_code=EXIT_CONFIG,
+        )
+    task = record["config"]["task"]
+    if task != config.task:
+        raise FederationError(
+            f"alone must name a run of the same task, {config.task}. {found.name} is of {task}: "
+            "name another one, or run independent on this task first.",
+            phase="configuration",
+            exit_code=EXIT_CONFIG,
+        )
+    return record
+
+
+def _execute(
+    grid: Grid,
+    config: RunConfig,
+    record: RunRecord,
+    tracking: Tracking,
+    checkpoints: Checkpoints,
+    standing: Standing | None,
+    *,
+    run: str,
+    enrolled: Callable[[], Mapping[int, str]] | None,
+) -> RunResult:
+    resume = None if standing is None else standing.checkpoint
+    roster = DescribedRoster(
+        task=config.task,
+        min_silos=config.min_silos,
+        deadline_s=config.wait_for_silos,
+        churn=Churn.parse(config.churn),
+        terms=terms(config),
+        enrolled=enrolled,
+        awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),
+        schema="" if standing is None else standing.schema,
+    )
+    recording = _RecordingRoster(roster, record)
+
+    def on_round(report: RoundReport) -> None:
+        record.round(report, recording.silos, roster.refused)
+        tracking.round(record.data["rounds"], report)
+        log.info("%s", _line(report, config.rounds))
+
+    def commit(checkpoint: Checkpoint[Any]) -> None:
+        started = time.perf_counter()
+        size = checkpoints.save(checkpoint.round, Standing(checkpoint, roster.schema))
+        record.committed(checkpoint.round, bytes=size, seconds=time.perf_counter() - started)
+
+    def on_event(kind: str, fields: Mapping[str, Any]) -> None:
+        record.event(kind, **fields)
+
+    strategy = build_strategy(
+        config, run=run, roster=recording, on_round=on_round, on_event=on_event
+    )
+    grid = AnnouncingGrid(grid, recording.answered)
+    done = 0 if resume is None else resume.round
+    here = recording.present(grid, round=min(done + 1, config.rounds))
+    initial = initial_arrays(grid, here[0], config) if resume is None else ArrayRecord()
+    record.ready(recording.silos)
+    return strategy.start(
+        grid=grid,
+        initial_arrays=initial,
+        num_rounds=config.rounds,
+        commit=commit,
+        resume=resume,
+    )
+
+
+def _disk_failure(error: OSError, folder: Path) -> FederationError:
+    reason = "the disk is full" if is_full(error) else str(error)
+    return FederationError(
+        f"the record in {folder} cannot be written: {reason}. Committed rounds are safe: make room "
+        f"and go on with `coterie run --resume {folder.name}`.",
+        phase="record",
+    )
+
+
+def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
+    """w⁰: any silo gives the same for the run's seed, so the server needs neither task nor torch.
+
+    Raises:
+        FederationError: the silo gave none, or not-a-number.
+    """
+    request = Message(
+        RecordDict(
+            {
+                wire.CONFIG: ConfigRecord(
+                    {
+                        wire.PROTOCOL_KEY: wire.PROTOCOL,
+                        wire.TASK: config.task,
+                        wire.STRATEGY: config.strategy,
+                        wire.SEED: config.seed,
+                        wire.PERSONAL: config.personal,
+                    }
+                )
+            }
+        ),
+        dst_node_id=silo.node_id,
+        message_type=wire.INITIAL,
+        group_id="0",
+    )
+    (reply,) = exchange(grid, [request], deadline_s=INITIAL_DEADLINE_S)
+    if reply is None or reply.has_error() or wire.ARRAYS not in reply.content.array_records:
+        reason = "no answer" if reply is None else "no arrays in its answer"
+        if reply is not None and reply.has_error():
+            reason = str(reply.error.reason)
+        raise FederationError(
+            f"silo {silo.name!r} gave no initial model: {reason}", silo=silo.name, phase="initial"
+        )
+    try:
+        model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+    except wire.WireError as error:
+        raise FederationError(
+            f"silo {silo.name!r} gave no initial model: {error}", silo=silo.name, phase="initial"
+        ) from None
+    check_finite(model)
+    return wire.encode_arrays(model, packed=False)
+
+
+def _line(report: RoundReport, rounds: int) -> str:
+    """One round in one line, for a log."""
+    parts = ["final" if report.final else f"round {report.round}/{rounds}"]
+    parts.append(f"{len(report.groups)} group(s)")
+    if report.joined and report.round > 1:
+        parts.append("joined: " + ", ".join(report.joined))
+    if report.left:
+        parts.append("left: " + ", ".join(report.left))
+    if report.left_out:
+        parts.append("left out: " + ", ".join(report.left_out))
+    if report.evaluation:
+        errors = [error for _, error, _ in report.evaluation.values() if math.isfinite(error)]
+        mean = percent(sum(errors) / len(errors) if errors else None)
+        parts.append(f"mean error after round {report.evaluated_round}: {mean}")
+    parts.append(f"{sum(report.seconds.values()):.2f} s")
+    return " · ".join(parts)

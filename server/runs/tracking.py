@@ -1,0 +1,212 @@
+"""A run's figures where people already look: TensorBoard event files and MLflow.
+
+Both are optional: ``pip install 'coterie[tensorboard]'`` (tensorboardX, which needs no
+TensorFlow) and ``pip install mlflow``. A run writes them as it goes with the key ``tracking``; a
+finished run is exported by ``coterie report RUN --format tensorboard``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from coterie.server.report.model import (Round, Run, round_of)
+from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
+from coterie.strategies.rounds.loop import RoundReport
+
+log = logging.getLogger("coterie.run")
+
+TRACKERS = ("tensorboard", "mlflow")
+_NEEDS = {
+    "tensorboard": ("tensorboardX", "pip install 'coterie[tensorboard]'"),
+    "mlflow": ("mlflow", "pip install mlflow"),
+}
+
+
+class Tracker(Protocol):
+    """Where figures go."""
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Figures of a round."""
+
+    def close(self, status: str) -> None:
+        """The run is over."""
+
+
+def scalars(one: Round) -> dict[str, float]:
+    """Everything in a round that is a number over rounds, by name.
+
+    Names: ``error/mean``, ``error/<silo>``, ``train-loss/<silo>``, ``seconds/<phase>``,
+    ``megabytes/to-silos``, ``megabytes/from-silos``, ``groups/several``, ``groups/alone``,
+    ``silos/here``, ``silos/left-out``.
+    """
+    found: dict[str, float] = {f"error/{name}": error for name, error in one.errors.items()}
+    if one.errors:
+        found["error/mean"] = sum(one.errors.values()) / len(one.errors)
+    if one.groups:
+        together = sum(len(group) > 1 for group in one.groups)
+        found["groups/several"] = together
+        found["groups/alone"] = len(one.groups) - together
+        found["silos/here"] = sum(len(group) for group in one.groups)
+        found["silos/left-out"] = len(one.left_out)
+    found |= {f"train-loss/{name}": work.train_loss for name, work in one.work.items()}
+    found |= {f"seconds/{phase}": seconds for phase, seconds in one.seconds.items()}
+    if one.work:
+        phases = list(one.phase_bytes.values())
+        sent = sum(w.bytes_sent for w in one.work.values()) + sum(pair[0] for pair in phases)
+        received = sum(w.bytes_received for w in one.work.values()) + sum(p[1] for p in phases)
+        found |= {"megabytes/to-silos": sent / 1e6, "megabytes/from-silos": received / 1e6}
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+class Tracking:
+    """The trackers of a run that goes on, as a context manager.
+
+    A tracker that fails on the way is given up with a warning: the run is worth more.
+
+    Raises:
+        FederationError: on construction, if one is not installed.
+    """
+
+    def __init__(self, names: str, folder: Path, config: Mapping[str, Any]) -> None:
+        self._open = open_trackers(
+            names, folder=folder / "tensorboard", config=config, run_name=folder.name
+        )
+
+    def __enter__(self) -> Tracking:
+        return self
+
+    def round(self, entries: Sequence[Mapping[str, Any]], report: RoundReport) -> None:
+        """A report, and the record's rounds with it: errors belong to an earlier one."""
+        for entry in entries[-2:]:
+            figures = scalars(round_of(entry))
+            if entry["round"] == report.evaluated_round and report.evaluation:
+                self._each(_part(figures, errors=True), entry["round"])
+            if entry["round"] == report.round and not report.final:
+                self._each(_part(figures, errors=False), entry["round"])
+
+    def _each(self, figures: Mapping[str, float], step: int) -> None:
+        for tracker in list(self._open):
+            try:
+                tracker.log(figures, step)
+            except Exception as error:  # of any tracker's own kinds
+                log.warning("%s is given up: %s", type(tracker).__name__.strip("_"), error)
+                self._open.remove(tracker)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for tracker in self._open:
+            with suppress(Exception):
+                tracker.close("completed" if kind is None else "failed")
+
+
+def _part(figures: Mapping[str, float], *, errors: bool) -> dict[str, float]:
+    return {name: v for name, v in figures.items() if name.startswith("error/") == errors}
+
+
+def tracker_names(text: str) -> list[str]:
+    """The trackers that a comma-separated list names.
+
+    Raises:
+        ValueError: one is unknown.
+    """
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(f"must be {' or '.join(TRACKERS)}, or both with a comma")
+    return names
+
+
+def open_trackers(
+    names: str, *, folder: Path, config: Mapping[str, Any], run_name: str
+) -> list[Tracker]:
+    """The trackers of a comma-separated list.
+
+    Raises:
+        FederationError: the package of one is not installed.
+    """
+    wanted = tracker_names(names)
+    makers: dict[str, Callable[[Path, Mapping[str, Any], str], Tracker]] = {
+        "tensorboard": _TensorBoard,
+        "mlflow": _MLflow,
+    }
+    for name in wanted:
+        _module(name)
+    return [makers[name](folder, config, run_name) for name in wanted]
+
+
+def export(kind: str, run: Run, out: Path | None) -> list[Path]:
+    """Write a recorded run; return where.
+
+    Raises:
+        FederationError: its package is not installed.
+    """
+    folder = out or run.folder / "tensorboard"
+    (tracker,) = open_trackers(kind, folder=folder, config=run.config, run_name=run.name)
+    for one in run.rounds:
+        tracker.log(scalars(one), one.number)
+    tracker.close(run.status)
+    return [folder] if kind == "tensorboard" else []
+
+
+def _module(name: str) -> Any:
+    package, remedy = _NEEDS[name]
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise FederationError(
+            f"{name} needs the package {package}, which is not installed ({error}). At the "
+            f"coordinator: {remedy}",
+            phase="configuration",
+            exit_code=EXIT_CONFIG,
+        ) from None
+
+
+class _TensorBoard:
+    """Event files in a folder."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], run_name: str) -> None:
+        self._writer = _module("tensorboard").SummaryWriter(logdir=str(folder))
+        rows = "\n".join(f"| {key} | {value} |" for key, value in sorted(config.items()))
+        self._writer.add_text("configuration", f"| key | {run_name} |\n|---|---|\n{rows}")
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Figures of a round."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self, status: str) -> None:
+        """The run is over."""
+        self._writer.add_text("status", status)
+        self._writer.close()
+
+
+class _MLflow:
+    """A run at the tracking server that ``MLFLOW_TRACKING_URI`` names, else in ``./mlruns``."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], run_name: str) -> None:
+        client = _module("mlflow").MlflowClient()
+        experiment = client.get_experiment_by_name("coterie")
+        number = (
+            client.create_experiment("coterie") if experiment is None else experiment.experiment_id
+        )
+        self._client = client
+        self._id = client.create_run(number, run_name=run_name).info.run_id
+        for key, value in sorted(config.items()):
+            client.log_param(self._id, key, value if isinstance(value, str) else json.dumps(value))
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Figures of a round."""
+        for name, value in figures.items():
+            self._client.log_metric(self._id, name, value, step=step)
+
+    def close(self, status: str) -> None:
+        """The run is over."""
+        ended = {"completed": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
+        self._client.set_terminated(self._id, ended)

@@ -1,0 +1,1 @@
+"""A federation across organisations: its folder, who is enrolled, its certificates."""

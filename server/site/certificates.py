@@ -1,0 +1,139 @@
+"""The federation's own CA, and the SuperLink's certificate that it signs.
+
+A silo is given the CA once. The SuperLink's certificate is short-lived and can be made anew, for
+other names too, without any silo noticing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+CA_DAYS, SERVER_DAYS = 3650, 397
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Always among the server's names: operators connect from the coordinator itself."""
+
+
+def make_ca(folder: Path, name: str) -> None:
+    """Write ``ca.key`` and ``ca.pem``, a CA that can sign servers and nothing else."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"coterie CA {name}"[:64])])
+    certificate = (
+        _builder(subject, subject, key, CA_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(sign_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    _write(folder, "ca", key, certificate)
+
+
+def make_server_certificate(folder: Path, names: Sequence[str]) -> None:
+    """Write ``server.key`` and ``server.pem``, signed by the folder's CA.
+
+    Args:
+        folder: has ``ca.key`` and ``ca.pem``.
+        names: DNS names and IP addresses under which silos reach the server.
+    """
+    ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    ca_key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    unique = list(dict.fromkeys([*names, *LOCAL]))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, unique[0][:64])])
+    certificate = (
+        _builder(subject, ca.subject, key, SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(sign_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_alternative(n) for n in unique]), False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False
+        )
+        .sign(ca_key, hashes.SHA384())
+    )
+    _write(folder, "server", key, certificate)
+
+
+def days_left(certificate: Path) -> float:
+    """Days until a certificate ends; negative if it has."""
+    end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    return (end - datetime.now(UTC)) / timedelta(days=1)
+
+
+def covers(certificate: Path, names: Sequence[str]) -> bool:
+    """Whether a server certificate holds all these names."""
+    loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    held = loaded.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {_alternative(name) for name in names} <= set(held)
+
+
+def write_private(file: Path, content: bytes) -> None:
+    """Write a secret that only its owner may read; it never exists with other permissions."""
+    unfinished = file.with_suffix(".tmp")
+    with suppress(FileNotFoundError):
+        unfinished.unlink()
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as opened:
+        opened.write(content)
+    unfinished.replace(file)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks differ
+        .not_valid_after(now + timedelta(days=days))
+    )
+
+
+def _usage(*, sign_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not sign_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=sign_certificates,
+        crl_sign=sign_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _write(
+    folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
+) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_private(folder / f"{name}.key", private)
+    (folder / f"{name}.pem").write_bytes(certificate.public_bytes(Encoding.PEM))

@@ -1,0 +1,185 @@
+"""Who is enrolled: the operator's list of names and keys, and how the SuperLink is told.
+
+``roster.json`` is the truth; the SuperLink's table of nodes is made to follow it whenever one of
+the two changes or the SuperLink starts, so that a lost database loses nobody. A key that was
+removed stays in the list: it is never let in again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.wire.enrolment import Request, fingerprint_of_key
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One silo that is, or was, enrolled.
+
+    Attributes:
+        name: bound to the key.
+        key: public, PEM.
+        enrolled: ISO 8601, UTC.
+        removed: the same, or empty.
+        node_id: Flower's id of the key, 0 while the SuperLink has not been told.
+    """
+
+    name: str
+    key: str
+    enrolled: str
+    removed: str = ""
+    node_id: int = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the key."""
+        return fingerprint_of_key(self.key.encode())
+
+
+@dataclass(frozen=True)
+class Node:
+    """A key as the SuperLink knows it. ``status``: registered, online, offline, unregistered."""
+
+    node_id: int
+    key: str
+    status: str
+
+
+class Nodes(Protocol):
+    """What this module needs of the SuperLink."""
+
+    def nodes(self) -> Sequence[Node]:
+        """Every key that it knows."""
+        ...
+
+    def register(self, key: bytes) -> int:
+        """Let a key in; return its node id."""
+        ...
+
+    def unregister(self, node_id: int) -> None:
+        """Shut a key out, for good."""
+        ...
+
+
+def read(file: Path) -> list[Entry]:
+    """All entries, by name; those removed as well.
+
+    Raises:
+        FederationError: the file is damaged.
+    """
+    try:
+        entries = [Entry(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError) as error:
+        raise _wrong(f"{file} cannot be read: {error}. Restore it from a backup.") from None
+    return sorted(entries, key=lambda entry: (entry.name, entry.enrolled))
+
+
+def names_by_node(file: Path) -> Mapping[int, str]:
+    """Node id → name of every silo that is enrolled now."""
+    return {e.node_id: e.name for e in read(file) if e.node_id and not e.removed}
+
+
+def enrol(file: Path, request: Request) -> Entry:
+    """Bind a name to a key. Asking for the same once more changes nothing.
+
+    Raises:
+        FederationError: the name belongs to another key, or the key to another name or to a silo
+            that was removed.
+    """
+    key = request.key.decode()
+    with _locked(file):
+        entries = read(file)
+        for entry in entries:
+            if entry.key == key and entry.removed:
+                raise _wrong(
+                    f"this key was removed on {entry.removed[:10]}, and a removed key is never let "
+                    "in again. The silo makes a new one with `coterie silo init --name NAME "
+                    "--new-key`."
+                )
+            if entry.key == key and entry.name != request.name:
+                raise _wrong(f"this key is enrolled already, as {entry.name!r}.")
+            if entry.name == request.name and not entry.removed:
+                if entry.key == key:
+                    return entry
+                raise _wrong(
+                    f"the name {request.name!r} belongs to another key "
+                    f"({entry.fingerprint}). Choose another name, or first "
+                    f"`coterie remove {request.name}`."
+                )
+        new = Entry(request.name, key, _now())
+        _write(file, [*entries, new])
+        return new
+
+
+def remove(file: Path, name: str) -> Entry:
+    """Take a silo off the list.
+
+    Raises:
+        FederationError: nobody of that name is enrolled.
+    """
+    with _locked(file):
+        entries = read(file)
+        found = [e for e in entries if e.name == name and not e.removed]
+        if not found:
+            known = ", ".join(e.name for e in entries if not e.removed) or "nobody"
+            raise _wrong(f"no silo {name!r} is enrolled. Enrolled: {known}.")
+        gone = replace(found[0], removed=_now())
+        _write(file, [gone if e == found[0] else e for e in entries])
+        return gone
+
+
+def sync(file: Path, superlink: Nodes) -> dict[str, Node]:
+    """Make the SuperLink know exactly the keys of the list; return name → node of the enrolled."""
+    with _locked(file):
+        entries = read(file)
+        known = {node.key: node for node in superlink.nodes()}
+        wanted = {entry.key for entry in entries if not entry.removed}
+        for key, node in known.items():
+            if key not in wanted and node.status != "unregistered":
+                superlink.unregister(node.node_id)
+        synced = []
+        for entry in entries:
+            if not entry.removed and entry.key not in known:
+                node_id = superlink.register(entry.key.encode())
+                known[entry.key] = Node(node_id, entry.key, "registered")
+            node_id = known[entry.key].node_id if entry.key in known else entry.node_id
+            synced.append(replace(entry, node_id=node_id))
+        if synced != entries:
+            _write(file, synced)
+        return {entry.name: known[entry.key] for entry in synced if not entry.removed}
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """One writer at a time; the lock is gone with its process."""
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _write(file: Path, entries: Sequence[Entry]) -> None:
+    unfinished = file.with_suffix(".tmp")
+    with unfinished.open("w", encoding="utf-8") as opened:
+        json.dump([asdict(entry) for entry in entries], opened, indent=1)
+        opened.flush()
+        os.fsync(opened.fileno())
+    unfinished.replace(file)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _wrong(text: str) -> FederationError:
+    return FederationError(text, phase="enrolment", exit_code=EXIT_CONFIG)

@@ -1,0 +1,268 @@
+"""The coordinator's folder: configuration, certificates, who is enrolled, the SuperLink's state.
+
+``coterie init`` makes it, every other command of the operator reads it:
+
+    coterie.toml     what to listen on, under which names silos come
+    tls/             the CA and the SuperLink's certificate; the keys never leave this folder
+    roster.json      who is enrolled
+    superlink.db     the SuperLink's own state
+    runs/            a folder per run
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from coterie.server.site import certificates
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.files import place
+
+ENVIRONMENT = "COTERIE_FEDERATION"
+"""The folder, for commands that are not told one, and for the ServerApp."""
+
+RENEW_BELOW_DAYS = 30
+DEFAULT_PORT = 9092
+
+TEMPLATE = """\
+# The coordinator of a coterie federation. Commands read this file each time they start and
+# refuse keys that they do not know.
+
+# Where silos reach this machine, HOST:PORT. The first goes into the silos' join bundles; the
+# server's certificate holds all of the hosts. After a change: coterie init FOLDER --renew
+addresses = [{addresses}]
+
+[listen]
+# For silos. 0.0.0.0 means every network interface.
+silos = "{silos}"
+# For operators: whoever reaches it may start runs and let silos in, and it asks for no password.
+# Keep it on this machine; operators log in here.
+operators = "{operators}"
+# For the ServerApp, which runs beside the SuperLink.
+serverapp = "{serverapp}"
+
+[state]
+# true: the SuperLink keeps its state in superlink.db, and a run goes on after the SuperLink
+# was restarted. It must be a local disk, not NFS.
+database = true
+"""
+
+
+def _has_a_port(address: str) -> str:
+    if not 1 <= _split(address)[1] <= 65535:
+        raise ValueError(f"the port must be from 1 to 65535. Got {address!r}")
+    return address
+
+
+Address = Annotated[
+    str,
+    Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
+    AfterValidator(_has_a_port),
+]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Listen(_Section):
+    silos: Address = "0.0.0.0:9092"
+    operators: Address = "127.0.0.1:9093"
+    serverapp: Address = "127.0.0.1:9091"
+
+
+class _State(_Section):
+    database: bool = True
+
+
+class _Config(_Section):
+    addresses: Annotated[list[Address], Field(min_length=1)]
+    listen: _Listen = _Listen()
+    state: _State = _State()
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A coordinator's folder that was read and checked. Made by ``load``."""
+
+    folder: Path
+    config: _Config
+
+    @property
+    def tls(self) -> Path:
+        """Folder of certificates and keys."""
+        return self.folder / "tls"
+
+    @property
+    def ca(self) -> Path:
+        """The CA's certificate, PEM."""
+        return self.tls / "ca.pem"
+
+    @property
+    def roster(self) -> Path:
+        """File of who is enrolled."""
+        return self.folder / "roster.json"
+
+    @property
+    def runs(self) -> Path:
+        """Folder of run records."""
+        return self.folder / "runs"
+
+    @property
+    def control_address(self) -> str:
+        """Where an operator on this machine connects."""
+        host, port = _split(self.config.listen.operators)
+        return f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
+
+    @property
+    def is_open_to_operators_elsewhere(self) -> bool:
+        """Whether other machines reach the operators' API, which has no password."""
+        return _split(self.config.listen.operators)[0] not in ("127.0.0.1", "localhost", "[::1]")
+
+    @property
+    def names(self) -> list[str]:
+        """Hosts under which silos come."""
+        return [_split(address)[0] for address in self.config.addresses]
+
+    def renew_certificate(self, *, always: bool = False) -> str:
+        """Make the server's certificate anew if it has to be; return why, or an empty text."""
+        file = self.tls / "server.pem"
+        reason = ""
+        if always:
+            reason = "asked for"
+        elif not file.exists() or not (self.tls / "server.key").exists():
+            reason = "there was none"
+        elif certificates.days_left(file) < RENEW_BELOW_DAYS:
+            reason = f"the old one had {certificates.days_left(file):.0f} days left"
+        elif not certificates.covers(file, self.names):
+            reason = "coterie.toml has other addresses"
+        if reason:
+            certificates.make_server_certificate(self.tls, self.names)
+        return reason
+
+
+def create(
+    folder: Path,
+    addresses: list[str],
+    *,
+    fleet_port: int | None = None,
+    control_port: int = 9093,
+    runtime_port: int = 9091,
+    operators: str = "127.0.0.1",
+) -> Federation:
+    """Make a coordinator's folder.
+
+    Args:
+        folder: must not hold a federation yet.
+        addresses: ``HOST`` or ``HOST:PORT`` under which silos come.
+        fleet_port: to listen on for silos; None takes the first address's, or 9092.
+        control_port, runtime_port: to listen on for operators and for the ServerApp.
+        operators: address to listen on for operators.
+
+    Raises:
+        FederationError: there is one already, or an address cannot be read.
+    """
+    file = folder / "coterie.toml"
+    if file.exists():
+        raise _wrong(
+            f"{folder} holds a federation already. To renew its certificate: "
+            f"coterie init {folder} --renew"
+        )
+    complete = [_with_port(address, fleet_port or DEFAULT_PORT) for address in addresses]
+    text = TEMPLATE.format(
+        addresses=", ".join(f'"{address}"' for address in complete),
+        silos=f"0.0.0.0:{fleet_port or complete[0].rpartition(':')[2]}",
+        operators=f"{operators}:{control_port}",
+        serverapp=f"127.0.0.1:{runtime_port}",
+    )
+    _read(text, "--address")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the database holds models
+    certificates.make_ca(folder / "tls", _split(complete[0])[0])
+    (folder / "runs").mkdir(exist_ok=True)
+    unfinished = file.with_suffix(".tmp")
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(file)  # last: what has a coterie.toml is whole
+    federation = load(folder)
+    federation.renew_certificate()
+    return federation
+
+
+def load(folder: Path | None = None) -> Federation:
+    """Read a coordinator's folder.
+
+    Args:
+        folder: or None for ``$COTERIE_FEDERATION``, else the current folder.
+
+    Raises:
+        FederationError: there is none, or its configuration is wrong.
+    """
+    root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
+    file = root / "coterie.toml"
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise _wrong(
+            f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name "
+            f"its folder with --federation or {ENVIRONMENT}."
+        ) from None
+    except OSError as error:
+        raise _wrong(f"{file} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise _wrong(
+            f"{file} must be UTF-8. Byte {error.start} is {error.object[error.start]:#04x}: save "
+            "the file as UTF-8."
+        ) from None
+    return Federation(root, _read(text, str(file)))
+
+
+def find(folder: Path | None) -> Federation | None:
+    """The federation that is named, by argument or environment, or lies in the current folder.
+
+    Raises:
+        FederationError: one is named, but is not there or is wrong.
+    """
+    named = folder is not None or bool(os.environ.get(ENVIRONMENT))
+    return load(folder) if named or Path("coterie.toml").exists() else None
+
+
+def _read(text: str, source: str) -> _Config:
+    try:
+        return _Config.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise _wrong(f"{source} is not TOML: {error}.") from None
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in entry['loc'])}: {_said(entry['type'], entry['msg'])}"
+            for entry in error.errors()
+        )
+        raise _wrong(f"{source} is wrong: {problems}.") from None
+
+
+def _said(kind: str, message: str) -> str:
+    known = {
+        "extra_forbidden": "there is no such key",
+        "string_pattern_mismatch": "must be HOST:PORT, an IPv6 address in brackets",
+    }
+    text = message.removeprefix("Value error, ")
+    return known.get(kind, text[:1].lower() + text[1:])
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def _with_port(address: str, port: int) -> str:
+    has_port = re.search(r"^[^:]+:\d+$|\]:\d+$", address)
+    bare_v6 = address.count(":") > 1 and not address.startswith("[")
+    return address if has_port else f"{f'[{address}]' if bare_v6 else address}:{port}"
+
+
+def _wrong(text: str) -> FederationError:
+    return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

@@ -1,0 +1,153 @@
+"""What an operator does with a federation: make it, let silos in, list them, shut them out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coterie.server.cli.view import wide
+from coterie.server.site import enrolled, federation
+from coterie.server.site.coordinator import answers, tell_superlink
+from coterie.server.site.enrolled import Node
+from coterie.server.site.federation import Federation
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.wire import is_silo_name
+from coterie.wire.enrolment import (
+    Bundle,
+    EnrolmentError,
+    fingerprint_of_certificate,
+    read_request,
+    write_bundle,
+)
+
+
+def print_init(
+    folder: Path,
+    addresses: list[str],
+    *,
+    fleet_port: int | None,
+    control_port: int,
+    runtime_port: int,
+    operators: str,
+) -> None:
+    """Make a federation and say what to do next."""
+    made = federation.create(
+        folder,
+        addresses,
+        fleet_port=fleet_port,
+        control_port=control_port,
+        runtime_port=runtime_port,
+        operators=operators,
+    )
+    console = _console()
+    console.print(f"A federation is in {made.folder}. Silos come to {made.config.addresses[0]}")
+    console.print(f"CA fingerprint: {_ca_fingerprint(made)}")
+    console.print("Keep tls/ca.key private, and in a backup. Next:")
+    console.print(f"  coterie superlink --federation {folder}")
+    console.print(f"  coterie enrol --federation {folder} REQUEST     (the line that a silo sent)")
+
+
+def renew(folder: Path) -> None:
+    """Make the server's certificate anew; silos keep what they have."""
+    made = federation.load(folder)
+    made.renew_certificate(always=True)
+    _console().print(
+        f"A new server certificate is in {made.tls}, for {', '.join(made.names)}. It is used from "
+        "the next start of `coterie superlink` on; silos need nothing."
+    )
+
+
+def take_request(made: Federation, text: str) -> None:
+    """Enrol a silo and print its join bundle: alone on standard output, the rest on the other."""
+    try:
+        request = read_request(text)
+    except EnrolmentError as error:
+        raise FederationError(str(error), phase="enrolment", exit_code=EXIT_CONFIG) from None
+    if not is_silo_name(request.name):
+        raise FederationError(
+            f"the request's name {request.name!r} must have 1 to 64 letters, digits, '.', '_' or "
+            "'-'.",
+            phase="enrolment",
+            exit_code=EXIT_CONFIG,
+        )
+    entry = enrolled.enrol(made.roster, request)
+    aside = Console(stderr=True, highlight=False, soft_wrap=True)
+    aside.print(f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}", markup=False)
+    aside.print(
+        "Compare it with the silo, by telephone for example. If it differs: coterie remove "
+        f"{entry.name}"
+    )
+    _, reason = _told(made)
+    if reason:
+        aside.print(f"{reason}. It will know the silo when it starts.", markup=False)
+    aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
+    address = made.config.addresses[0]
+    print(write_bundle(Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
+
+
+def print_roster(made: Federation) -> None:
+    """Who is enrolled, and whether it is connected."""
+    nodes, reason = _told(made)
+    entries = enrolled.read(made.roster)
+    console = _console()
+    if reason:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"{reason}.", markup=False)
+    if not entries:
+        console.print("Nobody is enrolled. A silo asks with `coterie silo init --name NAME`.")
+        return
+    table = Table(box=None, padding=(0, 1))
+    for column in ("silo", "status", "enrolled", "key fingerprint"):
+        table.add_column(column, overflow="fold")  # compared by telephone, so never cut
+    for entry in entries:
+        status = nodes[entry.name].status if entry.name in nodes else "unknown"
+        if entry.removed:
+            status = f"removed {entry.removed[:10]}"
+        elif status == "registered":
+            status = "never connected"
+        table.add_row(Text(entry.name), status, entry.enrolled[:10], entry.fingerprint)
+    wide(console).print(table, soft_wrap=False)
+
+
+def print_remove(made: Federation, name: str) -> None:
+    """Shut a silo out, at once if the SuperLink runs.
+
+    Raises:
+        FederationError: nobody of that name is enrolled, or the SuperLink was not told.
+    """
+    gone = enrolled.remove(made.roster, name)
+    console = _console()
+    if not answers(made):
+        console.print(f"{gone.name} is removed. No SuperLink runs here.")
+        return
+    _, reason = _told(made)
+    if reason:  # an error all the same: it may still be connected
+        raise FederationError(
+            f"{gone.name} is removed from the roster. {reason}. The silo is shut out "
+            "when the SuperLink starts.",
+            phase="enrolment",
+        )
+    console.print(f"{gone.name} is removed. Its connection ends now; runs go on without it.")
+
+
+def _told(made: Federation) -> tuple[dict[str, Node], str]:
+    """Have the SuperLink follow the roster; its nodes, or why it was not told.
+
+    The roster is written by then, and every start of a SuperLink reads it.
+    """
+    if not answers(made):
+        return {}, "No SuperLink runs here"
+    try:
+        return tell_superlink(made), ""
+    except FederationError as error:
+        return {}, f"The SuperLink was not told: {str(error).rstrip('.')}"
+
+
+def _ca_fingerprint(made: Federation) -> str:
+    return fingerprint_of_certificate(made.ca.read_bytes())
+
+
+def _console() -> Console:
+    return Console(highlight=False, soft_wrap=True, markup=False)

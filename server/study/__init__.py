@@ -1,0 +1,1 @@
+"""Simulations, comparisons and the demo: many silos on one machine."""

@@ -1,0 +1,420 @@
+"""``coterie demo``: ten silos on this machine find out who should train with whom.
+
+Nine silos hold scikit-learn's digits in three hidden kinds (upright, turned by 90°, labels
+shifted by 3). Independent training, FedAvg and HCCT (or another strategy) run over the same
+processes; in the last run a tenth silo joins after a third of the rounds and one leaves after two
+thirds. FedGenP, which shares one model, is shown on kinds that differ in their images alone.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from coterie.server.cli.view import collaboration_text, percent, showing
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.machine.superlink import Ports
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.follow import Progress
+from coterie.server.runs.metrics import final_errors, known_errors, personalised_errors
+from coterie.strategies.errors import FederationError
+from coterie.strategies.partition.hcct import alpha_path
+
+KINDS: Mapping[str, Mapping[str, int]] = {
+    "upright": {},
+    "turned": {"rotation": 90},
+    "shifted": {"label-shift": 3},
+}
+TURNED: Mapping[str, Mapping[str, int]] = {
+    "upright": {},
+    "turned": {"rotation": 90},
+    "over": {"rotation": 180},
+}
+"""Kinds for a strategy without groups: the same classes, seen differently."""
+SIZES = (40, 70, 120)
+NUM_TEST = 70
+NEWCOMER, NEWCOMER_SIZE = "upright-late", 30
+LEAVERS = ("shifted-2", "over-2")
+GROUPING: Mapping[str, Mapping[str, Any]] = {
+    "hcct": {"strategy": "hcct"},
+    "fedgroup": {"strategy": "fedgroup", "num-groups": 3, "pretrain-epochs": 25},
+    "fedcollab": {"strategy": "fedcollab", "c": 10.0},
+    "fedgenp": {"strategy": "fedgenp"},
+}
+TITLES = {"hcct": "HCCT", "fedgroup": "FedGroup", "fedcollab": "FedCollab", "fedgenp": "FedGenP"}
+WITHOUT_GROUPS = ("fedgenp",)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the demo found. Errors are shares in [0, 1]; a missing one was never measured."""
+
+    folder: Path
+    errors: Mapping[str, Mapping[str, float]]
+    samples: Mapping[str, int]
+    groups: list[list[str]]
+    hidden: list[list[str]]
+    seconds: float
+    peak_memory: int
+    hashes: Mapping[str, Mapping[str, str]]
+
+
+def silos(seed: int, kinds: Mapping[str, Mapping[str, int]] = KINDS) -> list[SiloSpec]:
+    """The nine silos: three kinds of three sizes, no sample in common."""
+    specs, skip = [], 0
+    for kind, options in kinds.items():
+        for i, size in enumerate(SIZES, start=1):
+            specs.append(_spec(f"{kind}-{i}", size, skip, seed, options))
+            skip += size + NUM_TEST
+    return specs
+
+
+def newcomer(seed: int) -> SiloSpec:
+    """The tenth silo, upright."""
+    skip = 3 * (sum(SIZES) + 3 * NUM_TEST)
+    return _spec(NEWCOMER, NEWCOMER_SIZE, skip, seed, KINDS["upright"])
+
+
+def _spec(name: str, size: int, skip: int, seed: int, options: Mapping[str, int]) -> SiloSpec:
+    cut = {"train": size, "test": NUM_TEST, "skip": skip, "split-seed": seed}
+    return SiloSpec(name, options={**cut, **options})
+
+
+def hidden_groups(names: list[str]) -> list[list[str]]:
+    """What the algorithm is not told: silos by the kind of their data."""
+    kinds = [[n for n in sorted(names) if n.startswith(kind)] for kind in KINDS]
+    return sorted(group for group in kinds if group)
+
+
+def demo(
+    console: Console,
+    *,
+    seed: int = 0,
+    rounds: int = 20,
+    alpha: float = 50.0,
+    strategy: str = "hcct",
+    folder: Path | None = None,
+    ports: Ports | None = None,
+) -> Outcome:
+    """Run the demo and print what it found.
+
+    Args:
+        console: where to.
+        seed: of data, models and training.
+        rounds: at least 6, so that there is time to join and to leave.
+        alpha: HCCT's hunger for data.
+        strategy: ``hcct``; ``fedgroup`` with three groups and a long pre-training; ``fedcollab``;
+            ``fedgenp``.
+        folder: for everything; by default a new one under ``runs/``.
+        ports: of the SuperLink; by default free ones.
+
+    Raises:
+        FederationError: an argument is out of bounds, something did not start, or a run failed.
+    """
+    if strategy not in GROUPING:
+        raise FederationError(f"strategy must be one of {', '.join(GROUPING)}. Got {strategy!r}.")
+    if rounds < 6:
+        raise FederationError(f"the demo needs at least 6 rounds. Got {rounds}.")
+    started = time.monotonic()
+    folder = folder or Path("runs") / datetime.now().strftime("demo-%Y%m%d-%H%M%S")
+    specs = silos(seed, TURNED if strategy in WITHOUT_GROUPS else KINDS)
+    common: dict[str, Any] = {
+        "rounds": rounds,
+        "seed": seed,
+        "local-epochs": 5,
+        "batch-size": 16,
+        "lr": 0.1,
+        "lr-decay": 0.995,
+        "min-silos": len(specs),
+    }
+    RunConfig.read({**common, "alpha": alpha, **GROUPING[strategy]})  # before anything is started
+    console.print(
+        f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
+        f"talking gRPC to a SuperLink on this machine. Everything is in {escape(str(folder))}/",
+        soft_wrap=True,
+    )
+    with LocalFederation(folder, ports=ports) as federation, _MemoryWatch(federation) as memory:
+        for spec in specs:
+            federation.start_silo(spec)
+        federation.wait_for_silos(len(specs))
+        console.print(f"{len(specs)} silos are connected after {_since(started)}.")
+        alone = _run(console, federation, "alone", strategy="independent", **common)
+        common["alone"] = alone["run-id"]
+        records = {
+            "alone": alone,
+            "global": _run(console, federation, "global", strategy="fedavg", **common),
+            "grouped": _run_grouped(
+                console, federation, seed, rounds, {"alpha": alpha, **GROUPING[strategy]}, common
+            ),
+        }
+    outcome = _outcome(folder, records, time.monotonic() - started, memory.peak)
+    _print_outcome(console, outcome, records["grouped"])
+    from coterie.server.report.command import write_report  # draws: loaded late
+
+    (report,) = write_report(records["grouped"]["run-id"], root=federation.runs_dir)
+    console.print(f"As pictures: {report}", markup=False, soft_wrap=True)
+    return outcome
+
+
+def _since(started: float) -> str:
+    return f"{time.monotonic() - started:.1f} s"
+
+
+class _MemoryWatch:
+    """Samples the memory of the whole federation while the demo runs."""
+
+    def __init__(self, federation: LocalFederation) -> None:
+        self.federation = federation
+        self.peak = 0
+        self._on = True
+        self._pool = ThreadPoolExecutor(max_workers=1)
+
+    def __enter__(self) -> _MemoryWatch:
+        self._future = self._pool.submit(self._watch)
+        return self
+
+    def _watch(self) -> None:
+        while self._on:
+            self.peak = max(self.peak, self.federation.memory())
+            time.sleep(2.0)
+
+    def __exit__(self, *_: object) -> None:
+        self._on = False
+        self._pool.shutdown(wait=True)
+
+
+def _run(
+    console: Console,
+    federation: LocalFederation,
+    title: str,
+    *,
+    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    **keys: Any,
+) -> dict[str, Any]:
+    """One run with its live view; return its record."""
+    run_id, folder = federation.submit(label=title, **keys)
+    with showing(console, Progress(title)) as show:
+
+        def take(event: dict[str, Any]) -> None:
+            show(event)
+            on_event(event)
+
+        last = federation.follow(run_id, folder, take)
+    if last["status"] != "completed":
+        raise FederationError(f"the run {title!r} failed: {last.get('error')}")
+    return _read(folder)
+
+
+def _run_grouped(
+    console: Console,
+    federation: LocalFederation,
+    seed: int,
+    rounds: int,
+    own: Mapping[str, Any],
+    common: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The run in which one joins and one leaves.
+
+    The rounds at which that happens are part of the run's configuration (``churn``), so that
+    two demos with one seed are equal; that it happens is real: a process starts, one ends.
+    """
+    join, leave = round(rounds / 3), round(2 * rounds / 3) + 1
+    leaver = LEAVERS[own["strategy"] in WITHOUT_GROUPS]
+
+    def on_event(event: dict[str, Any]) -> None:
+        # Started two rounds early, because a Python with torch takes seconds to start.
+        if event["event"] == "look" and event["round"] == max(join - 2, 2):
+            federation.start_silo(newcomer(seed))
+        if event["event"] == "look" and event["round"] == leave:
+            federation.end_silo(leaver)
+
+    return _run(
+        console,
+        federation,
+        TITLES[str(own["strategy"])],
+        on_event=on_event,
+        churn=f"{NEWCOMER}+{join}, {leaver}-{leave}",
+        **own,
+        **common,
+    )
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def _outcome(
+    folder: Path, records: Mapping[str, dict[str, Any]], seconds: float, peak: int
+) -> Outcome:
+    errors = {title: _last_errors(record) for title, record in records.items()}
+    grouped = records["grouped"]
+    personalised = personalised_errors(grouped)
+    if personalised:
+        errors["personalised"] = personalised
+    groups = sorted(grouped["final-groups"])
+    return Outcome(
+        folder=folder,
+        errors=errors,
+        samples={n: int(s["num-examples"]) for n, s in grouped["silos"].items()},
+        groups=groups,
+        hidden=hidden_groups([name for group in groups for name in group]),
+        seconds=seconds,
+        peak_memory=peak,
+        hashes={title: record["model-hashes"] for title, record in records.items()},
+    )
+
+
+def _last_errors(record: dict[str, Any]) -> dict[str, float]:
+    """Every silo's error when it was last measured: who left keeps its last."""
+    found: dict[str, float] = {}
+    for entry in record["rounds"]:
+        found |= known_errors(entry.get("evaluation-after", {}))
+    return found | final_errors(record)
+
+
+# ---------------------------------------------------------------- what is printed at the end
+
+
+def _print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -> None:
+    title = TITLES[record["config"]["strategy"]]
+    console.print()
+    console.print(_table(outcome, title))
+    grouping = record["config"]["strategy"] not in WITHOUT_GROUPS
+    if grouping:
+        found = "found exactly" if outcome.groups == outcome.hidden else "NOT found"
+        console.print(f"The three hidden groups were [bold]{found}[/]:")
+        console.print(_group_table(outcome, title))
+    else:
+        console.print(GENERATORS_TEXT, soft_wrap=True)
+    if record["config"]["strategy"] == "hcct":
+        console.print(_alpha_text(record), soft_wrap=True)
+    if record["config"]["strategy"] == "fedcollab":
+        console.print(_bound_text(record), soft_wrap=True)
+    if "collaboration" in record:
+        console.print(f"{collaboration_text(record['collaboration'])}.", soft_wrap=True)
+    console.print(
+        f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
+        f"Models, records and logs: {outcome.folder}/",
+        markup=False,
+        soft_wrap=True,
+    )
+    summary = outcome.folder / "summary.txt"
+    plain = Console(file=summary.open("w", encoding="utf-8"), width=100)
+    plain.print(_table(outcome, title))
+    if grouping:
+        plain.print(_group_table(outcome, title))
+    plain.file.close()
+
+
+GENERATORS_TEXT = (
+    "Every silo got a generator of latents, trained on the server against its predictor and for "
+    "the others'. [bold]FedGenP[/] is the one model of all; [bold]Per[/] is each silo's own after "
+    "its last training with the generator."
+)
+
+
+def _memory_text(peak: int) -> str:
+    return f", at most {peak / 1e9:.1f} GB of memory" if peak else ""
+
+
+def _table(outcome: Outcome, title: str) -> Table:
+    table = Table(title="Error on each silo's own test data", title_justify="left")
+    runs = list(outcome.errors)
+    names_of = {"grouped": title, "personalised": "Per"}
+    for column in ("silo", "samples", "group", *(names_of.get(run, run) for run in runs)):
+        table.add_column(column, justify="left" if column == "silo" else "right")
+    group_of = {n: i + 1 for i, group in enumerate(outcome.groups) for n in group}
+    names = sorted(outcome.errors["grouped"], key=lambda n: (group_of.get(n, 99), n))
+    for name in names:
+        table.add_row(
+            Text(name + _remark(name)),
+            str(outcome.samples.get(name, "")),
+            str(group_of.get(name, "left")),
+            *(percent(outcome.errors[run].get(name)) for run in runs),
+        )
+    table.add_section()
+    shared = [n for n in names if all(n in outcome.errors[r] for r in outcome.errors)]
+    means = [float(np.mean([outcome.errors[r][n] for n in shared])) for r in outcome.errors]
+    table.add_row(f"mean of the {len(shared)}", "", "", *(f"[bold]{percent(m)}[/]" for m in means))
+    return table
+
+
+def _remark(name: str) -> str:
+    return {NEWCOMER: " (joined late)", **dict.fromkeys(LEAVERS, " (left early)")}.get(name, "")
+
+
+def _group_table(outcome: Outcome, title: str) -> Table:
+    table = Table("group", f"found by {title}", "hidden in the data", show_lines=False)
+    for i in range(max(len(outcome.groups), len(outcome.hidden))):
+        row = [g[i] if i < len(g) else [] for g in (outcome.groups, outcome.hidden)]
+        table.add_row(str(i + 1), *(Text(", ".join(names)) for names in row))
+    return table
+
+
+def _alpha_text(record: dict[str, Any]) -> str:
+    """What α does, computed from this very run."""
+    alpha = record["config"]["alpha"]
+    final = record["rounds"][-1]
+    cosines, norms = np.array(final["similarity"]), np.array(final["norms"])
+    sizes = [record["silos"][name]["num-examples"] for name in final["compared"]]
+    path = alpha_path(cosines * np.outer(norms, norms), sizes, solver="optimal")
+    steps = []
+    for stretch in path:
+        if stretch.ratio < 1.15 and len(stretch.groups) not in (1, len(sizes)):
+            continue  # passing states between two lasting ones
+        high = "∞" if np.isinf(stretch.alpha_high) else f"{stretch.alpha_high:.0f}"
+        steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
+    return (
+        f"α is the hunger for data: a silo's utility is −α/D + cos(its update, its group's), with "
+        f"D the group's samples. This run had α = {alpha:g}. Its last updates give this "
+        f"many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
+        "together; in between, those stay together that learn the same."
+    )
+
+
+def _bound_text(record: dict[str, Any]) -> str:
+    """How firm the structure is, and what it took to find out."""
+    structure = record["rounds"][-1]["structure"]
+    phases = [e["discriminators"] for e in record["rounds"] if "discriminators" in e]
+    moved = sum(phase["bytes"] for phase in phases)
+    spent = (
+        f"Discriminators: {sum(phase['pairs'] for phase in phases)} pairs, "
+        f"{phases[0]['rounds'] if phases else 0} rounds at the start, {moved / 1e6:.1f} MB."
+    )
+    if "bound" not in structure:
+        return f"FedCollab compared fewer than two silos: everybody trained alone. {spent}"
+    bound = structure["bound"]
+    return (
+        f"FedCollab's bound of these groups is {bound['chosen']:.2f} (all alone "
+        f"{bound['alone']:.2f}, all together {bound['together']:.2f}, the next best "
+        f"{_number(bound['second-best'])}). This run had c = {structure['c']:.3g}"
+        f"{_firm_text(structure)}. {spent}"
+    )
+
+
+def _firm_text(structure: dict[str, Any]) -> str:
+    if structure.get("kept"):
+        return (
+            "; another structure has a smaller bound now, nobody else moves because newcomers=keep"
+        )
+    if "c-interval" not in structure:
+        return ""
+    low, high = structure["c-interval"]
+    return f"; the groups are the same for c from {_number(low)} to {_number(high)}"
+
+
+def _number(value: float | None) -> str:
+    return "∞" if value is None else f"{value:.3g}"

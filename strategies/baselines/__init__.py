@@ -1,0 +1,1 @@
+"""The strategies that the four papers compare with."""

@@ -1,0 +1,279 @@
+"""CFL: one group that is split in two, again and again, where its silos want to go apart.
+
+Sattler, Müller, Samek: "Clustered Federated Learning: Model-Agnostic Distributed Multitask
+Optimization Under Privacy Constraints", IEEE TNNLS 2021, https://arxiv.org/abs/1910.01991;
+Algorithms 1 and 3, called FedCluster by FedCollab. Every group is a FedAvg. Where a group stands
+still as a whole, ``|Σ D_i Δ_i / D| < ε₁``, while a member still moves, ``max |Δ_i| > ε₂``, it is
+split so that the largest cosine between the two parts is smallest. The numbers are
+``coterie.strategies.partition.cfl``.
+
+A newcomer walks down the tree of splits, as in the paper: it trains once from the model that was
+split, goes to the part that it resembles, and so on to a group that has not been split.
+
+Differs from the paper in:
+
+- ε₁ and ε₂ are shares of the largest update norm seen so far, so that they do not depend on model
+  and learning rate (the paper advises ε₁ of about a tenth of it, and ε₂ between ε₁ and that norm).
+- A part's cosines with a newcomer are those of its mean update, not the largest over its members:
+  the server need not keep everybody's updates.
+- The paper's further condition on γ_max, which no one knows, is left out, as in its code.
+- ``first_split``: no split before that round.
+
+FedAvg's messages: it works with any ClientApp.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+import numpy as np
+
+from coterie.strategies.baselines.placing import compared, constant_lr, nearest, placing_order
+from coterie.strategies.errors import require
+from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.rounds.grouping import Members, average_groups, counted, enrol, orders_from
+from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+
+@dataclass(frozen=True)
+class Split:
+    """An inner node of the tree.
+
+    Attributes:
+        model: of the group when it was split; its updates started from it.
+        round: when.
+        directions: mean updates of the two parts.
+        parts: their numbers.
+    """
+
+    model: Model
+    round: int
+    directions: tuple[Model, Model]
+    parts: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CFLState:
+    """What CFL knows between two rounds.
+
+    Attributes:
+        members: every silo's model and size; ``groups`` of who is here.
+        group_models: number of a group → its model; 0 is the first, of all.
+        splits: number of a group that was split → how.
+        group_of: silo → its group; a number in ``splits`` while it is on its way down.
+        largest: the largest update norm so far.
+        norms: number of a group → (norm of its mean update, of its largest), last round.
+    """
+
+    members: Members
+    group_models: Mapping[int, Model]
+    splits: Mapping[int, Split] = field(default_factory=dict)
+    group_of: Mapping[str, int] = field(default_factory=dict)
+    largest: float = 0.0
+    norms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+
+
+class CFL(GroupStrategy[CFLState]):
+    """Recursive bipartition by the cosines of the updates.
+
+    Args:
+        eps_mean: ε₁ > 0, as a share of the largest update norm so far.
+        eps_largest: ε₂ ≥ 0, as a share of the same.
+        first_split: the first round after which a group may be split.
+
+    The other arguments are those of ``GroupStrategy``.
+    """
+
+    def __init__(
+        self,
+        *,
+        eps_mean: float = 0.4,
+        eps_largest: float = 0.5,
+        first_split: int = 2,
+        **options: Unpack[LoopOptions],
+    ) -> None:
+        super().__init__(**options)
+        require(0 < eps_mean < float("inf"), f"eps_mean must be above 0. Got {eps_mean}.")
+        require(
+            0 <= eps_largest < float("inf"), f"eps_largest must be at least 0. Got {eps_largest}."
+        )
+        require(first_split >= 1, f"first_split must be at least 1. Got {first_split}.")
+        self.eps_mean, self.eps_largest = float(eps_mean), float(eps_largest)
+        self.first_split = int(first_split)
+
+    def first(self, initial: Model) -> CFLState:
+        """One group, nobody in it."""
+        return CFLState(Members(initial), {0: initial})
+
+    def admit(self, state: CFLState, silos: Sequence[Silo], *, round: int) -> CFLState:
+        """A newcomer enters at the root."""
+        root = {silo.name: 0 for silo in silos}
+        start = state.splits[0].model if state.splits else state.group_models[0]
+        members = enrol(state.members, silos, start)
+        return replace(state, members=members, group_of={**state.group_of, **root})
+
+    def prepare(
+        self, state: CFLState, silos: Sequence[Silo], *, round: int
+    ) -> Generator[Sequence[Order], list[Update], CFLState]:
+        """Newcomers walk down, one training a level. Who does not answer goes on next round."""
+        step = 0
+        waiting = [silo for silo in silos if state.group_of[silo.name] in state.splits]
+        while waiting:
+            step += 1
+            answers = yield [self._placing(state, silo, step) for silo in waiting]
+            state = replace(state, group_of={**state.group_of, **_one_level_down(state, answers)})
+            here = {u.silo.name for u in answers}
+            waiting = [
+                s for s in waiting if s.name in here and state.group_of[s.name] in state.splits
+            ]
+        return state
+
+    def _placing(self, state: CFLState, silo: Silo, step: int) -> Order:
+        split = state.splits[state.group_of[silo.name]]
+        config = constant_lr(self.train_config, split.round)
+        return placing_order(silo, split.model, config, step=step)
+
+    def orders(
+        self, state: CFLState, silos: Sequence[Silo], *, round: int
+    ) -> tuple[CFLState, list[Order]]:
+        """Train your group's model."""
+        state = _handed_out(state, [silo.name for silo in silos])
+        settled = [silo for silo in silos if state.group_of[silo.name] not in state.splits]
+        return state, orders_from(state.members.models, settled)
+
+    def absorb(self, state: CFLState, updates: Sequence[Update], *, round: int) -> CFLState:
+        """Split where that is due, then FedAvg in every group."""
+        deltas = {u.silo.name: compared(u) for u in updates}
+        by_group: dict[int, list[Update]] = {}
+        for update in updates:
+            by_group.setdefault(state.group_of[update.silo.name], []).append(update)
+        grams = {
+            g: gram([list(deltas[u.silo.name].values()) for u in by_group[g]]) for g in by_group
+        }
+        norms = {
+            number: (
+                mean_norm(matrix, [u.num_examples for u in by_group[number]]),
+                float(np.sqrt(matrix.diagonal().max())),
+            )
+            for number, matrix in grams.items()
+        }
+        largest = max([state.largest, *(norm for _, norm in norms.values())])
+        state = replace(state, largest=largest, norms=norms)
+        for number in sorted(by_group):
+            if round >= self.first_split and self._is_due(state, grams[number], by_group[number]):
+                state = _split(state, number, by_group[number], grams[number], deltas, round)
+        return _trained(state, updates)
+
+    def _is_due(self, state: CFLState, matrix: np.ndarray, updates: Sequence[Update]) -> bool:
+        return is_split_due(
+            matrix,
+            [u.num_examples for u in updates],
+            max_mean_norm=self.eps_mean * state.largest,
+            min_largest_norm=self.eps_largest * state.largest,
+        )
+
+    def models(self, state: CFLState) -> Mapping[str, Model]:
+        """Silo → its group's model."""
+        return state.members.models
+
+    def groups(self, state: CFLState) -> Sequence[Group]:
+        """Of who is here."""
+        return state.members.groups
+
+    def sharing(self, state: CFLState) -> Sequence[Group]:
+        """Those of one silo too: newcomers get the group's model."""
+        return self.groups(state)
+
+    def sizes(self, state: CFLState) -> Mapping[str, float]:
+        """Silo → training samples."""
+        return state.members.sizes
+
+    def details(self, state: CFLState) -> Mapping[str, Any]:
+        """The tree, and by what share of the largest norm each group moves."""
+        scale = state.largest or 1.0
+        return {
+            "splits": {
+                str(n): {"round": s.round, "parts": s.parts} for n, s in state.splits.items()
+            },
+            "moves": {
+                str(n): [round(mean / scale, 4), round(most / scale, 4)]
+                for n, (mean, most) in state.norms.items()
+            },
+        }
+
+
+def _one_level_down(state: CFLState, answers: Sequence[Update]) -> dict[str, int]:
+    found = {}
+    for update in answers:
+        split = state.splits[state.group_of[update.silo.name]]
+        found[update.silo.name] = split.parts[nearest(update, split.directions, metric="cosine")]
+    return found
+
+
+def _split(
+    state: CFLState,
+    number: int,
+    updates: Sequence[Update],
+    matrix: np.ndarray,
+    deltas: Mapping[str, Model],
+    round: int,
+) -> CFLState:
+    """Two new groups in place of one. Who is away, or did not answer, is placed when it is back."""
+    halves = bipartition(matrix)
+    names = [[updates[row].silo.name for row in half] for half in halves]
+    first = 1 + max(state.group_models)
+    parts = (first, first + 1)
+    means = [weighted_mean([deltas[n] for n in half], [1.0] * len(half)) for half in names]
+    log.info("round %d: group %d is split into %s and %s", round, number, *names)
+    start = updates[0].start
+    return replace(
+        state,
+        splits={**state.splits, number: Split(start, round, (means[0], means[1]), parts)},
+        group_models={**state.group_models, parts[0]: start, parts[1]: start},
+        group_of={
+            **state.group_of,
+            **{n: p for p, half in zip(parts, names, strict=True) for n in half},
+        },
+    )
+
+
+def _trained(state: CFLState, updates: Sequence[Update]) -> CFLState:
+    """FedAvg in every group that is no inner node."""
+    here = [name for group in state.members.groups for name in group]
+    groups = _by_group(state, here)
+    answered = [[u for u in updates if u.silo.name in group] for group in groups]
+    kept = [update for group in answered for update in counted(group)]
+    members = average_groups(replace(state.members, groups=groups), kept)
+    models = dict(state.group_models)
+    for update in kept:
+        models[state.group_of[update.silo.name]] = members.models[update.silo.name]
+    return replace(state, members=members, group_models=models)
+
+
+def _handed_out(state: CFLState, here: Sequence[str]) -> CFLState:
+    own = {
+        name: state.group_models[state.group_of[name]]
+        for name in here
+        if state.group_of[name] not in state.splits
+    }
+    models = {**state.members.models, **own}
+    members = replace(state.members, models=models, groups=_by_group(state, here))
+    return replace(state, members=members)
+
+
+def _by_group(state: CFLState, here: Sequence[str]) -> tuple[Group, ...]:
+    """Who is here by group; who is still on its way down is alone."""
+    found: dict[int | str, list[str]] = {}
+    for name in sorted(here):
+        number = state.group_of[name]
+        found.setdefault(name if number in state.splits else number, []).append(name)
+    return tuple(sorted(tuple(names) for names in found.values()))

@@ -1,0 +1,52 @@
+"""Where a newcomer belongs: one training from a model that is remembered, and what it resembles.
+
+Shared by strategies that formed their groups from updates of one round and remember, for every
+group, the mean of its members' updates and the model that they all started from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.partition.clustering import Metric, distances
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.rounds.loop import Order, Update
+from coterie.strategies.rounds.models import comparable, difference
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+PLACE = "place"
+"""Purpose of a newcomer's training."""
+
+
+def compared(update: Update) -> Model:
+    """What a training changed, parameters only."""
+    delta = difference(update.model, update.start)
+    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+
+
+def constant_lr(
+    train_config: Mapping[str, int | float | str | bool], round: int
+) -> dict[str, int | float | str | bool]:
+    """The learning rate of ``round``, whenever it is used."""
+    if wire.LR not in train_config:
+        return {}
+    decay = float(train_config.get(wire.LR_DECAY, 1.0))
+    return {wire.LR: float(train_config[wire.LR]) * decay ** (round - 1), wire.LR_DECAY: 1.0}
+
+
+def placing_order(
+    silo: Silo, model: Model, config: Mapping[str, int | float | str | bool], *, step: int = 0
+) -> Order:
+    """Train once from a remembered model, to be compared."""
+    purpose = f"{PLACE}-{step}" if step else PLACE
+    return Order(silo, model, purpose=purpose, config=config)
+
+
+def nearest(update: Update, directions: Sequence[Model], *, metric: Metric) -> int:
+    """The direction nearest to an update; the first of equals."""
+    rows = [list(part.values()) for part in (compared(update), *directions)]
+    return int(np.argmin(distances(gram(rows), metric=metric)[0, 1:]))

@@ -1,0 +1,72 @@
+"""Asking silos how good a model is for them, before a round's training.
+
+A silo of coterie answers ``evaluate.training`` from its *training* data, so that nothing is
+chosen by test data. Any other ClientApp is sent an ordinary ``evaluate``, which it answers from
+whatever it evaluates on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.rounds.loop import Order, Update, error_of
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+LOSS_KEYS = (wire.LOSS, "eval_loss", "eval-loss", "val_loss")
+
+
+def probe(silo: Silo, model: Model, purpose: str) -> Order:
+    """Ask one silo for the loss and error of one model."""
+    kind = wire.EVALUATE_TRAINING if silo.described else wire.EVALUATE
+    return Order(silo, model, purpose=purpose, kind=kind)
+
+
+def loss_of(update: Update) -> float:
+    """The loss that a silo stated, else its error; NaN if it stated neither."""
+    stated = [update.metrics[key] for key in LOSS_KEYS if key in update.metrics]
+    return float(stated[0]) if stated else error_of(update.metrics)
+
+
+def ask(
+    silos: Sequence[Silo], models: Sequence[Model]
+) -> Generator[Sequence[Order], list[Update], dict[str, dict[int, Update]]]:
+    """Ask every silo about every model, in one exchange.
+
+    Returns:
+        silo → number of the model → its answer; what is missing was not answered.
+    """
+    purposes = {f"model-{number}": number for number in range(len(models))}
+    answers = yield [
+        probe(silo, model, purpose)
+        for silo in silos
+        for purpose, model in zip(purposes, models, strict=True)
+    ]
+    found: dict[str, dict[int, Update]] = {}
+    for update in answers:
+        found.setdefault(update.silo.name, {})[purposes[update.purpose]] = update
+    return found
+
+
+def losses(
+    silos: Sequence[Silo], models: Sequence[Model]
+) -> Generator[Sequence[Order], list[Update], dict[str, tuple[float, ...]]]:
+    """Silo → its loss of every model; infinity where that is no number.
+
+    Who left a model unanswered, or has a finite loss of none, is not in it.
+    """
+    answers = yield from ask(silos, models)
+    stated = {
+        name: tuple(_finite(loss_of(by_model[number])) for number in sorted(by_model))
+        for name, by_model in answers.items()
+        if len(by_model) == len(models)
+    }
+    return {name: row for name, row in stated.items() if np.isfinite(row).any()}
+
+
+def _finite(loss: float) -> float:
+    """A model that overflows on a silo's data is the worst for it, no reason to keep a choice."""
+    return loss if np.isfinite(loss) else float("inf")

@@ -1,0 +1,1 @@
+"""FedCollab: measured distances between silos, and an optimised structure of coalitions."""

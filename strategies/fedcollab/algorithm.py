@@ -1,0 +1,583 @@
+"""FedCollab: measure how different the silos' data are, then optimise who trains with whom.
+
+Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML
+2023, https://proceedings.mlr.press/v202/bao23b.html. Step 1, the distances, is
+``discriminators``; step 2, the structure, ``coterie.strategies.partition.fedcollab``. Step 3 is
+FedAvg inside every coalition, or any other base that the training configuration asks for:
+``proximal-mu`` makes it FedProx, ``personal`` keeps layers at the silos, ``personalise`` fine-tunes
+or keeps a personal model (Ditto).
+
+Rounds. Before round 1 all pairs of silos are measured and the structure is solved. A newcomer, at
+whatever round, is measured with everybody who is here: those pairs alone are trained. A silo that
+is measured at the second attempt takes its place then, as a newcomer does. A leaver's row and
+column go. A coalition whose members change starts from the size-weighted mean of what its members'
+coalitions had reached; one of newcomers alone from w⁰.
+
+Differs from the paper in all that concerns newcomers, leavers and lost silos, which it does not
+have; in the discriminators' rounds (``strategies.fedcollab.discriminators``); and in ``c="auto"``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
+from typing import Any, Literal, Unpack
+
+import numpy as np
+
+from coterie.strategies.errors import require
+from coterie.strategies.fedcollab.discriminators import (
+    Budget,
+    Discriminators,
+    Measurement,
+    Pair,
+    measure,
+    takes_part,
+)
+from coterie.strategies.partition import fedcollab
+from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
+from coterie.strategies.partition.distance import Distance, null_error
+from coterie.strategies.partition.fedcollab import StructureReport
+from coterie.strategies.rounds.grouping import (
+    Members,
+    average_groups,
+    enrol,
+    feasible,
+    orders_from,
+    with_minimums,
+)
+from coterie.strategies.rounds.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.roster import Silo, staying
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+MAX_ATTEMPTS = 2
+"""Phases in which a pair is tried before it is left as it is."""
+MAX_RECORDED_SILOS = 32
+"""Up to so many silos the record of every round holds their distances; of more, the record of the
+rounds that found a structure."""
+NUM_RESTARTS = 100
+"""Of relocation, as in the paper's code."""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A structure and what it was solved from. Row i is ``silos[i]``.
+
+    Attributes:
+        silos: those whose distances are known, sorted.
+        alone: those that train alone because theirs are not.
+        c: that was used; None where there was nothing to compare.
+        distances, errors: (N, N); an unknown distance is filled in, its error NaN. Empty where
+            there was nothing to compare.
+        report: the bound beside its rivals, and the interval of c.
+        aside: those that train alone because their coalition is smaller than they accept.
+        kept: another structure has a smaller bound, but only newcomers may move.
+    """
+
+    silos: tuple[str, ...]
+    alone: tuple[str, ...]
+    c: float | None = None
+    distances: tuple[tuple[float, ...], ...] = ()
+    errors: tuple[tuple[float, ...], ...] = ()
+    report: StructureReport | None = None
+    aside: tuple[str, ...] = ()
+    kept: bool = False
+
+
+@dataclass(frozen=True)
+class FedCollabState:
+    """What FedCollab knows between two rounds.
+
+    Attributes:
+        members: models, sizes, and the coalitions that trained in the last round.
+        distances: pair → what its discriminator found.
+        held_out: silo → samples that it holds out.
+        attempts: pair → phases in which it was tried.
+        unfinished: pairs that were broken off and may be tried again.
+        refused: silos that let no discriminator leave; asked again when they come back.
+        planned: coalitions of the next round.
+        structure: why.
+        solved: the structure was found in this round.
+        trained: silos whose model has been through a round.
+        measured: what the last phase cost, for the record of its round.
+    """
+
+    members: Members
+    distances: Mapping[Pair, Distance] = field(default_factory=dict)
+    held_out: Mapping[str, int] = field(default_factory=dict)
+    attempts: Mapping[Pair, int] = field(default_factory=dict)
+    unfinished: frozenset[Pair] = frozenset()
+    refused: frozenset[str] = frozenset()
+    planned: tuple[Group, ...] = ()
+    structure: Structure | None = None
+    solved: bool = False
+    trained: frozenset[str] = frozenset()
+    measured: Measurement | None = None
+
+
+class FedCollab(GroupStrategy[FedCollabState]):
+    """Coalitions that minimise FedCollab's error bound.
+
+    Args:
+        c: the bound's C, > 0: hunger for data, in roots of samples. ``auto`` takes the smallest at
+            which noise alone keeps no two silos apart (``partition.fedcollab.auto_c``).
+        discriminators: how distances are measured, and the budget.
+        solver: ``best`` is ``optimal`` for at most 16 silos and else ``relocation``, the paper's;
+            ``agglomerative`` merges greedily. ``optimal`` is ``best`` that warns above 16.
+        newcomers: ``keep`` lets a newcomer choose and nobody else move but those whose distances
+            came late; ``resolve`` searches again from the present structure.
+        unmeasured: silos whose distances are not known train ``alone``, or take the mean of all
+            known distances for them (``unknown``). Where none is known everybody trains alone.
+        seed: of the searches.
+
+    The other arguments are those of ``GroupStrategy``.
+    """
+
+    def __init__(
+        self,
+        *,
+        c: float | Literal["auto"] = 10.0,
+        discriminators: Discriminators | None = None,
+        solver: Literal["best", "relocation", "agglomerative", "optimal"] = "best",
+        newcomers: Literal["keep", "resolve"] = "keep",
+        unmeasured: Literal["alone", "unknown"] = "alone",
+        seed: int = 0,
+        **options: Unpack[LoopOptions],
+    ) -> None:
+        super().__init__(**options)
+        require(
+            c == "auto" or (not isinstance(c, str) and bool(np.isfinite(c)) and c > 0),
+            f"c must be finite and > 0, or 'auto'. Got {c!r}.",
+        )
+        for name, value, allowed in (
+            ("solver", solver, ("best", "relocation", "agglomerative", "optimal")),
+            ("newcomers", newcomers, ("keep", "resolve")),
+            ("unmeasured", unmeasured, ("alone", "unknown")),
+        ):
+            require(value in allowed, f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
+        self.c = None if c == "auto" else float(c)
+        self.discriminators = discriminators or Discriminators()
+        self.solver, self.newcomers, self.unmeasured = solver, newcomers, unmeasured
+        self.seed = int(seed)
+
+    # ---------------------------------------------------------------- before a round
+
+    def first(self, initial: Model) -> FedCollabState:
+        """Nobody yet."""
+        return FedCollabState(Members(initial))
+
+    def admit(self, state: FedCollabState, silos: Sequence[Silo], *, round: int) -> FedCollabState:
+        """Everybody comes with w⁰, until its coalition has a model."""
+        return replace(state, members=enrol(state.members, silos, state.members.initial))
+
+    def prepare(
+        self, state: FedCollabState, silos: Sequence[Silo], *, round: int
+    ) -> Generator[Sequence[Order], Answers, FedCollabState]:
+        """Measure the pairs that are not known, and solve where anything has changed."""
+        names = tuple(sorted(silo.name for silo in silos))
+        refused = state.refused.intersection(names)
+        before = state.members.minimums
+        members = with_minimums(state.members, silos)
+        state = replace(state, members=members, measured=None, solved=False, refused=refused)
+        shy = {silo.name for silo in silos if not takes_part(silo)}
+        due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
+        if due:
+            found = yield from measure(due, silos, self.discriminators, announce=self._announce)
+            state = _with_measured(state, due, found)
+        planned = tuple(sorted(name for group in state.planned for name in group))
+        if due or names != planned or members.minimums != before:
+            state = replace(self._structured(state, names, round), solved=True)
+        return state
+
+    def _announce(self, budget: Budget) -> None:
+        if self.on_event is not None:
+            self.on_event("budget", {"work": "discriminators", **asdict(budget)})
+
+    def _structured(
+        self, state: FedCollabState, names: Sequence[str], round: int
+    ) -> FedCollabState:
+        """Step 2: solve for those whose distances are known."""
+        known, alone = tuple(names), tuple[str, ...]()
+        if self.unmeasured == "alone" or state.distances.keys().isdisjoint(combinations(names, 2)):
+            known, alone = _split_known(names, state.distances)
+        for name in alone:
+            log.warning("silo %s trains alone: its distances are not known", name)
+        if len(known) < 2:  # nothing to compare
+            if alone:
+                log.warning("everybody trains alone: no distance of two silos is known")
+            structure = Structure((), tuple(names)) if alone else Structure(known, ())
+            return replace(state, planned=tuple((name,) for name in names), structure=structure)
+        distances, errors = _matrices(known, state.distances)
+        sizes = [max(state.members.sizes[name], 1.0) for name in known]
+        c = self.c
+        if c is None:
+            c = fedcollab.auto_c(sizes, _null_errors(known, state))
+            log.info("c: %.3g, by the noise of the distances", c)
+        rng = np.random.default_rng([self.seed, round])
+        rows = {name: row for row, name in enumerate(known)}
+        present = [[rows[n] for n in group] for group in _settled(state, known)]
+        solve = _Solve(distances, sizes, c, self._solver(len(known)), rng)
+        groups = solve.structure(present, keep=self.newcomers == "keep")
+        report = solve.report(groups)
+        kept = self.newcomers == "keep" and solve.is_beaten(report)
+        log.info("%s", _report_text(report, known, kept=kept))
+        solved = [tuple(known[row] for row in group) for group in groups]
+        minimums = state.members.minimums
+        planned = feasible(solved, minimums)
+        aside = _aside(solved, minimums)
+        for name in aside:
+            log.warning(
+                "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
+                "be smaller",
+                name,
+                minimums[name],
+            )
+        structure = Structure(
+            known, alone, c, _rows(solve.distances), _rows(errors), report, aside, kept
+        )
+        planned += tuple((name,) for name in alone)
+        return replace(state, planned=tuple(sorted(planned)), structure=structure)
+
+    def _solver(self, num_silos: int) -> Solver:
+        if self.solver in ("relocation", "agglomerative"):
+            return self.solver
+        if num_silos <= MAX_OPTIMAL_SILOS:
+            return "optimal"
+        if self.solver == "optimal":
+            log.warning(
+                "solver: %d silos are too many for optimal, which takes up to %d; relocation is "
+                "used",
+                num_silos,
+                MAX_OPTIMAL_SILOS,
+            )
+        return "relocation"
+
+    # ---------------------------------------------------------------- a round
+
+    def orders(
+        self, state: FedCollabState, silos: Sequence[Silo], *, round: int
+    ) -> tuple[FedCollabState, list[Order]]:
+        """Step 3: everybody trains its coalition's model."""
+        models = dict(state.members.models)
+        for group in state.planned:
+            models |= _starts(state, group)
+        members = replace(state.members, models=models, groups=state.planned)
+        return replace(state, members=members), orders_from(models, silos)
+
+    def absorb(
+        self, state: FedCollabState, updates: Sequence[Update], *, round: int
+    ) -> FedCollabState:
+        """FedAvg inside every coalition."""
+        answered = {update.silo.name for update in updates}
+        moved = {name for group in state.planned if answered & set(group) for name in group}
+        return replace(
+            state, members=average_groups(state.members, updates), trained=state.trained | moved
+        )
+
+    # ---------------------------------------------------------------- views
+
+    def models(self, state: FedCollabState) -> Mapping[str, Model]:
+        """Silo → its coalition's model; who left, the last that it had."""
+        return state.members.models
+
+    def groups(self, state: FedCollabState) -> Sequence[Group]:
+        """The coalitions of the last round."""
+        return state.members.groups
+
+    def sizes(self, state: FedCollabState) -> Mapping[str, float]:
+        """Silo → training samples."""
+        return state.members.sizes
+
+    def details(self, state: FedCollabState) -> Mapping[str, Any]:
+        """Distances, the bound beside its rivals, the interval of c, what a phase has cost."""
+        found: dict[str, Any] = {}
+        if state.measured is not None:
+            found["discriminators"] = {
+                "pairs": len(state.measured.distances),
+                "rounds": state.measured.rounds,
+                "bytes": state.measured.bytes,
+                "budget": None if state.measured.budget is None else asdict(state.measured.budget),
+                "missing": dict(state.measured.missing),
+                "unfinished": [list(pair) for pair in sorted(state.measured.unfinished)],
+            }
+        if state.structure is not None:
+            few = len(state.structure.silos) <= MAX_RECORDED_SILOS
+            found["structure"] = _structure_entry(state.structure, matrices=few or state.solved)
+        return found
+
+
+@dataclass
+class _Solve:
+    """One structure to find: numbers by row."""
+
+    distances: np.ndarray
+    sizes: Sequence[float]
+    c: float
+    solver: Solver
+    rng: np.random.Generator
+
+    def structure(self, present: list[list[int]], *, keep: bool) -> list[list[int]]:
+        """The best structure; with ``present`` groups nobody but newcomers moves, or all may."""
+        if sum(len(group) for group in present) < 2:  # one silo keeps its place in any structure
+            return self._solved(None)
+        groups, placed = present, {row for group in present for row in group}
+        for row in range(len(self.sizes)):
+            if row not in placed:
+                placed.add(row)
+                groups = self._placed(groups, row, sorted(placed))
+        return groups if keep else self._solved(groups)
+
+    def _placed(self, groups: list[list[int]], row: int, rows: list[int]) -> list[list[int]]:
+        """``fedcollab.place`` among those who are placed already."""
+        at = {r: k for k, r in enumerate(rows)}
+        found = fedcollab.place(
+            self.distances[np.ix_(rows, rows)],
+            [self.sizes[r] for r in rows],
+            [[at[r] for r in group] for group in groups],
+            at[row],
+            c=self.c,
+        )
+        return [[rows[k] for k in group] for group in found]
+
+    def _solved(self, start: list[list[int]] | None) -> list[list[int]]:
+        """From scratch and, where there is one, from a start; ties go to the start."""
+        options = fedcollab.solve(
+            self.distances,
+            self.sizes,
+            c=self.c,
+            solver=self.solver,
+            rng=self.rng,
+            num_restarts=NUM_RESTARTS,
+        )
+        if start is None or self._bound(options.groups) < self._bound(start) * (1 - 1e-12):
+            return options.groups
+        return sorted(sorted(group) for group in start)
+
+    def _bound(self, groups: list[list[int]]) -> float:
+        return fedcollab.objective(self.distances, self.sizes, groups, c=self.c)
+
+    def report(self, groups: list[list[int]]) -> StructureReport:
+        """The bound beside its rivals."""
+        return fedcollab.report(
+            self.distances, self.sizes, groups, c=self.c, solver=self.solver, rng=self.rng
+        )
+
+    def is_beaten(self, report: StructureReport) -> bool:
+        """Whether another structure has a smaller bound than the one reported."""
+        if np.isfinite(report.c_low):
+            return False
+        best = min(report.second_best, self._bound(self._solved(report.groups)))
+        return best < report.chosen * (1 - 1e-12)
+
+
+def _is_due(state: FedCollabState, pair: Pair, shy: Set[str]) -> bool:
+    """Whether a pair must still be measured, and may be; with a ``shy`` silo it cannot be."""
+    if any(name in state.refused or state.held_out.get(name) == 0 for name in pair):
+        return False
+    unknown = pair not in state.distances or pair in state.unfinished
+    # A pair that cannot be measured is due once, so that the log and the record say why.
+    attempts = 1 if shy & set(pair) else MAX_ATTEMPTS
+    return unknown and state.attempts.get(pair, 0) < attempts
+
+
+def _with_measured(
+    state: FedCollabState, due: Sequence[Pair], found: Measurement
+) -> FedCollabState:
+    sizes = {**state.members.sizes, **found.sizes}
+    better = {
+        pair: new
+        for pair, new in found.distances.items()
+        if pair not in found.unfinished
+        or pair not in state.distances
+        or new.rounds > state.distances[pair].rounds
+    }
+    # Who refused may have other conditions when it comes back: that was no attempt.
+    tried = [pair for pair in due if found.refused.isdisjoint(pair)]
+    attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in tried}}
+    return replace(
+        state,
+        members=replace(state.members, sizes=sizes),
+        distances={**state.distances, **better},
+        held_out={**state.held_out, **found.held_out},
+        attempts=attempts,
+        unfinished=(state.unfinished - set(due)) | found.unfinished,
+        refused=state.refused | found.refused,
+        measured=found,
+    )
+
+
+def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
+    """The planned groups of these silos, without those that had to be put somewhere unmeasured.
+
+    These are the silos that were alone for want of distances or of members, and, of silos whose
+    distance to each other is new, those with most such distances.
+    """
+    before = state.structure
+    late = set() if before is None else {*before.alone, *before.aside}
+    found = {} if state.measured is None else state.measured.distances
+    fresh = {pair for pair, new in found.items() if state.distances.get(pair, new) == new}
+    kept = {name for group in state.planned for name in group if name in names} - late
+    while inside := [pair for pair in fresh if kept.issuperset(pair)]:
+        counts = Counter(name for pair in inside for name in pair)
+        most = max(counts.values())
+        kept -= {name for name, count in counts.items() if count == most}
+    groups = [[name for name in group if name in kept] for group in state.planned]
+    return [group for group in groups if group]
+
+
+def _aside(solved: Sequence[Group], minimums: Mapping[str, int]) -> tuple[str, ...]:
+    """Who accepts no coalition as small as the one that it was put in."""
+    several = [group for group in solved if len(group) > 1]
+    return tuple(
+        sorted(name for group in several for name in set(group) - {*staying(group, minimums)})
+    )
+
+
+def _split_known(
+    names: Sequence[str], distances: Mapping[Pair, Distance]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(silos all of whose mutual distances are known, the others): who lacks most goes first."""
+    known, alone = list(names), list[str]()
+    while True:
+        lacking = [pair for pair in combinations(known, 2) if pair not in distances]
+        if not lacking:
+            return tuple(known), tuple(sorted(alone))
+        counts = {name: sum(name in pair for pair in lacking) for name in known}
+        worst = max(known, key=lambda name: counts[name])
+        known.remove(worst)
+        alone.append(worst)
+
+
+def _matrices(
+    names: Sequence[str], distances: Mapping[Pair, Distance]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Distances clipped to [0, 1] and standard errors; the unknown: mean of the known, and NaN.
+
+    At least one must be known.
+    """
+    values, errors = np.zeros((2, len(names), len(names)))
+    mine = {p: distances[p] for p in combinations(names, 2) if p in distances}
+    usual = np.clip(np.mean([d.value for d in mine.values()]), 0, 1)
+    for (i, one), (j, other) in combinations(enumerate(names), 2):
+        found = mine.get((one, other))
+        values[i, j] = values[j, i] = usual if found is None else np.clip(found.value, 0, 1)
+        errors[i, j] = errors[j, i] = np.nan if found is None else found.error
+    return values, errors
+
+
+def _null_errors(names: Sequence[str], state: FedCollabState) -> np.ndarray:
+    errors = np.full((len(names), len(names)), np.nan)
+    for (i, one), (j, other) in combinations(enumerate(names), 2):
+        if (one, other) in state.distances:
+            counts = [state.held_out[one], state.held_out[other]]
+            errors[i, j] = errors[j, i] = null_error(counts)
+    return errors
+
+
+@dataclass(frozen=True)
+class _Reached:
+    """What members of a coalition-to-be have reached: one model of theirs.
+
+    Attributes:
+        names: of them.
+        behind: all silos of which the model is a mean.
+        model: itself.
+    """
+
+    names: Group
+    behind: Group
+    model: Model
+
+
+def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Reached]:
+    """Those whose mean is one of as many silos as everybody behind it accepts."""
+    kept = list(reached)
+    while True:
+        count = sum(len(own.behind) for own in kept)
+        fewer = [own for own in kept if all(minimums.get(n, 1) <= count for n in own.behind)]
+        if len(fewer) == len(kept):
+            return kept
+        kept = fewer
+
+
+def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
+    """The mean of what the members' coalitions had reached, one model for each; or w⁰.
+
+    Who was away does not count where others were there. A model of fewer silos than these accept
+    is shown to nobody else: where nothing else is left, everybody goes on from its own.
+    """
+    reached = []
+    for before in state.members.groups:
+        behind = tuple(n for n in before if n in state.trained)
+        inside = tuple(n for n in behind if n in group)
+        if inside:
+            reached.append(_Reached(inside, behind, state.members.models[inside[0]]))
+    if not reached:
+        known = [n for n in group if n in state.trained]
+        reached = [_Reached((n,), (n,), state.members.models[n]) for n in known]
+    if not reached:
+        return dict.fromkeys(group, state.members.initial)
+    if len(reached) > 1 or set(group) - set(reached[0].behind):
+        reached = _shown(reached, state.members.minimums)
+    if not reached:
+        models = state.members.models
+        return {n: models[n] if n in state.trained else state.members.initial for n in group}
+    sizes = [sum(state.members.sizes[n] for n in own.names) for own in reached]
+    return dict.fromkeys(group, weighted_mean([own.model for own in reached], sizes))
+
+
+def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(value) for value in row) for row in matrix)
+
+
+def _report_text(report: StructureReport, names: Sequence[str], *, kept: bool) -> str:
+    groups = "; ".join(", ".join(names[row] for row in group) for group in report.groups)
+    firm = ""
+    if kept:
+        firm = ", another structure has a smaller bound now; nobody else moves (newcomers=keep)"
+    elif np.isfinite(report.c_low):
+        firm = f", the same for c from {report.c_low:.3g} to {report.c_high:.3g}"
+    return (
+        f"{len(report.groups)} coalition(s), bound {report.chosen:.4g} (all alone "
+        f"{report.alone:.4g}, all together {report.together:.4g}, second best "
+        f"{report.second_best:.4g}){firm}: {groups}"
+    )
+
+
+def _structure_entry(structure: Structure, *, matrices: bool) -> dict[str, Any]:
+    """JSON values; no NaN and no infinity."""
+    entry: dict[str, Any] = {
+        "compared": list(structure.silos),
+        "alone": list(structure.alone),
+        **({"aside": list(structure.aside)} if structure.aside else {}),
+        "c": structure.c,
+    }
+    if structure.report is not None:
+        report = structure.report
+        entry["bound"] = {
+            "chosen": report.chosen,
+            "alone": report.alone,
+            "together": report.together,
+            "second-best": _finite(report.second_best),
+        }
+        if np.isfinite(report.c_low):
+            entry["c-interval"] = [report.c_low, _finite(report.c_high)]
+        entry |= {"kept": True} if structure.kept else {}
+        if report.second_groups is not None:
+            entry["second-groups"] = [
+                [structure.silos[row] for row in group] for group in report.second_groups
+            ]
+    if structure.distances and matrices:
+        entry["distances"] = [[round(v, 6) for v in row] for row in structure.distances]
+        entry["standard-errors"] = [[_finite(round(v, 6)) for v in row] for row in structure.errors]
+    return entry
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

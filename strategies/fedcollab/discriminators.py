@@ -1,0 +1,464 @@
+"""Discriminator rounds: how different the silos' data are, all pairs at once.
+
+Bao, Wang, Wu, He: "Optimizing the Collaboration Structure in Cross-Silo Federated Learning", ICML
+2023, step 1. For every pair of silos a client discriminator is trained with federated averaging;
+silo i's samples are labelled 1 and j's 0 (i before j by name). A silo's message brings all of its
+discriminators that are still at work; its reply brings them trained, and how often those that it
+was sent were right on its held-out samples. The server takes the plain mean of every pair. A pair
+stops by itself (``coterie.strategies.partition.distance.has_converged``) and is not sent again.
+
+What leaves a silo: weights, hits and counts, its number of samples. The weights tell which labels
+it has: those of a label that it has not stay, in its first reply, as they were at the start, which
+the run's seed gives.
+
+Differs from the paper, in which pairs take turns with one mini-batch a round for 101 to 2,000
+rounds. The first message of a phase carries no arrays: silos make the initial discriminator from
+the run's seed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.errors import require
+from coterie.strategies.partition.distance import Distance, Score, distance, has_converged, scores
+from coterie.strategies.rounds.loop import Answers, Order, Update
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+PURPOSE = "discriminators"
+TOLERANCE = 0.01
+"""A gain of a distance that is not worth another round."""
+PAIR_SIZE = 2
+"""Silos whose discriminators are averaged: each can compute the other's from the mean."""
+
+Pair = tuple[str, str]
+"""Two silos, sorted by name."""
+
+
+@dataclass(frozen=True)
+class Discriminators:
+    """How discriminators are trained.
+
+    Attributes:
+        rounds: budget: rounds of training, at least 1.
+        min_rounds, patience: a pair stops after so many rounds at the least, and when so many
+            evaluations have gained nothing.
+        gigabytes: budget: arrays sent and received in all, in 10⁹ bytes; 0 sets none.
+        steps: mini-batches a round.
+        batch_size, lr: of SGD.
+        samples: at most so many of a silo's samples train; at least half are held out.
+        score: what is reported: ``last``, ``max`` (the paper), ``cross-fit``.
+    """
+
+    rounds: int = 10
+    min_rounds: int = 5
+    patience: int = 2
+    gigabytes: float = 0.0
+    steps: int = 20
+    batch_size: int = 32
+    lr: float = 0.01
+    samples: int = 500
+    score: Score = "last"
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "min_rounds", "patience", "steps", "batch_size", "samples"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} of the discriminators must be at least 1. Got {value}.")
+        require(
+            0 < self.lr < float("inf"),
+            f"lr of the discriminators must be finite and > 0. Got {self.lr}.",
+        )
+        require(
+            0 <= self.gigabytes < float("inf"),
+            f"gigabytes must be finite and at least 0. Got {self.gigabytes}.",
+        )
+        require(
+            self.score in ("last", "max", "cross-fit"),
+            f"score must be last, max or cross-fit. Got {self.score!r}.",
+        )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a phase may cost at most, known before it begins.
+
+    Attributes:
+        pairs, silos: that will be measured.
+        rounds: of training.
+        bytes: of weights, sent and received; the limit that was set, if that is less.
+    """
+
+    pairs: int
+    silos: int
+    rounds: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What a phase found.
+
+    Attributes:
+        distances: pair → its distance.
+        held_out: silo → its held-out samples; 0 where it has too few to hold any out.
+        sizes: silo → training samples that it stated.
+        unfinished: pairs whose training was broken off because a silo was lost.
+        missing: silo → why (some of) its pairs have no distance.
+        refused: those of them that will not be asked again: their own conditions do not allow it.
+        rounds: of training.
+        bytes: of arrays, sent and received.
+        budget: what it might have cost; None where no pair could be measured.
+    """
+
+    distances: Mapping[Pair, Distance] = field(default_factory=dict)
+    held_out: Mapping[str, int] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    unfinished: frozenset[Pair] = frozenset()
+    missing: Mapping[str, str] = field(default_factory=dict)
+    refused: frozenset[str] = frozenset()
+    rounds: int = 0
+    bytes: int = 0
+    budget: Budget | None = None
+
+
+@dataclass
+class _Work:
+    """A phase under way. ``hits[pair]`` grows by one (2, 2) array per evaluation."""
+
+    active: list[Pair]
+    options: Discriminators
+    bytes_each: int
+    models: dict[Pair, Model] = field(default_factory=dict)
+    hits: dict[Pair, list[np.ndarray]] = field(default_factory=dict)
+    counts: dict[str, np.ndarray] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    refused: set[str] = field(default_factory=set)
+    unfinished: set[Pair] = field(default_factory=set)
+    rounds: int = 0
+    bytes: int = 0
+
+    def mine(self, silo: str) -> list[Pair]:
+        """The silo's pairs at work, in order."""
+        return [pair for pair in self.active if silo in pair]
+
+    def silos(self) -> list[str]:
+        """Those with pairs at work, sorted."""
+        return _silos_of(self.active)
+
+
+def takes_part(silo: Silo) -> bool:
+    """Whether a silo may share a discriminator with one other silo, by its ``min_group_size``."""
+    return silo.min_group_size <= PAIR_SIZE
+
+
+def measure(
+    pairs: Iterable[Pair],
+    silos: Sequence[Silo],
+    options: Discriminators,
+    *,
+    announce: Callable[[Budget], None] = lambda budget: None,
+) -> Generator[Sequence[Order], Answers, Measurement]:
+    """Train discriminators of these pairs; for ``GroupStrategy.prepare``, with ``yield from``.
+
+    Args:
+        pairs: of silos that are here.
+        silos: who is here. Those that do not take part in pairs are not asked.
+        options: how.
+        announce: called before the training begins.
+    """
+    here = {silo.name: silo for silo in silos}
+    wanted = sorted(set(pairs))
+    shy = {
+        name: f"it accepts groups of at least {here[name].min_group_size} silos; a discriminator "
+        "is the mean of two."
+        for name in _silos_of(wanted)
+        if not takes_part(here[name])
+    }
+    open_pairs = [pair for pair in wanted if not shy.keys() & set(pair)]
+    names = _silos_of(open_pairs)
+    questions = [_order(here[name], wire.EVALUATE_DISCRIMINATOR, [], options) for name in names]
+    asked = (yield questions) if questions else Answers()
+    held_out, bytes_each, unready = _ready(names, asked)
+    missing = shy | unready
+    for name, reason in missing.items():
+        log.warning("discriminators: silo %s is not measured: %s", name, reason)
+    active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
+    work = _Work(active, options, bytes_each, missing=missing, refused=set(asked.refused))
+    budget = _budget(work) if active else None
+    if budget is not None:
+        log.info("%s", _budget_text(work))
+        announce(budget)
+    while work.active and work.rounds < options.rounds and _affordable(work):
+        work.rounds += 1
+        purpose = f"{PURPOSE}-{work.rounds}"
+        replies = yield _orders(work, here, wire.TRAIN_DISCRIMINATOR, purpose)
+        _take(work, replies, trained=True)
+    if work.active:  # the budget ends here: score what was averaged last
+        replies = yield _orders(work, here, wire.EVALUATE_DISCRIMINATOR, f"{PURPOSE}-last")
+        _take(work, replies, trained=False)
+    found = {
+        pair: distance(np.array(hits), _counts(work, pair), score=options.score)
+        for pair, hits in sorted(work.hits.items())
+    }
+    log.info(
+        "discriminators: %d of %d pairs measured in %d rounds, %.3g MB",
+        len(found),
+        len(wanted),
+        work.rounds,
+        work.bytes / 1e6,
+    )
+    return Measurement(
+        distances=found,
+        held_out=held_out,
+        sizes={update.silo.name: update.num_examples for update in asked},
+        unfinished=frozenset(work.unfinished),
+        missing=work.missing,
+        refused=frozenset(work.refused),
+        rounds=work.rounds,
+        bytes=work.bytes,
+        budget=budget,
+    )
+
+
+def _silos_of(pairs: Iterable[Pair]) -> list[str]:
+    """Whose they are, sorted."""
+    return sorted({name for pair in pairs for name in pair})
+
+
+def _order(
+    silo: Silo,
+    kind: str,
+    labels: Sequence[int],
+    options: Discriminators,
+    *,
+    purpose: str = PURPOSE,
+    stack: Model | None = None,
+) -> Order:
+    return Order(
+        silo,
+        {},
+        purpose=purpose,
+        kind=kind,
+        config={
+            wire.PAIR_LABELS: "".join(map(str, labels)),
+            wire.STEPS: options.steps,
+            wire.BATCH_SIZE: options.batch_size,
+            wire.LR: options.lr,
+            wire.LR_DECAY: 1.0,
+            wire.SAMPLES: options.samples,
+            wire.GROUP_SIZE: PAIR_SIZE,
+        },
+        extras={} if stack is None else {wire.DISCRIMINATORS: stack},
+    )
+
+
+def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, dict[str, str]]:
+    """Held-out samples per silo, bytes of one discriminator, and who cannot take part."""
+    held_out: dict[str, int] = {}
+    missing = dict.fromkeys(names, "it did not say what it can hold out.") | asked.missing
+    sizes: dict[str, int] = {}
+    for update in asked:
+        name = update.silo.name
+        held, size = (_stated(update, key) for key in (wire.HELD_OUT, wire.DISCRIMINATOR_BYTES))
+        if held is None:
+            continue
+        held_out[name] = held
+        if held < 1:
+            missing[name] = _too_few_text(update.num_examples)
+        elif size is None:
+            missing[name] = "it did not say how large its discriminator is."
+        else:
+            del missing[name]
+            sizes[name] = size
+    usual = max(sizes.values(), key=list(sizes.values()).count, default=0)
+    for name, size in sizes.items():
+        if size != usual:
+            missing[name] = f"its discriminator has {size} bytes, the others' {usual}."
+    return held_out, usual, missing
+
+
+def _too_few_text(num_examples: float) -> str:
+    """Why a silo with so many samples can hold none out."""
+    text = f"it has too few samples to hold any out: {num_examples:g}, "
+    if num_examples < 2:
+        return text + "at least 2 are needed."
+    return text + "of which fewer than the 2 that are needed are left (guard keeps some out)."
+
+
+def _stated(update: Update, key: str) -> int | None:
+    """A count in a reply; None if it is not there, or no count."""
+    value = update.metrics.get(key, -1)
+    return int(value) if 0 <= value < float("inf") else None
+
+
+def _budget(work: _Work) -> Budget:
+    most = _most_bytes(work)
+    limit = round(1e9 * work.options.gigabytes)
+    return Budget(
+        pairs=len(work.active),
+        silos=len(work.silos()),
+        rounds=work.options.rounds,
+        bytes=min(most, limit) if limit else most,
+    )
+
+
+def _most_bytes(work: _Work) -> int:
+    each = 2 * work.bytes_each  # a pair's two silos, one way
+    return (2 * work.options.rounds) * each * len(work.active)
+
+
+def _budget_text(work: _Work) -> str:
+    """What the phase may cost, before it begins."""
+    most, limit = _most_bytes(work), work.options.gigabytes
+    return (
+        f"discriminators: {len(work.active)} pairs of {len(work.silos())} silos, at most "
+        f"{work.options.rounds} rounds of {work.options.steps} steps, "
+        f"{work.bytes_each / 1e6:.3g} MB each: at most {most / 1e9:.3g} GB"
+        + (f", limited to {limit:g} GB" if limit else "")
+    )
+
+
+def _affordable(work: _Work) -> bool:
+    """Whether one more round, and the last evaluation after it, fit into the budget of bytes."""
+    one_way = 2 * work.bytes_each * len(work.active)
+    ahead = (3 if work.models else 2) * one_way
+    limit = 1e9 * work.options.gigabytes
+    if limit and work.bytes + ahead > limit:
+        log.warning(
+            "discriminators: the budget of %g GB ends the phase after %d rounds",
+            work.options.gigabytes,
+            work.rounds,
+        )
+        if not work.models:  # not even one round
+            for name in work.silos():
+                work.missing[name] = "the budget of bytes does not allow a single round."
+            work.active = []
+        return False
+    return True
+
+
+def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> list[Order]:
+    orders = []
+    for name in work.silos():
+        mine = work.mine(name)
+        models = [work.models[pair] for pair in mine if pair in work.models]
+        stack = {key: np.stack([m[key] for m in models]) for key in models[0]} if models else None
+        labels = [int(pair[0] == name) for pair in mine]
+        orders.append(_order(here[name], kind, labels, work.options, purpose=purpose, stack=stack))
+    return orders
+
+
+def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
+    """Score what the silos were sent, average what they trained, drop what is finished or lost."""
+    expected = {name: work.mine(name) for name in work.silos()}
+    work.bytes += sum(_num_bytes(work, name) for name in expected)
+    good: dict[str, Update] = {}
+    like = next(iter(work.models.values()), None) or _usual(replies, work.bytes_each)
+    for update in replies:
+        work.bytes += update.bytes_received
+        reason = _objection(update, len(expected[update.silo.name]), like, work, trained=trained)
+        if reason:
+            work.missing[update.silo.name] = reason
+        else:
+            good[update.silo.name] = update
+    work.refused |= replies.refused
+    for name in expected:
+        if name not in good:
+            if name in replies.missing:
+                why = replies.missing[name]
+                work.missing[name] = f"in the middle of its discriminators: {why}"
+            log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
+    place = {name: {pair: k for k, pair in enumerate(mine)} for name, mine in expected.items()}
+    still = []
+    for pair in work.active:
+        if not all(name in good for name in pair):
+            work.unfinished.add(pair)
+            continue
+        rows = [(good[name], place[name][pair]) for name in pair]
+        if pair in work.models:
+            work.hits.setdefault(pair, []).append(
+                np.stack([update.extras[wire.HITS]["hits"][k] for update, k in rows])
+            )
+            if _finished(work, pair):
+                continue
+        if trained:
+            still.append((pair, _average(rows)))
+    work.active = [pair for pair, _ in still]
+    work.models = dict(still)
+
+
+def _num_bytes(work: _Work, name: str) -> int:
+    return work.bytes_each * sum(pair in work.models for pair in work.mine(name))
+
+
+def _usual(replies: Sequence[Update], num_bytes: int) -> Model | None:
+    """What one discriminator looks like: as most silos' do; of equally many, the first silo's."""
+    found = [one for update in replies if (one := _one_of(update, num_bytes)) is not None]
+    looks = [sorted((key, a.shape, a.dtype.str) for key, a in one.items()) for one in found]
+    most = max(map(looks.count, looks), default=0)
+    usual = [one for one, look in zip(found, looks, strict=True) if looks.count(look) == most]
+    return usual[0] if usual else None
+
+
+def _one_of(update: Update, num_bytes: int) -> Model | None:
+    """What one discriminator looks like, from a reply that can be meant."""
+    stack = update.extras.get(wire.DISCRIMINATORS, {})
+    if any(array.ndim < 1 or len(array) < 1 for array in stack.values()):
+        return None
+    one = {key: array[0] for key, array in stack.items()}
+    return one if sum(array.nbytes for array in one.values()) == num_bytes else None
+
+
+def _objection(
+    update: Update, num_pairs: int, like: Model | None, work: _Work, *, trained: bool
+) -> str:
+    """Why a silo's reply cannot be used, or nothing. Keeps its held-out counts."""
+    if trained:
+        stack = update.extras.get(wire.DISCRIMINATORS, {})
+        if like is None or set(stack) != set(like):
+            return "its reply holds no discriminators, or other arrays than they have."
+        for key, array in stack.items():
+            if array.shape != (num_pairs, *like[key].shape) or array.dtype != like[key].dtype:
+                return (
+                    f"its discriminators' array {key!r} must be {like[key].dtype} of shape "
+                    f"{(num_pairs, *like[key].shape)}. Got {array.dtype} of shape {array.shape}."
+                )
+    if not work.models:
+        return ""
+    scored = update.extras.get(wire.HITS, {})
+    hits, counts = scored.get("hits"), scored.get("counts")
+    if hits is None or counts is None or hits.shape != (num_pairs, 2) or counts.shape != (2,):
+        return "its reply does not say how often the discriminators were right."
+    known = work.counts.setdefault(update.silo.name, counts)
+    right, of = hits.astype(np.int64), counts.astype(np.int64)
+    if (counts != known).any() or of.sum() < 1 or (right < 0).any() or (right > of).any():
+        return "its hits and counts contradict each other."
+    return ""
+
+
+def _finished(work: _Work, pair: Pair) -> bool:
+    values = scores(np.array(work.hits[pair]), _counts(work, pair))
+    return has_converged(
+        values.tolist(),
+        floor=work.options.min_rounds,
+        patience=work.options.patience,
+        tolerance=TOLERANCE,
+    )
+
+
+def _counts(work: _Work, pair: Pair) -> np.ndarray:
+    return np.stack([work.counts[name] for name in pair])
+
+
+def _average(rows: Sequence[tuple[Update, int]]) -> Model:
+    """The plain mean of a pair's two discriminators (the paper's, whatever the silos' sizes)."""
+    (one, k), (other, m) = ((update.extras[wire.DISCRIMINATORS], at) for update, at in rows)
+    return {key: (0.5 * (one[key][k] + other[key][m])).astype(one[key].dtype) for key in one}

@@ -1,0 +1,1 @@
+"""FedGenP and FedGen: generators of latents beside the rounds of any strategy."""

@@ -1,0 +1,183 @@
+"""FedGenP: a generator for every receiver shows it, in latent space, what the others know.
+
+Taghiyarrenani, Alabdallah, Nowaczyk, Pashami: "Heterogeneous Federated Learning via Personalized
+Generative Networks", https://arxiv.org/abs/2308.13265; eqs. 9–13, Algorithm 1. The generators'
+arithmetic is ``coterie.strategies.fedgenp.generators``.
+
+Every round the server trains, for every receiver, a generator of latents that the other receivers'
+predictors classify as meant and its own does not, and sends it beside the model. Silos train on
+their data and on generated latents. The model after aggregation is the global one; each silo's own
+after its training with the generator is its personalised one ("Per"). Labels are drawn uniformly:
+nothing about a silo's labels is asked.
+
+Differs from the paper:
+
+- J1 is a mean, J2 is maximised in a bounded way, Adam trains (``strategies.fedgenp.generators``).
+- *Receivers* may be groups (the paper's future work): around a strategy that groups, a group's
+  generator learns from the other groups' heads, so that grouping does not cut knowledge off.
+- Aggregation is size-weighted, as in every strategy here, where the paper writes a plain mean.
+- The released code does not reverse the gradient, and its silos weigh their losses by
+  10·0.98^round; ``Given(weight=10, distil=10, decay=0.98)`` does the latter.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, Unpack
+
+from coterie.strategies.errors import require
+from coterie.strategies.fedgenp.generative import (
+    Generative,
+    GenerativeState,
+    Given,
+    nobody,
+    rng_of,
+    teaching,
+)
+from coterie.strategies.fedgenp.latent import (
+    Generator,
+    GeneratorPlan,
+    fresh_generator,
+    predictor_arrays,
+    predictor_shape,
+)
+from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order
+from coterie.strategies.rounds.roster import Silo, minimums_of
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+_FRESH, _TRAIN, _DRAW = range(3)  # purposes of a receiver's randomness, the last of all of them
+
+
+class FedGenP(Generative):
+    """A generator per silo or per group. See ``Generative`` for the arguments not named here.
+
+    Args:
+        receivers: ``silos``, or ``groups``: silos that start a round from one model share a
+            generator, which learns from the other groups' models.
+        plan: how generators are trained. ``reversal="unbounded"`` diverges sooner or later.
+    """
+
+    def __init__(
+        self,
+        *,
+        receivers: Literal["silos", "groups"] = "silos",
+        base: GroupStrategy[Any] | None = None,
+        plan: GeneratorPlan | None = None,
+        given: Given | None = None,
+        head: str = "",
+        seed: int = 0,
+        device: str = "auto",
+        **options: Unpack[LoopOptions],
+    ) -> None:
+        super().__init__(
+            base=base, plan=plan, given=given, head=head, seed=seed, device=device, **options
+        )
+        require(
+            receivers in ("silos", "groups"),
+            f"receivers must be silos or groups. Got {receivers!r}.",
+        )
+        require(
+            self.plan.steps >= 2 or not self.plan.reverses,
+            f"every second step of a generator is reversal = {self.plan.reversal}, so steps must "
+            f"be at least 2. Got {self.plan.steps}. Or take reversal = none.",
+        )
+        self.receivers = receivers
+        if self.plan.reversal == "unbounded":
+            log.warning("reversal = unbounded: latents lose their labels and may become infinite")
+
+    def generated(
+        self,
+        state: GenerativeState,
+        orders: Sequence[Order],
+        silos: Sequence[Silo],
+        *,
+        round: int,
+    ) -> GenerativeState:
+        """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
+        heads, members = self._receivers(state, orders, silos)
+        names = teaching(heads, members, _behind(state, members), minimums_of(silos))
+        if len(names) < 2:
+            return nobody(state, silos, round)
+        from coterie.strategies.fedgenp.generators import train_generators
+
+        started = time.perf_counter()
+        latent, num_classes = predictor_shape({name: heads[name] for name in names}, state.layers)
+        trained, quality = train_generators(
+            [
+                _inherited(state, members[name])
+                or fresh_generator(
+                    num_classes=num_classes,
+                    latent=latent,
+                    hidden=self.plan.hidden,
+                    rng=rng_of(self.seed, 0, name, _FRESH),
+                )
+                for name in names
+            ],
+            [heads[name] for name in names],
+            state.layers,
+            plan=self.plan,
+            rngs=[rng_of(self.seed, round, name, _TRAIN) for name in names],
+            drawing=rng_of(self.seed, round, "", _DRAW),
+            device=self.device,
+        )
+        return replace(
+            state,
+            generators=dict(zip(names, trained, strict=True)),
+            members={name: members[name] for name in names},
+            receiving=names,
+            teachers=names,
+            quality={n: (q.others, q.own) for n, q in zip(names, quality, strict=True)},
+            seconds=time.perf_counter() - started,
+            alone=False,
+        )
+
+    def _receivers(
+        self, state: GenerativeState, orders: Sequence[Order], silos: Sequence[Silo]
+    ) -> tuple[dict[str, Model], dict[str, Group]]:
+        """Receiver → its head, and → its silos, of those whose predictor has been trained."""
+        if self.receivers == "silos":
+            return dict(state.heads), {name: (name,) for name in state.heads}
+        starts = self._starts(state, orders, silos)
+        by_model: dict[int, list[str]] = {}
+        for name in sorted(starts):
+            by_model.setdefault(id(starts[name]), []).append(name)
+        trained = state.trained - state.other
+        groups = {"+".join(g): tuple(g) for g in by_model.values() if trained.intersection(g)}
+        heads = {
+            receiver: predictor_arrays(starts[group[0]], state.layers)
+            for receiver, group in groups.items()
+        }
+        return heads, groups
+
+    def _starts(
+        self, state: GenerativeState, orders: Sequence[Order], silos: Sequence[Silo]
+    ) -> dict[str, Model]:
+        """Silo that is here → the model of its group, also of those whose turn it is not."""
+        models = self.base.next_models(state.base)
+        # Who is in no group has only just come (back): its model is nobody's, or an old one.
+        grouped = {name for group in self.base.groups(state.base) for name in group}
+        resting = grouped & {silo.name for silo in silos} & set(models)
+        own = {order.silo.name: order.model for order in orders}
+        return {name: models[name] for name in resting} | own
+
+
+def _behind(state: GenerativeState, members: Mapping[str, Group]) -> dict[str, Group]:
+    """Receiver → the silos of whose updates its head is a mean."""
+    if all(len(group) == 1 for group in members.values()):
+        return dict(members)
+    return {
+        receiver: tuple(sorted({n for name in group for n in state.sources.get(name, ())}))
+        for receiver, group in members.items()
+    }
+
+
+def _inherited(state: GenerativeState, members: Group) -> Generator | None:
+    """The generator of the receiver of the round before that had most of these silos."""
+    shared = {receiver: len(set(members) & set(names)) for receiver, names in state.members.items()}
+    best = max(sorted(shared), key=lambda receiver: shared[receiver], default=None)
+    return state.generators[best] if best is not None and shared[best] else None

@@ -1,0 +1,194 @@
+"""FedGen: one generator for everybody, from what all silos' predictors agree on.
+
+Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML
+2021, https://arxiv.org/abs/2105.10056; eqs. 4–5, Algorithm 1. A baseline of FedGenP.
+
+By design it needs every silo's **label counts**: labels are drawn as often as they occur, and a
+predictor counts for a label by its silo's share of it. A silo gives them only if its own
+configuration says so (``label_counts`` in ``silo.toml``), never because a server asks. Their sum
+over all silos goes to every silo, as shares: of two silos, each can work out the other's.
+
+Differs from the paper: the generator is the one of FedGenP (VAE-style output, no BatchNorm), the
+predictors are weighed label by label as in the authors' code instead of averaging their logits,
+and aggregation is size-weighted.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator as Steps
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.fedgenp.generative import (
+    Generative,
+    GenerativeState,
+    nobody,
+    rng_of,
+    teaching,
+)
+from coterie.strategies.fedgenp.latent import fresh_generator, predictor_arrays, predictor_shape
+from coterie.strategies.rounds.loop import Answers, Order, ReplyError, Update
+from coterie.strategies.rounds.roster import Silo, minimums_of
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+EVERYBODY = "everybody"
+"""The one receiver."""
+FEWEST = 3
+"""Silos that must teach before anybody gets the generator, if so many gave their counts: which
+labels it knows is which labels these have."""
+_FRESH, _TRAIN = range(2)
+
+
+class FedGen(Generative):
+    """One shared generator, from label counts that every silo must consent to give.
+
+    See ``Generative`` for the arguments; of the plan, reversal plays no part.
+    """
+
+    def demands(self) -> Mapping[str, int | float | str | bool]:
+        """Label counts."""
+        return {**super().demands(), wire.ASKS_LABEL_COUNTS: True}
+
+    def prepare(
+        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
+    ) -> Steps[Sequence[Order], Answers, GenerativeState]:
+        """Ask for the label counts that are not known yet.
+
+        An answer, or a refusal, holds while the silo is here. Who did not answer, or wrongly, is
+        asked again in the next round and has no part in the generator until then.
+
+        Raises:
+            FederationError: in round 1 some silos refused.
+        """
+        state = yield from super().prepare(state, silos, round=round)
+        asked = [s for s in silos if s.name not in state.counts and s.name not in state.other]
+        if not asked:
+            return state
+        _, num_classes = predictor_shape(
+            {"w⁰": predictor_arrays(state.initial, state.layers)}, state.layers
+        )
+        log.warning(
+            "FedGen asks %d silo(s) for their label counts. Only those that share them by their "
+            "own configuration answer; FedGenP needs none.",
+            len(asked),
+        )
+        answers = yield [
+            Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
+        ]
+        refused = [silo.name for silo in asked if silo.name in answers.refused]
+        if refused and round == 1:
+            raise FederationError(
+                f"FedGen needs the label counts of every silo. None came from: "
+                f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
+                "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation "
+                "or comparison, `label-counts = true` in its file. FedGenP needs no label counts.",
+                round=round,
+                phase=wire.LABEL_COUNTS,
+                exit_code=EXIT_CONFIG,
+            )
+        given = _given_counts(answers, num_classes)
+        return replace(state, counts={**state.counts, **dict.fromkeys(refused), **given})
+
+    def generated(
+        self,
+        state: GenerativeState,
+        orders: Sequence[Order],
+        silos: Sequence[Silo],
+        *,
+        round: int,
+    ) -> GenerativeState:
+        """Train the shared generator on the predictors of who gave label counts."""
+        known = [name for name in state.heads if state.counts.get(name) is not None]
+        own = {name: (name,) for name in known}
+        heads = {name: state.heads[name] for name in known}
+        names = teaching(heads, own, own, minimums_of(silos))
+        given = sum(counts is not None for counts in state.counts.values())
+        if len(names) < max(2, min(given, FEWEST)):
+            return nobody(state, silos, round)
+        from coterie.strategies.fedgenp.generators import train_shared_generator
+
+        started = time.perf_counter()
+        heads = {name: heads[name] for name in names}
+        latent, num_classes = predictor_shape(heads, state.layers)
+        generator = state.generators.get(EVERYBODY) or fresh_generator(
+            num_classes=num_classes,
+            latent=latent,
+            hidden=self.plan.hidden,
+            rng=rng_of(self.seed, 0, EVERYBODY, _FRESH),
+        )
+        trained, quality = train_shared_generator(
+            generator,
+            list(heads.values()),
+            state.layers,
+            _table(state, names),
+            plan=self.plan,
+            rng=rng_of(self.seed, round, EVERYBODY, _TRAIN),
+            device=self.device,
+        )
+        return replace(
+            state,
+            generators={EVERYBODY: trained},
+            members={EVERYBODY: tuple(silo.name for silo in silos)},
+            receiving=(EVERYBODY,),
+            teachers=names,
+            quality={EVERYBODY: (quality.others, quality.own)},
+            seconds=time.perf_counter() - started,
+            alone=False,
+        )
+
+    def sent(self, state: GenerativeState, receiver: str) -> Model:
+        """The generator, and the shares by which labels are drawn (p̂(y) of the federation).
+
+        They are those of all who are here, whoever trains in this round: by the sums over changing
+        silos, one silo's counts could be told from another's. Labels that no teacher has are left
+        out: for them the latents mean nothing.
+        """
+        here = [name for name, counts in state.counts.items() if counts is not None]
+        taught = _table(state, state.teachers).sum(axis=0) > 0
+        totals = _table(state, sorted(here)).sum(axis=0) * taught
+        return {**state.generators[receiver].weights, wire.LABELS: totals / totals.sum()}
+
+
+def _table(state: GenerativeState, names: Sequence[str]) -> np.ndarray:
+    """Label counts, shape (silos, classes)."""
+    rows: list[Any] = [state.counts[name] for name in names]
+    return np.stack(rows).astype(np.float64)
+
+
+def _given_counts(answers: Sequence[Update], num_classes: int) -> dict[str, np.ndarray]:
+    """Silo → its label counts, of the answers that hold; the log says why the others do not."""
+    given = {}
+    for update in answers:
+        try:
+            given[update.silo.name] = _counts(update, num_classes)
+        except ReplyError as error:
+            log.warning("%s: its label counts are left out: %s", update.silo.name, error)
+    return given
+
+
+def _counts(update: Update, num_classes: int) -> np.ndarray:
+    """The label counts of an answer, shape (classes,).
+
+    Raises:
+        ReplyError: there are none, not one for each class, or they are no counts.
+    """
+    counts = update.extras.get(wire.LABELS, {}).get(wire.LABELS)
+    if counts is None:
+        raise ReplyError(f"its reply has no array {wire.LABELS!r} in a record of that name.")
+    if counts.shape != (num_classes,) or not np.issubdtype(counts.dtype, np.integer):
+        raise ReplyError(
+            f"label counts must be {num_classes} integers. Got {counts.dtype} of shape "
+            f"{counts.shape}."
+        )
+    if counts.min() < 0 or counts.sum() <= 0:
+        raise ReplyError("label counts must be at least 0, and one of them above.")
+    return counts

@@ -1,0 +1,444 @@
+"""What FedGenP and FedGen share: generators of latents beside the rounds of another strategy.
+
+Any strategy of the common loop forms groups and aggregates (``base``); here every training order
+of a round gets the generator of its receiver, and the predictors that come back are kept for the
+next round's generators. The server's stage runs at the beginning of a round, when it is known who
+trains from which model: θ is aggregated, generators are trained, both are sent (Algorithm 1 of
+FedGenP, lines 10–16).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from abc import abstractmethod
+from collections.abc import Generator as Steps
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.baselines.fedavg import FedAvg
+from coterie.strategies.errors import EXIT_CONFIG, FederationError, require
+from coterie.strategies.fedgenp.latent import (
+    Generator,
+    GeneratorPlan,
+    common_layers,
+    linear_head,
+    out_of_line,
+    predictor_arrays,
+    predictor_shape,
+)
+from coterie.strategies.rounds.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.rounds.roster import Silo, staying
+from coterie.wire import Layers, Model
+
+log = logging.getLogger("coterie.run")
+
+
+@dataclass(frozen=True)
+class Given:
+    """How silos use the generators that they are given.
+
+    Attributes:
+        weight: of the loss on generated latents, ≥ 0; the paper 1, the released code 10.
+        distil: weight of the divergence from the head's answers to latents generated for the
+            own labels, ≥ 0; the paper 0, the released code 10.
+        decay: factor on both after every round, in (0, 1]; the paper 1, the released code 0.98.
+    """
+
+    weight: float = 1.0
+    distil: float = 0.0
+    decay: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("weight", "distil"):
+            value = getattr(self, name)
+            require(0 <= value < 1e6, f"{name} of latents must be in [0, 1e6). Got {value}.")
+        require(0 < self.decay <= 1, f"decay of latents must be in (0, 1]. Got {self.decay}.")
+
+    def config(self, round: int) -> dict[str, int | float | str | bool]:
+        """Entries of a training message of this round."""
+        factor = self.decay ** (round - 1)
+        return {
+            wire.GENERATED_WEIGHT: self.weight * factor,
+            wire.DISTIL_WEIGHT: self.distil * factor,
+            wire.EVALUATE_TRAINED: True,
+        }
+
+
+@dataclass(frozen=True)
+class GenerativeState:
+    """What is known between two rounds, beside the state of the base.
+
+    Attributes:
+        base: state of the strategy that groups and aggregates.
+        initial: w⁰.
+        layers: what the predictors compute; empty before round 1.
+        heads: silo that is here → arrays of its predictor as it last sent them.
+        trained: silos that are here and have sent an update, of a cold start too.
+        sources: silo → the silos of whose updates the model that it holds is a mean.
+        other: silos that are here and describe another predictor than ``layers``.
+        generators: receiver → its generator, kept also while nobody gets one.
+        members: receiver → its silos that are here, of when its generator was last trained.
+        receiving: receivers whose silos get their generator in this round.
+        teachers: whose heads this round's generators learned from: receivers, of FedGen silos.
+        counts: silo that is here → its label counts (FedGen), or None if it refused; without an
+            entry, it is asked.
+        quality: receiver → shares of latents that the other heads, and its own, label as meant.
+        seconds: of the server's stage in this round.
+        alone: there is nobody to learn from.
+    """
+
+    base: Any
+    initial: Model = field(default_factory=dict)
+    layers: Layers = ()
+    heads: Mapping[str, Model] = field(default_factory=dict)
+    trained: frozenset[str] = frozenset()
+    sources: Mapping[str, Group] = field(default_factory=dict)
+    other: frozenset[str] = frozenset()
+    generators: Mapping[str, Generator] = field(default_factory=dict)
+    members: Mapping[str, Group] = field(default_factory=dict)
+    receiving: Group = ()
+    teachers: Group = ()
+    counts: Mapping[str, np.ndarray | None] = field(default_factory=dict)
+    quality: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    alone: bool = False
+
+
+class Generative(GroupStrategy[GenerativeState]):
+    """A base strategy whose silos also get generators.
+
+    Args:
+        base: forms groups and aggregates; ``FedAvg`` by default. Its options of the loop (roster,
+            time limits, reports) are not used; its ``train_config`` becomes this one's.
+        plan: how generators are trained.
+        given: how silos use them.
+        head: prefix of a linear predictor's arrays, for silos that do not describe theirs.
+        seed: of the generators.
+        device: of the generators; ``auto`` takes a GPU if there is one.
+
+    The other arguments are those of ``GroupStrategy``.
+    """
+
+    def __init__(
+        self,
+        *,
+        base: GroupStrategy[Any] | None = None,
+        plan: GeneratorPlan | None = None,
+        given: Given | None = None,
+        head: str = "",
+        seed: int = 0,
+        device: str = "auto",
+        **options: Unpack[LoopOptions],
+    ) -> None:
+        super().__init__(**options)
+        self.base: GroupStrategy[Any] = FedAvg() if base is None else base
+        self.base.train_config = dict(self.train_config)
+        self.plan = GeneratorPlan() if plan is None else plan
+        self.given = Given() if given is None else given
+        require(
+            re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is not None,
+            f"device of the generators must be auto, cpu, cuda or cuda:<number>. Got {device!r}.",
+        )
+        if device.startswith("cuda"):
+            found = _gpus()
+            require(
+                found > int(device.partition(":")[2] or 0),
+                f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
+                "machine. Take auto or cpu.",
+            )
+        self.head, self.seed, self.device = head, int(seed), device
+
+    @abstractmethod
+    def generated(
+        self,
+        state: GenerativeState,
+        orders: Sequence[Order],
+        silos: Sequence[Silo],
+        *,
+        round: int,
+    ) -> GenerativeState:
+        """The server's stage: generators, and who gets and who taught them in this round.
+
+        Args:
+            state: with the base's groups of the round, and the heads and layers of who is here.
+            orders: of the round's own training.
+            silos: who is here, ordered to train or not.
+            round: its number.
+        """
+
+    def sent(self, state: GenerativeState, receiver: str) -> Model:
+        """What a receiver's silos get."""
+        return state.generators[receiver].weights
+
+    def demands(self) -> Mapping[str, int | float | str | bool]:
+        """The base's."""
+        return self.base.demands()
+
+    def first(self, initial: Model) -> GenerativeState:
+        """No generators."""
+        layers = linear_head(initial, self.head) if self.head else ()
+        return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
+
+    def admit(
+        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
+    ) -> GenerativeState:
+        """A newcomer gets the base's model at once, a generator after its first update."""
+        return replace(state, base=self.base.admit(state.base, silos, round=round))
+
+    def prepare(
+        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
+    ) -> Steps[Sequence[Order], Answers, GenerativeState]:
+        """What the base must ask. Who answers a cold start has trained."""
+        state = self._seen(state, silos, round)  # refuses what cannot learn before anybody works
+        steps = self.base.prepare(state.base, silos, round=round)
+        answers: Answers | None = None
+        while True:  # as often as the base asks; the loop gives every exchange its deadline
+            try:
+                orders = next(steps) if answers is None else steps.send(answers)
+            except StopIteration as end:
+                return replace(state, base=end.value)
+            answers = yield orders
+            state = replace(state, trained=state.trained | _who_trained(answers))
+
+    def orders(
+        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
+    ) -> tuple[GenerativeState, list[Order]]:
+        """The base's orders, each with its receiver's generator."""
+        base, orders = self.base.orders(state.base, silos, round=round)
+        self._require_plain(orders)
+        state = self._seen(replace(state, base=base), silos, round)
+        own = [order for order in orders if _is_own(order)]
+        if self.base.comparing(state.base, round=round):
+            state = paused(state)  # partitions are compared: all are to be trained alike
+        else:
+            state = self.generated(state, own, silos, round=round)
+        receiver_of = {name: r for r in state.receiving for name in _fitting(state, r)}
+        records = {receiver: self.sent(state, receiver) for receiver in state.receiving}
+        config = self.given.config(round)
+        return state, [
+            _with(order, records.get(receiver_of.get(order.silo.name, "")), config)
+            if _is_own(order)
+            else order
+            for order in orders
+        ]
+
+    def _require_plain(self, orders: Sequence[Order]) -> None:
+        """Only ordinary training knows what to do with a generator."""
+        for order in orders:
+            if not order.purpose and order.kind != wire.TRAIN:
+                raise FederationError(
+                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
+                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
+                    "generators, or another base.",
+                    phase="configuration",
+                    exit_code=EXIT_CONFIG,
+                )
+
+    def _seen(self, state: GenerativeState, silos: Sequence[Silo], round: int) -> GenerativeState:
+        """The state of who is here: what was known of the others is dropped, consent included."""
+        state = self._settled(state, silos, round=round)
+        here = {silo.name for silo in silos}
+        heads = {silo.name: silo.head for silo in silos if self._describes(silo)}
+        other = {name for name, head in heads.items() if head != state.layers}
+        for name in sorted(other - state.other):
+            log.warning(
+                "silo %s describes %s: it trains without generators, and its predictor teaches "
+                "nobody. Give all silos one version of the task.",
+                name,
+                "another head than the others" if heads[name] else "no latent split",
+            )
+        present = {r: tuple(n for n in names if n in here) for r, names in state.members.items()}
+        members = {receiver: names for receiver, names in present.items() if names}
+        return replace(
+            state,
+            heads={name: head for name, head in state.heads.items() if name in here - other},
+            trained=state.trained & here,
+            sources={name: of for name, of in state.sources.items() if name in here},
+            other=frozenset(other),
+            counts={name: counts for name, counts in state.counts.items() if name in here},
+            members=members,
+            generators={receiver: state.generators[receiver] for receiver in members},
+        )
+
+    def _settled(
+        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
+    ) -> GenerativeState:
+        """With the predictor's layers: those of the first round's silos, for good.
+
+        Raises:
+            FederationError: these describe none, or different ones, or one that cannot be learned
+                from.
+        """
+        if round > 1 and state.layers:
+            return state
+        described = [(silo.name, silo.head) for silo in silos if self._describes(silo)]
+        task = str(self.train_config.get(wire.TASK, ""))
+        layers = common_layers(described, task=task) if described else state.layers
+        predictor_shape({"w⁰": predictor_arrays(state.initial, layers)}, layers)
+        return replace(state, layers=layers)
+
+    def _describes(self, silo: Silo) -> bool:
+        """Whether the silo's own description counts, not the prefix ``head``."""
+        return silo.described or not self.head
+
+    def absorb(
+        self, state: GenerativeState, updates: Sequence[Update], *, round: int
+    ) -> GenerativeState:
+        """The base aggregates; the predictors are kept for the next generators."""
+        heads = {
+            update.silo.name: predictor_arrays(update.model, state.layers)
+            for update in updates
+            if not update.purpose and update.silo.name not in state.other
+        }
+        base = self.base.absorb(state.base, updates, round=round)
+        trained = state.trained | _who_trained(updates)
+        return replace(
+            state,
+            base=base,
+            heads={**state.heads, **heads},
+            trained=trained,
+            sources={**state.sources, **self._sources(base, updates)},
+        )
+
+    def _sources(self, base: Any, updates: Sequence[Update]) -> dict[str, Group]:
+        """Silo → whose updates of this round its model is now a mean of; without one, no entry."""
+        answered = {update.silo.name for update in updates if not update.purpose}
+        sharing: dict[int, list[str]] = {}
+        for name, model in self.base.next_models(base).items():
+            sharing.setdefault(id(model), []).append(name)
+        found: dict[str, Group] = {}
+        for names in sharing.values():
+            if behind := tuple(sorted(answered.intersection(names))):
+                found |= dict.fromkeys(names, behind)
+        return found
+
+    def models(self, state: GenerativeState) -> Mapping[str, Model]:
+        """The base's."""
+        return self.base.models(state.base)
+
+    def next_models(self, state: GenerativeState) -> Mapping[str, Model]:
+        """The base's."""
+        return self.base.next_models(state.base)
+
+    def groups(self, state: GenerativeState) -> Sequence[Group]:
+        """The base's."""
+        return self.base.groups(state.base)
+
+    def sharing(self, state: GenerativeState) -> Sequence[Group]:
+        """The base's."""
+        return self.base.sharing(state.base)
+
+    def sizes(self, state: GenerativeState) -> Mapping[str, float]:
+        """The base's."""
+        return self.base.sizes(state.base)
+
+    def details(self, state: GenerativeState) -> Mapping[str, Any]:
+        """The base's; who received a generator, and what heads say of its latents."""
+        receivers = {
+            receiver: {
+                "silos": _fitting(state, receiver),
+                "others-agree": round(state.quality[receiver][0], 4),
+                "own-agrees": round(state.quality[receiver][1], 4),
+            }
+            for receiver in state.receiving
+        }
+        stage = {"seconds": round(state.seconds, 4), "receivers": receivers}
+        return {**self.base.details(state.base), "generators": stage}
+
+
+def teaching(
+    heads: Mapping[str, Model],
+    receivers: Mapping[str, Group],
+    behind: Mapping[str, Group],
+    minimums: Mapping[str, int],
+) -> Group:
+    """Receivers from whose heads generators may learn, sorted.
+
+    A generator shows its receiver what the heads behind it know. So a silo that accepts only
+    groups of m either is in one, and the head is a mean already, or its head is one of at least m
+    that every other receiver's generator learns from. A head out of line with the others teaches
+    nobody: all generators would be of no use for hundreds of rounds.
+
+    Args:
+        heads: receiver → arrays of its predictor.
+        receivers: the same → its silos.
+        behind: the same → the silos of whose updates its head is a mean.
+        minimums: silo → the smallest group that it accepts, where it stated one.
+    """
+    wild = out_of_line({receiver: heads[receiver] for receiver in receivers})
+    for receiver, times in sorted(wild.items()):
+        log.warning(
+            "no generator learns from %s: its predictor is %.3g times as large as is usual here. "
+            "Look at its data and its training",
+            receiver,
+            times,
+        )
+    least = {}
+    for receiver, group in receivers.items():
+        wanted = max(minimums.get(name, 1) for name in group)
+        if wanted > len(behind[receiver]):
+            least[receiver] = wanted + 1  # a receiver's own head hides nothing from it
+    usable = sorted(set(receivers) - set(wild))
+    names = staying(usable, least)
+    left_out = sorted(set(usable) - set(names))
+    if left_out:
+        log.warning(
+            "no generator learns from %s: by min_group_size their heads count only among more",
+            ", ".join(left_out),
+        )
+    return names
+
+
+def nobody(state: GenerativeState, silos: Sequence[Silo], round: int) -> GenerativeState:
+    """Too few heads: there is nobody to learn from, the base goes on by itself for a while."""
+    expected = round == 1 and len(silos) > 1  # nobody has trained yet
+    if not expected and not state.alone:
+        log.warning(
+            "round %d: there is nobody to learn from, so there are no generators: training goes on "
+            "as without them",
+            round,
+        )
+    return replace(paused(state), alone=not expected)
+
+
+def paused(state: GenerativeState) -> GenerativeState:
+    """A round without generators; they are kept for a later one."""
+    return replace(state, receiving=(), teachers=(), quality={}, seconds=0.0)
+
+
+def rng_of(seed: int, round: int, receiver: str, purpose: int) -> np.random.Generator:
+    """A receiver's own randomness: who else is there does not change it."""
+    digest = hashlib.sha256(receiver.encode()).digest()
+    return np.random.default_rng([seed, round, purpose, int.from_bytes(digest[:8], "little")])
+
+
+def _gpus() -> int:
+    """How many GPUs the generators could be trained on."""
+    import torch
+
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def _is_own(order: Order) -> bool:
+    """A round's own training, not that of a partition under trial."""
+    return order.kind == wire.TRAIN and not order.purpose and wire.HOLDOUT not in order.config
+
+
+def _fitting(state: GenerativeState, receiver: str) -> list[str]:
+    """A receiver's silos that can use its generator."""
+    return [name for name in state.members[receiver] if name not in state.other]
+
+
+def _who_trained(updates: Sequence[Update]) -> frozenset[str]:
+    return frozenset(u.silo.name for u in updates if u.kind in (wire.TRAIN, wire.COLD_START))
+
+
+def _with(order: Order, generator: Model | None, config: Mapping[str, Any]) -> Order:
+    extras = {} if generator is None else {wire.GENERATOR: generator}
+    return replace(order, extras={**order.extras, **extras}, config={**order.config, **config})

@@ -1,0 +1,213 @@
+"""What generators and predictors are, as plain arrays; the arithmetic is ``generators``.
+
+A model is a representation x → z and a predictor p: z → y (Taghiyarrenani et al., "Heterogeneous
+Federated Learning via Personalized Generative Networks", https://arxiv.org/abs/2308.13265). A
+silo describes p as the list of its layers, so that the server computes it from the model's arrays
+without the silo's code. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.errors import EXIT_CONFIG, FederationError, require
+from coterie.wire import Layers, Model
+
+Reversal = Literal["log1mp", "clip", "unbounded", "none"]
+REVERSALS: tuple[Reversal, ...] = ("log1mp", "clip", "unbounded", "none")
+MAX_TIMES = 10.0
+"""A predictor is out of line whose norm is more than so many times the usual one."""
+HOW_TO_ADD = (
+    "A task has a latent split when its model is tasks.models.SplitModel(representation, head) and "
+    "the head is a Linear layer, or a Sequential of Linear, ReLU, Tanh and Dropout; see "
+    "docs/fedgenp.md."
+)
+
+
+@dataclass(frozen=True)
+class GeneratorPlan:
+    """How generators are trained.
+
+    Attributes:
+        steps: optimiser steps of a round, ≥ 1; J1 and the reversed J2 take turns, so FedGenP needs
+            2 where it reverses.
+        batch: latents of a step and generator, ≥ 1.
+        lr: of Adam, > 0.
+        hidden: width of the hidden layer, ≥ 1 (the paper: 256; CelebA 128).
+        reversal: how J2 is maximised; see ``coterie.strategies.fedgenp.generators.reversed_loss``.
+        reversal_weight: λ ≥ 0 of J2. Where all heads agree, as when they start every round from one
+            model, the two terms settle at p = 1 / (1 + λ): with 1, every latent lies on the border
+            between two classes, and training on such latents was seen to break down for some
+            rounds after a hundred.
+    """
+
+    steps: int = 50
+    batch: int = 32
+    lr: float = 3e-4
+    hidden: int = 256
+    reversal: Reversal = "log1mp"
+    reversal_weight: float = 0.1
+
+    @property
+    def reverses(self) -> bool:
+        """Whether every second step is against the own head."""
+        return self.reversal != "none" and self.reversal_weight > 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "hidden"):
+            value = getattr(self, name)
+            require(value >= 1, f"{name} of the generators must be at least 1. Got {value}.")
+        require(0 < self.lr < np.inf, f"lr of the generators must be above 0. Got {self.lr}.")
+        require(
+            0 <= self.reversal_weight < np.inf,
+            f"reversal_weight must be finite and at least 0. Got {self.reversal_weight}.",
+        )
+        require(
+            self.reversal in REVERSALS,
+            f"reversal must be one of {', '.join(REVERSALS)}. Got {self.reversal!r}.",
+        )
+
+
+@dataclass(frozen=True)
+class Generator:
+    """G(z | y) of one receiver and what Adam remembers of it.
+
+    Attributes:
+        weights: as on the wire (``wire.GENERATOR_ARRAYS``).
+        mean, square: Adam's moments, same names and shapes.
+        steps: taken so far.
+    """
+
+    weights: Model
+    mean: Model = field(default_factory=dict)
+    square: Model = field(default_factory=dict)
+    steps: int = 0
+
+
+def fresh_generator(
+    *, num_classes: int, latent: int, hidden: int, rng: np.random.Generator
+) -> Generator:
+    """An untrained generator; weights uniform in ±1/√fan-in, as torch's Linear."""
+    widths = {"hidden": (num_classes + wire.NOISE, hidden), "mean": (hidden, latent)}
+    widths["spread"] = widths["mean"]
+    weights: Model = {}
+    for layer, (inputs, outputs) in widths.items():
+        bound = 1 / np.sqrt(inputs)
+        weights[f"{layer}.weight"] = rng.uniform(-bound, bound, (inputs, outputs))
+        weights[f"{layer}.bias"] = rng.uniform(-bound, bound, outputs)
+    weights = {name: weights[name].astype(np.float32) for name in wire.GENERATOR_ARRAYS}
+    zeros = {name: np.zeros_like(array) for name, array in weights.items()}
+    return Generator(weights, mean=zeros, square=dict(zeros))
+
+
+def predictor_arrays(model: Model, layers: Layers) -> Model:
+    """The arrays of p out of a model.
+
+    Raises:
+        FederationError: an array that the layers name is not in the model.
+    """
+    names = [name for kind, *names in layers for name in names if name]
+    missing = [name for name in names if name not in model]
+    if missing:
+        raise FederationError(
+            f"the predictor's array {missing[0]!r} is not in the model that silos send. Is the "
+            "head personal? Generators need the predictors: leave `personal` empty.",
+            phase="configuration",
+            exit_code=EXIT_CONFIG,
+        )
+    return {name: model[name] for name in names}
+
+
+def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, int]:
+    """Width of the latent space and number of classes, the same for all heads.
+
+    Args:
+        heads: receiver → arrays of its predictor, at least one.
+        layers: of all of them.
+
+    Raises:
+        FederationError: heads of different shapes, layers that do not fit together, or fewer
+            than two classes.
+    """
+    first_name, first = next(iter(heads.items()))
+    for name, head in heads.items():
+        for array, value in first.items():
+            if head[array].shape != value.shape:
+                raise _wrong(
+                    f"all silos' heads must have one shape: {array!r} is {value.shape} at "
+                    f"{first_name} and {head[array].shape} at {name}."
+                )
+    weights = [first[names[0]] for kind, *names in layers if kind == "linear"]
+    if not weights or any(weight.ndim != 2 for weight in weights):
+        raise _wrong(f"a head needs a linear layer with a weight of two axes. {HOW_TO_ADD}")
+    if any(a.shape[0] != b.shape[1] for a, b in pairwise(weights)):
+        raise _wrong(f"the head's linear layers do not follow on each other. {HOW_TO_ADD}")
+    latent, num_classes = weights[0].shape[1], weights[-1].shape[0]
+    if num_classes < 2:
+        raise _wrong(
+            f"generators need at least 2 classes. The head has {num_classes}: run without "
+            "generators."
+        )
+    return latent, num_classes
+
+
+def out_of_line(heads: Mapping[str, Model]) -> dict[str, float]:
+    """Receivers whose predictor is far larger than the others' → how many times.
+
+    Its loss would outweigh all others', and Adam would remember that for a thousand steps. The
+    usual norm is the (lower) median; of two, the smaller.
+    """
+    norms = {
+        name: float(
+            np.sqrt(sum(float(np.square(a, dtype=np.float64).sum()) for a in head.values()))
+        )
+        for name, head in heads.items()
+    }
+    usual = sorted(norms.values())[(len(norms) - 1) // 2] if norms else 0.0
+    return {n: norm / usual for n, norm in norms.items() if usual and norm > MAX_TIMES * usual}
+
+
+def linear_head(model: Model, prefix: str) -> Layers:
+    """The layers of a linear head by prefix, for silos that do not describe theirs.
+
+    Raises:
+        FederationError: not one weight and at most one bias are named so.
+    """
+    named = [name for name in model if name.startswith(prefix)]
+    weights = [name for name in named if model[name].ndim == 2]
+    biases = [name for name in named if model[name].ndim == 1]
+    if len(weights) != 1 or len(biases) > 1 or len(named) != len(weights) + len(biases):
+        raise _wrong(
+            f"head = {prefix!r} must name one weight and at most one bias. It names: "
+            f"{', '.join(named) or 'nothing'}."
+        )
+    return (("linear", weights[0], biases[0] if biases else ""),)
+
+
+def common_layers(described: Sequence[tuple[str, Layers]], *, task: str = "") -> Layers:
+    """The predictor's layers as all silos describe them.
+
+    Args:
+        described: silo and its layers.
+        task: of the run, for the message.
+
+    Raises:
+        FederationError: a silo describes none: its task has no latent split.
+    """
+    for name, layers in described:
+        if not layers:
+            of_task = f": task {task!r} has none" if task else ""
+            raise _wrong(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
+        if layers != described[0][1]:
+            raise _wrong(f"silos {described[0][0]} and {name} describe different heads.")
+    return described[0][1]
+
+
+def _wrong(text: str) -> FederationError:
+    return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

@@ -1,0 +1,1 @@
+"""FedGroup: static groups from one pre-training, newcomers placed by it."""

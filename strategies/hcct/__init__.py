@@ -1,0 +1,1 @@
+"""HCCT: groups that maximise the silos' utility, and α without guessing."""

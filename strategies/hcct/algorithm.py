@@ -1,0 +1,626 @@
+"""HCCT: hierarchical clustering-based collaborative training.
+
+Sun, Kountouris, Zhang: "How to Collaborate: Towards Maximizing the Generalization Performance in
+Cross-Silo Federated Learning", IEEE TMC 2024, https://arxiv.org/abs/2401.13236; Algorithms 1–2,
+eqs. 8–17. The partition itself is ``coterie.strategies.partition.hcct``.
+
+Round 1: every silo alone, all from the same w⁰. After every round the silos that answered are
+partitioned anew; each group's model is the size-weighted mean of its members' current models,
+its members train it, and it is aggregated size-weighted.
+
+Differs from the paper:
+
+- *Memory* (``memory=1``, the default). The paper compares the updates of the last round. Those
+  of small silos turn to noise as training goes on, and the groups flap. Here the accumulated own
+  updates ``c_i ← memory · c_i + Δ_i`` are compared. ``memory=0`` is the paper.
+- *Solver* (``solver="best"``, the default). The paper's greedy merging joins small silos first,
+  whatever their kind, and never parts them. The same utility is maximised exactly for up to 16
+  silos and by a better search above. ``solver="agglomerative"`` is the paper; there a merge is
+  made only while its benefit is positive (Algorithm 2 merges before it tests).
+- α may be one number or stated by each silo.
+- A newcomer, which the paper does not have, trains one round from the mean of all current
+  models; eqs. 15–16 against the existing groups decide which it joins. In the same round it also
+  trains from w⁰ for some more epochs, as many as it allows (``max_local_epochs``), so that its
+  memory can be compared with the others'.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Unpack
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.errors import EXIT_CONFIG, FederationError, require
+from coterie.strategies.hcct.alpha import (
+    LOOK_ROUNDS,
+    TRIAL_ROUNDS,
+    Landscape,
+    Trial,
+    alpha_of,
+    candidates,
+    continue_trial,
+    measured_by,
+    open_trial,
+    verdict,
+)
+from coterie.strategies.hcct.alpha import orders as trial_orders
+from coterie.strategies.partition.coalition import HCCTUtility, agglomerative
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.hcct import layer_choice, place
+from coterie.strategies.partition.search import best_partition
+from coterie.strategies.rounds.grouping import (
+    Members,
+    average_groups,
+    comparison,
+    cosine_matrix,
+    enrol,
+    feasible,
+    mean_of_all,
+    num_batches,
+    orders_from,
+    with_minimums,
+)
+from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.rounds.models import accumulate, comparable, difference, weighted_mean
+from coterie.strategies.rounds.roster import Silo, staying
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+CATCH_UP = "catch-up"
+"""Purpose of a newcomer's second training in its first round, from w⁰."""
+MAX_CATCH_UP = 5
+"""Rounds' worth of epochs in a catch-up: enough to tell the groups apart on the members' scale."""
+MAX_WAIT = 4
+"""The round after which ``auto`` looks for α also without silos that have never answered."""
+PATH_RESTARTS, PATH_EXACT = 2, 12
+"""Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
+
+
+@dataclass(frozen=True)
+class HCCTState:
+    """What HCCT knows between two rounds.
+
+    Attributes:
+        members: models, sizes, and the groups that trained in the last round.
+        memory: silo → c_i, its accumulated own updates (the compared arrays only).
+        alphas: silo → its own α, where it stated one.
+        planned: groups of the next round.
+        starts: silo → the model that its group of the next round starts from.
+        newcomers: silos that have not been placed yet.
+        layer: prefix of the array names that are compared (HCCT-E); empty compares all.
+        unchanged: how often in a row the partition came out the same.
+        alpha: what ``auto`` chose.
+        trial: what ``auto`` is trying.
+        similarity: cosines between ``compared`` silos after the last round.
+        norms: lengths of the vectors that were compared.
+        alphas_used, sizes_used: α and training samples of ``compared`` at that time.
+    """
+
+    members: Members
+    memory: Mapping[str, Model] = field(default_factory=dict)
+    alphas: Mapping[str, float] = field(default_factory=dict)
+    planned: tuple[Group, ...] = ()
+    starts: Mapping[str, Model] = field(default_factory=dict)
+    newcomers: frozenset[str] = frozenset()
+    layer: str = ""
+    unchanged: int = 0
+    alpha: float | None = None
+    trial: Trial | None = None
+    compared: tuple[str, ...] = ()
+    similarity: tuple[tuple[float, ...], ...] = ()
+    norms: tuple[float, ...] = ()
+    alphas_used: tuple[float, ...] = ()
+    sizes_used: tuple[float, ...] = ()
+
+
+class HCCT(GroupStrategy[HCCTState]):
+    """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``.
+
+    Args:
+        alpha: hunger for data, ≥ 0. 0 leaves everybody alone; large enough puts all together.
+            A silo's own α, where it states one, goes before it. ``auto`` finds it in a short trial
+            (``coterie.strategies.hcct.alpha``).
+        memory: γ in [0, 1] of the accumulated updates; 0 compares the last round's alone.
+        similarity: ``parameters``, or ``parameters+buffers`` to compare running statistics too.
+        solver: ``best``, or ``agglomerative`` for Algorithm 2.
+        seed: of the searches for more than 16 silos.
+        layers: ``all``; ``auto`` for HCCT-E, which compares the one layer of largest relative
+            variance after round 1 (eqs. 19–20); or a prefix of array names.
+        regroup_every: rounds between two partitions; 1 is the paper.
+        settle_after: once the partition of the silos has been the same so many times in a row it
+            is kept, and only newcomers are placed; 0 never stops.
+
+    The other arguments are those of ``GroupStrategy``.
+    """
+
+    def __init__(
+        self,
+        *,
+        alpha: float | str = 50.0,
+        memory: float = 1.0,
+        similarity: str = "parameters",
+        solver: str = "best",
+        seed: int = 0,
+        layers: str = "all",
+        regroup_every: int = 1,
+        settle_after: int = 0,
+        **options: Unpack[LoopOptions],
+    ) -> None:
+        super().__init__(**options)
+        require(
+            alpha == "auto"
+            or (not isinstance(alpha, str) and bool(np.isfinite(alpha)) and alpha >= 0),
+            f"alpha must be finite and at least 0, or 'auto'. Got {alpha!r}.",
+        )
+        require(0 <= memory <= 1, f"memory must be in [0, 1]. Got {memory}.")
+        require(
+            similarity in ("parameters", "parameters+buffers"),
+            f"similarity must be parameters or parameters+buffers. Got {similarity!r}.",
+        )
+        require(
+            solver in ("best", "agglomerative"),
+            f"solver must be best or agglomerative. Got {solver!r}.",
+        )
+        self.alpha = None if alpha == "auto" else float(alpha)
+        self.memory, self.similarity = float(memory), similarity
+        require(regroup_every >= 1, f"regroup_every must be at least 1. Got {regroup_every}.")
+        require(settle_after >= 0, f"settle_after must be at least 0. Got {settle_after}.")
+        self.solver, self.seed = solver, int(seed)
+        self.layers = layers
+        self.regroup_every, self.settle_after = int(regroup_every), int(settle_after)
+
+    def first(self, initial: Model) -> HCCTState:
+        """Nobody yet."""
+        return HCCTState(Members(initial))
+
+    def admit(self, state: HCCTState, silos: Sequence[Silo], *, round: int) -> HCCTState:
+        """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
+        members = enrol(state.members, silos, mean_of_all(state.members))
+        names = {silo.name for silo in silos}
+        return replace(
+            state,
+            members=members,
+            starts={**state.starts, **{name: members.models[name] for name in names}},
+            newcomers=state.newcomers | (names if round > 1 else set()),
+        )
+
+    def orders(
+        self, state: HCCTState, silos: Sequence[Silo], *, round: int
+    ) -> tuple[HCCTState, list[Order]]:
+        """Everybody here trains from its group's model; newcomers also from w⁰."""
+        here = {silo.name: silo for silo in silos}
+        state = _with_todays_terms(state, silos)
+        present = _present_groups(state.planned, here)
+        groups = tuple(sorted(feasible(present, state.members.minimums)))
+        # Who is alone only because its group became too small for it has no part in their mean.
+        parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
+        own = {name: state.members.models[name] for name in parted}
+        starts = {**state.starts, **own}
+        if state.trial is None:
+            starts |= _common_starts(starts, groups, before=state.members)
+        members = replace(state.members, groups=groups)
+        state = replace(state, members=members, starts=starts)
+        orders = self._round_orders(state, silos)
+        if state.trial is None:
+            orders += [
+                Order(
+                    here[name],
+                    state.members.initial,
+                    purpose=CATCH_UP,
+                    config=self._catch_up(here[name], round),
+                )
+                for name in sorted(state.newcomers & set(here))
+            ]
+        return state, orders
+
+    def _catch_up(self, silo: Silo, round: int) -> dict[str, Any]:
+        """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason.
+
+        Within what the silo allows, too: it has agreed to as much as a round.
+        """
+        times = min(round, MAX_CATCH_UP)
+        epochs = int(self.train_config.get(wire.LOCAL_EPOCHS, 1))
+        steps = int(self.train_config.get(wire.LOCAL_STEPS, 0))
+        if silo.max_local_epochs:
+            most = silo.max_local_epochs
+            batches = most * num_batches(silo, self.train_config)
+            times = max(1, min(times, batches // steps if steps else most // epochs))
+        longer = {wire.LOCAL_EPOCHS: epochs * times}
+        return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
+
+    def _round_orders(self, state: HCCTState, silos: Sequence[Silo]) -> list[Order]:
+        if state.trial is None:
+            return orders_from(state.starts, silos)
+        tried = {name for group in state.trial.groups for name in group}
+        others = [silo for silo in silos if silo.name not in tried]
+        return trial_orders(state.trial, silos) + orders_from(state.starts, others)
+
+    def absorb(self, state: HCCTState, updates: Sequence[Update], *, round: int) -> HCCTState:
+        """Aggregate the groups, remember the updates, and form the next round's groups."""
+        trained = [u for u in updates if not u.purpose]
+        state = self._choose_layer(state, trained)
+        probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
+        deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
+        state = replace(
+            state,
+            members=average_groups(state.members, trained),
+            memory=self._remember(state, deltas, probes),
+        )
+        here = [name for group in state.members.groups for name in group]
+        if state.trial is not None:
+            return self._continue_trial(state, updates, round)
+        if self.alpha is None and state.alpha is None and not _go_by_stated(state, here):
+            return self._open_trial(state, here, deltas, round=round)
+        state = self._partition(state, here, deltas, round=round)
+        return replace(state, newcomers=state.newcomers - set(deltas))
+
+    def _open_trial(
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], *, round: int
+    ) -> HCCTState:
+        """Begin to look for α, from what the silos' first updates say.
+
+        Until there is something to choose from everybody goes on alone: with one silo there is
+        not, and a silo whose first answer was lost is waited for. Who states its own α has no
+        part in the trial and trains alone until it is over.
+        """
+        waiting = replace(
+            state,
+            planned=tuple((name,) for name in here),
+            starts={**state.starts, **{name: state.members.models[name] for name in here}},
+            newcomers=state.newcomers - set(deltas),
+            compared=(),
+            similarity=(),
+            norms=(),
+            alphas_used=(),
+            sizes_used=(),
+        )
+        undecided = [name for name in here if name not in state.alphas]
+        names = sorted(name for name in undecided if name in state.memory)
+        heard = len(names) == len(undecided) or round >= MAX_WAIT
+        time_for_it = self._time_for_trial(round)
+        if round < LOOK_ROUNDS or not names or not heard or not time_for_it:
+            return waiting
+        found = candidates(self._landscape(state, names, round))
+        if len(found) == 1:
+            return waiting
+        return replace(waiting, trial=open_trial(found, state.members.initial))
+
+    def _time_for_trial(self, round: int) -> bool:
+        """Whether a trial that begins now leaves a round for its groups; all restart for it."""
+        rounds, last = self._rounds(), self._last_to_begin()
+        if rounds and round == max(last + 1, 1):
+            log.warning(
+                "alpha = auto needs %d rounds more than are left to find its groups: everybody "
+                "stays alone. Give alpha as a number, or the run more rounds",
+                TRIAL_ROUNDS + 1 - (rounds - max(round, LOOK_ROUNDS)),
+            )
+        return not rounds or round <= last
+
+    def _rounds(self) -> int:
+        """Of the run, or 0 if nobody said."""
+        return int(self.train_config.get(wire.ROUNDS, 0))
+
+    def _last_to_begin(self) -> int:
+        """The last round at whose end a trial of α may begin."""
+        return self._rounds() - TRIAL_ROUNDS - 1
+
+    def _landscape(self, state: HCCTState, names: Sequence[str], round: int) -> Landscape:
+        """What the path of partitions over α is computed from, for these silos."""
+
+        def search(objective: HCCTUtility) -> list[list[int]]:
+            if self.solver == "agglomerative":
+                return agglomerative(objective).groups
+            rng = np.random.default_rng([self.seed, round])
+            found = best_partition(objective, rng=rng, num_restarts=PATH_RESTARTS, exact=PATH_EXACT)
+            return found.groups
+
+        return Landscape(
+            names=names,
+            gram=gram([list(state.memory[name].values()) for name in names]),
+            sizes=np.array([state.members.sizes[name] for name in names]),
+            minimums=state.members.minimums,
+            solve=search,
+        )
+
+    def _continue_trial(self, state: HCCTState, updates: Sequence[Update], round: int) -> HCCTState:
+        """Go on with the trial, or take the winner's groups, models and α."""
+        assert state.trial is not None
+        trial = continue_trial(state.trial, updates)
+        models = dict(state.members.models)
+        if not trial.over:
+            return replace(state, trial=trial, starts={**state.starts, **models})
+        here = {name for group in state.members.groups for name in group}
+        tried = {name for group in trial.groups for name in group}
+        if tried - here and not measured_by(trial):
+            log.warning(
+                "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
+                "with who is here",
+                ", ".join(sorted(tried - here)),
+            )
+            alone = tuple((name,) for name in sorted(here))
+            return replace(state, trial=None, planned=alone, starts={**state.starts, **models})
+        best, _ = verdict(trial)
+        for group in best.groups:
+            models |= dict.fromkeys(group, trial.models[group])
+        names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
+        groups = _present_groups(best.groups, here)
+        members = replace(state.members, models=models, groups=groups)
+        placed = tuple(group for group in groups if not state.newcomers & set(group))
+        mean = mean_of_all(replace(members, groups=placed))
+        return replace(
+            state,
+            trial=None,
+            alpha=alpha_of(best, self._landscape(state, names, round)) if names else best.alpha,
+            members=members,
+            planned=best.groups,
+            # Who came meanwhile is placed now, by a round from the mean of all.
+            starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
+        )
+
+    def _choose_layer(self, state: HCCTState, trained: Sequence[Update]) -> HCCTState:
+        """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
+        if self.layers == "all" or state.layer or not trained:
+            return state
+        if self.layers != "auto":
+            return replace(state, layer=self.layers)
+        if len(trained) < 2:  # one update has no variance: wait for another
+            return state
+        choice = layer_choice([self._compared(update, "") for update in trained])
+        scores = ", ".join(f"{name} {score:.3g}" for name, score in choice.scores.items())
+        log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
+        names = self._compared(trained[0], "")
+        dotted = choice.layer + "."  # the module's arrays, not those of another with a longer name
+        layer = dotted if any(name.startswith(dotted) for name in names) else choice.layer
+        return replace(state, layer=layer)
+
+    def _compared(self, update: Update, layer: str) -> Model:
+        delta = difference(update.model, update.start)
+        kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
+        kept = {name: array for name, array in kept.items() if name.startswith(layer)}
+        if not kept:
+            raise FederationError(
+                f"layers = {layer!r} names no array that can be compared. The update has: "
+                f"{', '.join(list(delta)[:6])}.",
+                phase="configuration",
+                exit_code=EXIT_CONFIG,
+            )
+        if not any(array.any() for array in kept.values()):
+            log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
+        return kept
+
+    def _remember(
+        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, Update]
+    ) -> dict[str, Model]:
+        memory = dict(state.memory)
+        for name, delta in deltas.items():
+            if name in state.newcomers:
+                probe = probes.get(name)
+                memory[name] = delta if probe is None else self._compared(probe, state.layer)
+            else:
+                memory[name] = accumulate(memory.get(name), delta, decay=self.memory)
+        return memory
+
+    def _partition(
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], *, round: int
+    ) -> HCCTState:
+        """Groups of the next round: the settled silos anew, then the newcomers among them.
+
+        Where the groups stand, who has no place among them (it was away when they were formed) is
+        placed like a newcomer, and who is away keeps its place.
+        """
+        settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
+        new = sorted(n for n in state.newcomers if n in deltas)
+        stand = self._stand(state, round)
+        if stand:
+            placed_before = {name for group in state.planned for name in group}
+            new += [n for n in settled if n not in placed_before and n in deltas]
+            settled = [n for n in settled if n in placed_before or n not in deltas]
+        compared = [*settled, *new]
+        if not compared:
+            return state
+        vectors = [state.memory[n] for n in settled]
+        vectors += [deltas[n] if n in state.newcomers else state.memory[n] for n in new]
+        matrix = gram([list(vector.values()) for vector in vectors])
+        sizes = np.array([state.members.sizes[n] for n in compared])
+        alphas = np.array([self._alpha_of(state, n) for n in compared])
+        n = len(settled)
+        before = _restricted(state.planned, settled)
+        if stand:
+            rows = {name: row for row, name in enumerate(settled)}
+            found = [[rows[name] for name in group] for group in before]
+        else:
+            found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], round)
+        formed = feasible(
+            [tuple(settled[i] for i in group) for group in found], state.members.minimums
+        )
+        same = sorted(list(group) for group in formed) == before
+        placed = [list(group) for group in found]
+        for row in range(n, len(compared)):
+            target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
+            if target is None:
+                placed.append([row])
+            else:
+                placed[target].append(row)
+        planned = feasible(
+            [tuple(sorted(compared[i] for i in group)) for group in placed],
+            state.members.minimums,
+        )
+        starts = {**state.members.models, **_group_starts(state.members, planned)}
+        if stand:
+            planned = _with_absent(planned, state.planned, here)
+        return replace(
+            state,
+            planned=tuple(sorted(planned)),
+            starts=starts,
+            unchanged=_confirmed(state.unchanged, formed=not stand, same=same),
+            compared=tuple(compared),
+            similarity=cosine_matrix(matrix),
+            norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
+            alphas_used=tuple(alphas.tolist()),
+            sizes_used=tuple(sizes.tolist()),
+        )
+
+    def _alpha_of(self, state: HCCTState, name: str) -> float:
+        """A silo's own α, else the run's, else (one silo among some with their own) their mean."""
+        run = self.alpha if self.alpha is not None else state.alpha
+        if run is None:
+            run = float(np.mean(sorted(state.alphas.values())))
+        return state.alphas.get(name, run)
+
+    def _stand(self, state: HCCTState, round: int) -> bool:
+        """Whether the groups stand, or are formed anew after this round."""
+        settled = bool(self.settle_after) and state.unchanged >= self.settle_after
+        due = (round - 1) % self.regroup_every == 0
+        return bool(state.planned) and (settled or not due)
+
+    def _solve(
+        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, round: int
+    ) -> list[list[int]]:
+        if not len(sizes):
+            return []
+        objective = HCCTUtility.from_gram(matrix, sizes, alpha=alphas)
+        if self.solver == "agglomerative":
+            return agglomerative(objective).groups
+        return best_partition(objective, rng=np.random.default_rng([self.seed, round])).groups
+
+    def models(self, state: HCCTState) -> Mapping[str, Model]:
+        """Silo → the outcome of its group's last round (Algorithm 1, line 24)."""
+        return state.members.models
+
+    def next_models(self, state: HCCTState) -> Mapping[str, Model]:
+        """Silo → what its group of the next round starts from."""
+        return state.starts
+
+    def groups(self, state: HCCTState) -> Sequence[Group]:
+        """Who trained together in the last round."""
+        return state.members.groups
+
+    def comparing(self, state: HCCTState, *, round: int) -> bool:
+        """While ``auto`` looks for α, not where it never will: too late, or silos state theirs."""
+        here = [name for group in state.members.groups for name in group]
+        if self.alpha is not None or state.alpha is not None or _go_by_stated(state, here):
+            return False
+        return state.trial is not None or not self._rounds() or round <= self._last_to_begin()
+
+    def sizes(self, state: HCCTState) -> Mapping[str, float]:
+        """Silo → training samples."""
+        return state.members.sizes
+
+    def details(self, state: HCCTState) -> Mapping[str, Any]:
+        """The planned groups, and the cosines that they come from."""
+        details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
+        if self.alpha is None:
+            details["alpha"] = state.alpha
+        if state.layer:
+            details["layer"] = state.layer
+        if state.compared:
+            details["alphas"] = list(state.alphas_used)
+            details["sizes"] = list(state.sizes_used)
+            own = [name for name in state.compared if name in state.alphas]
+            details |= {"own-alpha": own} if own else {}
+        return details | comparison(state.compared, state.similarity, state.norms)
+
+
+def _with_todays_terms(state: HCCTState, silos: Sequence[Silo]) -> HCCTState:
+    """The state with what the silos that are here say now: a silo may return with other terms."""
+    here = {silo.name for silo in silos}
+    alphas = {n: a for n, a in state.alphas.items() if n not in here}
+    stated = {silo.name: silo.alpha for silo in silos if silo.alpha is not None}
+    return replace(
+        state,
+        members=with_minimums(state.members, silos),
+        alphas={**alphas, **stated},
+    )
+
+
+def _with_absent(
+    planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
+) -> tuple[Group, ...]:
+    """``planned``, in which who is away keeps its place beside those it was with before."""
+    absent = {name for group in before for name in group} - set(here)
+    groups = [set(group) for group in planned]
+    for group in before:
+        away = absent & set(group)
+        if away:
+            target = next((g for g in groups if g & set(group)), None)
+            if target is None:
+                groups.append(away)
+            else:
+                target |= away
+    return tuple(tuple(sorted(group)) for group in groups)
+
+
+def _present_groups(planned: Sequence[Group], here: Collection[str]) -> tuple[Group, ...]:
+    """The planned groups without who is away; who was in none of them is alone."""
+    kept = [tuple(name for name in group if name in here) for group in planned]
+    grouped = {name for group in kept for name in group}
+    alone: list[Group] = [(name,) for name in here if name not in grouped]
+    return tuple(sorted([group for group in kept if group] + alone))
+
+
+def _confirmed(before: int, *, formed: bool, same: bool) -> int:
+    """How often in a row the partition came out the same; a round that formed none says nothing."""
+    if not formed:
+        return before
+    return before + 1 if same else 0
+
+
+def _restricted(planned: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
+    """The groups among ``names`` only, in the order of a partition; the others of them alone."""
+    wanted = set(names)
+    groups = [[name for name in group if name in wanted] for group in planned]
+    grouped = {name for group in groups for name in group}
+    return sorted([group for group in groups if group] + [[n] for n in names if n not in grouped])
+
+
+def _common_starts(
+    starts: Mapping[str, Model], groups: Sequence[Group], *, before: Members
+) -> dict[str, Model]:
+    """For groups that stand and get somebody back: all their members start from one model.
+
+    Who was away gets what those who were here start from, not its old model into their mean.
+    Nobody's model is shown to others in a mean of fewer than it accepts: where nothing else is
+    left, everybody goes on from its own.
+    """
+    here = {name for group in before.groups for name in group}
+    common: dict[str, Model] = {}
+    for group in groups:
+        if len({id(starts[name]) for name in group}) == 1:
+            continue
+        stayed = tuple(name for name in group if name in here)
+        shown = staying(stayed or group, before.minimums)
+        if stayed and shown and len({id(starts[name]) for name in shown}) == 1:
+            common |= dict.fromkeys(group, starts[shown[0]])
+        elif shown:
+            common |= dict.fromkeys(group, _group_starts(before, [shown])[shown[0]])
+    return common
+
+
+def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
+    """Whether ``auto`` tries nothing: all who are here, or all but one, state their own α.
+
+    Groups once formed so are not broken up for a trial when more come that state none.
+    """
+    undecided = [name for name in here if name not in state.alphas]
+    few = len(undecided) < 2 and len(undecided) < len(here)
+    return bool(state.alphas) and (few or bool(state.compared))
+
+
+def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:
+    """Algorithm 1, line 15: the size-weighted mean of the members' current models."""
+    starts: dict[str, Model] = {}
+    for group in groups:
+        distinct = {id(members.models[name]) for name in group}
+        if len(distinct) == 1:  # nothing changed hands: keep the very same arrays
+            mean = members.models[group[0]]
+        else:
+            mean = weighted_mean(
+                [members.models[n] for n in group], [members.sizes[n] for n in group]
+            )
+        starts |= dict.fromkeys(group, mean)
+    return starts

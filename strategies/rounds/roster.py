@@ -1,0 +1,396 @@
+"""Who is here, who is new, who left.
+
+Flower knows nodes; a federation knows silos by name. ``NodeRoster`` serves any ClientApp: a node
+is a silo. ``DescribedRoster`` asks every new node who it is (``query.describe``), binds names to
+nodes, and refuses what cannot take part, with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
+from coterie.strategies.rounds.exchange import exchange
+
+log = logging.getLogger("coterie.run")
+
+DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
+"""Seconds for silos to say who they are, and for each of them on top: a SuperLink passes on some
+ten messages a second on a loaded machine."""
+POLL_S = 0.05
+SAY_AGAIN_S = 10.0
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One silo that is here.
+
+    Attributes:
+        name: what it is called in groups, records and files.
+        node_id: Flower's id of its present connection.
+        num_examples: training samples it stated, 0 if it stated none.
+        alpha: its own α for HCCT, or None.
+        described: it answered ``query.describe``: it understands packed models and answers a
+            train message with the error of the model received.
+        buffers: names of arrays that are statistics.
+        min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
+        max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
+        head: layers of the model's predictor; empty if it described no latent split.
+    """
+
+    name: str
+    node_id: int
+    num_examples: int = 0
+    alpha: float | None = None
+    described: bool = False
+    buffers: tuple[str, ...] = ()
+    min_group_size: int = 1
+    max_local_epochs: int = 0
+    head: wire.Layers = ()
+
+
+def minimums_of(silos: Iterable[Silo]) -> dict[str, int]:
+    """Silo → the smallest group that it accepts, of those that ask for more than themselves."""
+    return {silo.name: silo.min_group_size for silo in silos if silo.min_group_size > 1}
+
+
+def staying(group: Sequence[str], minimums: Mapping[str, int]) -> tuple[str, ...]:
+    """Those of a group who accept it as large as it then is.
+
+    Whoever leaves makes the group smaller for the others, so this is repeated until it holds for
+    everybody who stays.
+    """
+    stay = tuple(group)
+    while True:
+        fewer = tuple(name for name in stay if minimums.get(name, 1) <= len(stay))
+        if fewer == stay:
+            return stay
+        stay = fewer
+
+
+class Roster(Protocol):
+    """What the round loop asks of a roster."""
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """Silos that are here now, sorted by name; waits if the run cannot go on without more.
+
+        Raises:
+            FederationError: too few came within the deadline.
+        """
+        ...
+
+
+@dataclass
+class NodeRoster:
+    """Every connected node is a silo called ``node-<id>``.
+
+    Attributes:
+        min_silos: wait for so many.
+        deadline_s: seconds to wait for them.
+    """
+
+    min_silos: int = 1
+    deadline_s: float = 300.0
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """See ``Roster``."""
+        nodes = _wait(
+            lambda: sorted(grid.get_node_ids()),
+            enough=self.min_silos if round <= 1 else 1,
+            deadline_s=self.deadline_s,
+            round=round,
+        )
+        return [Silo(name=f"node-{node}", node_id=node) for node in nodes]
+
+
+@dataclass(frozen=True)
+class Churn:
+    """A script of joins and leaves, to make a simulation of churn repeatable.
+
+    Attributes:
+        joins: silo → the round at which it is let in; it is waited for then.
+        leaves: silo → the round before which it has left; that is waited for.
+    """
+
+    joins: Mapping[str, int] = field(default_factory=dict)
+    leaves: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Churn:
+        """Read ``"late+7, north-3-14"``: *late* joins at round 7, *north-3* leaves before 14.
+
+        Raises:
+            ValueError: the text does not follow that form.
+        """
+        joins: dict[str, int] = {}
+        leaves: dict[str, int] = {}
+        for part in filter(None, (p.strip() for p in text.split(","))):
+            match = re.fullmatch(r"(.+)([+-])(\d+)", part)
+            if match is None:
+                raise ValueError(
+                    f"churn must be a list of NAME+ROUND (joins) and NAME-ROUND (leaves). "
+                    f"Got {part!r}."
+                )
+            name, sign, number = match.groups()
+            (joins if sign == "+" else leaves)[name] = int(number)
+        return cls(joins, leaves)
+
+
+@dataclass
+class DescribedRoster:
+    """Silos by the name that they state; the first node with a name holds it while it is here.
+
+    A node with a registered key has one id for good. What it said of itself holds while it is
+    here; when it is back it is asked anew, for it may have been restarted with other terms or data.
+
+    Attributes:
+        task: the run's task; silos of another are refused.
+        min_silos, deadline_s: as in ``NodeRoster``.
+        churn: a script of joins and leaves.
+        terms: what the run asks of a silo, e.g. its strategy, for the silo to refuse at once.
+        enrolled: gives node id → the name bound to its key; None where keys are not bound. It is
+            asked anew for every newcomer, so that silos can be enrolled during a run.
+        awaited: silos of a run that is resumed: the first look waits for them as well, and goes on
+            without those that do not come back within the deadline.
+        schema: fingerprint of the run's model; empty takes the first silo's.
+    """
+
+    task: str
+    min_silos: int = 1
+    deadline_s: float = 300.0
+    churn: Churn = field(default_factory=Churn)
+    terms: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    enrolled: Callable[[], Mapping[int, str]] | None = None
+    awaited: frozenset[str] = frozenset()
+    schema: str = ""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Silo or node → why it does not take part, as far as known."""
+    _by_node: dict[int, Silo] = field(default_factory=dict)
+    _refused_nodes: dict[int, str] = field(default_factory=dict)
+    _doubles: dict[int, str] = field(default_factory=dict)
+    _said: float = 0.0
+
+    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+        """See ``Roster``."""
+        due = {name for name, at in self.churn.joins.items() if at <= round}
+        gone = {name for name, at in self.churn.leaves.items() if at <= round}
+        due -= gone
+
+        deadline = time.monotonic() + self.deadline_s
+        while True:
+            here = self._look(grid, round=round)
+            names = {silo.name for silo in here}
+            missing, lingering = sorted(due - names), sorted(gone & names)
+            away = sorted(self.awaited - names - gone - due)
+            late = time.monotonic() >= deadline
+            back = min(self.min_silos, len(self.awaited - gone))
+            enough = len(here) >= (self.min_silos if round <= 1 else max(1, back))
+            if enough and not missing and not lingering and (late or not away):
+                if away:
+                    log.warning("the run goes on without %s", ", ".join(away))
+                self.awaited = frozenset()
+                return sorted(here, key=lambda silo: silo.name)
+            self._say_waiting(len(here), missing + away, lingering, round)
+            if late:
+                raise self._gave_up(here, missing + away, lingering, round)
+            time.sleep(POLL_S)
+
+    def _look(self, grid: Grid, *, round: int) -> list[Silo]:
+        """Describe new nodes and return the silos that are here and due."""
+        nodes = set(grid.get_node_ids())
+        for node in (set(self._by_node) | set(self._refused_nodes)) - nodes:
+            self._by_node.pop(node, None)
+            self._refused_nodes.pop(node, None)
+            self._doubles.pop(node, None)
+        held = {silo.name for silo in self._by_node.values()}
+        for node in [n for n, name in self._doubles.items() if name not in held]:
+            del self._doubles[node]
+            self._refused_nodes.pop(node, None)
+        self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)))
+        return [
+            silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= round
+        ]
+
+    def _describe(self, grid: Grid, new: Sequence[int]) -> None:
+        config: dict[str, Any] = {
+            **self.terms,
+            wire.PROTOCOL_KEY: wire.PROTOCOL,
+            wire.TASK: self.task,
+        }
+        messages = [
+            Message(
+                RecordDict({wire.CONFIG: ConfigRecord(dict(config))}),
+                dst_node_id=node,
+                message_type=wire.DESCRIBE,
+                group_id="0",
+            )
+            for node in new
+        ]
+        deadline_s = DESCRIBE_DEADLINE_S + DESCRIBE_MORE_S * len(new)
+        answers = exchange(grid, messages, deadline_s=deadline_s)
+        read = []
+        for node, answer in zip(new, answers, strict=True):
+            described = self._read(node, answer)
+            if described is not None:
+                read.append((described, node))
+        # By name, so that which of two nodes comes first does not depend on random node ids.
+        for described, node in sorted(read, key=lambda pair: (pair[0].name, pair[1])):
+            self._admit(described, node)
+
+    def _read(self, node: int, answer: Message | None) -> wire.Description | None:
+        if answer is None:
+            return None  # asked again at the next look
+        if answer.has_error():
+            self._refuse(node, f"node {node}", str(answer.error.reason))
+            return None
+        try:
+            return wire.decode_description(answer.content)
+        except wire.WireError as error:
+            self._refuse(node, f"node {node}", str(error))
+            return None
+
+    def _admit(self, described: wire.Description, node: int) -> None:
+        if self.enrolled is not None:  # a name belongs to its key
+            bound = self.enrolled().get(node, "")
+            if bound != described.name:
+                key = f"its key is enrolled as {bound!r}" if bound else "its key is not enrolled"
+                self._refuse(node, bound, f"it claims the name {described.name!r}, but {key}.")
+                return
+        reason = self._objection(described)
+        if reason:
+            self._refuse(node, described.name if wire.is_silo_name(described.name) else "", reason)
+            return
+        if any(silo.name == described.name for silo in self._by_node.values()):
+            # Not for good: a silo that was killed and came back waits until its old node is gone.
+            self._doubles[node] = described.name
+            self._refuse(
+                node,
+                described.name,
+                "another silo of that name is already here. Give every silo its own name.",
+            )
+            return
+        self.schema = self.schema or described.schema
+        for who in (described.name, f"node {node}"):
+            self.refused.pop(who, None)
+        self._by_node[node] = Silo(
+            name=described.name,
+            node_id=node,
+            num_examples=described.num_examples,
+            alpha=described.alpha,
+            described=True,
+            buffers=described.buffers,
+            min_group_size=described.min_group_size,
+            max_local_epochs=described.max_local_epochs,
+            head=described.head,
+        )
+        log.info(
+            "silo %s is here: %d training samples, %s",
+            described.name,
+            described.num_examples,
+            described.device,
+        )
+
+    def _objection(self, described: wire.Description) -> str:
+        if described.protocol != wire.PROTOCOL:
+            return f"it speaks protocol {described.protocol}, the run speaks {wire.PROTOCOL}."
+        theirs = (described.versions or {}).get("coterie", "")
+        if _is_another_release(theirs):
+            return (
+                f"it has coterie {theirs}, the coordinator has {version('coterie')}. Install one "
+                "version, or run one image, on both sides."
+            )
+        if described.task != self.task:
+            return f"it serves task {described.task!r}, the run is of task {self.task!r}."
+        if not wire.is_silo_name(described.name):
+            return "its name must have 1 to 64 letters, digits, '.', '_' or '-'."
+        if described.alpha is not None and not 0 <= described.alpha < float("inf"):
+            return f"its alpha must be finite and at least 0. Got {described.alpha}."
+        if described.min_group_size < 1:
+            return f"its min_group_size must be at least 1. Got {described.min_group_size}."
+        if described.max_local_epochs < 0:
+            return f"its max_local_epochs must be at least 0. Got {described.max_local_epochs}."
+        if described.num_examples <= 0:
+            return f"it states {described.num_examples} training samples; at least 1 is needed."
+        if self.schema and described.schema != self.schema:
+            return "its model has other arrays or classes than the other silos' (schema differs)."
+        return ""
+
+    def _refuse(self, node: int, who: str, reason: str) -> None:
+        who = who or f"node {node}"
+        self._refused_nodes[node] = reason
+        self.refused[who] = reason
+        log.error("silo %s does not take part: %s", who, reason)
+
+    def _say_waiting(
+        self, here: int, missing: Sequence[str], lingering: Sequence[str], round: int
+    ) -> None:
+        if time.monotonic() - self._said < SAY_AGAIN_S:
+            return
+        self._said = time.monotonic()
+        log.info(_waiting_text(here, self.min_silos, missing, lingering, round))
+
+    def _gave_up(
+        self, here: Sequence[Silo], missing: Sequence[str], lingering: Sequence[str], round: int
+    ) -> FederationError:
+        refused = "".join(f" {who} was refused: {why}" for who, why in self.refused.items())
+        text = _waiting_text(len(here), self.min_silos, missing, lingering, round)
+        return FederationError(
+            f"gave up after {self.deadline_s:.0f} s: {text}.{refused} Start silos with "
+            "`coterie silo`, or raise wait-for-silos.",
+            round=round,
+            phase="roster",
+            exit_code=EXIT_NO_SILOS,
+        )
+
+
+def _is_another_release(theirs: str) -> bool:
+    """Whether a stated version differs in its first two numbers; patches may differ."""
+    try:
+        own = version("coterie")
+    except PackageNotFoundError:  # run from its source
+        return False
+    numbers = [re.match(r"(\d+)\.(\d+)", text) for text in (theirs, own)]
+    return all(numbers) and len({m.groups() for m in numbers if m}) == 2
+
+
+def _waiting_text(
+    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], round: int
+) -> str:
+    if missing:
+        return f"round {round} waits for {', '.join(missing)} to join"
+    if lingering:
+        return f"round {round} waits for {', '.join(lingering)} to leave"
+    return f"waiting for silos: {here} of at least {min_silos if round <= 1 else 1} here"
+
+
+def _wait(
+    look: Callable[[], list[int]], *, enough: int, deadline_s: float, round: int
+) -> list[int]:
+    deadline, said = time.monotonic() + deadline_s, 0.0
+    while True:
+        nodes = look()
+        if len(nodes) >= enough:
+            return nodes
+        now = time.monotonic()
+        if now >= deadline:
+            raise FederationError(
+                f"gave up after {deadline_s:.0f} s: {len(nodes)} of at least {enough} nodes are "
+                "connected.",
+                round=round,
+                phase="roster",
+                exit_code=EXIT_NO_SILOS,
+            )
+        if now - said >= SAY_AGAIN_S:
+            said = now
+            log.info("waiting for nodes: %d of at least %d connected", len(nodes), enough)
+        time.sleep(POLL_S)

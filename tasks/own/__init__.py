@@ -1,0 +1,1 @@
+"""Own data by declaration: image folders, tables, arrays."""

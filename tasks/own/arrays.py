@@ -1,0 +1,123 @@
+"""Arrays of one's own in a ``.npz`` file. See ``coterie.tasks.own.declared``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from coterie.tasks.base import Option, Samples, TaskError, read_array, read_options
+from coterie.tasks.own.declared import Declaration, DeclaredTask, Size
+
+
+class ArrayDeclaration(Declaration):
+    """``shape`` is that of one sample; ``scale`` multiplies every number."""
+
+    kind: Literal["npz"]
+    shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=3)]
+    scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Samples and labels of a file; ``test`` are those that it says are for testing."""
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    test: Arrays | None = None
+
+    def take(self, rows: NDArray[np.intp]) -> Arrays:
+        """These rows only."""
+        return Arrays(self.x[rows], self.y[rows])
+
+
+class ArrayTask(DeclaredTask):
+    """``x`` and ``y``; or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
+
+    ``y`` holds numbers of classes from 0 on, or their names.
+    """
+
+    declaration: ArrayDeclaration
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As declared."""
+        return self.declaration.shape
+
+    def expected(self) -> str:
+        """See ``DeclaredTask``."""
+        return (
+            "a .npz file with x and y, or x_train, y_train, x_test and y_test; samples of shape "
+            f"{self.shape}"
+        )
+
+    def read(self, place: Path, options: Mapping[str, Any]) -> Arrays:
+        """Read all arrays of the file."""
+        try:
+            loaded = np.load(place, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                raise ValueError("it is an .npy file, of one array without labels")
+            with loaded:
+                held = {name: loaded[name] for name in loaded.files}
+        except Exception as error:  # of a damaged file numpy and zipfile raise all sorts of things
+            raise TaskError(
+                f"{str(place)!r} cannot be read: {error}. Expected {self.expected()}."
+            ) from None
+        if {"x_train", "y_train", "x_test", "y_test"} <= set(held):
+            test = self._arrays(held["x_test"], held["y_test"], place)
+            train = self._arrays(held["x_train"], held["y_train"], place)
+            return Arrays(train.x, train.y, test)
+        if not {"x", "y"} <= set(held):
+            raise TaskError(
+                f"{str(place)!r} has the arrays {', '.join(held) or 'none'}. "
+                f"Expected {self.expected()}."
+            )
+        return self._arrays(held["x"], held["y"], place)
+
+    def parts(self, whole: Arrays) -> tuple[Arrays, Arrays] | None:
+        """As the file says."""
+        return None if whole.test is None else (whole, whole.test)
+
+    def samples(
+        self, train: Arrays, test: Arrays
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """As they are."""
+        return train.x, test.x
+
+    def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
+        """As ``Task.inputs``, with the declared shape and scale.
+
+        Raises:
+            TaskError: the file is missing, holds something else, or has another shape.
+        """
+        read_options(self.name, options, self.options)
+        return Samples(self._scaled(read_array(file), file))
+
+    def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
+        samples = self._scaled(x, place)
+        if y.ndim != 1 or y.dtype.kind not in "iuU":
+            raise TaskError(
+                f"labels in {str(place)!r} must be whole numbers or names, one per sample. "
+                f"Got {y.dtype} of shape {y.shape}."
+            )
+        if len(x) != len(y):
+            raise TaskError(
+                f"{str(place)!r} must have one label per sample. "
+                f"Got {len(x)} samples and {len(y)} labels."
+            )
+        labels = self.labels(y.tolist(), str(place)) if y.dtype.kind == "U" else y.astype(np.int64)
+        return Arrays(samples, labels)
+
+    def _scaled(self, x: NDArray[Any], place: Path) -> NDArray[np.float32]:
+        if x.shape[1:] != self.shape:
+            raise TaskError(
+                f"samples in {str(place)!r} must be of shape {self.shape}. Got {x.shape[1:]}."
+            )
+        if x.dtype.kind not in "fiub":
+            raise TaskError(f"samples in {str(place)!r} must be numbers. Got {x.dtype}.")
+        return x.astype(np.float32) * np.float32(self.declaration.scale)

@@ -1,0 +1,242 @@
+"""Own data without programming: a task declared in a TOML file, the same file at every silo.
+
+The file says what all silos must have in common (classes, columns, the size of images, the
+network); where the data is, and how much of it is kept for testing, each silo says for itself.
+Three kinds: ``image-folder``, ``table`` and ``npz``. The server never reads it: it knows the
+task's name, and the fingerprint of the file's content is part of every silo's schema.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+import unicodedata
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from coterie.tasks.base import (
+    ColumnScale,
+    Option,
+    SiloData,
+    Task,
+    TaskError,
+    place_of,
+    read_options,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+OPTIONS: dict[str, Option] = {"data": "", "test-data": "", "test-share": 0.2, "seed": 0}
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Size = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Declaration(BaseModel):
+    """What every declared task says. ``classes`` are in the order of the model's outputs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: str
+    name: Name
+    classes: Annotated[tuple[str, ...], Field(min_length=2)]
+    network: str
+
+    @model_validator(mode="after")
+    def _classes_differ(self) -> Declaration:
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError("classes must differ from each other")
+        return self
+
+
+class DeclaredTask(Task):
+    """A task made of a declaration.
+
+    Options of a silo:
+        data: the folder or file. Required.
+        test-data: the same for testing; without it, ``test-share`` of ``data``.
+        test-share: share of every class that is kept for testing, in (0, 1).
+        seed: of that choice.
+
+    Attributes:
+        classes: their names.
+        shape: of one sample.
+        fingerprint: of the declaration.
+    """
+
+    options: Mapping[str, Option] = OPTIONS
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+        self.name = declaration.name
+        self.classes = declaration.classes
+        self.num_classes = len(declaration.classes)
+        self.fingerprint = hashlib.sha256(declaration.model_dump_json().encode()).hexdigest()[:16]
+        self._notes: list[str] = []
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """Of one sample as the model sees it."""
+
+    @abstractmethod
+    def read(self, place: Path, options: Mapping[str, Any]) -> Any:
+        """Labels and whatever ``samples`` makes samples of; ``y`` is its attribute."""
+
+    @abstractmethod
+    def samples(self, train: Any, test: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Both parts as the model sees them; what is learnt from data, from ``train`` alone."""
+
+    def scale_of(self, train: Any) -> ColumnScale | None:
+        """What ``samples`` learns from ``train``; None: nothing."""
+        return None
+
+    def model(self) -> torch.nn.Module:
+        """The declared network, as representation and head."""
+        from coterie.tasks.models import NETWORKS, SplitModel
+
+        make = NETWORKS.get(self.declaration.network)
+        if make is None:
+            raise TaskError(
+                f"network must be one of {', '.join(NETWORKS)}. Got {self.declaration.network!r}."
+            )
+        try:
+            return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
+        except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
+            raise TaskError(
+                f"network {self.declaration.network!r} cannot be made for samples of shape "
+                f"{self.shape}. mclr and the mlp networks take every shape."
+            ) from None
+
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        """Load this silo's data. See the class for the options.
+
+        Raises:
+            TaskError: names the file, and what was expected in it.
+        """
+        train, test = self.read_both(read_options(self.name, options, self.options))
+        x_train, x_test = self.samples(train, test)
+        return SiloData(
+            x_train, train.y, x_test, test.y, self.num_classes, scale=self.scale_of(train)
+        )
+
+    def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Training and test part as ``read`` gives them."""
+        if chosen["seed"] < 0:
+            raise TaskError(f"seed must be at least 0. Got {chosen['seed']}.")
+        if not chosen["data"]:
+            raise TaskError(f"task {self.name!r} needs option data: {self.expected()}.")
+        self._notes = []
+        whole = self.read(_place(chosen["data"], self.expected()), chosen)
+        if chosen["test-data"]:
+            return whole, self.read(_place(chosen["test-data"], self.expected()), chosen)
+        if (both := self.parts(whole)) is not None:
+            return both
+        share = chosen["test-share"]
+        if not 0 < share < 1:
+            raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
+        rows = split_by_class(whole.y, share, seed=chosen["seed"])
+        return whole.take(rows[0]), whole.take(rows[1])
+
+    def parts(self, whole: Any) -> tuple[Any, Any] | None:
+        """Training and test part, if what was read says which is which."""
+        return None
+
+    @abstractmethod
+    def expected(self) -> str:
+        """What ``data`` has to be, in words."""
+
+    def notes(self) -> list[str]:
+        """What a person should know of the data that was loaded last."""
+        return self._notes
+
+    def labels(self, found: Sequence[str], where: str) -> NDArray[np.int64]:
+        """Class names to numbers.
+
+        Raises:
+            TaskError: a class that was not declared.
+        """
+        numbers = {name: i for i, name in enumerate(self.classes)}
+        number = {name: numbers.get(in_nfc(name), -1) for name in set(found)}
+        unknown = sorted(name for name in number if number[name] < 0)
+        if unknown:
+            raise TaskError(
+                f"{where} has class {unknown[0]!r}, which is not declared. Declared: "
+                f"{', '.join(self.classes)}."
+            )
+        return np.array([number[name] for name in found], dtype=np.int64)
+
+
+def in_nfc(text: str) -> str:
+    """The same characters in one spelling: in names of files a Mac writes ö as o and two dots."""
+    return unicodedata.normalize("NFC", text)
+
+
+def load_declared(file: Path) -> DeclaredTask:
+    """Read a task's declaration.
+
+    Raises:
+        TaskError: it is missing, no TOML, or says something wrong; every problem is named.
+    """
+    try:
+        fields = tomllib.loads(in_nfc(file.read_text(encoding="utf-8-sig")))
+    except FileNotFoundError:
+        raise TaskError(f"there is no file {str(file)!r} that declares a task.") from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise TaskError(f"the task's declaration {str(file)!r} cannot be read: {error}.") from None
+    kinds = _kinds()
+    kind = fields.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise TaskError(f"kind in {file.name} must be one of {', '.join(kinds)}. Got {kind!r}.")
+    declaration, task = kinds[kind]
+    try:
+        made: DeclaredTask = task(declaration.model_validate(fields))
+        return made
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(str(part) for part in entry['loc']) or file.name}: {entry['msg']}"
+            for entry in error.errors()
+        )
+        raise TaskError(f"the task's declaration {file.name} is wrong: {problems}.") from None
+
+
+def split_by_class(
+    y: NDArray[np.int64], share: float, *, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows for training and for testing: of every class the same share, at random.
+
+    A class of one sample goes to training. Rows stay in their order.
+    """
+    rng = np.random.default_rng([seed, len(y)])
+    test = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):
+        rows = np.flatnonzero(y == label)
+        count = min(max(1, round(share * len(rows))), len(rows) - 1)
+        test[rng.permutation(rows)[:count]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def _place(text: str, expected: str) -> Path:
+    place = place_of(text)
+    if not place.exists():
+        raise TaskError(f"there is no {str(place)!r}. Expected {expected}.")
+    return place
+
+
+def _kinds() -> dict[str, tuple[type[Declaration], type[Any]]]:
+    from coterie.tasks.own.arrays import ArrayDeclaration, ArrayTask
+    from coterie.tasks.own.image_folder import ImageFolder, ImageFolderDeclaration
+    from coterie.tasks.own.table import Table, TableDeclaration
+
+    return {
+        "image-folder": (ImageFolderDeclaration, ImageFolder),
+        "table": (TableDeclaration, Table),
+        "npz": (ArrayDeclaration, ArrayTask),
+    }

@@ -1,0 +1,78 @@
+"""A split among a task's options: how silos that share one data set say which share is theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import ArrayLike
+
+from coterie.tasks.base import Option, TaskError
+from coterie.tasks.splits.config import COMMON_KEYS, KINDS, Share, make_split
+
+SPLIT_OPTIONS: dict[str, Option] = {"split": "none", "silos": 0, "silo": -1, "test-share": 0.0}
+SPLIT_KEYS: dict[str, Option] = {
+    f"split-{key}": default
+    for keys in (COMMON_KEYS, *(kind.keys for kind in KINDS.values()))
+    for key, default in keys.items()
+    if key not in ("silos", "test-share")  # these two go by their own names
+}
+LABEL_KINDS = tuple(kind for kind in KINDS if kind != "by-domain")  # for data of one domain
+
+
+def check_split(options: Mapping[str, Option], chosen: Mapping[str, Any]) -> None:
+    """Refuse what cannot be meant.
+
+    Args:
+        options: as the silo gave them.
+        chosen: the same with defaults and types.
+
+    Raises:
+        TaskError: an unknown kind, a share outside [0, 1), or keys of a split without one.
+    """
+    if not 0 <= chosen["test-share"] < 1:
+        raise TaskError(f"test-share must be in [0, 1). Got {chosen['test-share']}.")
+    if chosen["split"] == "none":
+        stray = [k for k in options if k in SPLIT_KEYS and k != "split-seed"]
+        stray += [k for k in ("silos", "silo", "test-share") if k in options]
+        if stray:
+            raise TaskError(
+                f"option {stray[0]!r} belongs to a split. Set split to one of "
+                f"{', '.join(LABEL_KINDS)}, or leave it out."
+            )
+    elif chosen["split"] not in LABEL_KINDS:
+        raise TaskError(
+            f"split must be none or one of {', '.join(LABEL_KINDS)}. Got {chosen['split']!r}."
+        )
+
+
+def shares_of(
+    options: Mapping[str, Option],
+    chosen: Mapping[str, Any],
+    labels: ArrayLike,
+    *,
+    test_labels: ArrayLike | None,
+    num_classes: int,
+) -> list[Share]:
+    """Every silo's share of a data set; arguments as in ``check_split`` and ``make_split``."""
+    # only the keys that were given: a key that the kind does not have must be refused
+    config = {k.removeprefix("split-"): chosen[k] for k in options if k in SPLIT_KEYS}
+    config["kind"] = chosen["split"]
+    if chosen["silos"]:
+        config["silos"] = chosen["silos"]
+    if test_labels is None:
+        config["test-share"] = chosen["test-share"]
+    return make_split(config, labels, test_labels=test_labels, num_classes=num_classes)
+
+
+def silos_asked(silos: Sequence[int] | None, num_silos: int) -> Sequence[int]:
+    """Numbers of the silos to load, by default all.
+
+    Raises:
+        TaskError: a number that no silo has.
+    """
+    wanted = range(num_silos) if silos is None else silos
+    for silo in wanted:
+        if not 0 <= silo < num_silos:
+            raise TaskError(f"silo must be in [0, {num_silos - 1}]. Got {silo}.")
+    return wanted

@@ -1,0 +1,326 @@
+"""Shares: who gets which part of every class, and the cut that turns shares into indices.
+
+A split is a matrix of shares: row i is silo i, column c a class (one column: classes do not
+matter), and an entry is the part of that class's samples which the silo gets. Each kind of split
+is one way to draw that matrix; ``cut`` turns any of them into disjoint index arrays. The training
+and the test part of a data set are cut by the same matrix, so that a silo is tested on its own
+distribution. What the kinds are and where they come from: ``coterie.tasks.splits``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from coterie.tasks.base import TaskError
+
+Indices = NDArray[np.int64]
+Matrix = NDArray[np.float64]
+
+MIN_ALPHA = 1e-4  # below it a draw is one silo in any case, and numpy's sampler loses its footing
+MAX_TRIES = 200  # a Dirichlet split that leaves a silo too little is drawn again, not for ever
+
+
+def cut(
+    labels: ArrayLike, shares: Matrix, *, rng: np.random.Generator, units: ArrayLike | None = None
+) -> list[Indices]:
+    """Give every silo its share of every class.
+
+    A silo gets the exact share of a class rounded down or up, and the silos together never more
+    than there is. Which samples it gets is random.
+
+    Args:
+        labels: shape (n,), integers in [0, C).
+        shares: shape (silos, C), or (silos, 1) to ignore the labels. Entries ≥ 0, each column
+            sums to at most 1; what remains of a class is left out.
+        rng: decides which samples go where.
+        units: shape (n,), optional: samples with one number stay together (digits of one
+            photograph). Sizes are then met to within one unit.
+
+    Returns:
+        One sorted, disjoint array of indices per silo; an array may be empty.
+    """
+    y = np.asarray(labels)
+    kept = None if units is None else np.asarray(units)
+    parts: list[list[Indices]] = [[] for _ in range(len(shares))]
+    for column in range(shares.shape[1]):
+        members = np.arange(len(y)) if shares.shape[1] == 1 else np.flatnonzero(y == column)
+        members, allowed = _shuffle(members, None if kept is None else kept[members], rng)
+        ends = _ends(shares[:, column], len(members), allowed)
+        for silo, (start, end) in enumerate(pairwise(ends)):
+            parts[silo].append(members[start:end])
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def _shuffle(
+    members: Indices, units: NDArray[Any] | None, rng: np.random.Generator
+) -> tuple[Indices, Indices | None]:
+    """Random order of ``members``, units contiguous, and the positions where one may cut."""
+    if units is None:
+        return rng.permutation(members), None
+    _, unit = np.unique(units, return_inverse=True)
+    rank = rng.permutation(unit.max() + 1 if len(unit) else 0)[unit]
+    order = np.argsort(rank, kind="stable")
+    inner = np.flatnonzero(np.diff(rank[order])) + 1
+    return members[order], np.concatenate([[0], inner, [len(members)]])
+
+
+def _ends(shares: Matrix, count: int, allowed: Indices | None) -> Indices:
+    """Boundaries 0 ≤ e₀ ≤ … ≤ count. Rounding the running sum keeps every piece within 1."""
+    running = np.concatenate([[0.0], np.cumsum(shares)]) * count
+    ends = np.minimum(np.floor(running + 0.5 + 1e-9), count).astype(np.int64)
+    if allowed is None:
+        return ends
+    after = np.searchsorted(allowed, ends)
+    before = np.maximum(after - 1, 0)
+    nearer = np.where(ends - allowed[before] < allowed[after] - ends, before, after)
+    return allowed[nearer]
+
+
+def checked_labels(labels: ArrayLike, silos: int) -> Indices:
+    """Labels as int64, shape (n,), or a ``TaskError`` where they or ``silos`` make no sense."""
+    y = np.asarray(labels)
+    if y.ndim != 1 or y.dtype.kind not in "iu":
+        raise TaskError(f"labels must be integers of shape (n,). Got {y.dtype} {y.shape}.")
+    if silos < 1 or silos > len(y):
+        raise TaskError(f"silos must be in [1, {len(y)}], the number of samples. Got {silos}.")
+    if y.min() < 0:
+        raise TaskError(f"labels must be at least 0. Got {y.min()}.")
+    return y.astype(np.int64, copy=False)
+
+
+def count_classes(labels: Indices, num_classes: int | None = None) -> Indices:
+    """Samples per class, shape (C,) where C is at least ``num_classes``."""
+    return np.bincount(labels, minlength=num_classes or 0).astype(np.int64)
+
+
+def iid_shares(silos: int) -> Matrix:
+    """Everyone the same, shape (silos, 1)."""
+    return np.full((silos, 1), 1.0 / silos)
+
+
+def sizes_shares(wanted: Sequence[int], available: int) -> Matrix:
+    """Given sizes, shape (silos, 1)."""
+    if min(wanted) < 1 or sum(wanted) > available:
+        raise TaskError(
+            f"sizes must each be at least 1 and together at most the {available} samples there "
+            f"are. Got {sum(wanted)} in all, the smallest {min(wanted)}."
+        )
+    return np.asarray(wanted, dtype=np.float64)[:, None] / available
+
+
+def half_normal_shares(
+    silos: int, available: int, *, min_samples: int, rng: np.random.Generator
+) -> Matrix:
+    """``min_samples`` each, the rest in proportion to |N(0, 1)|; shape (silos, 1)."""
+    if min_samples < 0 or silos * min_samples > available:
+        raise TaskError(
+            f"min-samples must be in [0, {available // silos}] for {silos} silos and {available} "
+            f"samples. Got {min_samples}."
+        )
+    floor = min_samples / available
+    draw = np.abs(rng.standard_normal(silos))
+    shares: Matrix = floor + (1.0 - silos * floor) * draw / draw.sum()
+    return shares[:, None]
+
+
+def dirichlet_shares(
+    counts: Indices, silos: int, *, alpha: float, min_samples: int, rng: np.random.Generator
+) -> Matrix:
+    """Dirichlet(α) over the silos, class by class, until every silo has ``min_samples``."""
+    if not (isfinite(alpha) and alpha >= MIN_ALPHA):
+        raise TaskError(f"alpha must be a finite number of at least {MIN_ALPHA}. Got {alpha}.")
+    for _ in range(MAX_TRIES):
+        shares = _draw_dirichlet(counts, silos, alpha, rng)
+        if _rounded(shares, counts).sum(axis=1).min() >= min_samples:
+            return shares
+    raise TaskError(
+        f"no Dirichlet split with alpha {alpha} gave each of {silos} silos at least {min_samples} "
+        f"samples in {MAX_TRIES} tries. Take fewer silos, a larger alpha, or a smaller min-samples."
+    )
+
+
+def _draw_dirichlet(counts: Indices, silos: int, alpha: float, rng: np.random.Generator) -> Matrix:
+    """One draw. A silo that holds its even share is full, as in FedGen's generator."""
+    shares = np.zeros((silos, len(counts)))
+    held = np.zeros(silos)
+    even = counts.sum() / silos
+    for column, count in enumerate(counts):
+        open_silos = held < even
+        draw = np.where(open_silos, rng.dirichlet(np.full(silos, alpha)), 0.0)
+        if draw.sum() <= 0.0:  # a tiny α put everything on silos that are full already
+            draw = open_silos.astype(np.float64) if open_silos.any() else np.ones(silos)
+        shares[:, column] = draw / draw.sum()
+        held += shares[:, column] * count
+    return shares
+
+
+def _rounded(shares: Matrix, counts: Indices) -> Indices:
+    """Number of samples that ``cut`` gives, shape (silos, C)."""
+    return np.stack(
+        [np.diff(_ends(shares[:, c], int(n), None)) for c, n in enumerate(counts)], axis=1
+    )
+
+
+def classes_per_silo_shares(
+    counts: Indices, silos: int, *, classes: int, rng: np.random.Generator
+) -> Matrix:
+    """Equal shares among the holders of a class; classes without samples are not dealt."""
+    present = np.flatnonzero(counts)
+    if not 1 <= classes <= len(present):
+        raise TaskError(f"classes per silo must be in [1, {len(present)}]. Got {classes}.")
+    holds = np.zeros((silos, len(counts)))
+    for silo in range(silos):
+        # the least dealt classes first, ties at random: holders of two classes differ by ≤ 1
+        order = np.lexsort((rng.random(len(present)), holds[:, present].sum(axis=0)))
+        holds[silo, present[order[:classes]]] = 1.0
+    return _per_column(holds)
+
+
+def _per_column(weights: Matrix) -> Matrix:
+    """Each column divided by its sum; an empty one stays empty."""
+    sums = weights.sum(axis=0)
+    shares: Matrix = weights / np.where(sums > 0, sums, 1.0)
+    return shares
+
+
+def one_class_shards_shares(
+    counts: Indices, silos: int, *, shards: int, rng: np.random.Generator
+) -> Matrix:
+    """Shards of one class, dealt in half-normal numbers, at least one each."""
+    present = int((counts > 0).sum())
+    if shards < max(silos, present):
+        raise TaskError(
+            f"shards must be at least {max(silos, present)}: one for each of {silos} silos and "
+            f"{present} classes. Got {shards}."
+        )
+    if shards > counts.sum():
+        raise TaskError(f"{shards} shards cannot be made of {counts.sum()} samples.")
+    per_class = _apportion(counts / counts.sum(), shards, at_least=(counts > 0).astype(np.int64))
+    draw = np.abs(rng.standard_normal(silos))
+    per_silo = _apportion(draw / draw.sum(), shards, at_least=np.ones(silos, dtype=np.int64))
+    shard_class = rng.permutation(np.repeat(np.arange(len(counts)), per_class))
+    held = np.zeros((silos, len(counts)))
+    np.add.at(held, (np.repeat(np.arange(silos), per_silo), shard_class), 1.0)
+    return _per_column(held)  # every shard is dealt, so a column's sum is its shards
+
+
+def _apportion(shares: Matrix, total: int, *, at_least: Indices) -> Indices:
+    """Integers that sum to ``total``: the floor first, the rest by shares, largest remainder."""
+    exact = shares * (total - at_least.sum())
+    whole = np.floor(exact).astype(np.int64)
+    missing = total - int(at_least.sum() + whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
+    total_each: Indices = at_least + whole
+    return total_each
+
+
+def power_law_shares(
+    counts: Indices,
+    silos: int,
+    *,
+    classes: int,
+    base: int,
+    sigma: float,
+    rng: np.random.Generator,
+) -> Matrix:
+    """Neighbouring classes for each silo, ``base`` of each, the rest by lognormal shares."""
+    num_classes = len(counts)
+    if not 1 <= classes <= num_classes:
+        raise TaskError(f"classes per silo must be in [1, {num_classes}]. Got {classes}.")
+    if base < 0 or not (isfinite(sigma) and sigma >= 0):
+        raise TaskError(f"base and sigma must be at least 0. Got {base} and {sigma}.")
+    rows = np.repeat(np.arange(silos), classes)
+    columns = (rows + np.tile(np.arange(classes), silos)) % num_classes
+    holders = np.bincount(columns, minlength=num_classes)
+    if (base * holders > counts).any():
+        worst = int(np.argmax(base * holders - counts))
+        raise TaskError(
+            f"class {worst} has {counts[worst]} samples, too few for {base} in each of the "
+            f"{holders[worst]} silos that hold it. Take fewer silos or a smaller base."
+        )
+    draw = np.zeros((silos, num_classes))
+    draw[rows, columns] = rng.lognormal(0.0, sigma, size=len(rows))
+    floor = np.zeros_like(draw)
+    floor[rows, columns] = base
+    rest = (counts - base * holders) * _per_column(draw)
+    shares: Matrix = (floor + rest) / np.maximum(counts, 1)
+    return shares
+
+
+def label_groups_shares(
+    counts: Indices, silos: int, *, groups: Sequence[Sequence[int]], own_share: float
+) -> Matrix:
+    """Equal shares among a label's holders; only ``own_share`` of a label of one group is used."""
+    num_classes = len(counts)
+    named = [label for group in groups for label in group]
+    if not named or min(named) < 0 or max(named) >= num_classes:
+        raise TaskError(f"groups must name labels in [0, {num_classes - 1}]. Got {named}.")
+    if any(not group or len(set(group)) != len(group) for group in groups):
+        raise TaskError("every group must name at least one label, and none of them twice.")
+    if len(groups) > silos:
+        raise TaskError(f"there are {len(groups)} groups for {silos} silos. Take more silos.")
+    if not 0 < own_share <= 1:
+        raise TaskError(f"own-share must be in (0, 1]. Got {own_share}.")
+    holds = np.zeros((silos, num_classes))
+    for silo in range(silos):
+        holds[silo, list(groups[silo * len(groups) // silos])] = 1.0
+    num_groups = np.bincount(np.asarray(named), minlength=num_classes)
+    used = np.where(num_groups == 1, own_share, 1.0)
+    shares: Matrix = _per_column(holds) * used
+    return shares
+
+
+def shrink(shares: Matrix, small_from: int | None, small_share: float) -> Matrix:
+    """Cut the rows from ``small_from`` on down to ``small_share`` of themselves."""
+    if small_from is None:
+        return shares
+    if small_from < 0 or not 0 < small_share <= 1:
+        raise TaskError(
+            "small-from must be at least 0 and small-share in (0, 1]. "
+            f"Got {small_from} and {small_share}."
+        )
+    small = np.arange(len(shares)) >= small_from
+    return np.where(small[:, None], shares * small_share, shares)
+
+
+def three_silos_shares(counts: Indices, *, rng: np.random.Generator) -> tuple[Matrix, Matrix]:
+    """Shares of the training part, and of the test part, which silos 0 and 1 have in halves."""
+    num_classes = len(counts)
+    if num_classes < 2:
+        raise TaskError(f"three-silos needs at least two classes. Got {num_classes}.")
+    first = rng.permutation(num_classes)[: num_classes // 2]
+    train = np.zeros((3, num_classes))
+    train[2] = 1.0
+    train[:, first] = np.array([[0.2], [0.8], [0.0]])
+    test = train.copy()
+    test[:, first] = np.array([[0.5], [0.5], [0.0]])
+    return train, test
+
+
+def by_domain_shares(counts: Indices, silos: int) -> Matrix:
+    """Equal shares of one domain among the silos that have it."""
+    shares = np.zeros((silos, len(counts)))
+    for domain, members in enumerate(silos_of_domains(silos, len(counts))):
+        shares[list(members), domain] = 1.0 / len(members)
+    return shares
+
+
+def silos_of_domains(silos: int, num_domains: int) -> list[range]:
+    """Which silos have which domain: consecutive ones, as evenly as possible.
+
+    Raises:
+        TaskError: fewer silos than domains.
+    """
+    if silos < num_domains:
+        raise TaskError(
+            f"a split by domain needs at least one silo for each of {num_domains} domains. "
+            f"Got {silos} silos."
+        )
+    ends = [round(i * silos / num_domains) for i in range(num_domains + 1)]
+    return [range(start, end) for start, end in pairwise(ends)]

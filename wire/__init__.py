@@ -1,0 +1,27 @@
+"""Everything that server and silo say to each other: message types, keys, encodings, version.
+
+Both sides import this package and nothing else of each other. The ordinary conversation is
+Flower's own (``arrays`` and ``config`` in; ``arrays`` and ``metrics`` with ``num-examples``
+out), so that any Flower ClientApp can take part; what a coterie silo understands beyond that it
+says itself in its answer to ``query.describe``.
+"""
+
+from coterie.wire.arrays import (
+    Model,
+    Tensor,
+    decode_arrays,
+    encode_arrays,
+    is_packed,
+    model_hash,
+    tensors_of,
+)
+from coterie.wire.description import (
+    Description,
+    Layers,
+    decode_description,
+    encode_description,
+    is_silo_name,
+)
+from coterie.wire.errors import WireError
+from coterie.wire.names import *
+from coterie.wire.replies import failure, read_metrics, refusal

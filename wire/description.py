@@ -1,0 +1,133 @@
+"""What a silo says of itself before it joins: sizes and terms; no labels and no statistics."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from coterie.wire.errors import WireError
+from coterie.wire.names import CONFIG, NUM_EXAMPLES, PROTOCOL, PROTOCOL_KEY, TASK
+
+Layers = tuple[tuple[str, ...], ...]
+"""A predictor from latents to logits: ``("linear", weight, bias or "")``, ``("relu",)``,
+``("tanh",)`` in order, with the names of the model's arrays. ``("positive",)`` at the beginning
+says that latents are at least 0: generated ones pass a softplus (a ReLU would starve them of
+gradient)."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a silo says of itself. Sizes and policy; no labels and no statistics of its data.
+
+    Attributes:
+        name: the silo's name, unique in a federation.
+        num_examples: number of training samples, > 0.
+        task: name of the task that the silo serves.
+        schema: fingerprint of the model's arrays and of the task's classes.
+        alpha: the silo's own hunger for data (HCCT), or None to take the run's.
+        device: what it trains on, for the operator's eyes.
+        versions: e.g. ``{"coterie": "0.1.0", "torch": "2.6"}``.
+        buffers: names of arrays of the model that are statistics, not parameters.
+        min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
+        max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
+        head: the layers of the model's predictor, or empty if it has no latent split.
+        protocol: the version that the silo speaks.
+    """
+
+    name: str
+    num_examples: int
+    task: str
+    schema: str
+    alpha: float | None = None
+    device: str = ""
+    versions: Mapping[str, str] | None = None
+    buffers: tuple[str, ...] = ()
+    min_group_size: int = 1
+    max_local_epochs: int = 0
+    head: Layers = ()
+    protocol: int = PROTOCOL
+
+
+def is_silo_name(name: str) -> bool:
+    """A name that can be a file and a word in a log: letters, digits, ``.``, ``_``, ``-``."""
+    return re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is not None
+
+
+def encode_description(description: Description) -> RecordDict:
+    """Return the content of the answer to ``query.describe``."""
+    config = ConfigRecord(
+        {
+            "name": description.name,
+            NUM_EXAMPLES: description.num_examples,
+            TASK: description.task,
+            "schema": description.schema,
+            "device": description.device,
+            "versions": json.dumps(dict(description.versions or {}), sort_keys=True),
+            "buffers": json.dumps(list(description.buffers)),
+            "min-group-size": description.min_group_size,
+            "max-local-epochs": description.max_local_epochs,
+            "head": json.dumps(description.head),
+            PROTOCOL_KEY: description.protocol,
+        }
+    )
+    if description.alpha is not None:
+        config["alpha"] = float(description.alpha)
+    return RecordDict({CONFIG: config})
+
+
+def decode_description(content: RecordDict) -> Description:
+    """Read the answer to ``query.describe``.
+
+    Raises:
+        WireError: a field is missing or of the wrong kind.
+    """
+    config = content.get(CONFIG)
+    if not isinstance(config, ConfigRecord):
+        raise WireError(f"a description needs a ConfigRecord {CONFIG!r}.")
+    try:
+        alpha = config.get("alpha")
+        described = Description(
+            name=_text(config["name"]),
+            num_examples=int(_number(config[NUM_EXAMPLES])),
+            task=_text(config[TASK]),
+            schema=_text(config["schema"]),
+            alpha=None if alpha is None else float(_number(alpha)),
+            device=_text(config["device"]),
+            versions={str(k): str(v) for k, v in json.loads(_text(config["versions"])).items()},
+            buffers=tuple(str(name) for name in json.loads(_text(config["buffers"]))),
+            min_group_size=int(_number(config.get("min-group-size", 1))),
+            max_local_epochs=int(_number(config.get("max-local-epochs", 0))),
+            head=_layers(json.loads(_text(config.get("head", "[]")))),
+            protocol=int(_number(config[PROTOCOL_KEY])),
+        )
+    except KeyError as missing:
+        raise WireError(f"a description needs {missing}.") from None
+    except Exception as error:  # values from elsewhere, of any kind
+        raise WireError(f"a description cannot be read: {error}") from None
+    return described
+
+
+def _layers(value: Any) -> Layers:
+    layers = tuple(tuple(_text(word) for word in layer) for layer in value)
+    arguments = {"positive": 0, "linear": 2, "relu": 0, "tanh": 0}
+    for kind, *names in layers:
+        if arguments.get(kind) != len(names):
+            raise ValueError(f"no layer of a head is {kind!r} with {len(names)} arrays")
+    return layers
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"expected text, got {type(value).__name__}")
+    return value
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    return value

@@ -1,0 +1,189 @@
+"""What an operator and a silo hand each other once: an enrolment request and a join bundle.
+
+Both are one line of text that can go by e-mail: neither holds a secret. What they need is to
+arrive unchanged, so both sides show fingerprints that two people can compare by telephone. A
+request is signed with the key that it asks to enrol, so the name in it is the key owner's.
+
+Keys are on the curve P-384, as Flower makes them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    PublicFormat,
+    load_pem_public_key,
+)
+from cryptography.x509 import load_pem_x509_certificate
+
+REQUEST: Final = "coterie-request"
+BUNDLE: Final = "coterie-join"
+VERSION: Final = 1
+
+
+class EnrolmentError(ValueError):
+    """A request or a bundle that cannot be used. The text says what to do."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A silo asks to be let in.
+
+    Attributes:
+        name: what it wants to be called.
+        key: its public key, PEM.
+    """
+
+    name: str
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What a silo needs to join.
+
+    Attributes:
+        name: of the silo it was made for.
+        silo: fingerprint of that silo's key.
+        address: ``HOST:PORT`` where the coordinator listens for silos.
+        ca: certificate of the coordinator's CA, PEM.
+    """
+
+    name: str
+    silo: str
+    address: str
+    ca: bytes
+
+
+def public_pem(key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key as Flower sends and stores it."""
+    return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+
+
+def fingerprint_of_key(key: bytes) -> str:
+    """First 128 bits of SHA-256 of a public key (PEM), for two people to compare."""
+    return _fingerprint(
+        load_pem_public_key(key).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    )
+
+
+def fingerprint_of_certificate(certificate: bytes) -> str:
+    """The same of a certificate (PEM)."""
+    return _fingerprint(load_pem_x509_certificate(certificate).public_bytes(Encoding.DER))
+
+
+def _fingerprint(content: bytes) -> str:
+    digest = hashlib.sha256(content).hexdigest()
+    return "-".join(digest[i : i + 4] for i in range(0, 32, 4))
+
+
+def make_request(name: str, key: ec.EllipticCurvePrivateKey) -> str:
+    """The line that a silo gives to the operator."""
+    public = public_pem(key.public_key())
+    signature = key.sign(_signed(name, public), ec.ECDSA(hashes.SHA256()))
+    return _line(
+        REQUEST,
+        {"name": name, "key": public.decode(), "signature": base64.b64encode(signature).decode()},
+    )
+
+
+def read_request(text: str) -> Request:
+    """Read what ``make_request`` made.
+
+    Raises:
+        EnrolmentError: it is incomplete, changed, or something else.
+    """
+    fields = _fields(REQUEST, text, "coterie silo init")
+    try:
+        name, key = str(fields["name"]), str(fields["key"]).encode()
+        signature = base64.b64decode(fields["signature"], validate=True)
+        public = load_pem_public_key(key)
+        if not isinstance(public, ec.EllipticCurvePublicKey):
+            raise EnrolmentError("the request's key is not on an elliptic curve.")
+        public.verify(signature, _signed(name, key), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        raise EnrolmentError(
+            "the request was changed on its way: its signature does not fit its name and key. "
+            "Ask the silo to send it again."
+        ) from None
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, EnrolmentError):
+            raise
+        raise EnrolmentError(_garbled(REQUEST, "coterie silo init")) from None
+    return Request(name, key)
+
+
+def write_bundle(bundle: Bundle) -> str:
+    """The line that the operator gives to the silo."""
+    fields = {
+        "name": bundle.name,
+        "silo": bundle.silo,
+        "address": bundle.address,
+        "ca": bundle.ca.decode(),
+    }
+    return _line(BUNDLE, fields)
+
+
+def read_bundle(text: str) -> Bundle:
+    """Read what ``write_bundle`` made.
+
+    Raises:
+        EnrolmentError: it is incomplete or something else.
+    """
+    fields = _fields(BUNDLE, text, "coterie enrol")
+    try:
+        ca = str(fields["ca"]).encode()
+        load_pem_x509_certificate(ca)
+        return Bundle(str(fields["name"]), str(fields["silo"]), str(fields["address"]), ca)
+    except (KeyError, ValueError):
+        raise EnrolmentError(_garbled(BUNDLE, "coterie enrol")) from None
+
+
+def _signed(name: str, key: bytes) -> bytes:
+    return f"{REQUEST} {VERSION} {name}\n".encode() + key
+
+
+def _line(kind: str, fields: dict[str, str]) -> str:
+    content = json.dumps({"version": VERSION, **fields}, separators=(",", ":")).encode()
+    # The checksum tells a line that was cut from one that was never right.
+    body = hashlib.sha256(content).digest()[:4] + content
+    return f"{kind}.{base64.urlsafe_b64encode(body).decode().rstrip('=')}"
+
+
+def _fields(kind: str, text: str, command: str) -> dict[str, Any]:
+    line = "".join(text.split())  # mail programs wrap lines
+    found, _, encoded = line.partition(".")
+    if found != kind:
+        other = {REQUEST: "an enrolment request", BUNDLE: "a join bundle"}
+        was = f"This is {other[found]}." if found in other else "Got something else."
+        raise EnrolmentError(f"expected {other[kind]}, a line that starts with {kind}. {was}")
+    try:
+        body = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+        if hashlib.sha256(body[4:]).digest()[:4] != body[:4]:
+            raise ValueError
+        fields = json.loads(body[4:])
+        version = fields["version"]
+    except (ValueError, KeyError, TypeError):
+        raise EnrolmentError(_garbled(kind, command)) from None
+    if version != VERSION:
+        raise EnrolmentError(
+            f"the line is of version {version}, this coterie reads {VERSION}. Install the same "
+            "coterie version on both sides."
+        )
+    return dict(fields)
+
+
+def _garbled(kind: str, command: str) -> str:
+    return (
+        f"the line that starts with {kind} is incomplete or was changed. Copy the whole line that "
+        f"`{command}` printed."
+    )

@@ -1,0 +1,157 @@
+"""Every name on the wire: message types, records, keys, error codes, and the protocol's version."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL: Final = 1
+"""Version of this module's conversation. A silo refuses a run that speaks another one."""
+
+# Message types. A phase of an algorithm is a type of its own, never a flag in a config.
+DESCRIBE: Final = "query.describe"
+INITIAL: Final = "query.initial"
+LABEL_COUNTS: Final = "evaluate.label_counts"
+"""How many training samples of each label (FedGen). Only a silo that consents answers."""
+ENSEMBLE: Final = "evaluate.ensemble"
+"""Error of the mean logits of the models sent as ``member-<i>`` (FedEnsemble)."""
+TRAIN: Final = "train"
+EVALUATE: Final = "evaluate"
+COLD_START: Final = "train.cold_start"
+"""A training from w⁰ whose update says where the silo belongs; nothing of it is kept there."""
+EVALUATE_TRAINING: Final = "evaluate.training"
+"""Loss and error of a model on the silo's training data: what a strategy may choose by."""
+TRAIN_PER_FEDAVG: Final = "train.per_fedavg"
+TRAIN_PFEDME: Final = "train.pfedme"
+TRAIN_DISCRIMINATOR: Final = "train.discriminator"
+EVALUATE_DISCRIMINATOR: Final = "evaluate.discriminator"
+
+# Records of a message, named as in Flower's examples.
+ARRAYS: Final = "arrays"
+CONFIG: Final = "config"
+METRICS: Final = "metrics"
+DISCRIMINATORS: Final = "discriminators"
+"""A silo's discriminators, stacked: every array has a first axis of pairs. Without this record a
+silo starts from the run's initial one."""
+HITS: Final = "hits"
+"""``hits``, int64 (pairs, 2): right answers of the discriminators received on the two halves of the
+silo's held-out samples; ``counts``, int64 (2,): those samples."""
+GENERATOR: Final = "generator"
+"""Arrays of a generator of latents, beside the model of a train message."""
+GENERATOR_ARRAYS: Final = (
+    "hidden.weight",
+    "hidden.bias",
+    "mean.weight",
+    "mean.bias",
+    "spread.weight",
+    "spread.bias",
+)
+"""h = relu([one-hot label, noise U[0,1)] · hidden), z = (h · mean) + exp(½ h · spread) · N(0,1).
+
+Weights are (inputs, outputs), unlike torch's Linear."""
+NOISE: Final = 32
+"""Width of the noise beside the one-hot label."""
+LABELS: Final = "labels"
+"""Label counts by class, an array; in a generator's record: shares by which labels are drawn."""
+MAX_LOG_VARIANCE: Final = 4.0
+"""Bound on ½-exponent ``h · spread`` of a generator, at both ends of the wire."""
+MEMBER: Final = "member-"
+
+# Keys of a config, server to silo.
+ROUND: Final = "server-round"
+PROTOCOL_KEY: Final = "protocol"
+TASK: Final = "task"
+SEED: Final = "seed"
+LOCAL_EPOCHS: Final = "local-epochs"
+LOCAL_STEPS: Final = "local-steps"
+"""Mini-batches of a training, however many epochs that takes; 0 or missing: whole epochs."""
+BATCH_SIZE: Final = "batch-size"
+LR: Final = "lr"
+LR_DECAY: Final = "lr-decay"
+MOMENTUM: Final = "momentum"
+WEIGHT_DECAY: Final = "weight-decay"
+PROXIMAL_MU: Final = "proximal-mu"
+PRECISION: Final = "precision"
+META_LR: Final = "meta-lr"
+MOREAU_LAMBDA: Final = "moreau-lambda"
+MOREAU_LR: Final = "moreau-lr"
+INNER_STEPS: Final = "inner-steps"
+ADAPT_STEPS: Final = "adapt-steps"
+"""Steps along the gradient of all training data that a silo takes before it tests a model."""
+ADAPT_LR: Final = "adapt-lr"
+ADAPT_MU: Final = "adapt-mu"
+EVALUATE_RECEIVED: Final = "evaluate-received"
+"""Ask a train message to be answered with the error of the model it brought as well."""
+HOLDOUT: Final = "holdout"
+"""Share of the training data to keep out of this training, and to measure the received model on."""
+EVALUATE_TRAINED: Final = "evaluate-trained"
+"""The model as this silo trained it is of use by itself: it is evaluated, and kept by the silo."""
+GENERATED_WEIGHT: Final = "generated-weight"
+"""Weight of the loss on generated latents."""
+DISTIL_WEIGHT: Final = "distil-weight"
+"""Weight of the divergence from the head's answers on latents generated for the own labels."""
+PURPOSE: Final = "purpose"
+"""Distinguishes messages of one type to one silo in one round; part of the silo's seed."""
+KEEP: Final = "keep"
+"""The evaluated model is the silo's own from now on: it writes it to its disk."""
+PERSONAL: Final = "personal"
+"""Layers that stay at the silo: ``head``, or a prefix of array names. Never sent either way."""
+PAIR_LABELS: Final = "pair-labels"
+"""One character per discriminator: the label, 1 or 0, of this silo's samples in its pair."""
+STEPS: Final = "steps"
+SAMPLES: Final = "samples"
+"""At most so many samples train discriminators; at least half of a silo's are held out."""
+PERSONALISE: Final = "personalise"
+"""What a silo makes of its group's model for itself: ``finetune`` or ``ditto``."""
+PERSONAL_EPOCHS: Final = "personal-epochs"
+PERSONAL_LR: Final = "personal-lr"
+DITTO_LAMBDA: Final = "ditto-lambda"
+STRATEGY: Final = "strategy"
+"""The run's strategy, by name: a silo may take part in some only."""
+ROUNDS: Final = "rounds"
+"""How many rounds the run has."""
+GROUP: Final = "group"
+"""Number of the silo's group, from 1."""
+GROUP_SIZE: Final = "group-size"
+"""Silos whose updates will be averaged with the one asked for, that one included."""
+MEMBERS: Final = "members"
+"""Their names, where the run tells them."""
+PRETRAIN_EPOCHS: Final = "pretrain-epochs"
+PRETRAIN_STEPS: Final = "pretrain-steps"
+"""Length of a run's cold starts, where it has one of its own; told before a silo joins."""
+ASKS_LABEL_COUNTS: Final = "label-counts"
+"""Whether the run asks for ``LABEL_COUNTS``; told before a silo joins."""
+GUARD: Final = "guard"
+"""Share of the training data kept out of it, to compare with a model trained alone; 0 is off."""
+RUN: Final = "run"
+"""The run's name, for the files that the silo keeps."""
+
+# Keys of metrics, silo to server.
+NUM_EXAMPLES: Final = "num-examples"
+TRAIN_LOSS: Final = "train-loss"
+LOSS: Final = "loss"
+ERROR: Final = "error"
+SECONDS: Final = "seconds"
+"""The silo's own time for the work, in seconds, without transport."""
+HELD_OUT: Final = "held-out"
+"""Samples that a silo can hold out of discriminators' training."""
+DISCRIMINATOR_BYTES: Final = "discriminator-bytes"
+HOLDOUT_ERROR: Final = "holdout-error"
+RECEIVED_LOSS: Final = "received-loss"
+RECEIVED_ERROR: Final = "received-error"
+RECEIVED_EXAMPLES: Final = "received-num-examples"
+ALONE_ERROR: Final = "alone-error"
+"""On test data, of the model that the silo trained alone."""
+VALIDATION_ERROR: Final = "validation-error"
+ALONE_VALIDATION_ERROR: Final = "alone-validation-error"
+KEPT_ALONE: Final = "kept-alone"
+"""1 if the silo keeps the model that it trained alone, else 0."""
+TRAINED_LOSS: Final = "trained-loss"
+TRAINED_ERROR: Final = "trained-error"
+
+PACKED_NAME: Final = "safetensors"
+"""Name of the one array, and its ``stype``, in a packed ArrayRecord."""
+
+REFUSED: Final = 200
+"""Error code of a silo that will not take part, with the reason in words."""
+FAILED: Final = 201
+"""Error code of a silo whose app raised."""
