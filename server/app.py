@@ -27,7 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     _log_to_stdout()
     pull_objects_promptly()
     end_with_parent(EXIT_RUN)
-    config = RunConfig.read(context.run_config)
+    config = RunConfig.read_from_flower(context.run_config)
     federation = os.environ.get(ENVIRONMENT)
     execute(
         grid,

@@ -64,7 +64,9 @@ FederationOption = Annotated[
 def demo(
     seed: Annotated[int, typer.Option(min=0, help="Of data, models and training.")] = 0,
     rounds: Annotated[int, typer.Option(min=6, max=500)] = 20,
-    alpha: Annotated[float, typer.Option(min=0, help="HCCT's hunger for data.")] = 50.0,
+    alpha: Annotated[
+        float | None, typer.Option(min=0, help="HCCT: preference for more data. [default: 50]")
+    ] = None,
     strategy: Annotated[str, typer.Option(help="hcct, fedgroup, fedcollab or fedgenp.")] = "hcct",
     folder: Annotated[
         Path | None,
@@ -620,9 +622,9 @@ def _pairs(settings: list[str]) -> dict[str, Any]:
 
     What a text is wanted for stays as it was typed, though it looks like a number: a run's id.
     """
-    from coterie.server.runs.config import RunConfig, dashed
+    from coterie.server.runs.config import defaults
 
-    texts = {dashed(n) for n, field in RunConfig.model_fields.items() if field.annotation is str}
+    texts = {key for key, default in defaults().items() if isinstance(default, str)}
     found: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

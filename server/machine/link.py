@@ -77,7 +77,7 @@ class Control:
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
 
-        content = _configuration_fab()
+        content = _configuration_fab(config)
         fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
         request = StartRunRequest(
             fab=fab_to_proto(fab), override_config=user_config_to_proto(config.plain())
@@ -277,15 +277,15 @@ def _translated(error: grpc.RpcError, address: str) -> FederationError:
     )
 
 
-def _configuration_fab() -> bytes:
+def _configuration_fab(config: RunConfig) -> bytes:
     """A FAB with the app's manifest and no code."""
     from flwr.cli.build import build_fab_from_files
 
-    content, _ = build_fab_from_files({"pyproject.toml": tomli_w.dumps(_manifest()).encode()})
+    content, _ = build_fab_from_files({"pyproject.toml": tomli_w.dumps(_manifest(config)).encode()})
     return content
 
 
-def _manifest() -> dict[str, Any]:
+def _manifest(config: RunConfig) -> dict[str, Any]:
     components: Mapping[str, str] = {
         "serverapp": "coterie.server.app:app",
         "clientapp": "coterie.client.app:app",
@@ -303,7 +303,7 @@ def _manifest() -> dict[str, Any]:
                 "app": {
                     "publisher": "coterie",
                     "components": dict(components),
-                    "config": RunConfig().plain(),
+                    "config": config.plain(),
                 }
             }
         },

@@ -28,7 +28,7 @@ from coterie.server.report.training import (
     loss_picture,
     outcomes_picture,
 )
-from coterie.server.runs.config import RunConfig
+from coterie.server.runs.config import defaults, foreign_keys
 
 
 def build_page(story: Story) -> Page:
@@ -190,12 +190,13 @@ def _commands(story: Story) -> dict[str, str]:
 
 def repeat_command(run: Run, *, strategy: str = "") -> str:
     """What to type to run it again, or the same with another strategy: what is not a default."""
-    defaults = RunConfig().plain()
-    wanted = strategy or run.strategy or str(defaults["strategy"])
+    usual = defaults()
+    wanted = strategy or run.strategy or str(usual["strategy"])
     line = ["coterie", "run", wanted]
+    others = foreign_keys({**run.config, "strategy": wanted})
     for key, value in run.config.items():
         skipped = key in ("strategy", "runs-dir") or (strategy and key in ("label", "churn"))
-        if not skipped and defaults.get(key) != value:
+        if not skipped and key not in others and usual.get(key) != value:
             line += ["--set", f"{key}={_toml(value)}"]
     return shlex.join(line)
 

@@ -32,8 +32,8 @@ from coterie.server.runs.config import RunConfig
 from coterie.system.files import (place, write_atomically)
 from coterie.server.runs.metrics import (collaboration, final_errors, ipr, mean_accuracy, not_worse)
 from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
-from coterie.strategies.rounds.loop import (GuardReport, RoundReport)
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.reports import (GuardReport, RoundReport)
+from coterie.strategies.rounds.roster import (Silo)
 from coterie.wire import (Model, model_hash)
 
 FORMAT = 1

@@ -16,23 +16,21 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.server.runs.answers import AnnouncingGrid
-from coterie.server.runs.baselines import BASELINES
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import RunConfig
+from coterie.server.runs.config import RunConfig, train_config
 from coterie.server.report.explain import find_run
 from coterie.system.files import (is_full, locked, place)
 from coterie.server.runs.metrics import final_errors
 from coterie.server.runs.record import (RunRecord, default_runs_dir, read_record, read_unfinished)
 from coterie.server.runs.tracking import Tracking
 from coterie.server.cli.view import percent
-from coterie.strategies import (HCCT, FedAvg, FedCollab, FedEnsemble, FedGen, FedGenP, FedGroup, Independent)
-from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
 from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.fedgenp.generative import Given
-from coterie.strategies.fedgenp.latent import GeneratorPlan
-from coterie.strategies.rounds.loop import (Checkpoint, GroupStrategy, RoundReport, RunResult, check_finite)
-from coterie.strategies.rounds.roster import (Churn, DescribedRoster, NodeRoster, Roster, Silo)
+from coterie.strategies.rounds.loop import (Checkpoint, GroupStrategy, RunResult)
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.replies import check_finite
+from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.roster import (Churn, DescribedRoster, Roster, Silo)
 
 log = logging.getLogger("coterie.run")
 
@@ -69,46 +67,12 @@ def run_folder(config: RunConfig, *, run_id: int) -> Path:
     return root / f"{label}-{run_id}"
 
 
-def train_config(config: RunConfig, *, run: str) -> dict[str, int | float | str | bool]:
-    """What every training message carries."""
-    own: dict[str, int | float | str | bool] = {}
-    if config.personal:
-        own[wire.PERSONAL] = config.personal
-    if config.local_steps:
-        own[wire.LOCAL_STEPS] = config.local_steps
-    if config.evaluate_trained:
-        own[wire.EVALUATE_TRAINED] = True
-    if config.personalise != "none":
-        own |= {
-            wire.PERSONALISE: config.personalise,
-            wire.PERSONAL_EPOCHS: config.personal_epochs,
-            wire.PERSONAL_LR: config.personal_lr or config.lr,
-            wire.DITTO_LAMBDA: config.ditto_lambda,
-        }
-    own |= {wire.GUARD: config.guard} if config.guard else {}
-    return own | {
-        wire.TASK: config.task,
-        wire.STRATEGY: config.strategy,
-        wire.RUN: run,
-        wire.ROUNDS: config.rounds,
-        wire.SEED: config.seed,
-        wire.LOCAL_EPOCHS: config.local_epochs,
-        wire.BATCH_SIZE: config.batch_size,
-        wire.LR: config.lr,
-        wire.LR_DECAY: config.lr_decay,
-        wire.MOMENTUM: config.momentum,
-        wire.WEIGHT_DECAY: config.weight_decay,
-        wire.PROXIMAL_MU: config.proximal_mu,
-        wire.PRECISION: config.precision,
-    }
-
-
-def terms(config: RunConfig) -> dict[str, int | float | str | bool]:
+def terms(config: RunConfig) -> dict[str, Scalar]:
     """What a silo is told of the run before it joins, so that it can refuse it at once."""
-    # A strategy adds to what training messages carry, such as steps of its own.
-    strategy = build_strategy(config, run="", roster=NodeRoster(), on_round=lambda report: None)
-    told = {key: value for key, value in strategy.train_config.items() if key in TERMS}
-    return told | dict(strategy.demands())
+    training = train_config(config, run="")
+    training |= config.algorithm.entries(training)
+    told = {key: value for key, value in training.items() if key in TERMS}
+    return told | dict(config.algorithm.demands())
 
 
 def build_strategy(
@@ -118,97 +82,17 @@ def build_strategy(
     roster: Roster,
     on_round: Callable[[RoundReport], None],
     on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
-) -> GroupStrategy[Any]:
+) -> GroupStrategy:
     """The strategy that the configuration names, with its generators if it has any."""
-    common: dict[str, Any] = {
-        "round_timeout": config.round_timeout,
-        "train_config": train_config(config, run=run),
-        "roster": roster,
-        "on_round": on_round,
-        "on_event": on_event,
-        "keep_every": config.keep_every,
-        "name_members": config.name_members,
-    }
-    average = FedAvg(sample=config.sample, seed=config.seed, **common)
-    if config.strategy == "fedensemble":
-        return FedEnsemble(every=config.ensemble_every, base=average, **common)
-    generative = {"plan": _plan(config), "given": _given(config), "seed": config.seed, **common}
-    if config.strategy == "fedgen":
-        return FedGen(base=average, **generative)
-    if config.strategy == "fedgenp":
-        return FedGenP(base=average, **generative)
-    base = _plain_strategy(config, common)
-    if config.generators == "off":
-        return base
-    return FedGenP(base=base, receivers=config.generators, **generative)
-
-
-def _plan(config: RunConfig) -> GeneratorPlan:
-    return GeneratorPlan(
-        steps=config.generator_steps,
-        lr=config.generator_lr,
-        hidden=config.generator_hidden,
-        reversal=config.reversal,
-        reversal_weight=config.reversal_weight,
-    )
-
-
-def _given(config: RunConfig) -> Given:
-    return Given(
-        weight=config.generated_weight,
-        distil=config.distil_weight,
-        decay=config.generated_decay,
-    )
-
-
-def _plain_strategy(config: RunConfig, common: dict[str, Any]) -> GroupStrategy[Any]:
-    if config.strategy in BASELINES:
-        return BASELINES[config.strategy](config, common)
-    if config.strategy == "independent":
-        return Independent(**common)
-    if config.strategy == "fedavg":
-        return FedAvg(sample=config.sample, seed=config.seed, **common)
-    if config.strategy == "fedgroup":
-        return FedGroup(
-            num_groups=config.num_groups,
-            measure=config.measure,
-            pretrain_epochs=config.pretrain_epochs,
-            pretrain_steps=config.pretrain_steps,
-            pretrain_silos=config.pretrain_silos,
-            min_similarity=config.min_similarity,
-            sample=config.sample,
-            inter_group_lr=config.inter_group_lr,
-            seed=config.seed,
-            **common,
-        )
-    if config.strategy == "fedcollab":
-        return FedCollab(
-            c=config.c,
-            discriminators=Discriminators(
-                rounds=config.discriminator_rounds,
-                patience=config.discriminator_patience,
-                gigabytes=config.discriminator_gigabytes,
-                steps=config.discriminator_steps,
-                samples=config.discriminator_samples,
-                lr=config.discriminator_lr,
-                score=config.distance,
-            ),
-            solver=config.solver,
-            newcomers=config.newcomers,
-            unmeasured=config.unmeasured,
-            seed=config.seed,
-            **common,
-        )
-    return HCCT(
-        alpha=config.alpha,
-        memory=config.memory,
-        similarity=config.similarity,
-        solver=config.solver,
-        layers=config.layers,
-        regroup_every=config.regroup_every,
-        settle_after=config.settle_after,
-        seed=config.seed,
-        **common,
+    return GroupStrategy(
+        config.algorithm,
+        round_timeout=config.round_timeout,
+        train_config=train_config(config, run=run),
+        roster=roster,
+        on_round=on_round,
+        on_event=on_event,
+        keep_every=config.keep_every,
+        name_members=config.name_members,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from coterie.server.report.model import (Round, Run, round_of)
 from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
-from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.rounds.reports import (RoundReport)
 
 log = logging.getLogger("coterie.run")
 

@@ -57,7 +57,7 @@ from rich.text import Text
 
 from coterie.server.cli.view import percent, wide
 from coterie.server.machine.local import LocalFederation, SiloSpec
-from coterie.server.runs.config import RunConfig, dashed, require_silos
+from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
 from coterie.server.runs.run import execute
 from coterie.server.study.comparison import (
@@ -72,6 +72,7 @@ from coterie.server.study.comparison import (
     rows,
 )
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.strategies.rounds.options import dashed
 from coterie.system.files import write_atomically
 from coterie.tasks.base import Option, TaskError, place_of
 from coterie.tasks.own.declared import load_declared
@@ -153,6 +154,12 @@ class Comparison:
     runs: Mapping[str, Mapping[str, Any]]
     task: str
     fingerprint: str = ""
+
+    @property
+    def partly_shared(self) -> dict[str, list[str]]:
+        """Key of [run] that not every strategy has → the runs that it goes to."""
+        having = {key: [n for n, own in self.runs.items() if key in own] for key in self.file.run}
+        return {key: names for key, names in having.items() if len(names) < len(self.runs)}
 
     @property
     def alone(self) -> str:
@@ -283,10 +290,22 @@ def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
             )
         if name in found:
             raise _wrong(f"{where}: two strategies are called {name!r}. Give each a name.")
-        found[name] = {**file.run, **own}
+        found[name] = _with_shared(file.run, own)
+    nobodys = set(file.run).difference(*found.values())
+    if nobodys:
+        raise _wrong(
+            f"{where}: no strategy of this comparison has the key {sorted(nobodys)[0]!r} of [run]."
+        )
     if not any(_is_alone(keys) for keys in found.values()):
-        found = {_free(ALONE, found): {**file.run, "strategy": "independent"}, **found}
+        alone = _with_shared(file.run, {"strategy": "independent"})
+        found = {_free(ALONE, found): alone, **found}
     return found
+
+
+def _with_shared(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A strategy's keys, with those of the shared ones that it has."""
+    foreign = foreign_keys({**shared, "strategy": own["strategy"]})
+    return {**{key: value for key, value in shared.items() if key not in foreign}, **own}
 
 
 def _is_alone(keys: Mapping[str, Any]) -> bool:
@@ -362,6 +381,8 @@ def compare(
         ),
         soft_wrap=True,
     )
+    for key, names in comparison.partly_shared.items():
+        console.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
     for seed in comparison.file.seeds:
         _run_seed(console, comparison, seed, folder, federation=federation)
     table = _finish(comparison, folder, title)

@@ -103,7 +103,7 @@ def demo(
     *,
     seed: int = 0,
     rounds: int = 20,
-    alpha: float = 50.0,
+    alpha: float | None = None,
     strategy: str = "hcct",
     folder: Path | None = None,
     ports: Ports | None = None,
@@ -114,7 +114,7 @@ def demo(
         console: where to.
         seed: of data, models and training.
         rounds: at least 6, so that there is time to join and to leave.
-        alpha: HCCT's hunger for data.
+        alpha: HCCT's preference for more data; by default the strategy's own.
         strategy: ``hcct``; ``fedgroup`` with three groups and a long pre-training; ``fedcollab``;
             ``fedgenp``.
         folder: for everything; by default a new one under ``runs/``.
@@ -139,7 +139,8 @@ def demo(
         "lr-decay": 0.995,
         "min-silos": len(specs),
     }
-    RunConfig.read({**common, "alpha": alpha, **GROUPING[strategy]})  # before anything is started
+    grouping = dict(GROUPING[strategy]) | ({} if alpha is None else {"alpha": alpha})
+    RunConfig.read({**common, **grouping})  # before anything is started
     console.print(
         f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
         f"talking gRPC to a SuperLink on this machine. Everything is in {escape(str(folder))}/",
@@ -155,9 +156,7 @@ def demo(
         records = {
             "alone": alone,
             "global": _run(console, federation, "global", strategy="fedavg", **common),
-            "grouped": _run_grouped(
-                console, federation, seed, rounds, {"alpha": alpha, **GROUPING[strategy]}, common
-            ),
+            "grouped": _run_grouped(console, federation, seed, rounds, grouping, common),
         }
     outcome = _outcome(folder, records, time.monotonic() - started, memory.peak)
     _print_outcome(console, outcome, records["grouped"])
@@ -378,7 +377,7 @@ def _alpha_text(record: dict[str, Any]) -> str:
         high = "∞" if np.isinf(stretch.alpha_high) else f"{stretch.alpha_high:.0f}"
         steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
     return (
-        f"α is the hunger for data: a silo's utility is −α/D + cos(its update, its group's), with "
+        f"α is the preference for more data: a silo's utility is −α/D + cos(its update, its group's), with "
         f"D the group's samples. This run had α = {alpha:g}. Its last updates give this "
         f"many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
         "together; in between, those stay together that learn the same."

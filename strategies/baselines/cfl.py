@@ -25,19 +25,29 @@ FedAvg's messages: it works with any ClientApp.
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from coterie.strategies.baselines.placing import compared, constant_lr, nearest, placing_order
-from coterie.strategies.errors import require
 from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.grouping import Members, average_groups, counted, enrol, orders_from
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.options import NotNegative, Positive
+from coterie.strategies.rounds.policy import accepted, average_groups
+from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
@@ -82,54 +92,41 @@ class CFLState:
     norms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
-class CFL(GroupStrategy[CFLState]):
-    """Recursive bipartition by the cosines of the updates.
+class CFL(Algorithm[CFLState]):
+    """Recursive bipartition by the cosines of the updates."""
 
-    Args:
-        eps_mean: ε₁ > 0, as a share of the largest update norm so far.
-        eps_largest: ε₂ ≥ 0, as a share of the same.
-        first_split: the first round after which a group may be split.
-
-    The other arguments are those of ``GroupStrategy``.
-    """
-
-    def __init__(
-        self,
-        *,
-        eps_mean: float = 0.4,
-        eps_largest: float = 0.5,
-        first_split: int = 2,
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        require(0 < eps_mean < float("inf"), f"eps_mean must be above 0. Got {eps_mean}.")
-        require(
-            0 <= eps_largest < float("inf"), f"eps_largest must be at least 0. Got {eps_largest}."
-        )
-        require(first_split >= 1, f"first_split must be at least 1. Got {first_split}.")
-        self.eps_mean, self.eps_largest = float(eps_mean), float(eps_largest)
-        self.first_split = int(first_split)
+    eps_mean: Positive = Field(
+        0.4,
+        le=1e6,
+        description="ε₁; a group is split when its mean update is shorter than this share of the "
+        "longest update so far,",
+    )
+    eps_largest: NotNegative = Field(
+        0.5, le=1e6, description="ε₂; and its longest update longer than this share."
+    )
+    first_split: int = Field(
+        2, ge=1, le=100_000, description="No group is split before this round."
+    )
 
     def first(self, initial: Model) -> CFLState:
-        """One group, nobody in it."""
+        """One group without members."""
         return CFLState(Members(initial), {0: initial})
 
-    def admit(self, state: CFLState, silos: Sequence[Silo], *, round: int) -> CFLState:
-        """A newcomer enters at the root."""
-        root = {silo.name: 0 for silo in silos}
-        start = state.splits[0].model if state.splits else state.group_models[0]
-        members = enrol(state.members, silos, start)
-        return replace(state, members=members, group_of={**state.group_of, **root})
+    def newcomer_model(self, state: CFLState) -> Model:
+        """The root's."""
+        return state.splits[0].model if state.splits else state.group_models[0]
 
-    def prepare(
-        self, state: CFLState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], CFLState]:
+    def welcome(self, state: CFLState, new: frozenset[str], now: Round) -> CFLState:
+        """A newcomer enters at the root."""
+        return replace(state, group_of={**state.group_of, **dict.fromkeys(sorted(new), 0)})
+
+    def prepare(self, state: CFLState, now: Round) -> Exchanges[CFLState]:
         """Newcomers walk down, one training a level. Who does not answer goes on next round."""
         step = 0
-        waiting = [silo for silo in silos if state.group_of[silo.name] in state.splits]
+        waiting = [silo for silo in now.silos if state.group_of[silo.name] in state.splits]
         while waiting:
             step += 1
-            answers = yield [self._placing(state, silo, step) for silo in waiting]
+            answers = yield [_placing(state, silo, step, now) for silo in waiting]
             state = replace(state, group_of={**state.group_of, **_one_level_down(state, answers)})
             here = {u.silo.name for u in answers}
             waiting = [
@@ -137,20 +134,13 @@ class CFL(GroupStrategy[CFLState]):
             ]
         return state
 
-    def _placing(self, state: CFLState, silo: Silo, step: int) -> Order:
-        split = state.splits[state.group_of[silo.name]]
-        config = constant_lr(self.train_config, split.round)
-        return placing_order(silo, split.model, config, step=step)
-
-    def orders(
-        self, state: CFLState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[CFLState, list[Order]]:
+    def orders(self, state: CFLState, now: Round) -> tuple[CFLState, list[Order]]:
         """Train your group's model."""
-        state = _handed_out(state, [silo.name for silo in silos])
-        settled = [silo for silo in silos if state.group_of[silo.name] not in state.splits]
+        state = _handed_out(state, now.names)
+        settled = [silo for silo in now.silos if state.group_of[silo.name] not in state.splits]
         return state, orders_from(state.members.models, settled)
 
-    def absorb(self, state: CFLState, updates: Sequence[Update], *, round: int) -> CFLState:
+    def absorb(self, state: CFLState, updates: Sequence[Update], now: Round) -> CFLState:
         """Split where that is due, then FedAvg in every group."""
         deltas = {u.silo.name: compared(u) for u in updates}
         by_group: dict[int, list[Update]] = {}
@@ -169,8 +159,10 @@ class CFL(GroupStrategy[CFLState]):
         largest = max([state.largest, *(norm for _, norm in norms.values())])
         state = replace(state, largest=largest, norms=norms)
         for number in sorted(by_group):
-            if round >= self.first_split and self._is_due(state, grams[number], by_group[number]):
-                state = _split(state, number, by_group[number], grams[number], deltas, round)
+            if now.number >= self.first_split and self._is_due(
+                state, grams[number], by_group[number]
+            ):
+                state = _split(state, number, by_group[number], grams[number], deltas, now)
         return _trained(state, updates)
 
     def _is_due(self, state: CFLState, matrix: np.ndarray, updates: Sequence[Update]) -> bool:
@@ -181,21 +173,9 @@ class CFL(GroupStrategy[CFLState]):
             min_largest_norm=self.eps_largest * state.largest,
         )
 
-    def models(self, state: CFLState) -> Mapping[str, Model]:
-        """Silo → its group's model."""
-        return state.members.models
-
-    def groups(self, state: CFLState) -> Sequence[Group]:
-        """Of who is here."""
-        return state.members.groups
-
     def sharing(self, state: CFLState) -> Sequence[Group]:
         """Those of one silo too: newcomers get the group's model."""
         return self.groups(state)
-
-    def sizes(self, state: CFLState) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return state.members.sizes
 
     def details(self, state: CFLState) -> Mapping[str, Any]:
         """The tree, and by what share of the largest norm each group moves."""
@@ -209,6 +189,11 @@ class CFL(GroupStrategy[CFLState]):
                 for n, (mean, most) in state.norms.items()
             },
         }
+
+
+def _placing(state: CFLState, silo: Silo, step: int, now: Round) -> Order:
+    split = state.splits[state.group_of[silo.name]]
+    return placing_order(silo, split.model, constant_lr(now.config, split.round), step=step)
 
 
 def _one_level_down(state: CFLState, answers: Sequence[Update]) -> dict[str, int]:
@@ -225,7 +210,7 @@ def _split(
     updates: Sequence[Update],
     matrix: np.ndarray,
     deltas: Mapping[str, Model],
-    round: int,
+    now: Round,
 ) -> CFLState:
     """Two new groups in place of one. Who is away, or did not answer, is placed when it is back."""
     halves = bipartition(matrix)
@@ -233,11 +218,11 @@ def _split(
     first = 1 + max(state.group_models)
     parts = (first, first + 1)
     means = [weighted_mean([deltas[n] for n in half], [1.0] * len(half)) for half in names]
-    log.info("round %d: group %d is split into %s and %s", round, number, *names)
+    log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
     start = updates[0].start
     return replace(
         state,
-        splits={**state.splits, number: Split(start, round, (means[0], means[1]), parts)},
+        splits={**state.splits, number: Split(start, now.number, (means[0], means[1]), parts)},
         group_models={**state.group_models, parts[0]: start, parts[1]: start},
         group_of={
             **state.group_of,
@@ -248,11 +233,10 @@ def _split(
 
 def _trained(state: CFLState, updates: Sequence[Update]) -> CFLState:
     """FedAvg in every group that is no inner node."""
-    here = [name for group in state.members.groups for name in group]
-    groups = _by_group(state, here)
+    groups = _by_group(state, state.members.here)
     answered = [[u for u in updates if u.silo.name in group] for group in groups]
-    kept = [update for group in answered for update in counted(group)]
-    members = average_groups(replace(state.members, groups=groups), kept)
+    kept = [update for group in answered for update in accepted(group)]
+    members = average_groups(state.members.grouped(groups), kept)
     models = dict(state.group_models)
     for update in kept:
         models[state.group_of[update.silo.name]] = members.models[update.silo.name]
@@ -265,9 +249,7 @@ def _handed_out(state: CFLState, here: Sequence[str]) -> CFLState:
         for name in here
         if state.group_of[name] not in state.splits
     }
-    models = {**state.members.models, **own}
-    members = replace(state.members, models=models, groups=_by_group(state, here))
-    return replace(state, members=members)
+    return replace(state, members=state.members.holding(own).grouped(_by_group(state, here)))
 
 
 def _by_group(state: CFLState, here: Sequence[str]) -> tuple[Group, ...]:

@@ -8,15 +8,17 @@ silo's model, N² models in all; what a silo learned alone is shown to the other
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any
+
+from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.fedavg import FedAvg
-from coterie.strategies.errors import require
-from coterie.strategies.rounds.grouping import Members
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.baselines.one_model import FedAvg
+from coterie.strategies.rounds.algorithm import Algorithm, Base, Exchanges, Order, Round, Update
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
@@ -32,107 +34,69 @@ class EnsembleState:
         round: after which that was.
     """
 
-    base: Members
+    base: Any
     local: Mapping[str, Model] = field(default_factory=dict)
     errors: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
     round: int = 0
 
 
-class FedEnsemble(GroupStrategy[EnsembleState]):
-    """FedAvg, evaluated also as the ensemble of the silos' models.
+class FedEnsemble(Algorithm[EnsembleState]):
+    """FedAvg, evaluated also as the ensemble of the silos' models."""
 
-    Args:
-        every: rounds between two evaluations of the ensemble; 0 evaluates the last one only.
-        base: trains and averages; ``FedAvg`` by default.
+    every: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        alias="ensemble-every",
+        description="Rounds between evaluations of the ensemble; 0 evaluates the last only. Each "
+        "sends every silo every silo's model.",
+    )
+    base: Base = FedAvg()
 
-    The other arguments are those of ``GroupStrategy``.
-    """
-
-    def __init__(
-        self, *, every: int = 0, base: FedAvg | None = None, **options: Unpack[LoopOptions]
-    ) -> None:
-        super().__init__(**options)
-        require(every >= 0, f"every must be at least 0. Got {every}.")
-        self.every = int(every)
-        self._average = FedAvg() if base is None else base
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        """An ensemble needs whole models."""
+        if training.get(wire.PERSONAL):
+            yield "fedensemble sends every silo the others' whole models, so personal must be empty"
 
     def first(self, initial: Model) -> EnsembleState:
         """FedAvg's."""
-        return EnsembleState(self._average.first(initial))
+        return EnsembleState(self.base.first(initial))
 
-    def admit(self, state: EnsembleState, silos: Sequence[Silo], *, round: int) -> EnsembleState:
+    def newcomer_model(self, state: EnsembleState) -> Model:
         """FedAvg's."""
-        return replace(state, base=self._average.admit(state.base, silos, round=round))
+        return self.base.newcomer_model(state.base)
 
-    def prepare(
-        self, state: EnsembleState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], EnsembleState]:
+    def prepare(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
         """Every so many rounds, the ensemble of the round before."""
-        if self.every and round > 1 and (round - 1) % self.every == 0:
-            state = yield from self._evaluated(state, silos, round=round - 1, keep=False)
+        before = now.number - 1
+        if self.every and before and before % self.every == 0:
+            state = yield from _evaluated(state, now.silos, after=before, keep=False)
         return state
 
-    def finish(
-        self, state: EnsembleState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], EnsembleState]:
+    def finish(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
         """The final ensemble, which silos keep."""
-        state = yield from self._evaluated(state, silos, round=round, keep=True)
-        return state
+        return (yield from _evaluated(state, now.silos, after=now.number, keep=True))
 
-    def _evaluated(
-        self, state: EnsembleState, silos: Sequence[Silo], *, round: int, keep: bool
-    ) -> Generator[Sequence[Order], list[Update], EnsembleState]:
-        names = sorted(n for n in state.local if n in {s.name for s in silos if _shows(s)})
-        members = {f"{wire.MEMBER}{i}": state.local[name] for i, name in enumerate(names)}
-        described = [silo for silo in silos if silo.described]
-        if not members or not described:
-            return state
-        config = {wire.KEEP: keep}
-        answers = yield [
-            Order(s, {}, purpose="ensemble", kind=wire.ENSEMBLE, config=config, extras=members)
-            for s in described
-        ]
-        errors = {
-            u.silo.name: (u.metrics[wire.LOSS], u.metrics[wire.ERROR], int(u.num_examples))
-            for u in answers
-            if wire.LOSS in u.metrics and wire.ERROR in u.metrics
-        }
-        return replace(state, errors=errors, round=round)
-
-    def orders(
-        self, state: EnsembleState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[EnsembleState, list[Order]]:
+    def orders(self, state: EnsembleState, now: Round) -> tuple[EnsembleState, list[Order]]:
         """FedAvg's. Models of who left, or no longer shows its own, are dropped."""
-        base, orders = self._average.orders(state.base, silos, round=round)
-        here = {silo.name for silo in silos if _shows(silo)}
+        base, orders = self.base.orders(state.base, now)
+        here = {silo.name for silo in now.silos if _shows(silo)}
         local = {name: model for name, model in state.local.items() if name in here}
         return replace(state, base=base, local=local), orders
 
-    def absorb(
-        self, state: EnsembleState, updates: Sequence[Update], *, round: int
-    ) -> EnsembleState:
+    def absorb(self, state: EnsembleState, updates: Sequence[Update], now: Round) -> EnsembleState:
         """FedAvg's; every silo's own model is a member of the ensemble."""
-        base = self._average.absorb(state.base, updates, round=round)
-        return replace(
-            state,
-            base=base,
-            local={
-                **state.local,
-                **{u.silo.name: u.model for u in updates if _shows(u.silo)},
-            },
-        )
+        own = {u.silo.name: u.model for u in updates if _shows(u.silo)}
+        base = self.base.absorb(state.base, updates, now)
+        return replace(state, base=base, local={**state.local, **own})
 
-    def models(self, state: EnsembleState) -> Mapping[str, Model]:
-        """The mean model; the ensemble's members are the silos' own."""
-        return self._average.models(state.base)
+    def members(self, state: EnsembleState) -> Members:
+        """FedAvg's: the mean model; the ensemble's members are the silos' own."""
+        return self.base.members(state.base)
 
-    def groups(self, state: EnsembleState) -> Sequence[Group]:
-        """One."""
-        return self._average.groups(state.base)
-
-    def sizes(self, state: EnsembleState) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return self._average.sizes(state.base)
+    def with_members(self, state: EnsembleState, members: Members) -> EnsembleState:
+        """The same with other members."""
+        return replace(state, base=self.base.with_members(state.base, members))
 
     def details(self, state: EnsembleState) -> Mapping[str, Any]:
         """The last ensemble's errors."""
@@ -143,6 +107,28 @@ class FedEnsemble(GroupStrategy[EnsembleState]):
             for name, (loss, error, count) in state.errors.items()
         }
         return {"ensemble": {"round": state.round, "evaluation": errors}}
+
+
+def _evaluated(
+    state: EnsembleState, silos: Sequence[Silo], *, after: int, keep: bool
+) -> Exchanges[EnsembleState]:
+    """Send every silo every silo's model that may be shown, and note what it says of their mean."""
+    names = sorted(n for n in state.local if n in {s.name for s in silos if _shows(s)})
+    members = {f"{wire.MEMBER}{i}": state.local[name] for i, name in enumerate(names)}
+    described = [silo for silo in silos if silo.described]
+    if not members or not described:
+        return state
+    config = {wire.KEEP: keep}
+    answers = yield [
+        Order(s, {}, purpose="ensemble", kind=wire.ENSEMBLE, config=config, extras=members)
+        for s in described
+    ]
+    errors = {
+        u.silo.name: (u.metrics[wire.LOSS], u.metrics[wire.ERROR], int(u.num_examples))
+        for u in answers
+        if wire.LOSS in u.metrics and wire.ERROR in u.metrics
+    }
+    return replace(state, errors=errors, round=after)
 
 
 def _shows(silo: Silo) -> bool:

@@ -22,17 +22,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
+from pydantic import Field
 
-from coterie.strategies.errors import require
+from coterie.strategies.baselines.one_model import Sample, Seed
 from coterie.strategies.partition.clustering import seed_centres
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.grouping import Members, counted, drawn_silos, enrol, orders_from
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Order,
+    Round,
+    Update,
+    drawn_silos,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import comparable, difference, weighted_mean
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.policy import average
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 
 
@@ -51,102 +60,70 @@ class FeSEMState:
     centre_of: Mapping[str, int] = field(default_factory=dict)
 
 
-class FeSEM(GroupStrategy[FeSEMState]):
-    """Groups by the Euclidean distance of local models to K centres, anew in every round.
+class FeSEM(Algorithm[FeSEMState]):
+    """Groups by the Euclidean distance of local models to K centres, anew in every round."""
 
-    Args:
-        num_groups: K, at least 1; at most as many centres as different local models are formed.
-        sample: silos a round, drawn by seed; 0 takes all.
-        seed: of the seeding and of the draws.
-
-    The other arguments are those of ``GroupStrategy``.
-    """
-
-    def __init__(
-        self,
-        *,
-        num_groups: int = 3,
-        sample: int = 0,
-        seed: int = 0,
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        require(num_groups >= 1, f"num_groups must be at least 1. Got {num_groups}.")
-        require(sample >= 0, f"sample must be at least 0. Got {sample}.")
-        self.num_groups, self.sample, self.seed = int(num_groups), int(sample), int(seed)
+    num_groups: int = Field(
+        3,
+        ge=1,
+        le=100_000,
+        description="K, number of centres; at most as many as there are different local models.",
+    )
+    sample: Sample = 0
+    seed: Seed = 0
 
     def first(self, initial: Model) -> FeSEMState:
-        """Nobody yet."""
+        """No members and no centres yet."""
         return FeSEMState(Members(initial))
 
-    def admit(self, state: FeSEMState, silos: Sequence[Silo], *, round: int) -> FeSEMState:
-        """A newcomer has no centre yet."""
-        return replace(state, members=enrol(state.members, silos, state.members.initial))
-
-    def orders(
-        self, state: FeSEMState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[FeSEMState, list[Order]]:
+    def orders(self, state: FeSEMState, now: Round) -> tuple[FeSEMState, list[Order]]:
         """Train from your centre; who comes back finds today's, who is new the centres' mean."""
-        here = tuple(silo.name for silo in silos)
-        new = dict.fromkeys((n for n in here if n not in state.centre_of), _middle(state))
-        models = {**state.members.models, **new}
-        members = replace(state.members, models=models, groups=tuple((n,) for n in here))
+        new = dict.fromkeys((n for n in now.names if n not in state.centre_of), _middle(state))
+        members = state.members.holding(new).grouped((n,) for n in now.names)
         state = _handed_out(replace(state, members=members))
-        turn = drawn_silos(silos, self.sample, seed=self.seed, round=round)
+        turn = drawn_silos(now, self.sample, seed=self.seed)
         return state, orders_from(state.members.models, turn)
 
-    def absorb(self, state: FeSEMState, updates: Sequence[Update], *, round: int) -> FeSEMState:
+    def absorb(self, state: FeSEMState, updates: Sequence[Update], now: Round) -> FeSEMState:
         """Seed the centres if there are none; then one E-step and one M-step."""
         if not updates:
             return state
         if not state.centres:
-            rng = np.random.default_rng([self.seed, round])
-            matrix = gram([list(_moved(u.model, state, u).values()) for u in updates])
-            rows = seed_centres(matrix, num_groups=self.num_groups, rng=rng)
-            seeds = tuple(updates[row].model for row in rows)
-            nearest = {u.silo.name: _nearest(u, replace(state, centres=seeds)) for u in updates}
+            seeds = replace(state, centres=self._seeds(state, updates, now))
+            nearest = {u.silo.name: _nearest(u, seeds) for u in updates}
             # Where no member lets its update count, nobody's local model is to be a centre.
-            state = replace(state, centres=(updates[0].start,) * len(seeds), centre_of=nearest)
-            return self._averaged(state, updates)
+            start = (updates[0].start,) * len(seeds.centres)
+            return _averaged(replace(state, centres=start, centre_of=nearest), updates)
         nearest = {u.silo.name: _nearest(u, state) for u in updates}
-        state = replace(state, centre_of={**state.centre_of, **nearest})
-        return self._averaged(state, updates)
+        return _averaged(replace(state, centre_of={**state.centre_of, **nearest}), updates)
 
-    def _averaged(self, state: FeSEMState, updates: Sequence[Update]) -> FeSEMState:
-        """M-step: each centre is the mean of the local models that came back to it."""
-        by_centre: dict[int, list[Update]] = {}
-        for update in updates:
-            by_centre.setdefault(state.centre_of[update.silo.name], []).append(update)
-        centres = list(state.centres)
-        for number, own in by_centre.items():
-            kept = counted(own)
-            if kept:
-                sizes = [u.num_examples for u in kept]
-                centres[number] = weighted_mean([u.model for u in kept], sizes)
-        sizes_now = {**state.members.sizes, **{u.silo.name: u.num_examples for u in updates}}
-        members = replace(state.members, sizes=sizes_now)
-        return _handed_out(replace(state, members=members, centres=tuple(centres)))
-
-    def models(self, state: FeSEMState) -> Mapping[str, Model]:
-        """Silo → its centre."""
-        return state.members.models
-
-    def groups(self, state: FeSEMState) -> Sequence[Group]:
-        """Who has the same centre."""
-        return state.members.groups
+    def _seeds(self, state: FeSEMState, updates: Sequence[Update], now: Round) -> tuple[Model, ...]:
+        rng = np.random.default_rng([self.seed, now.number])
+        matrix = gram([list(_moved(u.model, state, u).values()) for u in updates])
+        rows = seed_centres(matrix, num_groups=self.num_groups, rng=rng)
+        return tuple(updates[row].model for row in rows)
 
     def sharing(self, state: FeSEMState) -> Sequence[Group]:
         """Those of one silo too: others may come to its centre."""
         return self.groups(state)
 
-    def sizes(self, state: FeSEMState) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return state.members.sizes
-
     def details(self, state: FeSEMState) -> Mapping[str, Any]:
         """Every silo's centre, by number."""
-        here = sorted(name for group in state.members.groups for name in group)
+        here = sorted(state.members.here)
         return {"centre": {n: state.centre_of[n] for n in here if n in state.centre_of}}
+
+
+def _averaged(state: FeSEMState, updates: Sequence[Update]) -> FeSEMState:
+    """M-step: each centre is the mean of the local models that came back to it."""
+    by_centre: dict[int, list[Update]] = {}
+    for update in updates:
+        by_centre.setdefault(state.centre_of[update.silo.name], []).append(update)
+    centres = list(state.centres)
+    for number, own in by_centre.items():
+        mean = average(own)
+        if mean is not None:
+            centres[number] = mean
+    return _handed_out(replace(state, centres=tuple(centres)))
 
 
 def _middle(state: FeSEMState) -> Model:
@@ -174,23 +151,17 @@ def _square(one: Model, other: Model) -> float:
     return float(sum(np.vdot(gap, gap) for gap in gaps))
 
 
-def _by_centre(state: FeSEMState) -> tuple[Group, ...]:
+def _by_centre(state: FeSEMState) -> list[Group]:
     """Who is here by centre; silos that never answered are alone."""
-    here = [name for group in state.members.groups for name in group]
     found: dict[Any, list[str]] = {}
-    for name in sorted(here):
+    for name in sorted(state.members.here):
         found.setdefault(state.centre_of.get(name, name), []).append(name)
-    return tuple(sorted(tuple(names) for names in found.values()))
+    return sorted(tuple(names) for names in found.values())
 
 
 def _handed_out(state: FeSEMState) -> FeSEMState:
     """Everybody here holds its centre and is grouped by it."""
     groups = _by_centre(state)
-    own = {
-        name: state.centres[state.centre_of[name]]
-        for group in groups
-        for name in group
-        if name in state.centre_of
-    }
-    members = replace(state.members, models={**state.members.models, **own}, groups=groups)
-    return replace(state, members=members)
+    centre_of = state.centre_of
+    own = {n: state.centres[centre_of[n]] for group in groups for n in group if n in centre_of}
+    return replace(state, members=state.members.holding(own).grouped(groups))

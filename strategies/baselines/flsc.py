@@ -1,109 +1,202 @@
-"""FLSC: K models, and every silo trains the mean of those that fit it best.
+"""FLSC and IFCA: K models, of which every silo trains those that fit its training data best.
 
-Li, Li, Varshney: "Federated Learning with Soft Clustering", IEEE Internet of Things Journal 2022;
-as Sun, Kountouris, Zhang describe it (HCCT, section 7.1): a silo takes the mean of its N_g models
-of smallest loss as its local model. What it sends back counts in each of them.
+- FLSC: Li, Li, Varshney: "Federated Learning with Soft Clustering", IEEE Internet of Things Journal
+  2022; as Sun, Kountouris, Zhang describe it (HCCT, section 7.1): a silo takes the mean of its N_g
+  models of smallest loss as its local model. What it sends back counts in each of them.
+- IFCA: Ghosh, Chung, Yin, Ramchandran: "An Efficient Framework for Clustered Federated Learning",
+  NeurIPS 2020, https://arxiv.org/abs/2006.04088; Algorithm 1, model averaging (option II). It is
+  FLSC with N_g = 1.
 
-Differs from the paper in what IFCA differs from its own: size-weighted means, initial models that
-are permutations of w⁰. Cost: as IFCA, K models and K passes over the data a round and silo.
+Before every round each silo whose turn it is is asked for its loss of every model
+(``coterie.strategies.baselines.probes``). It trains the mean of its best, and what it sends back is
+averaged into every model that it chose; a model that nobody chose keeps its weights. Every model is
+sent to everybody, so an update counts only where enough others count with it for its silo's
+smallest group.
+
+Differs from the papers in:
+
+- Models are averaged size-weighted (IFCA's silos have equally many samples).
+- The K initial models are w⁰ and permutations of it.
+- One restart. IFCA's paper takes the best of several by a validation set.
+
+Every silo is sent K models more a round, and runs its data K times through a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Unpack
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from coterie.strategies.baselines.choosing import (
-    Choices,
-    admitted,
-    aggregated,
-    choose,
-    choosers,
-    described,
-    first_choices,
-    ordered,
+import numpy as np
+from pydantic import Field
+
+from coterie.strategies.baselines.one_model import Sample, Seed
+from coterie.strategies.baselines.probes import losses
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    drawn_silos,
+    orders_from,
 )
-from coterie.strategies.errors import require
-from coterie.strategies.rounds.grouping import drawn_silos
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.models import same_model, weighted_mean
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.policy import average
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 
+log = logging.getLogger("coterie.run")
 
-class FLSC(GroupStrategy[Choices]):
-    """Every silo trains the mean of its N_g best of K models.
+Choice = tuple[int, ...]
 
-    Args:
-        num_groups: K, at least 1; may be above the number of silos.
-        soft_groups: N_g in [1, K].
-        sample: silos a round, drawn by seed; 0 takes all. Only they choose.
-        seed: of the initial models and of the draws.
 
-    The other arguments are those of ``GroupStrategy``.
+@dataclass(frozen=True)
+class Choices:
+    """What is known between two rounds.
+
+    Attributes:
+        members: every silo's model and size; a group is who made the same choice.
+        models: θ_j.
+        chosen: silo → the models that it chose last, sorted.
+        losses: silo → its loss of every model, as far as it answered in this round.
     """
 
-    def __init__(
-        self,
-        *,
-        num_groups: int = 3,
-        soft_groups: int = 2,
-        sample: int = 0,
-        seed: int = 0,
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        require(num_groups >= 1, f"num_groups must be at least 1. Got {num_groups}.")
-        require(
-            1 <= soft_groups <= num_groups,
-            f"soft_groups must be in [1, {num_groups}], at most num_groups. Got {soft_groups}.",
-        )
-        require(sample >= 0, f"sample must be at least 0. Got {sample}.")
-        self.num_groups, self.soft_groups = int(num_groups), int(soft_groups)
-        self.sample, self.seed = int(sample), int(seed)
+    members: Members
+    models: tuple[Model, ...]
+    chosen: Mapping[str, Choice] = field(default_factory=dict)
+    losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+
+class FLSC(Algorithm[Choices]):
+    """Every silo trains the mean of its N_g best of K models; IFCA with N_g = 1."""
+
+    num_groups: int = Field(
+        3,
+        ge=1,
+        le=100_000,
+        description="K, number of models; with more than silos some stay unused.",
+    )
+    soft_groups: int = Field(
+        2, ge=1, le=100_000, description="N_g, models that a silo mixes; at most `num-groups`."
+    )
+    sample: Sample = 0
+    seed: Seed = 0
+
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        """More models mixed than there are."""
+        if self.soft_groups > self.num_groups:
+            yield (
+                f"soft-groups must be at most num-groups = {self.num_groups}. "
+                f"Got {self.soft_groups}"
+            )
 
     def first(self, initial: Model) -> Choices:
-        """K models, nobody yet."""
+        """K models; no members yet."""
         return first_choices(initial, self.num_groups, self.seed)
 
-    def admit(self, state: Choices, silos: Sequence[Silo], *, round: int) -> Choices:
-        """A newcomer chooses before it trains, like everybody."""
-        return admitted(state, silos)
+    def newcomer_model(self, state: Choices) -> Model:
+        """The first: a newcomer chooses before it trains, like everybody."""
+        return state.models[0]
 
-    def prepare(
-        self, state: Choices, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], Choices]:
-        """The N_g models of smallest loss."""
-        return (yield from choose(state, self._turn(silos, round), count=self.soft_groups))
+    def prepare(self, state: Choices, now: Round) -> Exchanges[Choices]:
+        """The N_g models of smallest loss (IFCA, line 6: ĵ = argmin_j F_i(θ_j)).
 
-    def _turn(self, silos: Sequence[Silo], round: int) -> list[Silo]:
-        return drawn_silos(silos, self.sample, seed=self.seed, round=round)
+        Of equals the first. A model without a finite loss is not taken, also where fewer remain
+        than N_g. Who does not answer keeps its choice; who never answered takes the most frequent.
+        """
+        silos = drawn_silos(now, self.sample, seed=self.seed)
+        stated = yield from losses(silos, state.models)
+        best = {name: _best(row, self.soft_groups) for name, row in stated.items()}
+        chosen = {**state.chosen, **best}
+        usual = _usual(chosen, self.soft_groups)
+        for silo in silos:
+            chosen.setdefault(silo.name, usual)
+        return replace(state, chosen=chosen, losses=stated)
 
-    def orders(
-        self, state: Choices, silos: Sequence[Silo], *, round: int
-    ) -> tuple[Choices, list[Order]]:
-        """Train the mean of the chosen models."""
-        return ordered(state, silos, self._turn(silos, round))
+    def orders(self, state: Choices, now: Round) -> tuple[Choices, list[Order]]:
+        """Whose turn it is trains the mean of what it chose; one model for the same choice."""
+        by_choice: dict[Choice, list[str]] = {}
+        for name in now.names:
+            if name in state.chosen:
+                by_choice.setdefault(state.chosen[name], []).append(name)
+        present = sorted(tuple(sorted(names)) for names in by_choice.values())
+        members = _held(state, by_choice).grouped(present)
+        turn = drawn_silos(now, self.sample, seed=self.seed)
+        return replace(state, members=members), orders_from(members.models, turn)
 
-    def absorb(self, state: Choices, updates: Sequence[Update], *, round: int) -> Choices:
-        """Average each model over those who had it among their chosen."""
-        return aggregated(state, updates)
-
-    def models(self, state: Choices) -> Mapping[str, Model]:
-        """Silo → the mean of the models that it chose last."""
-        return state.members.models
-
-    def groups(self, state: Choices) -> Sequence[Group]:
-        """Who made the same choice; sharing one model of several is not sharing a group."""
-        return state.members.groups
+    def absorb(self, state: Choices, updates: Sequence[Update], now: Round) -> Choices:
+        """θ_j: the mean of what came back from those who chose it, else as it was."""
+        means = [
+            average([u for u in updates if number in state.chosen[u.silo.name]])
+            for number in range(len(state.models))
+        ]
+        models = tuple(
+            old if new is None else new for old, new in zip(state.models, means, strict=True)
+        )
+        state = replace(state, models=models)
+        by_choice = {state.chosen[group[0]]: group for group in state.members.groups}
+        return replace(state, members=_held(state, by_choice))
 
     def sharing(self, state: Choices) -> Sequence[Group]:
         """Of every model, who chose it: all models go to everybody."""
-        return choosers(state)
-
-    def sizes(self, state: Choices) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return state.members.sizes
+        return [
+            tuple(name for name, choice in state.chosen.items() if number in choice)
+            for number in range(len(state.models))
+        ]
 
     def details(self, state: Choices) -> Mapping[str, Any]:
-        """Choices, losses, and models that nobody chose."""
-        return described(state)
+        """What every silo here chose, its losses, and models that none of them chose."""
+        here = sorted(state.members.here)
+        return {
+            "chosen": {name: list(state.chosen[name]) for name in here},
+            "losses": {
+                n: [round(x, 6) if np.isfinite(x) else None for x in state.losses[n]]
+                for n in here
+                if n in state.losses
+            },
+            "unused-models": sorted(
+                set(range(len(state.models))) - {j for name in here for j in state.chosen[name]}
+            ),
+        }
+
+
+def first_choices(initial: Model, num_models: int, seed: int) -> Choices:
+    """K different models: w⁰, and K − 1 others with every array's values in another order.
+
+    Layers are initialised with independent values of one distribution, so that a permutation of
+    them is as good as another draw, and the server needs neither the task nor torch. Arrays with
+    one value throughout (BatchNorm's) stay as they are.
+    """
+    rng = np.random.default_rng([seed, num_models])
+    models = [initial] + [_permuted(initial, rng) for _ in range(num_models - 1)]
+    if num_models > 1 and all(same_model(model, initial) for model in models):
+        log.warning("every array of w⁰ is constant: the %d models start equal", num_models)
+    return Choices(Members(initial), tuple(models))
+
+
+def _permuted(model: Model, rng: np.random.Generator) -> Model:
+    return {name: rng.permutation(a.ravel()).reshape(a.shape) for name, a in model.items()}
+
+
+def _best(row: Sequence[float], count: int) -> Choice:
+    ranked = np.argsort(row, kind="stable")[:count].tolist()
+    return tuple(sorted(number for number in ranked if np.isfinite(row[number])))
+
+
+def _usual(chosen: Mapping[str, Choice], count: int) -> Choice:
+    taken = sorted(chosen.values())
+    return max(taken, key=taken.count, default=tuple(range(count)))
+
+
+def _held(state: Choices, by_choice: Mapping[Choice, Sequence[str]]) -> Members:
+    """Every silo holds the mean of the models that it chose."""
+    models: dict[str, Model] = {}
+    for choice, names in by_choice.items():
+        mean = weighted_mean([state.models[j] for j in choice], [1.0] * len(choice))
+        models |= dict.fromkeys(names, mean)
+    return state.members.holding(models)

@@ -30,17 +30,25 @@ training in rounds 2 to ``own_rounds``.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from coterie.strategies.baselines.probes import loss_of, probe
-from coterie.strategies.errors import require
-from coterie.strategies.rounds.grouping import Members, average_groups, counted, enrol
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
-from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    orders_from,
+)
+from coterie.strategies.rounds.members import Members
+from coterie.strategies.rounds.policy import average, average_groups
+from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
@@ -68,114 +76,75 @@ class MAXFLState:
     losses: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
-class MAXFL(GroupStrategy[MAXFLState]):
-    """A global model for those who gain by it; the others alone.
+class MAXFL(Algorithm[MAXFLState]):
+    """A global model for those who gain by it; the others alone."""
 
-    Args:
-        threshold: by how much the global model's training loss must be lower; below 0 it may be
-            higher by as much.
-        warm_up: rounds after the first in which everybody takes part; at least 0.
-        own_rounds: rounds of training alone behind the requirement of who takes part; at least 1.
-            Many make it hard to meet: on its own training data a small silo's own model has next
-            to no loss after a while.
-
-    The other arguments are those of ``GroupStrategy``.
-    """
-
-    def __init__(
-        self,
-        *,
-        threshold: float = 0.0,
-        warm_up: int = 5,
-        own_rounds: int = 1,
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        require(bool(np.isfinite(threshold)), f"threshold must be finite. Got {threshold}.")
-        require(warm_up >= 0, f"warm_up must be at least 0. Got {warm_up}.")
-        require(own_rounds >= 1, f"own_rounds must be at least 1. Got {own_rounds}.")
-        self.threshold, self.warm_up = float(threshold), int(warm_up)
-        self.own_rounds = int(own_rounds)
+    threshold: float = Field(
+        0.0,
+        ge=-1e6,
+        le=1e6,
+        description="By how much the global model's training loss must be below that of the silo's "
+        "own; below 0 it may be higher by as much.",
+    )
+    warm_up: int = Field(
+        5, ge=0, le=100_000, description="Rounds after the first in which everybody takes part."
+    )
+    own_rounds: int = Field(
+        1,
+        ge=1,
+        le=100_000,
+        description="Rounds of training alone behind a silo's requirement. Many make it hard to "
+        "meet: a small silo's own model soon has next to no loss on its own training data.",
+    )
 
     def first(self, initial: Model) -> MAXFLState:
-        """Nobody yet."""
+        """No members yet."""
         return MAXFLState(Members(initial), initial)
 
-    def admit(self, state: MAXFLState, silos: Sequence[Silo], *, round: int) -> MAXFLState:
-        """Everybody starts its own model from w⁰."""
-        return replace(state, members=enrol(state.members, silos, state.members.initial))
-
-    def prepare(
-        self, state: MAXFLState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], MAXFLState]:
+    def prepare(self, state: MAXFLState, now: Round) -> Exchanges[MAXFLState]:
         """Who takes part in this round."""
-        settled = [silo for silo in silos if silo.name in state.own]
-        if round <= 1 + self.warm_up:
+        settled = [silo for silo in now.silos if silo.name in state.own]
+        if now.number <= 1 + self.warm_up:
             return replace(state, inside=frozenset(s.name for s in settled), losses={})
         losses = yield from _losses(state, settled)
         inside = {name for name in state.inside if name not in losses}
         inside |= {name for name, (both, own) in losses.items() if both <= own - self.threshold}
         return replace(state, inside=frozenset(inside), losses=losses)
 
-    def orders(
-        self, state: MAXFLState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[MAXFLState, list[Order]]:
+    def orders(self, state: MAXFLState, now: Round) -> tuple[MAXFLState, list[Order]]:
         """Train the global model or your own."""
-        here = [silo.name for silo in silos]
-        inside = tuple(name for name in here if name in state.inside)
-        alone: list[Group] = [(name,) for name in here if name not in state.inside]
+        inside = tuple(name for name in now.names if name in state.inside)
+        alone: list[Group] = [(name,) for name in now.names if name not in state.inside]
         start = {
             name: state.shared if name in inside else state.own.get(name, state.members.initial)
-            for name in here
+            for name in now.names
         }
-        groups = tuple(sorted(([inside] if inside else []) + alone))
-        members = replace(state.members, models={**state.members.models, **start}, groups=groups)
-        orders = [Order(silo, start[silo.name]) for silo in silos]
-        if round <= self.own_rounds:
-            orders += [
-                Order(silo, state.own[silo.name], purpose=OWN_MODEL)
-                for silo in silos
-                if silo.name in inside
-            ]
-        return replace(state, members=members), orders
+        groups = sorted(([inside] if inside else []) + alone)
+        orders = orders_from(start, now.silos)
+        if now.number <= self.own_rounds:
+            orders += [Order(now.here[name], state.own[name], purpose=OWN_MODEL) for name in inside]
+        return replace(state, members=state.members.holding(start).grouped(groups)), orders
 
-    def absorb(self, state: MAXFLState, updates: Sequence[Update], *, round: int) -> MAXFLState:
+    def absorb(self, state: MAXFLState, updates: Sequence[Update], now: Round) -> MAXFLState:
         """The mean of those inside is the global model; the others' models are their own."""
         trained = [u for u in updates if not u.purpose]
         members = average_groups(state.members, trained)
         # In round 1 the first training is everybody's.
-        shared = counted([u for u in trained if not state.own or u.silo.name in state.inside])
+        mean = average([u for u in trained if not state.own or u.silo.name in state.inside])
         own = {u.silo.name: u.model for u in trained if u.silo.name not in state.inside}
         own |= {u.silo.name: u.model for u in updates if u.purpose == OWN_MODEL}
-        state = replace(state, members=members, own={**state.own, **own})
-        if not shared:
-            return state
-        mean = weighted_mean([u.model for u in shared], [u.num_examples for u in shared])
-        return replace(state, shared=mean)
-
-    def models(self, state: MAXFLState) -> Mapping[str, Model]:
-        """Silo → the global model if it took part, else its own."""
-        return state.members.models
-
-    def groups(self, state: MAXFLState) -> Sequence[Group]:
-        """Those who took part together; every other silo alone."""
-        return state.members.groups
-
-    def sizes(self, state: MAXFLState) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return state.members.sizes
+        shared = state.shared if mean is None else mean
+        return replace(state, members=members, own={**state.own, **own}, shared=shared)
 
     def details(self, state: MAXFLState) -> Mapping[str, Any]:
         """Who takes part, and the losses by which it was decided."""
         return {
-            "inside": sorted(n for g in state.members.groups for n in g if n in state.inside),
+            "inside": sorted(n for n in state.members.here if n in state.inside),
             "losses": {name: [round(x, 6) for x in row] for name, row in state.losses.items()},
         }
 
 
-def _losses(
-    state: MAXFLState, silos: Sequence[Silo]
-) -> Generator[Sequence[Order], list[Update], dict[str, tuple[float, float]]]:
+def _losses(state: MAXFLState, silos: Sequence[Silo]) -> Exchanges[dict[str, tuple[float, float]]]:
     """Silo → its loss of the global and of its own model, of those who answered both."""
     answers = yield [
         probe(silo, model, purpose)

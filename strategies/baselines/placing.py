@@ -1,6 +1,6 @@
 """Where a newcomer belongs: one training from a model that is remembered, and what it resembles.
 
-Shared by strategies that formed their groups from updates of one round and remember, for every
+Shared by algorithms that formed their groups from updates of one round and remember, for every
 group, the mean of its members' updates and the model that they all started from.
 """
 
@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from coterie import wire
-from coterie.strategies.partition.clustering import Metric, distances
+from coterie.strategies.partition.clustering import Metric
+from coterie.strategies.partition.clustering import distances as distances_of
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.loop import Order, Update
+from coterie.strategies.rounds.algorithm import Order, Update
 from coterie.strategies.rounds.models import comparable, difference
+from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
@@ -28,18 +30,16 @@ def compared(update: Update) -> Model:
     return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
-def constant_lr(
-    train_config: Mapping[str, int | float | str | bool], round: int
-) -> dict[str, int | float | str | bool]:
-    """The learning rate of ``round``, whenever it is used."""
-    if wire.LR not in train_config:
+def constant_lr(config: Mapping[str, Scalar], number: int) -> dict[str, Scalar]:
+    """The learning rate of round ``number``, whenever it is used."""
+    if wire.LR not in config:
         return {}
-    decay = float(train_config.get(wire.LR_DECAY, 1.0))
-    return {wire.LR: float(train_config[wire.LR]) * decay ** (round - 1), wire.LR_DECAY: 1.0}
+    decay = float(config.get(wire.LR_DECAY, 1.0))
+    return {wire.LR: float(config[wire.LR]) * decay ** (number - 1), wire.LR_DECAY: 1.0}
 
 
 def placing_order(
-    silo: Silo, model: Model, config: Mapping[str, int | float | str | bool], *, step: int = 0
+    silo: Silo, model: Model, config: Mapping[str, Scalar], *, step: int = 0
 ) -> Order:
     """Train once from a remembered model, to be compared."""
     purpose = f"{PLACE}-{step}" if step else PLACE
@@ -49,4 +49,4 @@ def placing_order(
 def nearest(update: Update, directions: Sequence[Model], *, metric: Metric) -> int:
     """The direction nearest to an update; the first of equals."""
     rows = [list(part.values()) for part in (compared(update), *directions)]
-    return int(np.argmin(distances(gram(rows), metric=metric)[0, 1:]))
+    return int(np.argmin(distances_of(gram(rows), metric=metric)[0, 1:]))

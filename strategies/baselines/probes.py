@@ -7,12 +7,13 @@ whatever it evaluates on.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from coterie import wire
-from coterie.strategies.rounds.loop import Order, Update, error_of
+from coterie.strategies.rounds.algorithm import Exchanges, Order, Update
+from coterie.strategies.rounds.replies import error_of
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
@@ -31,9 +32,7 @@ def loss_of(update: Update) -> float:
     return float(stated[0]) if stated else error_of(update.metrics)
 
 
-def ask(
-    silos: Sequence[Silo], models: Sequence[Model]
-) -> Generator[Sequence[Order], list[Update], dict[str, dict[int, Update]]]:
+def ask(silos: Sequence[Silo], models: Sequence[Model]) -> Exchanges[dict[str, dict[int, Update]]]:
     """Ask every silo about every model, in one exchange.
 
     Returns:
@@ -53,7 +52,7 @@ def ask(
 
 def losses(
     silos: Sequence[Silo], models: Sequence[Model]
-) -> Generator[Sequence[Order], list[Update], dict[str, tuple[float, ...]]]:
+) -> Exchanges[dict[str, tuple[float, ...]]]:
     """Silo → its loss of every model; infinity where that is no number.
 
     Who left a model unanswered, or has a finite loss of none, is not in it.

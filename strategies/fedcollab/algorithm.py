@@ -21,16 +21,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from coterie.strategies.errors import require
+from coterie.strategies.baselines.one_model import Seed
 from coterie.strategies.fedcollab.discriminators import (
-    Budget,
     Discriminators,
     Measurement,
     Pair,
@@ -41,17 +41,19 @@ from coterie.strategies.partition import fedcollab
 from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
-from coterie.strategies.rounds.grouping import (
-    Members,
-    average_groups,
-    enrol,
-    feasible,
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Update,
     orders_from,
-    with_minimums,
 )
-from coterie.strategies.rounds.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
+from coterie.strategies.rounds.members import Members, staying, with_sizes
 from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.roster import Silo, staying
+from coterie.strategies.rounds.options import Positive
+from coterie.strategies.rounds.policy import average_groups, form
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
@@ -106,6 +108,7 @@ class FedCollabState:
         solved: the structure was found in this round.
         trained: silos whose model has been through a round.
         measured: what the last phase cost, for the record of its round.
+        minimums: the smallest groups by which ``planned`` was formed.
     """
 
     members: Members
@@ -119,88 +122,67 @@ class FedCollabState:
     solved: bool = False
     trained: frozenset[str] = frozenset()
     measured: Measurement | None = None
+    minimums: Mapping[str, int] = field(default_factory=dict)
 
 
-class FedCollab(GroupStrategy[FedCollabState]):
-    """Coalitions that minimise FedCollab's error bound.
+class FedCollab(Algorithm[FedCollabState]):
+    """Coalitions that minimise FedCollab's error bound."""
 
-    Args:
-        c: the bound's C, > 0: hunger for data, in roots of samples. ``auto`` takes the smallest at
-            which noise alone keeps no two silos apart (``partition.fedcollab.auto_c``).
-        discriminators: how distances are measured, and the budget.
-        solver: ``best`` is ``optimal`` for at most 16 silos and else ``relocation``, the paper's;
-            ``agglomerative`` merges greedily. ``optimal`` is ``best`` that warns above 16.
-        newcomers: ``keep`` lets a newcomer choose and nobody else move but those whose distances
-            came late; ``resolve`` searches again from the present structure.
-        unmeasured: silos whose distances are not known train ``alone``, or take the mean of all
-            known distances for them (``unknown``). Where none is known everybody trains alone.
-        seed: of the searches.
-
-    The other arguments are those of ``GroupStrategy``.
-    """
-
-    def __init__(
-        self,
-        *,
-        c: float | Literal["auto"] = 10.0,
-        discriminators: Discriminators | None = None,
-        solver: Literal["best", "relocation", "agglomerative", "optimal"] = "best",
-        newcomers: Literal["keep", "resolve"] = "keep",
-        unmeasured: Literal["alone", "unknown"] = "alone",
-        seed: int = 0,
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        require(
-            c == "auto" or (not isinstance(c, str) and bool(np.isfinite(c)) and c > 0),
-            f"c must be finite and > 0, or 'auto'. Got {c!r}.",
-        )
-        for name, value, allowed in (
-            ("solver", solver, ("best", "relocation", "agglomerative", "optimal")),
-            ("newcomers", newcomers, ("keep", "resolve")),
-            ("unmeasured", unmeasured, ("alone", "unknown")),
-        ):
-            require(value in allowed, f"{name} must be one of {', '.join(allowed)}. Got {value!r}.")
-        self.c = None if c == "auto" else float(c)
-        self.discriminators = discriminators or Discriminators()
-        self.solver, self.newcomers, self.unmeasured = solver, newcomers, unmeasured
-        self.seed = int(seed)
+    c: Positive | Literal["auto"] = Field(
+        10.0,
+        description="C of the bound, preference for more data, in roots of samples. `auto` takes "
+        "the smallest at which noise alone keeps no two silos apart.",
+    )
+    discriminators: Discriminators = Discriminators()
+    solver: Literal["best", "relocation", "agglomerative", "optimal"] = Field(
+        "best",
+        description="`best` is `optimal` for at most 16 silos and else `relocation`, the paper's; "
+        "`agglomerative` merges greedily.",
+    )
+    newcomers: Literal["keep", "resolve"] = Field(
+        "keep",
+        description="With a newcomer nobody else moves but those whose distances came late, or "
+        "all may.",
+    )
+    unmeasured: Literal["alone", "unknown"] = Field(
+        "alone",
+        description="Silos whose distances are not known train alone, or count as different as "
+        "the mean. Where none is known everybody trains alone.",
+    )
+    seed: Seed = 0
 
     # ---------------------------------------------------------------- before a round
 
     def first(self, initial: Model) -> FedCollabState:
-        """Nobody yet."""
+        """No members yet."""
         return FedCollabState(Members(initial))
 
-    def admit(self, state: FedCollabState, silos: Sequence[Silo], *, round: int) -> FedCollabState:
-        """Everybody comes with w⁰, until its coalition has a model."""
-        return replace(state, members=enrol(state.members, silos, state.members.initial))
-
-    def prepare(
-        self, state: FedCollabState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], Answers, FedCollabState]:
+    def prepare(self, state: FedCollabState, now: Round) -> Exchanges[FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
-        names = tuple(sorted(silo.name for silo in silos))
-        refused = state.refused.intersection(names)
-        before = state.members.minimums
-        members = with_minimums(state.members, silos)
-        state = replace(state, members=members, measured=None, solved=False, refused=refused)
-        shy = {silo.name for silo in silos if not takes_part(silo)}
-        due = [pair for pair in combinations(names, 2) if _is_due(state, pair, shy)]
+        names = tuple(sorted(now.names))
+        state = replace(
+            state, measured=None, solved=False, refused=state.refused.intersection(names)
+        )
+        apart = {silo.name for silo in now.silos if not takes_part(silo)}
+        due = [pair for pair in combinations(names, 2) if _is_due(state, pair, apart)]
         if due:
-            found = yield from measure(due, silos, self.discriminators, announce=self._announce)
+            found = yield from measure(
+                due,
+                now.silos,
+                self.discriminators,
+                announce=lambda budget: now.announce(
+                    "budget", {"work": "discriminators", **asdict(budget)}
+                ),
+            )
             state = _with_measured(state, due, found)
         planned = tuple(sorted(name for group in state.planned for name in group))
-        if due or names != planned or members.minimums != before:
-            state = replace(self._structured(state, names, round), solved=True)
+        minimums = state.members.minimums
+        if due or names != planned or minimums != state.minimums:
+            state = replace(self._structured(state, names, now), solved=True, minimums=minimums)
         return state
 
-    def _announce(self, budget: Budget) -> None:
-        if self.on_event is not None:
-            self.on_event("budget", {"work": "discriminators", **asdict(budget)})
-
     def _structured(
-        self, state: FedCollabState, names: Sequence[str], round: int
+        self, state: FedCollabState, names: Sequence[str], now: Round
     ) -> FedCollabState:
         """Step 2: solve for those whose distances are known."""
         known, alone = tuple(names), tuple[str, ...]()
@@ -216,10 +198,10 @@ class FedCollab(GroupStrategy[FedCollabState]):
         distances, errors = _matrices(known, state.distances)
         sizes = [max(state.members.sizes[name], 1.0) for name in known]
         c = self.c
-        if c is None:
+        if c == "auto":
             c = fedcollab.auto_c(sizes, _null_errors(known, state))
             log.info("c: %.3g, by the noise of the distances", c)
-        rng = np.random.default_rng([self.seed, round])
+        rng = np.random.default_rng([self.seed, now.number])
         rows = {name: row for row, name in enumerate(known)}
         present = [[rows[n] for n in group] for group in _settled(state, known)]
         solve = _Solve(distances, sizes, c, self._solver(len(known)), rng)
@@ -229,7 +211,7 @@ class FedCollab(GroupStrategy[FedCollabState]):
         log.info("%s", _report_text(report, known, kept=kept))
         solved = [tuple(known[row] for row in group) for group in groups]
         minimums = state.members.minimums
-        planned = feasible(solved, minimums)
+        planned = form(solved, minimums)
         aside = _aside(solved, minimums)
         for name in aside:
             log.warning(
@@ -260,18 +242,16 @@ class FedCollab(GroupStrategy[FedCollabState]):
 
     # ---------------------------------------------------------------- a round
 
-    def orders(
-        self, state: FedCollabState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[FedCollabState, list[Order]]:
+    def orders(self, state: FedCollabState, now: Round) -> tuple[FedCollabState, list[Order]]:
         """Step 3: everybody trains its coalition's model."""
         models = dict(state.members.models)
         for group in state.planned:
             models |= _starts(state, group)
-        members = replace(state.members, models=models, groups=state.planned)
-        return replace(state, members=members), orders_from(models, silos)
+        members = state.members.holding(models).grouped(state.planned)
+        return replace(state, members=members), orders_from(members.models, now.silos)
 
     def absorb(
-        self, state: FedCollabState, updates: Sequence[Update], *, round: int
+        self, state: FedCollabState, updates: Sequence[Update], now: Round
     ) -> FedCollabState:
         """FedAvg inside every coalition."""
         answered = {update.silo.name for update in updates}
@@ -279,20 +259,6 @@ class FedCollab(GroupStrategy[FedCollabState]):
         return replace(
             state, members=average_groups(state.members, updates), trained=state.trained | moved
         )
-
-    # ---------------------------------------------------------------- views
-
-    def models(self, state: FedCollabState) -> Mapping[str, Model]:
-        """Silo → its coalition's model; who left, the last that it had."""
-        return state.members.models
-
-    def groups(self, state: FedCollabState) -> Sequence[Group]:
-        """The coalitions of the last round."""
-        return state.members.groups
-
-    def sizes(self, state: FedCollabState) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return state.members.sizes
 
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
         """Distances, the bound beside its rivals, the interval of c, what a phase has cost."""
@@ -376,20 +342,19 @@ class _Solve:
         return best < report.chosen * (1 - 1e-12)
 
 
-def _is_due(state: FedCollabState, pair: Pair, shy: Set[str]) -> bool:
-    """Whether a pair must still be measured, and may be; with a ``shy`` silo it cannot be."""
+def _is_due(state: FedCollabState, pair: Pair, apart: Set[str]) -> bool:
+    """Whether a pair must still be measured, and may be; with a silo ``apart`` it cannot be."""
     if any(name in state.refused or state.held_out.get(name) == 0 for name in pair):
         return False
     unknown = pair not in state.distances or pair in state.unfinished
     # A pair that cannot be measured is due once, so that the log and the record say why.
-    attempts = 1 if shy & set(pair) else MAX_ATTEMPTS
+    attempts = 1 if apart & set(pair) else MAX_ATTEMPTS
     return unknown and state.attempts.get(pair, 0) < attempts
 
 
 def _with_measured(
     state: FedCollabState, due: Sequence[Pair], found: Measurement
 ) -> FedCollabState:
-    sizes = {**state.members.sizes, **found.sizes}
     better = {
         pair: new
         for pair, new in found.distances.items()
@@ -402,7 +367,7 @@ def _with_measured(
     attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in tried}}
     return replace(
         state,
-        members=replace(state.members, sizes=sizes),
+        members=with_sizes(state.members, found.sizes),
         distances={**state.distances, **better},
         held_out={**state.held_out, **found.held_out},
         attempts=attempts,

@@ -19,15 +19,16 @@ the run's seed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import require
 from coterie.strategies.partition.distance import Distance, Score, distance, has_converged, scores
-from coterie.strategies.rounds.loop import Answers, Order, Update
+from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Update
+from coterie.strategies.rounds.options import NotNegative, Options, Positive
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
@@ -43,47 +44,54 @@ Pair = tuple[str, str]
 """Two silos, sorted by name."""
 
 
-@dataclass(frozen=True)
-class Discriminators:
-    """How discriminators are trained.
+class Discriminators(Options):
+    """How discriminators are trained."""
 
-    Attributes:
-        rounds: budget: rounds of training, at least 1.
-        min_rounds, patience: a pair stops after so many rounds at the least, and when so many
-            evaluations have gained nothing.
-        gigabytes: budget: arrays sent and received in all, in 10⁹ bytes; 0 sets none.
-        steps: mini-batches a round.
-        batch_size, lr: of SGD.
-        samples: at most so many of a silo's samples train; at least half are held out.
-        score: what is reported: ``last``, ``max`` (the paper), ``cross-fit``.
-    """
-
-    rounds: int = 10
-    min_rounds: int = 5
-    patience: int = 2
-    gigabytes: float = 0.0
-    steps: int = 20
-    batch_size: int = 32
-    lr: float = 0.01
-    samples: int = 500
-    score: Score = "last"
-
-    def __post_init__(self) -> None:
-        for name in ("rounds", "min_rounds", "patience", "steps", "batch_size", "samples"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} of the discriminators must be at least 1. Got {value}.")
-        require(
-            0 < self.lr < float("inf"),
-            f"lr of the discriminators must be finite and > 0. Got {self.lr}.",
-        )
-        require(
-            0 <= self.gigabytes < float("inf"),
-            f"gigabytes must be finite and at least 0. Got {self.gigabytes}.",
-        )
-        require(
-            self.score in ("last", "max", "cross-fit"),
-            f"score must be last, max or cross-fit. Got {self.score!r}.",
-        )
+    rounds: int = Field(
+        10,
+        ge=1,
+        le=10_000,
+        alias="discriminator-rounds",
+        description="Budget of the discriminators' rounds, all pairs at once.",
+    )
+    patience: int = Field(
+        2,
+        ge=1,
+        le=10_000,
+        alias="discriminator-patience",
+        description="So many evaluations without a gain end a pair's discriminator.",
+    )
+    gigabytes: NotNegative = Field(
+        0.0,
+        le=1e9,
+        alias="discriminator-gigabytes",
+        description="Budget of their bytes in all, sent and received, in 10⁹ bytes; 0 sets none.",
+    )
+    steps: int = Field(
+        20,
+        ge=1,
+        le=100_000,
+        alias="discriminator-steps",
+        description="Mini-batches of 32 a round of discriminators.",
+    )
+    samples: int = Field(
+        500,
+        ge=1,
+        le=1_000_000,
+        alias="discriminator-samples",
+        description="At most so many samples train them; half are always held out.",
+    )
+    lr: Positive = Field(
+        0.01, le=1000, alias="discriminator-lr", description="Their learning rate."
+    )
+    score: Score = Field(
+        "last",
+        alias="distance",
+        description="Score that is reported: the last round's, the best (the paper), or the best "
+        "of one half on the other.",
+    )
+    min_rounds: int = Field(5, ge=1)
+    batch_size: int = Field(32, ge=1)
 
 
 @dataclass(frozen=True)
@@ -165,8 +173,8 @@ def measure(
     options: Discriminators,
     *,
     announce: Callable[[Budget], None] = lambda budget: None,
-) -> Generator[Sequence[Order], Answers, Measurement]:
-    """Train discriminators of these pairs; for ``GroupStrategy.prepare``, with ``yield from``.
+) -> Exchanges[Measurement]:
+    """Train discriminators of these pairs; for an algorithm's ``prepare``, with ``yield from``.
 
     Args:
         pairs: of silos that are here.
@@ -176,18 +184,18 @@ def measure(
     """
     here = {silo.name: silo for silo in silos}
     wanted = sorted(set(pairs))
-    shy = {
+    aside = {
         name: f"it accepts groups of at least {here[name].min_group_size} silos; a discriminator "
         "is the mean of two."
         for name in _silos_of(wanted)
         if not takes_part(here[name])
     }
-    open_pairs = [pair for pair in wanted if not shy.keys() & set(pair)]
+    open_pairs = [pair for pair in wanted if not aside.keys() & set(pair)]
     names = _silos_of(open_pairs)
     questions = [_order(here[name], wire.EVALUATE_DISCRIMINATOR, [], options) for name in names]
     asked = (yield questions) if questions else Answers()
     held_out, bytes_each, unready = _ready(names, asked)
-    missing = shy | unready
+    missing = aside | unready
     for name, reason in missing.items():
         log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]

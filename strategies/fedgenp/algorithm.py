@@ -24,28 +24,28 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Unpack
+from typing import Literal
 
-from coterie.strategies.errors import require
 from coterie.strategies.fedgenp.generative import (
     Generative,
     GenerativeState,
-    Given,
-    nobody,
     rng_of,
     teaching,
+    without_teachers,
 )
 from coterie.strategies.fedgenp.latent import (
     Generator,
-    GeneratorPlan,
     fresh_generator,
     predictor_arrays,
     predictor_shape,
 )
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order
-from coterie.strategies.rounds.roster import Silo, minimums_of
+from coterie.strategies.rounds.algorithm import Order, Round
+from coterie.strategies.rounds.members import minimums_of
+from coterie.strategies.rounds.models import holders
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
@@ -54,55 +54,34 @@ _FRESH, _TRAIN, _DRAW = range(3)  # purposes of a receiver's randomness, the las
 
 
 class FedGenP(Generative):
-    """A generator per silo or per group. See ``Generative`` for the arguments not named here.
+    """A generator per silo or per group, around another algorithm.
 
-    Args:
-        receivers: ``silos``, or ``groups``: silos that start a round from one model share a
-            generator, which learns from the other groups' models.
-        plan: how generators are trained. ``reversal="unbounded"`` diverges sooner or later.
+    ``receivers = "groups"``: silos that start a round from one model share a generator, which
+    learns from the other groups' models. ``reversal = "unbounded"`` diverges sooner or later.
     """
 
-    def __init__(
-        self,
-        *,
-        receivers: Literal["silos", "groups"] = "silos",
-        base: GroupStrategy[Any] | None = None,
-        plan: GeneratorPlan | None = None,
-        given: Given | None = None,
-        head: str = "",
-        seed: int = 0,
-        device: str = "auto",
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(
-            base=base, plan=plan, given=given, head=head, seed=seed, device=device, **options
-        )
-        require(
-            receivers in ("silos", "groups"),
-            f"receivers must be silos or groups. Got {receivers!r}.",
-        )
-        require(
-            self.plan.steps >= 2 or not self.plan.reverses,
-            f"every second step of a generator is reversal = {self.plan.reversal}, so steps must "
-            f"be at least 2. Got {self.plan.steps}. Or take reversal = none.",
-        )
-        self.receivers = receivers
+    receivers: Literal["silos", "groups"] = "silos"
+
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        """What generators need, and what makes them go wrong."""
+        yield from super().problems(training)
+        if self.plan.steps < 2 and self.plan.reverses:
+            yield (
+                f"every second step of a generator is reversal = {self.plan.reversal}, so "
+                f"generator-steps must be at least 2. Got {self.plan.steps}. Or take "
+                "reversal = none"
+            )
         if self.plan.reversal == "unbounded":
             log.warning("reversal = unbounded: latents lose their labels and may become infinite")
 
     def generated(
-        self,
-        state: GenerativeState,
-        orders: Sequence[Order],
-        silos: Sequence[Silo],
-        *,
-        round: int,
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
         """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
-        heads, members = self._receivers(state, orders, silos)
-        names = teaching(heads, members, _behind(state, members), minimums_of(silos))
+        heads, members = self._receivers(state, orders, now)
+        names = teaching(heads, members, _behind(state, members), minimums_of(now.silos))
         if len(names) < 2:
-            return nobody(state, silos, round)
+            return without_teachers(state, now)
         from coterie.strategies.fedgenp.generators import train_generators
 
         started = time.perf_counter()
@@ -121,8 +100,8 @@ class FedGenP(Generative):
             [heads[name] for name in names],
             state.layers,
             plan=self.plan,
-            rngs=[rng_of(self.seed, round, name, _TRAIN) for name in names],
-            drawing=rng_of(self.seed, round, "", _DRAW),
+            rngs=[rng_of(self.seed, now.number, name, _TRAIN) for name in names],
+            drawing=rng_of(self.seed, now.number, "", _DRAW),
             device=self.device,
         )
         return replace(
@@ -137,17 +116,15 @@ class FedGenP(Generative):
         )
 
     def _receivers(
-        self, state: GenerativeState, orders: Sequence[Order], silos: Sequence[Silo]
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> tuple[dict[str, Model], dict[str, Group]]:
         """Receiver → its head, and → its silos, of those whose predictor has been trained."""
         if self.receivers == "silos":
             return dict(state.heads), {name: (name,) for name in state.heads}
-        starts = self._starts(state, orders, silos)
-        by_model: dict[int, list[str]] = {}
-        for name in sorted(starts):
-            by_model.setdefault(id(starts[name]), []).append(name)
+        starts = self._starts(state, orders, now)
         trained = state.trained - state.other
-        groups = {"+".join(g): tuple(g) for g in by_model.values() if trained.intersection(g)}
+        sharing = [names for _, names in holders(starts)]
+        groups = {"+".join(g): tuple(g) for g in sharing if trained.intersection(g)}
         heads = {
             receiver: predictor_arrays(starts[group[0]], state.layers)
             for receiver, group in groups.items()
@@ -155,13 +132,13 @@ class FedGenP(Generative):
         return heads, groups
 
     def _starts(
-        self, state: GenerativeState, orders: Sequence[Order], silos: Sequence[Silo]
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> dict[str, Model]:
         """Silo that is here → the model of its group, also of those whose turn it is not."""
         models = self.base.next_models(state.base)
         # Who is in no group has only just come (back): its model is nobody's, or an old one.
         grouped = {name for group in self.base.groups(state.base) for name in group}
-        resting = grouped & {silo.name for silo in silos} & set(models)
+        resting = grouped & set(now.names) & set(models)
         own = {order.silo.name: order.model for order in orders}
         return {name: models[name] for name in resting} | own
 

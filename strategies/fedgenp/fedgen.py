@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator as Steps
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,13 +28,15 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedgenp.generative import (
     Generative,
     GenerativeState,
-    nobody,
     rng_of,
     teaching,
+    without_teachers,
 )
 from coterie.strategies.fedgenp.latent import fresh_generator, predictor_arrays, predictor_shape
-from coterie.strategies.rounds.loop import Answers, Order, ReplyError, Update
-from coterie.strategies.rounds.roster import Silo, minimums_of
+from coterie.strategies.rounds.algorithm import Exchanges, Order, Round, Update
+from coterie.strategies.rounds.members import minimums_of
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.replies import ReplyError
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
@@ -51,16 +52,14 @@ _FRESH, _TRAIN = range(2)
 class FedGen(Generative):
     """One shared generator, from label counts that every silo must consent to give.
 
-    See ``Generative`` for the arguments; of the plan, reversal plays no part.
+    Of the generators' options, reversal plays no part.
     """
 
-    def demands(self) -> Mapping[str, int | float | str | bool]:
+    def demands(self) -> Mapping[str, Scalar]:
         """Label counts."""
         return {**super().demands(), wire.ASKS_LABEL_COUNTS: True}
 
-    def prepare(
-        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
-    ) -> Steps[Sequence[Order], Answers, GenerativeState]:
+    def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
         """Ask for the label counts that are not known yet.
 
         An answer, or a refusal, holds while the silo is here. Who did not answer, or wrongly, is
@@ -69,8 +68,8 @@ class FedGen(Generative):
         Raises:
             FederationError: in round 1 some silos refused.
         """
-        state = yield from super().prepare(state, silos, round=round)
-        asked = [s for s in silos if s.name not in state.counts and s.name not in state.other]
+        state = yield from super().prepare(state, now)
+        asked = [s for s in now.silos if s.name not in state.counts and s.name not in state.other]
         if not asked:
             return state
         _, num_classes = predictor_shape(
@@ -85,13 +84,13 @@ class FedGen(Generative):
             Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
         ]
         refused = [silo.name for silo in asked if silo.name in answers.refused]
-        if refused and round == 1:
+        if refused and now.number == 1:
             raise FederationError(
                 f"FedGen needs the label counts of every silo. None came from: "
                 f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
                 "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation "
                 "or comparison, `label-counts = true` in its file. FedGenP needs no label counts.",
-                round=round,
+                round=now.number,
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )
@@ -99,21 +98,16 @@ class FedGen(Generative):
         return replace(state, counts={**state.counts, **dict.fromkeys(refused), **given})
 
     def generated(
-        self,
-        state: GenerativeState,
-        orders: Sequence[Order],
-        silos: Sequence[Silo],
-        *,
-        round: int,
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
         """Train the shared generator on the predictors of who gave label counts."""
         known = [name for name in state.heads if state.counts.get(name) is not None]
         own = {name: (name,) for name in known}
         heads = {name: state.heads[name] for name in known}
-        names = teaching(heads, own, own, minimums_of(silos))
+        names = teaching(heads, own, own, minimums_of(now.silos))
         given = sum(counts is not None for counts in state.counts.values())
         if len(names) < max(2, min(given, FEWEST)):
-            return nobody(state, silos, round)
+            return without_teachers(state, now)
         from coterie.strategies.fedgenp.generators import train_shared_generator
 
         started = time.perf_counter()
@@ -131,13 +125,13 @@ class FedGen(Generative):
             state.layers,
             _table(state, names),
             plan=self.plan,
-            rng=rng_of(self.seed, round, EVERYBODY, _TRAIN),
+            rng=rng_of(self.seed, now.number, EVERYBODY, _TRAIN),
             device=self.device,
         )
         return replace(
             state,
             generators={EVERYBODY: trained},
-            members={EVERYBODY: tuple(silo.name for silo in silos)},
+            members={EVERYBODY: now.names},
             receiving=(EVERYBODY,),
             teachers=names,
             quality={EVERYBODY: (quality.others, quality.own)},

@@ -12,17 +12,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from abc import abstractmethod
-from collections.abc import Generator as Steps
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import AfterValidator, Field
 
 from coterie import wire
-from coterie.strategies.baselines.fedavg import FedAvg
-from coterie.strategies.errors import EXIT_CONFIG, FederationError, require
+from coterie.strategies.baselines.one_model import FedAvg, Seed
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedgenp.latent import (
     Generator,
     GeneratorPlan,
@@ -32,42 +31,70 @@ from coterie.strategies.fedgenp.latent import (
     predictor_arrays,
     predictor_shape,
 )
-from coterie.strategies.rounds.loop import Answers, Group, GroupStrategy, LoopOptions, Order, Update
-from coterie.strategies.rounds.roster import Silo, staying
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Answers,
+    Base,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+)
+from coterie.strategies.rounds.members import Members, staying
+from coterie.strategies.rounds.models import holders
+from coterie.strategies.rounds.options import NotNegative, Options, Positive, Scalar
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Layers, Model
 
 log = logging.getLogger("coterie.run")
 
 
-@dataclass(frozen=True)
-class Given:
-    """How silos use the generators that they are given.
+class Given(Options):
+    """How silos use the generators that they are given."""
 
-    Attributes:
-        weight: of the loss on generated latents, ≥ 0; the paper 1, the released code 10.
-        distil: weight of the divergence from the head's answers to latents generated for the
-            own labels, ≥ 0; the paper 0, the released code 10.
-        decay: factor on both after every round, in (0, 1]; the paper 1, the released code 0.98.
-    """
+    weight: NotNegative = Field(
+        1.0,
+        lt=1e6,
+        alias="generated-weight",
+        description="Weight of the loss on generated latents; the released code has 10.",
+    )
+    distil: NotNegative = Field(
+        0.0,
+        lt=1e6,
+        alias="distil-weight",
+        description="Weight of the divergence from the head's answers to latents generated for "
+        "the silo's own labels; the released code has 10.",
+    )
+    decay: Positive = Field(
+        1.0,
+        le=1,
+        alias="generated-decay",
+        description="Factor on both weights after every round; the released code has 0.98.",
+    )
 
-    weight: float = 1.0
-    distil: float = 0.0
-    decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("weight", "distil"):
-            value = getattr(self, name)
-            require(0 <= value < 1e6, f"{name} of latents must be in [0, 1e6). Got {value}.")
-        require(0 < self.decay <= 1, f"decay of latents must be in (0, 1]. Got {self.decay}.")
-
-    def config(self, round: int) -> dict[str, int | float | str | bool]:
+    def config(self, number: int) -> dict[str, Scalar]:
         """Entries of a training message of this round."""
-        factor = self.decay ** (round - 1)
+        factor = self.decay ** (number - 1)
         return {
             wire.GENERATED_WEIGHT: self.weight * factor,
             wire.DISTIL_WEIGHT: self.distil * factor,
             wire.EVALUATE_TRAINED: True,
         }
+
+
+def usable_device(device: str) -> str:
+    """Refuse a device that torch does not know, or this machine does not have."""
+    if re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is None:
+        raise ValueError(
+            f"device of the generators must be auto, cpu, cuda or cuda:<number>. Got {device!r}"
+        )
+    if device.startswith("cuda") and (found := _gpus()) <= int(device.partition(":")[2] or 0):
+        raise ValueError(
+            f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
+            "machine. Take auto or cpu"
+        )
+    return device
 
 
 @dataclass(frozen=True)
@@ -110,73 +137,47 @@ class GenerativeState:
     alone: bool = False
 
 
-class Generative(GroupStrategy[GenerativeState]):
-    """A base strategy whose silos also get generators.
+class Generative(Algorithm[GenerativeState]):
+    """Another algorithm, ``base``, whose silos also get generators.
 
-    Args:
-        base: forms groups and aggregates; ``FedAvg`` by default. Its options of the loop (roster,
-            time limits, reports) are not used; its ``train_config`` becomes this one's.
-        plan: how generators are trained.
-        given: how silos use them.
-        head: prefix of a linear predictor's arrays, for silos that do not describe theirs.
-        seed: of the generators.
-        device: of the generators; ``auto`` takes a GPU if there is one.
-
-    The other arguments are those of ``GroupStrategy``.
+    ``head`` is the prefix of a linear predictor's arrays, for silos that do not describe theirs;
+    ``device`` is the generators', ``auto`` takes a GPU if there is one.
     """
 
-    def __init__(
-        self,
-        *,
-        base: GroupStrategy[Any] | None = None,
-        plan: GeneratorPlan | None = None,
-        given: Given | None = None,
-        head: str = "",
-        seed: int = 0,
-        device: str = "auto",
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        self.base: GroupStrategy[Any] = FedAvg() if base is None else base
-        self.base.train_config = dict(self.train_config)
-        self.plan = GeneratorPlan() if plan is None else plan
-        self.given = Given() if given is None else given
-        require(
-            re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is not None,
-            f"device of the generators must be auto, cpu, cuda or cuda:<number>. Got {device!r}.",
-        )
-        if device.startswith("cuda"):
-            found = _gpus()
-            require(
-                found > int(device.partition(":")[2] or 0),
-                f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
-                "machine. Take auto or cpu.",
-            )
-        self.head, self.seed, self.device = head, int(seed), device
+    base: Base = FedAvg()
+    plan: GeneratorPlan = GeneratorPlan()
+    given: Given = Given()
+    head: str = ""
+    seed: Seed = 0
+    device: Annotated[str, AfterValidator(usable_device)] = "auto"
 
-    @abstractmethod
     def generated(
-        self,
-        state: GenerativeState,
-        orders: Sequence[Order],
-        silos: Sequence[Silo],
-        *,
-        round: int,
+        self, state: GenerativeState, orders: Sequence[Order], now: Round
     ) -> GenerativeState:
         """The server's stage: generators, and who gets and who taught them in this round.
 
         Args:
             state: with the base's groups of the round, and the heads and layers of who is here.
             orders: of the round's own training.
-            silos: who is here, ordered to train or not.
-            round: its number.
+            now: the round; all who are here, ordered to train or not.
         """
+        raise NotImplementedError
 
     def sent(self, state: GenerativeState, receiver: str) -> Model:
         """What a receiver's silos get."""
         return state.generators[receiver].weights
 
-    def demands(self) -> Mapping[str, int | float | str | bool]:
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        """The base's; and generators need the predictors."""
+        yield from self.base.problems(training)
+        if training.get(wire.PERSONAL):
+            yield "generators need the predictors, so personal must be empty"
+
+    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        """The base's."""
+        return self.base.entries(training)
+
+    def demands(self) -> Mapping[str, Scalar]:
         """The base's."""
         return self.base.demands()
 
@@ -185,20 +186,20 @@ class Generative(GroupStrategy[GenerativeState]):
         layers = linear_head(initial, self.head) if self.head else ()
         return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
 
-    def admit(
-        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
-    ) -> GenerativeState:
-        """A newcomer gets the base's model at once, a generator after its first update."""
-        return replace(state, base=self.base.admit(state.base, silos, round=round))
+    def newcomer_model(self, state: GenerativeState) -> Model:
+        """The base's, at once; a generator after its first update."""
+        return self.base.newcomer_model(state.base)
 
-    def prepare(
-        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
-    ) -> Steps[Sequence[Order], Answers, GenerativeState]:
+    def welcome(self, state: GenerativeState, new: frozenset[str], now: Round) -> GenerativeState:
+        """The base's."""
+        return replace(state, base=self.base.welcome(state.base, new, now))
+
+    def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
         """What the base must ask. Who answers a cold start has trained."""
-        state = self._seen(state, silos, round)  # refuses what cannot learn before anybody works
-        steps = self.base.prepare(state.base, silos, round=round)
+        state = self._seen(state, now)  # refuses what cannot learn before anybody works
+        steps = self.base.prepare(state.base, now)
         answers: Answers | None = None
-        while True:  # as often as the base asks; the loop gives every exchange its deadline
+        while True:  # as often as the base asks; the engine gives every exchange its deadline
             try:
                 orders = next(steps) if answers is None else steps.send(answers)
             except StopIteration as end:
@@ -206,21 +207,19 @@ class Generative(GroupStrategy[GenerativeState]):
             answers = yield orders
             state = replace(state, trained=state.trained | _who_trained(answers))
 
-    def orders(
-        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[GenerativeState, list[Order]]:
+    def orders(self, state: GenerativeState, now: Round) -> tuple[GenerativeState, list[Order]]:
         """The base's orders, each with its receiver's generator."""
-        base, orders = self.base.orders(state.base, silos, round=round)
+        base, orders = self.base.orders(state.base, now)
         self._require_plain(orders)
-        state = self._seen(replace(state, base=base), silos, round)
+        state = self._seen(replace(state, base=base), now)
         own = [order for order in orders if _is_own(order)]
-        if self.base.comparing(state.base, round=round):
+        if self.base.comparing(state.base, now):
             state = paused(state)  # partitions are compared: all are to be trained alike
         else:
-            state = self.generated(state, own, silos, round=round)
+            state = self.generated(state, own, now)
         receiver_of = {name: r for r in state.receiving for name in _fitting(state, r)}
         records = {receiver: self.sent(state, receiver) for receiver in state.receiving}
-        config = self.given.config(round)
+        config = self.given.config(now.number)
         return state, [
             _with(order, records.get(receiver_of.get(order.silo.name, "")), config)
             if _is_own(order)
@@ -240,11 +239,11 @@ class Generative(GroupStrategy[GenerativeState]):
                     exit_code=EXIT_CONFIG,
                 )
 
-    def _seen(self, state: GenerativeState, silos: Sequence[Silo], round: int) -> GenerativeState:
+    def _seen(self, state: GenerativeState, now: Round) -> GenerativeState:
         """The state of who is here: what was known of the others is dropped, consent included."""
-        state = self._settled(state, silos, round=round)
-        here = {silo.name for silo in silos}
-        heads = {silo.name: silo.head for silo in silos if self._describes(silo)}
+        state = self._settled(state, now)
+        here = set(now.names)
+        heads = {silo.name: silo.head for silo in now.silos if self._describes(silo)}
         other = {name for name, head in heads.items() if head != state.layers}
         for name in sorted(other - state.other):
             log.warning(
@@ -266,19 +265,17 @@ class Generative(GroupStrategy[GenerativeState]):
             generators={receiver: state.generators[receiver] for receiver in members},
         )
 
-    def _settled(
-        self, state: GenerativeState, silos: Sequence[Silo], *, round: int
-    ) -> GenerativeState:
+    def _settled(self, state: GenerativeState, now: Round) -> GenerativeState:
         """With the predictor's layers: those of the first round's silos, for good.
 
         Raises:
             FederationError: these describe none, or different ones, or one that cannot be learned
                 from.
         """
-        if round > 1 and state.layers:
+        if now.number > 1 and state.layers:
             return state
-        described = [(silo.name, silo.head) for silo in silos if self._describes(silo)]
-        task = str(self.train_config.get(wire.TASK, ""))
+        described = [(silo.name, silo.head) for silo in now.silos if self._describes(silo)]
+        task = str(now.config.get(wire.TASK, ""))
         layers = common_layers(described, task=task) if described else state.layers
         predictor_shape({"w⁰": predictor_arrays(state.initial, layers)}, layers)
         return replace(state, layers=layers)
@@ -288,7 +285,7 @@ class Generative(GroupStrategy[GenerativeState]):
         return silo.described or not self.head
 
     def absorb(
-        self, state: GenerativeState, updates: Sequence[Update], *, round: int
+        self, state: GenerativeState, updates: Sequence[Update], now: Round
     ) -> GenerativeState:
         """The base aggregates; the predictors are kept for the next generators."""
         heads = {
@@ -296,7 +293,7 @@ class Generative(GroupStrategy[GenerativeState]):
             for update in updates
             if not update.purpose and update.silo.name not in state.other
         }
-        base = self.base.absorb(state.base, updates, round=round)
+        base = self.base.absorb(state.base, updates, now)
         trained = state.trained | _who_trained(updates)
         return replace(
             state,
@@ -309,14 +306,19 @@ class Generative(GroupStrategy[GenerativeState]):
     def _sources(self, base: Any, updates: Sequence[Update]) -> dict[str, Group]:
         """Silo → whose updates of this round its model is now a mean of; without one, no entry."""
         answered = {update.silo.name for update in updates if not update.purpose}
-        sharing: dict[int, list[str]] = {}
-        for name, model in self.base.next_models(base).items():
-            sharing.setdefault(id(model), []).append(name)
         found: dict[str, Group] = {}
-        for names in sharing.values():
+        for _, names in holders(self.base.next_models(base)):
             if behind := tuple(sorted(answered.intersection(names))):
                 found |= dict.fromkeys(names, behind)
         return found
+
+    def members(self, state: GenerativeState) -> Members:
+        """The base's."""
+        return self.base.members(state.base)
+
+    def with_members(self, state: GenerativeState, members: Members) -> GenerativeState:
+        """The base's."""
+        return replace(state, base=self.base.with_members(state.base, members))
 
     def models(self, state: GenerativeState) -> Mapping[str, Model]:
         """The base's."""
@@ -333,10 +335,6 @@ class Generative(GroupStrategy[GenerativeState]):
     def sharing(self, state: GenerativeState) -> Sequence[Group]:
         """The base's."""
         return self.base.sharing(state.base)
-
-    def sizes(self, state: GenerativeState) -> Mapping[str, float]:
-        """The base's."""
-        return self.base.sizes(state.base)
 
     def details(self, state: GenerativeState) -> Mapping[str, Any]:
         """The base's; who received a generator, and what heads say of its latents."""
@@ -395,14 +393,14 @@ def teaching(
     return names
 
 
-def nobody(state: GenerativeState, silos: Sequence[Silo], round: int) -> GenerativeState:
+def without_teachers(state: GenerativeState, now: Round) -> GenerativeState:
     """Too few heads: there is nobody to learn from, the base goes on by itself for a while."""
-    expected = round == 1 and len(silos) > 1  # nobody has trained yet
+    expected = now.number == 1 and len(now.silos) > 1  # nobody has trained yet
     if not expected and not state.alone:
         log.warning(
             "round %d: there is nobody to learn from, so there are no generators: training goes on "
             "as without them",
-            round,
+            now.number,
         )
     return replace(paused(state), alone=not expected)
 
@@ -412,10 +410,10 @@ def paused(state: GenerativeState) -> GenerativeState:
     return replace(state, receiving=(), teachers=(), quality={}, seconds=0.0)
 
 
-def rng_of(seed: int, round: int, receiver: str, purpose: int) -> np.random.Generator:
+def rng_of(seed: int, number: int, receiver: str, purpose: int) -> np.random.Generator:
     """A receiver's own randomness: who else is there does not change it."""
     digest = hashlib.sha256(receiver.encode()).digest()
-    return np.random.default_rng([seed, round, purpose, int.from_bytes(digest[:8], "little")])
+    return np.random.default_rng([seed, number, purpose, int.from_bytes(digest[:8], "little")])
 
 
 def _gpus() -> int:

@@ -14,13 +14,14 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError, require
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds.options import NotNegative, Options, Positive
 from coterie.wire import Layers, Model
 
 Reversal = Literal["log1mp", "clip", "unbounded", "none"]
-REVERSALS: tuple[Reversal, ...] = ("log1mp", "clip", "unbounded", "none")
 MAX_TIMES = 10.0
 """A predictor is out of line whose norm is more than so many times the usual one."""
 HOW_TO_ADD = (
@@ -30,48 +31,47 @@ HOW_TO_ADD = (
 )
 
 
-@dataclass(frozen=True)
-class GeneratorPlan:
-    """How generators are trained.
+class GeneratorPlan(Options):
+    """How generators are trained, on the server.
 
-    Attributes:
-        steps: optimiser steps of a round, ≥ 1; J1 and the reversed J2 take turns, so FedGenP needs
-            2 where it reverses.
-        batch: latents of a step and generator, ≥ 1.
-        lr: of Adam, > 0.
-        hidden: width of the hidden layer, ≥ 1 (the paper: 256; CelebA 128).
-        reversal: how J2 is maximised; see ``coterie.strategies.fedgenp.generators.reversed_loss``.
-        reversal_weight: λ ≥ 0 of J2. Where all heads agree, as when they start every round from one
-            model, the two terms settle at p = 1 / (1 + λ): with 1, every latent lies on the border
-            between two classes, and training on such latents was seen to break down for some
-            rounds after a hundred.
+    J1 and the reversed J2 take turns, so a plan that reverses needs two steps. Where all heads
+    agree, as when they start every round from one model, the two terms settle at p = 1 / (1 + λ):
+    with λ = 1, every latent lies on the border between two classes, and training on such latents
+    was seen to break down for some rounds after a hundred.
     """
 
-    steps: int = 50
-    batch: int = 32
-    lr: float = 3e-4
-    hidden: int = 256
-    reversal: Reversal = "log1mp"
-    reversal_weight: float = 0.1
+    steps: int = Field(
+        50,
+        ge=1,
+        le=100_000,
+        alias="generator-steps",
+        description="Optimiser steps a round; with a reversal at least 2, for every second one is "
+        "its own.",
+    )
+    lr: Positive = Field(
+        3e-4, le=1, alias="generator-lr", description="Learning rate of Adam on the server."
+    )
+    hidden: int = Field(
+        256,
+        ge=1,
+        le=65_536,
+        alias="generator-hidden",
+        description="Width of the hidden layer (the paper: 256; CelebA 128).",
+    )
+    reversal: Reversal = Field(
+        "log1mp",
+        description="How a generator turns against its receiver's own head; `none` does not, "
+        "`unbounded` diverges.",
+    )
+    reversal_weight: NotNegative = Field(
+        0.1, le=1e6, description="λ of the term against the own head."
+    )
+    batch: int = Field(32, ge=1)
 
     @property
     def reverses(self) -> bool:
         """Whether every second step is against the own head."""
         return self.reversal != "none" and self.reversal_weight > 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch", "hidden"):
-            value = getattr(self, name)
-            require(value >= 1, f"{name} of the generators must be at least 1. Got {value}.")
-        require(0 < self.lr < np.inf, f"lr of the generators must be above 0. Got {self.lr}.")
-        require(
-            0 <= self.reversal_weight < np.inf,
-            f"reversal_weight must be finite and at least 0. Got {self.reversal_weight}.",
-        )
-        require(
-            self.reversal in REVERSALS,
-            f"reversal must be one of {', '.join(REVERSALS)}. Got {self.reversal!r}.",
-        )
 
 
 @dataclass(frozen=True)

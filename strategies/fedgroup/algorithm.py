@@ -36,15 +36,17 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Unpack
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_NO_SILOS, FederationError, require
+from coterie.strategies.baselines.one_model import Sample, Seed
+from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.partition.fedgroup import (
     Measure,
     assign,
@@ -55,17 +57,25 @@ from coterie.strategies.partition.fedgroup import (
     similarities,
 )
 from coterie.strategies.partition.gram import cross, gram
-from coterie.strategies.rounds.grouping import (
-    Members,
-    averaged,
-    comparison,
-    cosine_matrix,
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Update,
     drawn,
-    enrol,
     num_batches,
 )
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
-from coterie.strategies.rounds.models import comparable, difference, is_statistic, weighted_mean
+from coterie.strategies.rounds.members import Members, comparison, cosine_matrix
+from coterie.strategies.rounds.models import (
+    comparable,
+    difference,
+    is_statistic,
+    weighted_mean,
+)
+from coterie.strategies.rounds.options import NotNegative, Scalar
+from coterie.strategies.rounds.policy import accepted, average
+from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
@@ -116,88 +126,78 @@ class FedGroupState:
     lengths: tuple[float, ...] = ()
 
 
-class FedGroup(GroupStrategy[FedGroupState]):
+class FedGroup(Algorithm[FedGroupState]):
     """Groups by the direction of a pre-training, each with a FedAvg or FedProx of its own.
 
-    Args:
-        num_groups: m, at least 1; ``auto`` takes the number of best silhouette in round 1.
-        measure: ``edc`` (k-means++ on m directions) or ``madc`` (complete linkage).
-        pretrain_epochs: local epochs of every cold start; 0 takes those of a round, which
-            ``train_config`` states. Longer ones separate small silos better. Needs silos that heed
-            ``local-epochs``.
-        pretrain_steps: mini-batches of every cold start in place of epochs; 0 takes epochs. Needs
-            silos that heed ``local-steps``.
-        pretrain_silos: α·m, how many silos, drawn by seed, form the groups; 0 takes all that are
-            here in round 1. The others are placed like newcomers.
-        min_similarity: a newcomer whose largest cosine is below opens a new group with its own
-            model, unless it accepts no group of one. −1, the default, never does.
-        sample: K, silos a round, drawn by seed; 0 takes all. Round 1 is not sampled.
-        inter_group_lr: η_g ≥ 0 of the inter-group aggregation (Algorithm 2, line 18); 0 is off.
-        assign: ``cosine`` (eq. 9), or ``random`` for the ablation RAC.
-        centres: ``clustered``, or ``random`` for the ablation RCC.
-        seed: of the draws and of k-means++.
-
-    The other arguments are those of ``GroupStrategy``.
+    ``assign = "random"`` and ``centres = "random"`` are the ablations RAC and RCC.
     """
 
-    def __init__(
-        self,
-        *,
-        num_groups: int | Literal["auto"] = 3,
-        measure: Measure = "edc",
-        pretrain_epochs: int = 0,
-        pretrain_steps: int = 0,
-        pretrain_silos: int = 0,
-        min_similarity: float = -1.0,
-        sample: int = 0,
-        inter_group_lr: float = 0.0,
-        assign: Literal["cosine", "random"] = "cosine",
-        centres: Literal["clustered", "random"] = "clustered",
-        seed: int = 0,
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        _require_num_groups(num_groups)
-        _require_one_of("measure", measure, ("edc", "madc"))
-        _require_one_of("assign", assign, ("cosine", "random"))
-        _require_one_of("centres", centres, ("clustered", "random"))
-        counts = {"pretrain_epochs": pretrain_epochs, "sample": sample, "seed": seed}
-        counts |= {"pretrain_steps": pretrain_steps, "pretrain_silos": pretrain_silos}
-        for name, count in counts.items():
-            require(count >= 0, f"{name} must be at least 0. Got {count}.")
-        require(
-            not (pretrain_epochs and pretrain_steps),
-            "a cold start has pretrain_epochs or pretrain_steps, not both. "
-            f"Got {pretrain_epochs} and {pretrain_steps}.",
-        )
-        least = 1 if num_groups == "auto" else int(num_groups)
-        require(
-            pretrain_silos == 0 or pretrain_silos >= least,
-            f"pretrain_silos must be 0 or at least num_groups = {least}. Got {pretrain_silos}.",
-        )
-        require(
-            -1 <= min_similarity <= 1, f"min_similarity must be in [-1, 1]. Got {min_similarity}."
-        )
-        require(
-            bool(np.isfinite(inter_group_lr)) and inter_group_lr >= 0,
-            f"inter_group_lr must be finite and at least 0. Got {inter_group_lr}.",
-        )
-        self.num_groups, self.measure = num_groups, measure
-        self.pretrain_epochs, self.pretrain_steps = int(pretrain_epochs), int(pretrain_steps)
-        self.pretrain_silos, self.sample = int(pretrain_silos), int(sample)
-        self.min_similarity = float(min_similarity)
-        self.inter_group_lr = float(inter_group_lr)
-        self.assign, self.centres, self.seed = assign, centres, int(seed)
+    num_groups: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = Field(
+        3, description="m, number of groups; `auto` takes the best separated number."
+    )
+    measure: Measure = Field(
+        "edc",
+        description="How updates are compared: `edc` (k-means++ on `num-groups` directions) or "
+        "`madc` (complete linkage).",
+    )
+    pretrain_epochs: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="Epochs of a cold start; 0 takes `local-epochs`. Fewer than those begin a "
+        "round that goes on; more separate small silos better.",
+    )
+    pretrain_steps: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Mini-batches of a cold start, in place of `pretrain-epochs`, which must be 0; "
+        "0 takes epochs.",
+    )
+    pretrain_silos: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="So many silos, drawn by seed, form the groups (the paper's α times "
+        "`num-groups`; at least `num-groups`); 0 takes all. The others are placed like newcomers.",
+    )
+    min_similarity: float = Field(
+        -1.0,
+        ge=-1,
+        le=1,
+        description="A newcomer whose largest cosine is below opens a new group with its own "
+        "model; -1 never does.",
+    )
+    sample: Sample = 0
+    inter_group_lr: NotNegative = Field(
+        0.0, le=1000, description="η_g of the inter-group aggregation; 0 turns it off."
+    )
+    assign: Literal["cosine", "random"] = "cosine"
+    centres: Literal["clustered", "random"] = "clustered"
+    seed: Seed = 0
 
-    def _rng(self, round: int, purpose: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, round, purpose])
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        """Two lengths of one cold start; fewer silos than groups to form them."""
+        if self.pretrain_epochs and self.pretrain_steps:
+            yield (
+                "a cold start has pretrain-epochs or pretrain-steps, not both: one of them must be "
+                f"0. Got {self.pretrain_epochs} and {self.pretrain_steps}"
+            )
+        if 0 < self.pretrain_silos < self._least:
+            yield (
+                f"pretrain-silos must be 0, for all, or at least num-groups = {self._least}. "
+                f"Got {self.pretrain_silos}"
+            )
+
+    def _rng(self, number: int, purpose: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, number, purpose])
 
     @property
     def _least(self) -> int:
         """Silos without which there are no groups."""
         return 1 if self.num_groups == "auto" else int(self.num_groups)
 
-    def demands(self) -> Mapping[str, int | float | str | bool]:
+    def demands(self) -> Mapping[str, Scalar]:
         """The length of a cold start, if it is not a round's."""
         lengths = {
             wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
@@ -208,155 +208,130 @@ class FedGroup(GroupStrategy[FedGroupState]):
     # ---------------------------------------------------------------- before a round
 
     def first(self, initial: Model) -> FedGroupState:
-        """Nobody yet."""
+        """No members and no groups yet."""
         return FedGroupState(Members(initial))
 
-    def admit(self, state: FedGroupState, silos: Sequence[Silo], *, round: int) -> FedGroupState:
-        """Everybody comes cold, with w⁰."""
-        members = enrol(state.members, silos, state.members.initial)
+    def welcome(self, state: FedGroupState, new: frozenset[str], now: Round) -> FedGroupState:
+        """Everybody comes cold, with w⁰; what was noted of the round before is over."""
         placed: dict[str, Any] = {"begun": (), "similarity": {}, "opened": ()}
-        return replace(state, members=members, **placed, compared=(), cosines=(), lengths=())
+        state = replace(state, **placed, compared=(), cosines=(), lengths=())
+        return self._gathered(state, now)
 
-    def prepare(
-        self, state: FedGroupState, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], FedGroupState]:
+    def prepare(self, state: FedGroupState, now: Round) -> Exchanges[FedGroupState]:
         """The cold starts that the round's training goes on from: of the groups, then of silos."""
-        here = {silo.name: silo for silo in silos}
-        state = self._gathered(state, here, round)
+        tried: set[str] = set()
         if not state.group_models:
-            first = [here[name] for name in state.pretraining or ()]
-            if not all(self._goes_on(silo) for silo in first):
+            first = [now.here[name] for name in state.pretraining or ()]
+            if not all(self._goes_on(silo, now) for silo in first):
                 return state
-            updates = yield [self._cold_start(state, silo, COLD_START) for silo in first]
-            state = self._formed(_counted(state, updates), updates, round)
+            updates = yield [self._cold_start(state, silo, COLD_START, now) for silo in first]
+            state = self._formed(state, updates, now)
             rest = [u for u in updates if u.silo.name not in state.group_of]
-            state = self._placed(state, rest, round)
+            state = self._placed(state, rest, now)
             tried = {silo.name for silo in first}
             state = replace(state, begun=tuple(sorted(state.group_of)))
-        else:
-            tried = set()
-        turn = self._turn(state.here, round) - set(state.group_of) - tried
-        cold = [here[name] for name in sorted(turn) if self._goes_on(here[name])]
+        turn = self._turn(state.here, now.number) - set(state.group_of) - tried
+        cold = [now.here[name] for name in sorted(turn) if self._goes_on(now.here[name], now)]
         if cold:
-            updates = yield [self._cold_start(state, silo, COLD_START) for silo in cold]
-            state = self._placed(_counted(state, updates), updates, round)
+            updates = yield [self._cold_start(state, silo, COLD_START, now) for silo in cold]
+            state = self._placed(state, updates, now)
             begun = {*state.begun, *(update.silo.name for update in updates)}
             state = replace(state, begun=tuple(sorted(begun)))
         return state
 
-    def orders(
-        self, state: FedGroupState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[FedGroupState, list[Order]]:
+    def orders(self, state: FedGroupState, now: Round) -> tuple[FedGroupState, list[Order]]:
         """The sampled train their group's model; cold ones whose turn it is, or is next, w⁰."""
-        here = {silo.name: silo for silo in silos}
-        state = self._gathered(state, here, round)
-        now, soon = self._turn(state.here, round), self._turn(state.here, round + 1)
-        due = soon | (now if state.group_models else set(state.pretraining or ()))
+        turn, soon = (self._turn(state.here, now.number + ahead) for ahead in (0, 1))
+        due = soon | (turn if state.group_models else set(state.pretraining or ()))
         orders = []
-        for name, silo in sorted(here.items()):
-            if name in state.group_of and name in now:
-                orders += self._training(state, silo, round)
+        for name, silo in sorted(now.here.items()):
+            if name in state.group_of and name in turn:
+                orders += self._training(state, silo, now)
             elif name not in state.group_of and name in due:
                 # Round 1 is its silos' ordinary training. Later, w⁰ is nobody's model of the round
                 # before, so it is not evaluated as such.
                 if not state.group_models:
-                    orders.append(self._cold_start(state, silo, ""))
-                elif not self._goes_on(silo):
-                    orders.append(self._cold_start(state, silo, COLD_START))
+                    orders.append(self._cold_start(state, silo, "", now))
+                elif not self._goes_on(silo, now):
+                    orders.append(self._cold_start(state, silo, COLD_START, now))
         return state, orders
 
-    def _gathered(
-        self, state: FedGroupState, here: Mapping[str, Silo], round: int
-    ) -> FedGroupState:
+    def _gathered(self, state: FedGroupState, now: Round) -> FedGroupState:
         """Who is here; and once, Algorithm 3, line 2: the α·m silos that pre-train."""
-        state = replace(state, here=tuple(sorted(here)))
+        state = replace(state, here=tuple(sorted(now.names)))
         if state.pretraining is not None:
             return state
-        self._require_enough(len(here), "are here", round)
-        chosen = drawn(state.here, self.pretrain_silos, self._rng(round, _PRETRAIN))
+        self._require_enough(len(state.here), "are here", now)
+        chosen = drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
         return replace(state, pretraining=tuple(sorted(chosen)))
 
-    def _turn(self, here: Sequence[str], round: int) -> frozenset[str]:
+    def _turn(self, here: Sequence[str], number: int) -> frozenset[str]:
         """Algorithm 2, line 4: S_t, known ahead so that cold silos can be warm by their turn."""
-        return drawn(here, self.sample, self._rng(round, _SAMPLE))
+        return drawn(here, self.sample, self._rng(number, _SAMPLE))
 
-    def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str) -> Order:
+    def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str, now: Round) -> Order:
         """Pre-training from w⁰, the same in every round: ClientUpdate of Algorithm 1."""
-        config: dict[str, int | float | str | bool] = {wire.LR_DECAY: 1.0}
+        config: dict[str, Scalar] = {wire.LR_DECAY: 1.0}
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         if self.pretrain_steps:
             config[wire.LOCAL_STEPS] = self.pretrain_steps
-        if self.train_config.get(wire.PROXIMAL_MU):
+        if now.config.get(wire.PROXIMAL_MU):
             config[wire.PROXIMAL_MU] = 0.0
-        kind = wire.COLD_START if purpose and self._goes_on(silo) else wire.TRAIN
+        kind = wire.COLD_START if purpose and self._goes_on(silo, now) else wire.TRAIN
         return Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
 
-    def _goes_on(self, silo: Silo) -> bool:
+    def _goes_on(self, silo: Silo, now: Round) -> bool:
         """Whether its cold start is the beginning of a round's training."""
         if not silo.described:
             return False
-        return self.pretrain_steps > 0 or 0 < self._cold_steps(silo) < self._round_steps(silo)
+        steps = self._cold_steps(silo, now)
+        return self.pretrain_steps > 0 or 0 < steps < _round_steps(silo, now)
 
-    @property
-    def _local_epochs(self) -> int:
-        """E; one, as at any silo that is told nothing."""
-        return int(self.train_config.get(wire.LOCAL_EPOCHS, 1))
+    def _cold_steps(self, silo: Silo, now: Round) -> int:
+        """Mini-batches of a cold start; 0 if it is as long as a round."""
+        return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, now.config)
 
-    @property
-    def _local_steps(self) -> int:
-        """Mini-batches of a round in place of E epochs; 0 counts epochs."""
-        return int(self.train_config.get(wire.LOCAL_STEPS, 0))
-
-    def _round_steps(self, silo: Silo) -> int:
-        return self._local_steps or self._local_epochs * num_batches(silo, self.train_config)
-
-    def _cold_steps(self, silo: Silo) -> int:
-        """Mini-batches of a cold start whose length is given; 0 if it is that of a round."""
-        return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, self.train_config)
-
-    def _training(self, state: FedGroupState, silo: Silo, round: int) -> list[Order]:
+    def _training(self, state: FedGroupState, silo: Silo, now: Round) -> list[Order]:
         """A round of the group's model, less what a cold start in this round has taken of it."""
         model = state.group_models[state.group_of[silo.name]]
         if silo.name not in state.begun:
             return [Order(silo, model)]
-        config: dict[str, int | float | str | bool] = {}
-        if self.pretrain_steps or self._local_steps:
-            config[wire.LOCAL_STEPS] = left = self._round_steps(silo) - self._cold_steps(silo)
+        config: dict[str, Scalar] = {}
+        if self.pretrain_steps or now.config.get(wire.LOCAL_STEPS):
+            left = _round_steps(silo, now) - self._cold_steps(silo, now)
+            config[wire.LOCAL_STEPS] = left
         else:
-            config[wire.LOCAL_EPOCHS] = left = self._local_epochs - self.pretrain_epochs
-        if round == 1:  # its group's model is not w⁰, which round 0 would report
+            config[wire.LOCAL_EPOCHS] = left = _local_epochs(now) - self.pretrain_epochs
+        if now.number == 1:  # its group's model is not w⁰, which round 0 would report
             config[wire.EVALUATE_RECEIVED] = False
         return [Order(silo, model, config=config)] if left > 0 else []
 
     # ---------------------------------------------------------------- after a round
 
-    def absorb(
-        self, state: FedGroupState, updates: Sequence[Update], *, round: int
-    ) -> FedGroupState:
+    def absorb(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
         """Form the groups or train them, then place the cold ones that answered."""
-        state = _counted(state, updates)
         if state.group_models:
             state = self._trained(state, [u for u in updates if u.silo.name in state.group_of])
         else:
             chosen = state.pretraining or ()
-            state = self._formed(state, [u for u in updates if u.silo.name in chosen], round)
+            state = self._formed(state, [u for u in updates if u.silo.name in chosen], now)
         cold = [u for u in updates if u.silo.name not in state.group_of]
-        return _handed_out(self._placed(state, cold, round))
+        return _handed_out(self._placed(state, cold, now))
 
-    def _formed(self, state: FedGroupState, updates: Sequence[Update], round: int) -> FedGroupState:
+    def _formed(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
         """Algorithm 3, from line 6: groups, their models and directions."""
-        self._require_enough(len(updates), "answered", round)
+        self._require_enough(len(updates), "answered", now)
         deltas = [_compared(update) for update in updates]
         matrix = gram([list(delta.values()) for delta in deltas])
-        with _numerics_unheard():
-            found = self._clusters(matrix, [u.silo.name for u in updates], round)
+        with _warnings_by_name():
+            found = self._clusters(matrix, [u.silo.name for u in updates], now)
         groups = _accepted(found, updates)
         if not groups:
             raise FederationError(
                 "the cold start made no group as large as its silos accept. Take a smaller "
                 "num_groups, or wait for more silos.",
-                round=round,
+                round=now.number,
                 phase="cold start",
                 exit_code=EXIT_NO_SILOS,
             )
@@ -377,10 +352,10 @@ class FedGroup(GroupStrategy[FedGroupState]):
             return state
         return replace(state, separation=self._separation(matrix, found))
 
-    def _clusters(self, matrix: np.ndarray, names: Sequence[str], round: int) -> list[list[int]]:
+    def _clusters(self, matrix: np.ndarray, names: Sequence[str], now: Round) -> list[list[int]]:
         for row in np.flatnonzero(matrix.diagonal() == 0).tolist():
             log.warning("silo %s sent a zero update: its group means nothing", names[row])
-        rng = self._rng(round, _CLUSTER)
+        rng = self._rng(now.number, _CLUSTER)
         wanted = self._count(matrix, rng)
         if self.centres == "random":
             picked = rng.choice(len(matrix), size=wanted, replace=False)
@@ -405,7 +380,7 @@ class FedGroup(GroupStrategy[FedGroupState]):
 
     def _separation(self, matrix: np.ndarray, groups: list[list[int]]) -> float:
         """Always judged by MADC: EDC sees groups even where there are none."""
-        with _numerics_unheard():
+        with _warnings_by_name():
             separation = silhouette(matrix, groups, measure="madc")
         if separation < LOW_SEPARATION:
             log.warning(
@@ -420,18 +395,17 @@ class FedGroup(GroupStrategy[FedGroupState]):
         """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
         models = list(state.group_models)
         for number in range(len(models)):
-            answered = averaged([u for u in updates if state.group_of[u.silo.name] == number])
-            if answered:  # otherwise an empty group, line 12: it keeps its model
-                weights = [u.num_examples for u in answered]
-                models[number] = weighted_mean([u.model for u in answered], weights)
+            mean = average([u for u in updates if state.group_of[u.silo.name] == number])
+            if mean is not None:  # otherwise an empty group, line 12: it keeps its model
+                models[number] = mean
         if self.inter_group_lr and updates:
             buffers = {name for update in updates for name in update.silo.buffers}
             models = _inter_group(models, self.inter_group_lr, sorted(buffers))
         return replace(state, group_models=tuple(models))
 
-    def _placed(self, state: FedGroupState, updates: Sequence[Update], round: int) -> FedGroupState:
+    def _placed(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
         """Every cold silo that answered has a group."""
-        rng = self._rng(round, _ASSIGN)
+        rng = self._rng(now.number, _ASSIGN)
         for update in updates:
             state = self._assigned(state, update, rng)
         return state
@@ -459,12 +433,12 @@ class FedGroup(GroupStrategy[FedGroupState]):
             number = assign(cosines, np.ones(len(cosines)), 1.0)  # of unit vectors
         return replace(state, group_of={**state.group_of, name: number})
 
-    def _require_enough(self, num_silos: int, what: str, round: int) -> None:
+    def _require_enough(self, num_silos: int, what: str, now: Round) -> None:
         if num_silos < self._least:
             raise FederationError(
                 f"the group cold start needs at least {self._least} silos "
                 f"(num_groups = {self.num_groups}). Only {num_silos} {what}.",
-                round=round,
+                round=now.number,
                 phase="cold start",
                 exit_code=EXIT_NO_SILOS,
             )
@@ -475,30 +449,9 @@ class FedGroup(GroupStrategy[FedGroupState]):
         """Silo → its group's model; who left, the last that it had; who is cold has none."""
         return {n: model for n, model in state.members.models.items() if n in state.group_of}
 
-    def global_model(self) -> Model:
-        """The auxiliary global model (Algorithm 2, line 11): the plain mean of the groups' models.
-
-        Of the present state: after ``start``, the final one. w⁰ while there are no groups.
-
-        Raises:
-            FederationError: nothing has been started.
-        """
-        if self._state is None:
-            raise FederationError("there is no global model before the run has started.")
-        models = self._state.group_models
-        return _mean(models) if models else self._state.members.initial
-
-    def groups(self, state: FedGroupState) -> Sequence[Group]:
-        """The members of every group that are here; cold silos are in none."""
-        return state.members.groups
-
     def sharing(self, state: FedGroupState) -> Sequence[Group]:
         """Those of one silo too: newcomers get the group's model."""
         return self.groups(state)
-
-    def sizes(self, state: FedGroupState) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return state.members.sizes
 
     def details(self, state: FedGroupState) -> Mapping[str, Any]:
         """Groups by number, empty ones too; who is cold; how the last were placed, and by what."""
@@ -517,21 +470,28 @@ class FedGroup(GroupStrategy[FedGroupState]):
         }
 
 
-def _require_num_groups(num_groups: object) -> None:
-    whole = isinstance(num_groups, int) and not isinstance(num_groups, bool) and num_groups >= 1
-    require(
-        whole or num_groups == "auto",
-        f"num_groups must be an integer of at least 1, or 'auto'. Got {num_groups!r}.",
-    )
+def global_model(state: FedGroupState) -> Model:
+    """The auxiliary global model (Algorithm 2, line 11): the plain mean of the groups' models.
+
+    w⁰ while there are no groups. Of a run that has ended: ``global_model(result.state)``.
+    """
+    return _mean(state.group_models) if state.group_models else state.members.initial
 
 
-def _require_one_of(name: str, value: str, allowed: tuple[str, str]) -> None:
-    require(value in allowed, f"{name} must be {' or '.join(allowed)}. Got {value!r}.")
+def _local_epochs(now: Round) -> int:
+    """E; one, as at any silo that is told nothing."""
+    return int(now.config.get(wire.LOCAL_EPOCHS, 1))
+
+
+def _round_steps(silo: Silo, now: Round) -> int:
+    """Mini-batches of a round's training at a silo that described itself."""
+    steps = int(now.config.get(wire.LOCAL_STEPS, 0))
+    return steps or _local_epochs(now) * num_batches(silo, now.config)
 
 
 @contextmanager
-def _numerics_unheard() -> Iterator[None]:
-    """The numerics warn of silos by row; here the same is logged by name."""
+def _warnings_by_name() -> Iterator[None]:
+    """The numerics warn of silos by row; here the same is logged with their names."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Zero update|Only \d+ different", RuntimeWarning)
         yield
@@ -539,21 +499,15 @@ def _numerics_unheard() -> Iterator[None]:
 
 def _first_model(updates: Sequence[Update], initial: Model) -> Model:
     """The mean of a new group's models; w⁰ if its silos accept no group so small."""
-    counting = averaged(updates)
+    counting = accepted(updates)
     return _mean([u.model for u in counting]) if counting else initial
-
-
-def _counted(state: FedGroupState, updates: Sequence[Update]) -> FedGroupState:
-    """The sizes that the silos state now."""
-    sizes = {**state.members.sizes, **{u.silo.name: u.num_examples for u in updates}}
-    return replace(state, members=replace(state.members, sizes=sizes))
 
 
 def _accepted(groups: Sequence[Sequence[int]], updates: Sequence[Update]) -> list[list[int]]:
     """The groups without those to whom theirs is too small; they are placed like newcomers."""
     kept = []
     for group in groups:
-        stay = {update.silo.name for update in averaged([updates[i] for i in group])}
+        stay = {update.silo.name for update in accepted([updates[i] for i in group])}
         kept.append([i for i in group if updates[i].silo.name in stay])
     return [group for group in kept if group]
 
@@ -573,7 +527,7 @@ def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
     """(m,) cosines of an update with the frozen directions."""
     row = [list(delta.values())]
     inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
-    with _numerics_unheard():
+    with _warnings_by_name():
         return similarities(inner, state.norms, float(np.sqrt(gram(row)[0, 0])))
 
 
@@ -593,8 +547,7 @@ def _handed_out(state: FedGroupState) -> FedGroupState:
     """Everybody here gets its group's model. Who is away keeps the one that it left with."""
     own = {n: state.group_models[state.group_of[n]] for n in state.here if n in state.group_of}
     present = tuple(sorted(tuple(names) for names in _by_number(state) if names))
-    members = replace(state.members, models={**state.members.models, **own}, groups=present)
-    return replace(state, members=members)
+    return replace(state, members=state.members.holding(own).grouped(present))
 
 
 def _by_number(state: FedGroupState) -> list[list[str]]:

@@ -27,14 +27,16 @@ Differs from the paper:
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Unpack
+from typing import Any, Literal
 
 import numpy as np
+from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError, require
+from coterie.strategies.baselines.one_model import Seed
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.hcct.alpha import (
     LOOK_ROUNDS,
     TRIAL_ROUNDS,
@@ -52,21 +54,32 @@ from coterie.strategies.partition.coalition import HCCTUtility, agglomerative
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
 from coterie.strategies.partition.search import best_partition
-from coterie.strategies.rounds.grouping import (
-    Members,
-    average_groups,
-    comparison,
-    cosine_matrix,
-    enrol,
-    feasible,
-    mean_of_all,
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Order,
+    Round,
+    Update,
     num_batches,
     orders_from,
-    with_minimums,
 )
-from coterie.strategies.rounds.loop import Group, GroupStrategy, LoopOptions, Order, Update
-from coterie.strategies.rounds.models import accumulate, comparable, difference, weighted_mean
-from coterie.strategies.rounds.roster import Silo, staying
+from coterie.strategies.rounds.members import (
+    Members,
+    comparison,
+    cosine_matrix,
+    mean_of_all,
+    staying,
+)
+from coterie.strategies.rounds.models import (
+    accumulate,
+    comparable,
+    difference,
+    holders,
+    weighted_mean,
+)
+from coterie.strategies.rounds.options import NotNegative, Scalar
+from coterie.strategies.rounds.policy import average_groups, form
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
@@ -118,129 +131,98 @@ class HCCTState:
     sizes_used: tuple[float, ...] = ()
 
 
-class HCCT(GroupStrategy[HCCTState]):
-    """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``.
+class HCCT(Algorithm[HCCTState]):
+    """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``."""
 
-    Args:
-        alpha: hunger for data, ≥ 0. 0 leaves everybody alone; large enough puts all together.
-            A silo's own α, where it states one, goes before it. ``auto`` finds it in a short trial
-            (``coterie.strategies.hcct.alpha``).
-        memory: γ in [0, 1] of the accumulated updates; 0 compares the last round's alone.
-        similarity: ``parameters``, or ``parameters+buffers`` to compare running statistics too.
-        solver: ``best``, or ``agglomerative`` for Algorithm 2.
-        seed: of the searches for more than 16 silos.
-        layers: ``all``; ``auto`` for HCCT-E, which compares the one layer of largest relative
-            variance after round 1 (eqs. 19–20); or a prefix of array names.
-        regroup_every: rounds between two partitions; 1 is the paper.
-        settle_after: once the partition of the silos has been the same so many times in a row it
-            is kept, and only newcomers are placed; 0 never stops.
+    alpha: NotNegative | Literal["auto"] = Field(
+        50.0,
+        description="α, preference for more data. 0 leaves everybody alone, small keeps silos "
+        "apart, large puts all together; `auto` finds it in a short trial. A silo's own α goes "
+        "before it.",
+    )
+    memory: NotNegative = Field(
+        1.0, le=1, description="γ of the accumulated updates that are compared; 0 is the paper."
+    )
+    similarity: Literal["parameters", "parameters+buffers"] = Field(
+        "parameters", description="Whether running statistics are compared too."
+    )
+    solver: Literal["best", "agglomerative"] = Field(
+        "best",
+        description="`best`: exact for up to 16 silos, a search above; `agglomerative`: greedy "
+        "merging, as in Algorithm 2.",
+    )
+    layers: str = Field(
+        "all",
+        description="Arrays that are compared: `all`, `auto` (HCCT-E: the layer of largest "
+        "relative variance after round 1), or a prefix of array names.",
+    )
+    regroup_every: int = Field(1, ge=1, le=100_000, description="Rounds between two partitions.")
+    settle_after: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Keep the partition once it was the same so often in a row, and only place "
+        "newcomers; 0 never does.",
+    )
+    seed: Seed = 0
 
-    The other arguments are those of ``GroupStrategy``.
-    """
-
-    def __init__(
-        self,
-        *,
-        alpha: float | str = 50.0,
-        memory: float = 1.0,
-        similarity: str = "parameters",
-        solver: str = "best",
-        seed: int = 0,
-        layers: str = "all",
-        regroup_every: int = 1,
-        settle_after: int = 0,
-        **options: Unpack[LoopOptions],
-    ) -> None:
-        super().__init__(**options)
-        require(
-            alpha == "auto"
-            or (not isinstance(alpha, str) and bool(np.isfinite(alpha)) and alpha >= 0),
-            f"alpha must be finite and at least 0, or 'auto'. Got {alpha!r}.",
-        )
-        require(0 <= memory <= 1, f"memory must be in [0, 1]. Got {memory}.")
-        require(
-            similarity in ("parameters", "parameters+buffers"),
-            f"similarity must be parameters or parameters+buffers. Got {similarity!r}.",
-        )
-        require(
-            solver in ("best", "agglomerative"),
-            f"solver must be best or agglomerative. Got {solver!r}.",
-        )
-        self.alpha = None if alpha == "auto" else float(alpha)
-        self.memory, self.similarity = float(memory), similarity
-        require(regroup_every >= 1, f"regroup_every must be at least 1. Got {regroup_every}.")
-        require(settle_after >= 0, f"settle_after must be at least 0. Got {settle_after}.")
-        self.solver, self.seed = solver, int(seed)
-        self.layers = layers
-        self.regroup_every, self.settle_after = int(regroup_every), int(settle_after)
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
+        if self.alpha != "auto":
+            return
+        least = LOOK_ROUNDS + TRIAL_ROUNDS + 1
+        if 0 < int(training.get(wire.ROUNDS, 0)) < least:
+            yield (
+                f"alpha = auto finds its groups after {least - 1} rounds, so rounds must be at "
+                f"least {least}. Got {training[wire.ROUNDS]}. Or give alpha as a number"
+            )
+        if training.get(wire.PERSONAL):
+            yield (
+                "alpha = auto trains several models side by side, of layers that stay at a "
+                "silo there is one version. Give alpha as a number, or leave personal empty"
+            )
 
     def first(self, initial: Model) -> HCCTState:
-        """Nobody yet."""
+        """No members yet."""
         return HCCTState(Members(initial))
 
-    def admit(self, state: HCCTState, silos: Sequence[Silo], *, round: int) -> HCCTState:
+    def newcomer_model(self, state: HCCTState) -> Model:
         """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
-        members = enrol(state.members, silos, mean_of_all(state.members))
-        names = {silo.name for silo in silos}
+        return mean_of_all(state.members)
+
+    def welcome(self, state: HCCTState, new: frozenset[str], now: Round) -> HCCTState:
+        """Newcomers are placed after their first round. A silo may return with another α."""
+        models = state.members.models
+        others = {n: a for n, a in state.alphas.items() if n not in now.here}
+        stated = {silo.name: silo.alpha for silo in now.silos if silo.alpha is not None}
         return replace(
             state,
-            members=members,
-            starts={**state.starts, **{name: members.models[name] for name in names}},
-            newcomers=state.newcomers | (names if round > 1 else set()),
+            alphas={**others, **stated},
+            starts={**state.starts, **{name: models[name] for name in sorted(new)}},
+            newcomers=state.newcomers | (new if now.number > 1 else frozenset()),
         )
 
-    def orders(
-        self, state: HCCTState, silos: Sequence[Silo], *, round: int
-    ) -> tuple[HCCTState, list[Order]]:
+    def orders(self, state: HCCTState, now: Round) -> tuple[HCCTState, list[Order]]:
         """Everybody here trains from its group's model; newcomers also from w⁰."""
-        here = {silo.name: silo for silo in silos}
-        state = _with_todays_terms(state, silos)
-        present = _present_groups(state.planned, here)
-        groups = tuple(sorted(feasible(present, state.members.minimums)))
+        present = _present_groups(state.planned, now.here)
+        groups = tuple(sorted(form(present, state.members.minimums)))
         # Who is alone only because its group became too small for it has no part in their mean.
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
         own = {name: state.members.models[name] for name in parted}
         starts = {**state.starts, **own}
         if state.trial is None:
             starts |= _common_starts(starts, groups, before=state.members)
-        members = replace(state.members, groups=groups)
-        state = replace(state, members=members, starts=starts)
-        orders = self._round_orders(state, silos)
-        if state.trial is None:
-            orders += [
-                Order(
-                    here[name],
-                    state.members.initial,
-                    purpose=CATCH_UP,
-                    config=self._catch_up(here[name], round),
-                )
-                for name in sorted(state.newcomers & set(here))
-            ]
-        return state, orders
+        state = replace(state, members=state.members.grouped(groups), starts=starts)
+        if state.trial is not None:
+            tried = {name for group in state.trial.groups for name in group}
+            others = [silo for silo in now.silos if silo.name not in tried]
+            return state, trial_orders(state.trial, now.silos) + orders_from(starts, others)
+        new = [now.here[name] for name in sorted(state.newcomers & set(now.names))]
+        return state, orders_from(starts, now.silos) + [
+            Order(s, state.members.initial, purpose=CATCH_UP, config=_catch_up(s, now)) for s in new
+        ]
 
-    def _catch_up(self, silo: Silo, round: int) -> dict[str, Any]:
-        """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason.
-
-        Within what the silo allows, too: it has agreed to as much as a round.
-        """
-        times = min(round, MAX_CATCH_UP)
-        epochs = int(self.train_config.get(wire.LOCAL_EPOCHS, 1))
-        steps = int(self.train_config.get(wire.LOCAL_STEPS, 0))
-        if silo.max_local_epochs:
-            most = silo.max_local_epochs
-            batches = most * num_batches(silo, self.train_config)
-            times = max(1, min(times, batches // steps if steps else most // epochs))
-        longer = {wire.LOCAL_EPOCHS: epochs * times}
-        return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
-
-    def _round_orders(self, state: HCCTState, silos: Sequence[Silo]) -> list[Order]:
-        if state.trial is None:
-            return orders_from(state.starts, silos)
-        tried = {name for group in state.trial.groups for name in group}
-        others = [silo for silo in silos if silo.name not in tried]
-        return trial_orders(state.trial, silos) + orders_from(state.starts, others)
-
-    def absorb(self, state: HCCTState, updates: Sequence[Update], *, round: int) -> HCCTState:
+    def absorb(self, state: HCCTState, updates: Sequence[Update], now: Round) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
         trained = [u for u in updates if not u.purpose]
         state = self._choose_layer(state, trained)
@@ -251,16 +233,16 @@ class HCCT(GroupStrategy[HCCTState]):
             members=average_groups(state.members, trained),
             memory=self._remember(state, deltas, probes),
         )
-        here = [name for group in state.members.groups for name in group]
+        here = state.members.here
         if state.trial is not None:
-            return self._continue_trial(state, updates, round)
-        if self.alpha is None and state.alpha is None and not _go_by_stated(state, here):
-            return self._open_trial(state, here, deltas, round=round)
-        state = self._partition(state, here, deltas, round=round)
+            return self._continue_trial(state, updates, now)
+        if self.alpha == "auto" and state.alpha is None and not _go_by_stated(state, here):
+            return self._open_trial(state, here, deltas, now)
+        state = self._partition(state, here, deltas, now)
         return replace(state, newcomers=state.newcomers - set(deltas))
 
     def _open_trial(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], *, round: int
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
     ) -> HCCTState:
         """Begin to look for α, from what the silos' first updates say.
 
@@ -281,41 +263,22 @@ class HCCT(GroupStrategy[HCCTState]):
         )
         undecided = [name for name in here if name not in state.alphas]
         names = sorted(name for name in undecided if name in state.memory)
-        heard = len(names) == len(undecided) or round >= MAX_WAIT
-        time_for_it = self._time_for_trial(round)
-        if round < LOOK_ROUNDS or not names or not heard or not time_for_it:
+        heard = len(names) == len(undecided) or now.number >= MAX_WAIT
+        time_for_it = _is_time_for_trial(now)
+        if now.number < LOOK_ROUNDS or not names or not heard or not time_for_it:
             return waiting
-        found = candidates(self._landscape(state, names, round))
+        found = candidates(self._landscape(state, names, now))
         if len(found) == 1:
             return waiting
         return replace(waiting, trial=open_trial(found, state.members.initial))
 
-    def _time_for_trial(self, round: int) -> bool:
-        """Whether a trial that begins now leaves a round for its groups; all restart for it."""
-        rounds, last = self._rounds(), self._last_to_begin()
-        if rounds and round == max(last + 1, 1):
-            log.warning(
-                "alpha = auto needs %d rounds more than are left to find its groups: everybody "
-                "stays alone. Give alpha as a number, or the run more rounds",
-                TRIAL_ROUNDS + 1 - (rounds - max(round, LOOK_ROUNDS)),
-            )
-        return not rounds or round <= last
-
-    def _rounds(self) -> int:
-        """Of the run, or 0 if nobody said."""
-        return int(self.train_config.get(wire.ROUNDS, 0))
-
-    def _last_to_begin(self) -> int:
-        """The last round at whose end a trial of α may begin."""
-        return self._rounds() - TRIAL_ROUNDS - 1
-
-    def _landscape(self, state: HCCTState, names: Sequence[str], round: int) -> Landscape:
+    def _landscape(self, state: HCCTState, names: Sequence[str], now: Round) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
 
         def search(objective: HCCTUtility) -> list[list[int]]:
             if self.solver == "agglomerative":
                 return agglomerative(objective).groups
-            rng = np.random.default_rng([self.seed, round])
+            rng = np.random.default_rng([self.seed, now.number])
             found = best_partition(objective, rng=rng, num_restarts=PATH_RESTARTS, exact=PATH_EXACT)
             return found.groups
 
@@ -327,14 +290,14 @@ class HCCT(GroupStrategy[HCCTState]):
             solve=search,
         )
 
-    def _continue_trial(self, state: HCCTState, updates: Sequence[Update], round: int) -> HCCTState:
+    def _continue_trial(self, state: HCCTState, updates: Sequence[Update], now: Round) -> HCCTState:
         """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
         trial = continue_trial(state.trial, updates)
         models = dict(state.members.models)
         if not trial.over:
             return replace(state, trial=trial, starts={**state.starts, **models})
-        here = {name for group in state.members.groups for name in group}
+        here = set(state.members.here)
         tried = {name for group in trial.groups for name in group}
         if tried - here and not measured_by(trial):
             log.warning(
@@ -349,13 +312,13 @@ class HCCT(GroupStrategy[HCCTState]):
             models |= dict.fromkeys(group, trial.models[group])
         names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
         groups = _present_groups(best.groups, here)
-        members = replace(state.members, models=models, groups=groups)
+        members = state.members.holding(models).grouped(groups)
         placed = tuple(group for group in groups if not state.newcomers & set(group))
-        mean = mean_of_all(replace(members, groups=placed))
+        mean = mean_of_all(members.grouped(placed))
         return replace(
             state,
             trial=None,
-            alpha=alpha_of(best, self._landscape(state, names, round)) if names else best.alpha,
+            alpha=alpha_of(best, self._landscape(state, names, now)) if names else best.alpha,
             members=members,
             planned=best.groups,
             # Who came meanwhile is placed now, by a round from the mean of all.
@@ -406,7 +369,7 @@ class HCCT(GroupStrategy[HCCTState]):
         return memory
 
     def _partition(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], *, round: int
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
     ) -> HCCTState:
         """Groups of the next round: the settled silos anew, then the newcomers among them.
 
@@ -415,7 +378,7 @@ class HCCT(GroupStrategy[HCCTState]):
         """
         settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
-        stand = self._stand(state, round)
+        stand = self._stand(state, now.number)
         if stand:
             placed_before = {name for group in state.planned for name in group}
             new += [n for n in settled if n not in placed_before and n in deltas]
@@ -434,10 +397,8 @@ class HCCT(GroupStrategy[HCCTState]):
             rows = {name: row for row, name in enumerate(settled)}
             found = [[rows[name] for name in group] for group in before]
         else:
-            found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], round)
-        formed = feasible(
-            [tuple(settled[i] for i in group) for group in found], state.members.minimums
-        )
+            found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], now)
+        formed = form([tuple(settled[i] for i in group) for group in found], state.members.minimums)
         same = sorted(list(group) for group in formed) == before
         placed = [list(group) for group in found]
         for row in range(n, len(compared)):
@@ -446,7 +407,7 @@ class HCCT(GroupStrategy[HCCTState]):
                 placed.append([row])
             else:
                 placed[target].append(row)
-        planned = feasible(
+        planned = form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
         )
@@ -467,54 +428,42 @@ class HCCT(GroupStrategy[HCCTState]):
 
     def _alpha_of(self, state: HCCTState, name: str) -> float:
         """A silo's own α, else the run's, else (one silo among some with their own) their mean."""
-        run = self.alpha if self.alpha is not None else state.alpha
+        run = state.alpha if self.alpha == "auto" else self.alpha
         if run is None:
             run = float(np.mean(sorted(state.alphas.values())))
         return state.alphas.get(name, run)
 
-    def _stand(self, state: HCCTState, round: int) -> bool:
+    def _stand(self, state: HCCTState, number: int) -> bool:
         """Whether the groups stand, or are formed anew after this round."""
         settled = bool(self.settle_after) and state.unchanged >= self.settle_after
-        due = (round - 1) % self.regroup_every == 0
+        due = (number - 1) % self.regroup_every == 0
         return bool(state.planned) and (settled or not due)
 
     def _solve(
-        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, round: int
+        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, now: Round
     ) -> list[list[int]]:
         if not len(sizes):
             return []
         objective = HCCTUtility.from_gram(matrix, sizes, alpha=alphas)
         if self.solver == "agglomerative":
             return agglomerative(objective).groups
-        return best_partition(objective, rng=np.random.default_rng([self.seed, round])).groups
-
-    def models(self, state: HCCTState) -> Mapping[str, Model]:
-        """Silo → the outcome of its group's last round (Algorithm 1, line 24)."""
-        return state.members.models
+        return best_partition(objective, rng=np.random.default_rng([self.seed, now.number])).groups
 
     def next_models(self, state: HCCTState) -> Mapping[str, Model]:
         """Silo → what its group of the next round starts from."""
         return state.starts
 
-    def groups(self, state: HCCTState) -> Sequence[Group]:
-        """Who trained together in the last round."""
-        return state.members.groups
-
-    def comparing(self, state: HCCTState, *, round: int) -> bool:
+    def comparing(self, state: HCCTState, now: Round) -> bool:
         """While ``auto`` looks for α, not where it never will: too late, or silos state theirs."""
-        here = [name for group in state.members.groups for name in group]
-        if self.alpha is not None or state.alpha is not None or _go_by_stated(state, here):
+        here = state.members.here
+        if self.alpha != "auto" or state.alpha is not None or _go_by_stated(state, here):
             return False
-        return state.trial is not None or not self._rounds() or round <= self._last_to_begin()
-
-    def sizes(self, state: HCCTState) -> Mapping[str, float]:
-        """Silo → training samples."""
-        return state.members.sizes
+        return state.trial is not None or not _num_rounds(now) or now.number <= _last_to_begin(now)
 
     def details(self, state: HCCTState) -> Mapping[str, Any]:
         """The planned groups, and the cosines that they come from."""
         details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
-        if self.alpha is None:
+        if self.alpha == "auto":
             details["alpha"] = state.alpha
         if state.layer:
             details["layer"] = state.layer
@@ -526,16 +475,42 @@ class HCCT(GroupStrategy[HCCTState]):
         return details | comparison(state.compared, state.similarity, state.norms)
 
 
-def _with_todays_terms(state: HCCTState, silos: Sequence[Silo]) -> HCCTState:
-    """The state with what the silos that are here say now: a silo may return with other terms."""
-    here = {silo.name for silo in silos}
-    alphas = {n: a for n, a in state.alphas.items() if n not in here}
-    stated = {silo.name: silo.alpha for silo in silos if silo.alpha is not None}
-    return replace(
-        state,
-        members=with_minimums(state.members, silos),
-        alphas={**alphas, **stated},
-    )
+def _catch_up(silo: Silo, now: Round) -> dict[str, Scalar]:
+    """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason.
+
+    Within what the silo allows, too: it has agreed to as much as a round.
+    """
+    times = min(now.number, MAX_CATCH_UP)
+    epochs = int(now.config.get(wire.LOCAL_EPOCHS, 1))
+    steps = int(now.config.get(wire.LOCAL_STEPS, 0))
+    if silo.max_local_epochs:
+        most = silo.max_local_epochs
+        batches = most * num_batches(silo, now.config)
+        times = max(1, min(times, batches // steps if steps else most // epochs))
+    longer: dict[str, Scalar] = {wire.LOCAL_EPOCHS: epochs * times}
+    return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
+
+
+def _is_time_for_trial(now: Round) -> bool:
+    """Whether a trial that begins now leaves a round for its groups; all restart for it."""
+    rounds, last = _num_rounds(now), _last_to_begin(now)
+    if rounds and now.number == max(last + 1, 1):
+        log.warning(
+            "alpha = auto needs %d rounds more than are left to find its groups: everybody "
+            "stays alone. Give alpha as a number, or the run more rounds",
+            TRIAL_ROUNDS + 1 - (rounds - max(now.number, LOOK_ROUNDS)),
+        )
+    return not rounds or now.number <= last
+
+
+def _num_rounds(now: Round) -> int:
+    """Of the run, or 0 if that is not known."""
+    return int(now.config.get(wire.ROUNDS, 0))
+
+
+def _last_to_begin(now: Round) -> int:
+    """The last round at whose end a trial of α may begin."""
+    return _num_rounds(now) - TRIAL_ROUNDS - 1
 
 
 def _with_absent(
@@ -584,21 +559,25 @@ def _common_starts(
     """For groups that stand and get somebody back: all their members start from one model.
 
     Who was away gets what those who were here start from, not its old model into their mean.
-    Nobody's model is shown to others in a mean of fewer than it accepts: where nothing else is
+    No silo's model is shown to others in a mean of fewer than it accepts: where nothing else is
     left, everybody goes on from its own.
     """
-    here = {name for group in before.groups for name in group}
+    here = set(before.here)
     common: dict[str, Model] = {}
     for group in groups:
-        if len({id(starts[name]) for name in group}) == 1:
+        if _share_a_model(group, starts):
             continue
         stayed = tuple(name for name in group if name in here)
         shown = staying(stayed or group, before.minimums)
-        if stayed and shown and len({id(starts[name]) for name in shown}) == 1:
+        if stayed and shown and _share_a_model(shown, starts):
             common |= dict.fromkeys(group, starts[shown[0]])
         elif shown:
             common |= dict.fromkeys(group, _group_starts(before, [shown])[shown[0]])
     return common
+
+
+def _share_a_model(group: Sequence[str], models: Mapping[str, Model]) -> bool:
+    return len(holders({name: models[name] for name in group})) == 1
 
 
 def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
@@ -615,8 +594,7 @@ def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]
     """Algorithm 1, line 15: the size-weighted mean of the members' current models."""
     starts: dict[str, Model] = {}
     for group in groups:
-        distinct = {id(members.models[name]) for name in group}
-        if len(distinct) == 1:  # nothing changed hands: keep the very same arrays
+        if _share_a_model(group, members.models):  # nothing changed hands
             mean = members.models[group[0]]
         else:
             mean = weighted_mean(

@@ -25,10 +25,12 @@ from coterie import wire
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.coalition import HCCTUtility
 from coterie.strategies.partition.hcct import alpha_path
-from coterie.strategies.rounds.grouping import averaged, feasible
-from coterie.strategies.rounds.loop import Group, Order, Update
+from coterie.strategies.rounds.algorithm import Order, Update
+from coterie.strategies.rounds.members import minimums_of, staying
 from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.roster import Silo, minimums_of, staying
+from coterie.strategies.rounds.policy import accepted, form
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.run")
@@ -113,7 +115,7 @@ class Landscape:
         found: list[Candidate] = []
         for stretch in alpha_path(self.gram, self.sizes, solver=self.solve, rtol=BORDER):
             raw = [tuple(sorted(self.names[i] for i in group)) for group in stretch.groups]
-            groups = tuple(sorted(feasible(raw, self.minimums)))
+            groups = tuple(sorted(form(raw, self.minimums)))
             low, high = stretch.alpha_low, stretch.alpha_high
             if len(raw) == 1:  # equal updates merge at any α above 0: then the silos' scale will do
                 alpha = BEYOND * low or float(self.sizes.mean())
@@ -181,7 +183,7 @@ def continue_trial(trial: Trial, updates: Sequence[Update]) -> Trial:
     for number, group in enumerate(trial.groups):
         purpose = "" if len(group) == 1 else f"trial-{number}"
         mine = [u for u in updates if u.purpose == purpose and u.silo.name in group]
-        mine = averaged(mine, alone=len(group) == 1)
+        mine = mine if len(group) == 1 else accepted(mine)
         if not mine:
             continue
         models[group] = weighted_mean([u.model for u in mine], [u.num_examples for u in mine])

@@ -7,7 +7,7 @@ means nothing, so the longest-training member's is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,29 @@ def _mean_array(
     for array, weight in zip(arrays, weights, strict=True):
         mean += weight * array.astype(np.float64)
     return mean.astype(first.dtype)
+
+
+def same_model(one: Model, other: Model) -> bool:
+    """Whether two models hold the same values."""
+    return one is other or all(
+        array is other[name] or np.array_equal(array, other[name]) for name, array in one.items()
+    )
+
+
+def holders(models: Mapping[str, Model]) -> list[tuple[Model, list[str]]]:
+    """The different models among these, each with the names of those that hold it, sorted."""
+    found: list[tuple[Model, list[str]]] = []
+    for name in sorted(models):
+        model = models[name]
+        # Most who share a model share its arrays: look for these before any values are compared.
+        match = next((names for held, names in found if held is model), None) or next(
+            (names for held, names in found if same_model(held, model)), None
+        )
+        if match is None:
+            found.append((model, [name]))
+        else:
+            match.append(name)
+    return found
 
 
 def difference(new: Model, old: Model) -> Model:

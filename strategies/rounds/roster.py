@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
@@ -57,25 +57,6 @@ class Silo:
     min_group_size: int = 1
     max_local_epochs: int = 0
     head: wire.Layers = ()
-
-
-def minimums_of(silos: Iterable[Silo]) -> dict[str, int]:
-    """Silo → the smallest group that it accepts, of those that ask for more than themselves."""
-    return {silo.name: silo.min_group_size for silo in silos if silo.min_group_size > 1}
-
-
-def staying(group: Sequence[str], minimums: Mapping[str, int]) -> tuple[str, ...]:
-    """Those of a group who accept it as large as it then is.
-
-    Whoever leaves makes the group smaller for the others, so this is repeated until it holds for
-    everybody who stays.
-    """
-    stay = tuple(group)
-    while True:
-        fewer = tuple(name for name in stay if minimums.get(name, 1) <= len(stay))
-        if fewer == stay:
-            return stay
-        stay = fewer
 
 
 class Roster(Protocol):

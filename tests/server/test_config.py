@@ -6,59 +6,173 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import coterie.strategies
 from coterie import wire
-from coterie.server.runs.config import RunConfig, require_silos
-from coterie.server.runs.run import build_strategy, run_folder, terms, train_config
-from coterie.strategies import HCCT, FederationError
+from coterie.server.runs.config import (
+    GENERATORS,
+    RunConfig,
+    defaults,
+    foreign_keys,
+    keys_of,
+    owners,
+    require_silos,
+    tables,
+    train_config,
+)
+from coterie.server.runs.run import build_strategy, run_folder, terms
+from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_CONFIG
+from coterie.strategies.hcct.algorithm import HCCT
+from coterie.strategies.registry import STRATEGIES
+from coterie.strategies.rounds.options import Options, schema_of
 from coterie.strategies.rounds.roster import NodeRoster
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_key_has_a_description_and_is_in_the_table() -> None:
-    table = RunConfig.table()
-    for name, field in RunConfig.model_fields.items():
-        assert field.description, name
-        assert f"| `{name.replace('_', '-')}` |" in table
-        assert field.description in table
-    assert len(table.splitlines()) == 2 + len(RunConfig.model_fields)
+NAMES, RUN = tuple(STRATEGIES), RunConfig.keys()
+TAKERS = tuple(name for name, row in STRATEGIES.items() if row.takes_generators)
+
+
+@pytest.mark.parametrize("name", ["run", *NAMES])
+def test_every_key_has_help_and_bounds_and_is_in_its_table(name: str) -> None:
+    keys = RUN if name == "run" else keys_of(STRATEGIES[name])
+    lines = tables()[name].splitlines()[2:]
+    assert len(lines) == len(keys)
+    for line, key in zip(lines, keys.values(), strict=True):
+        assert key.help.endswith("."), key.name
+        assert f"| `{key.name}` |" in line and key.help in line and f"| {key.bounds} |" in line
+        if isinstance(key.default, int) and not isinstance(key.default, bool):
+            assert "≥" in key.bounds and "≤" in key.bounds, key.name
+
+
+def test_no_key_has_two_meanings() -> None:
+    """A key of a strategy is none of every run's, and one that several have says one thing."""
+    assert not set(owners()) & set(RUN)
+    for key, names in owners().items():
+        defaults_of = {repr(keys_of(STRATEGIES[name])[key].default) for name in names}
+        assert defaults_of == {repr(defaults()[key])}, key
+    everything = {key for row in STRATEGIES.values() for key in keys_of(row)}
+    assert set(defaults()) == everything | set(RUN)
 
 
 def test_flowers_list_of_keys_in_pyproject_equals_the_defaults() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = project["tool"]["flwr"]["app"]["config"]
-    assert listed == RunConfig().plain()
+    assert listed == defaults()
     assert list(listed) and {k: type(v) for k, v in listed.items()} == {
-        k: type(v) for k, v in RunConfig().plain().items()
+        k: type(v) for k, v in defaults().items()
     }
 
 
-def test_the_written_table_of_keys_is_the_one_made_from_the_class() -> None:
-    """docs/configuration.md holds ``RunConfig.table()``."""
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert RunConfig.table().strip() in text
-
-
 def test_every_value_is_one_that_flower_can_carry() -> None:
-    assert all(isinstance(v, str | int | float | bool) for v in RunConfig().plain().values())
+    assert all(isinstance(v, str | int | float | bool) for v in defaults().values())
 
 
-def test_a_configuration_comes_back_from_its_plain_form() -> None:
-    config = RunConfig.read({"strategy": "fedavg", "local-epochs": 3, "churn": "a+2"})
+@pytest.mark.parametrize("name", NAMES)
+def test_a_configuration_comes_back_from_its_plain_form(name: str) -> None:
+    config = RunConfig.read({"strategy": name, "local-epochs": 3, "churn": "a+2"})
     assert RunConfig.read(config.plain()) == config
-    assert config.local_epochs == 3
+    assert config.local_epochs == 3 and config.plain()["churn"] == "a+2"
+    assert set(config.plain()) == set(keys_of(STRATEGIES[name])) | set(RUN)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_with_generators_the_plain_form_has_their_keys_too(name: str) -> None:
+    config = RunConfig.read({"strategy": name, "generators": "silos", "generator-steps": 9})
+    assert config.plain()["generator-steps"] == 9
+    assert RunConfig.read(config.plain()) == config
+    own = keys_of(STRATEGIES[name], around=True)
+    assert set(config.plain()) == set(own) | set(RUN)
+
+
+# ---------------------------------------------------------------- keys of other strategies
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_of_other_strategies_are_refused_with_whose_they_are(name: str) -> None:
+    foreign = {k: defaults()[k] for k in owners() if k not in keys_of(STRATEGIES[name])}
+    assert foreign
+    with pytest.raises(FederationError) as caught:
+        RunConfig.read({"strategy": name, **foreign})
+    for key in foreign:
+        belongs = f"{key} belongs to {', '.join(owners()[key])}"
+        assert belongs in str(caught.value)
+    assert str(caught.value).count(f", and the strategy is {name}") == len(foreign)
+    assert caught.value.exit_code == EXIT_CONFIG
+    found = foreign_keys({"strategy": name, "rounds": 3, **foreign})
+    assert set(found) == set(foreign)
+    own = {k: v for k, v in defaults().items() if k not in foreign and k != "strategy"}
+    assert foreign_keys({"strategy": name, **own}) == {}
+    RunConfig.read({**own, "strategy": name})
+
+
+def test_the_text_of_a_key_of_others_names_the_strategy_and_the_generators() -> None:
+    for keys, said in (
+        ({"strategy": "fedavg", "alpha": 3}, "alpha belongs to hcct, and the strategy is fedavg"),
+        (
+            {"strategy": "ifca", "soft-groups": 2},
+            "soft-groups belongs to flsc, and the strategy is ifca",
+        ),
+        (
+            {"strategy": "hcct", "generator-lr": 0.1},
+            "generator-lr belongs to fedgenp, fedgen, and to generators = silos or groups, "
+            "and the strategy is hcct",
+        ),
+    ):
+        with pytest.raises(FederationError, match=f"configuration is wrong: {said}"):
+            RunConfig.read(keys)
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_generators_bring_their_keys_to_the_strategies_that_take_them(name: str) -> None:
+    config = RunConfig.read({"strategy": name, "generators": "silos", "reversal-weight": 0.2})
+    assert config.algorithm.plan.reversal_weight == 0.2  # type: ignore[attr-defined]
+    assert foreign_keys({"strategy": name, "generators": "silos", "reversal-weight": 0.2}) == {}
+
+
+# ---------------------------------------------------------------- what Flower gives
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_of_flowers_full_list_every_strategy_takes_its_own_keys(name: str) -> None:
+    given = {**defaults(), "strategy": name}
+    assert RunConfig.read_from_flower(given) == RunConfig.read({"strategy": name})
+    assert RunConfig.read_from_flower({**given, "rounds": 9}).rounds == 9
+    changed = {key: _another(entry) for key, entry in schemas(name).items() if key in owners()}
+    for key, value in changed.items():
+        try:
+            config = RunConfig.read_from_flower({**given, key: value})
+        except FederationError as error:  # it does not go with the defaults of others
+            assert key in str(error)
+        else:
+            assert config.plain()[key] == value
+
+
+def test_of_flowers_full_list_a_changed_key_of_another_strategy_is_refused() -> None:
+    for name in NAMES:
+        foreign = next(key for key in owners() if key not in keys_of(STRATEGIES[name]))
+        (owner, *_) = owners()[foreign]
+        value = _another(schemas(owner)[foreign])
+        with pytest.raises(FederationError, match=f"{foreign} belongs to .*strategy is {name}"):
+            RunConfig.read_from_flower({**defaults(), "strategy": name, foreign: value})
 
 
 def test_a_configuration_cannot_be_changed() -> None:
+    config = RunConfig.read({})
     with pytest.raises(ValueError, match="frozen"):
-        RunConfig().rounds = 3  # type: ignore[misc]
+        config.rounds = 3  # type: ignore[misc]
+    with pytest.raises(ValueError, match="frozen"):
+        config.algorithm.alpha = 3  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize(
@@ -107,7 +221,7 @@ def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
 
 
 def test_an_unknown_key_is_refused_with_what_there_is() -> None:
-    known = r"unknown key 'alhpa' \(known: adapt-steps, alone, alpha, "
+    known = r"unknown key 'alhpa' \(known with hcct: alone, alpha, batch-size, "
     with pytest.raises(FederationError, match=known) as caught:
         RunConfig.read({"alhpa": 3})
     assert caught.value.exit_code == EXIT_CONFIG
@@ -120,12 +234,31 @@ def test_every_problem_is_named_at_once() -> None:
         assert key in str(caught.value)
 
 
-@pytest.mark.parametrize("name", get_args(RunConfig.model_fields["strategy"].annotation))
+@pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_can_be_built(name: str) -> None:
     config = RunConfig.read({"strategy": name, "round-timeout": 7})
     built = build_strategy(config, run="r", roster=NodeRoster(), on_round=lambda report: None)
-    assert type(built).__name__.lower() == name
+    assert type(built.algorithm) is STRATEGIES[name].load()
     assert built.round_timeout == 7
+    in_python = getattr(coterie.strategies, STRATEGIES[name].public)()
+    assert built.algorithm == in_python.algorithm, "the same defaults in Python"
+
+
+def schemas(name: str, *, around: bool = False) -> dict[str, Mapping[str, Any]]:
+    """What each key that a run with this strategy has may be, as a JSON schema."""
+    row = STRATEGIES[name]
+    kinds: list[type[Options]] = [RunConfig, row.load()]
+    kinds += [STRATEGIES[row.base].load()] if row.base else []
+    kinds += [GENERATORS.load()] if around else []
+    own = {**RUN, **keys_of(row, around=around)}
+    return {key: _schema(kind, key) for kind in kinds for key in dict(kind.keys()) if key in own}
+
+
+def _schema(kind: Any, key: str) -> Mapping[str, Any]:
+    *path, last = kind.keys()[key].path
+    for step in path:
+        kind = kind.model_fields[step].annotation
+    return schema_of(kind.model_fields[last])
 
 
 def extremes(entry: Mapping[str, Any]) -> list[Any]:
@@ -144,32 +277,80 @@ def extremes(entry: Mapping[str, Any]) -> list[Any]:
     return found
 
 
+def _another(entry: Mapping[str, Any]) -> Any:
+    """A value that is nobody's default."""
+    return next(value for value in extremes(entry)[::-1] if value not in defaults().values())
+
+
 FREE = ("strategy", "task", "label", "churn", "alone", "tracking", "runs-dir", "resume")
-EXTREMES = {
-    key: st.sampled_from(extremes(entry))
-    for key, entry in RunConfig.model_json_schema(by_alias=True)["properties"].items()
-    if key not in FREE
-}
 
 
-@pytest.mark.parametrize("name", get_args(RunConfig.model_fields["strategy"].annotation))
-def test_what_passes_as_a_configuration_is_what_its_strategy_takes(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "around"), [*((n, False) for n in NAMES), *((n, True) for n in TAKERS)]
+)
+def test_what_passes_as_a_configuration_is_what_its_strategy_takes(name: str, around: bool) -> None:
     """Whatever legal values meet: nothing is left for the ServerApp to refuse."""
     built = 0
+    found = schemas(name, around=around)
+    assert {*keys_of(STRATEGIES[name]), *RUN} <= set(found)
+    values = {k: st.sampled_from(extremes(entry)) for k, entry in found.items() if k not in FREE}
+    if around:
+        values["generators"] = st.sampled_from(["silos", "groups"])
 
     @settings(max_examples=150)
-    @given(st.fixed_dictionaries({}, optional=EXTREMES))
+    @given(st.fixed_dictionaries({}, optional=values))
     def build(keys: dict[str, Any]) -> None:
         nonlocal built
+        keys = {"generators": "silos", **keys} if around else keys
         try:
             config = RunConfig.read({**keys, "strategy": name})
         except FederationError:
             return
         build_strategy(config, run="r", roster=NodeRoster(), on_round=lambda report: None)
+        assert RunConfig.read(config.plain()) == config
         built += 1
 
     build()
     assert built > 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_end_of_what_a_key_may_be_is_taken_and_what_is_beyond_is_refused(name: str) -> None:
+    for key, entry in schemas(name).items():
+        if key in (*FREE, "generators") or (key in RUN and name != "fedavg"):
+            continue
+        for value in extremes(entry):
+            try:
+                config = RunConfig.read({"strategy": name, key: value})
+            except FederationError as error:  # by itself it may be so, with the defaults not
+                assert f"{key} must be" not in str(error) or key in FITTING, (key, value)
+            else:
+                assert config.plain()[key] == value
+        for value in beyond(entry):
+            with pytest.raises(FederationError) as caught:
+                RunConfig.read({"strategy": name, key: value})
+            said = str(caught.value)
+            assert f"{key} must be" in said and f"Got {value!r}" in said, (key, value)
+
+
+FITTING = (
+    "soft-groups", "pretrain-silos", "rounds", "personal", "moreau-lambda", "proximal-mu",
+    "generator-steps",
+)  # fmt: skip
+"""Keys that other keys bound too."""
+
+
+def beyond(entry: Mapping[str, Any]) -> list[Any]:
+    """Values that a key may not be, by itself."""
+    kinds = {one.get("type") for one in entry.get("anyOf", [entry])}
+    if not kinds & {"integer", "number"}:
+        return [17, None] if "boolean" not in kinds else [17]
+    found: list[Any] = [math.nan, math.inf, -math.inf, "many", None]
+    for one in entry.get("anyOf", [entry]):
+        found += [one["minimum"] - 1] if "minimum" in one else []
+        found += [one["maximum"] + 1] if "maximum" in one else []
+        found += [one[end] for end in ("exclusiveMinimum", "exclusiveMaximum") if end in one]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -188,7 +369,8 @@ def test_what_passes_as_a_configuration_is_what_its_strategy_takes(name: str) ->
         ({"strategy": "fednova", "proximal-mu": 10}, "proximal-mu must be below 1 with fednova"),
         ({"strategy": "flhc", "linkage": "ward"}, "ward needs metric = euclidean. Got 'cosine'"),
         ({"strategy": "flsc", "num-groups": 1}, "soft-groups must be at most num-groups = 1. Got"),
-        ({"strategy": "kmeans", "num-groups": "auto"}, "a number with strategy kmeans; only fedgr"),
+        ({"strategy": "kmeans", "num-groups": "auto"}, "num-groups must be at least 1 .* 'auto'"),
+        ({"strategy": "hcct", "alpha": "auto", "rounds": 7}, "rounds must be at least 8. Got 7"),
     ],
 )
 def test_keys_that_do_not_fit_together_are_refused_where_the_strategy_uses_them(
@@ -197,7 +379,8 @@ def test_keys_that_do_not_fit_together_are_refused_where_the_strategy_uses_them(
     with pytest.raises(FederationError, match=f"the run's configuration is wrong: .*{said}") as at:
         RunConfig.read(keys)
     assert (at.value.exit_code, at.value.phase) == (EXIT_CONFIG, "configuration")
-    assert RunConfig.read({**keys, "strategy": "fedavg"})
+    shared = {key: value for key, value in keys.items() if key in RUN}
+    assert RunConfig.read({**shared, "strategy": "fedavg"})
 
 
 def test_all_that_does_not_fit_together_is_named_at_once() -> None:
@@ -251,9 +434,9 @@ def test_hcct_is_built_with_what_the_configuration_says() -> None:
          "solver": "agglomerative", "seed": 11}
     )  # fmt: skip
     built = build_strategy(config, run="r", roster=NodeRoster(), on_round=lambda report: None)
-    assert isinstance(built, HCCT)
-    assert (built.alpha, built.memory, built.seed) == (3.5, 0.25, 11)
-    assert (built.similarity, built.solver) == ("parameters+buffers", "agglomerative")
+    assert built.algorithm == HCCT(
+        alpha=3.5, memory=0.25, similarity="parameters+buffers", solver="agglomerative", seed=11
+    )
 
 
 def test_training_messages_carry_every_key_of_local_training() -> None:

@@ -30,8 +30,8 @@ def node(spec: SiloSpec) -> dict[str, Any]:
 
 
 def run(strategy: str, seed: int, folder: Path, **more: Any) -> RunResult:
-    keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, "min-silos": 9, "alpha": 50.0}
-    keys |= more
+    keys = {"strategy": strategy, "rounds": ROUNDS, "seed": seed, "min-silos": 9, **more}
+    keys |= {"alpha": 50.0} if strategy == "hcct" else {}
     grid = InProcessGrid(app, [node(spec) for spec in silos(seed)])
     return execute(grid, RunConfig.read(keys), run_id=1, folder=folder / strategy)
 

@@ -26,7 +26,8 @@ from coterie.server.runs.run import _line, execute
 from coterie.server.study.comparison import measure
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_NO_SILOS
-from coterie.strategies.rounds.loop import RoundReport, RunResult
+from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.reports import RoundReport
 from tests.conftest import arrays_of, digits_config
 
 SHORT = {
@@ -66,7 +67,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 def test_the_record_says_in_words_why_a_run_ended(
     error: BaseException, said: str, tmp_path: Path
 ) -> None:
-    RunRecord(tmp_path, RunConfig(), run_id=1).fail(error)
+    RunRecord(tmp_path, RunConfig.read({}), run_id=1).fail(error)
     assert record(tmp_path)["error"] == said and lines(tmp_path)[-1]["error"] == said
 
 
@@ -386,7 +387,7 @@ def test_a_model_is_never_written_outside_the_models_folder(name: str, tmp_path:
 
 
 def test_numbers_that_json_does_not_have_are_null(tmp_path: Path) -> None:
-    kept = RunRecord(tmp_path / "run", RunConfig(), run_id=1)
+    kept = RunRecord(tmp_path / "run", RunConfig.read({}), run_id=1)
     report = RoundReport(
         round=1, groups=(("a",),), evaluated_round=0, evaluation={"a": (float("nan"), 0.5, 3)}
     )

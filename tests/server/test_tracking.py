@@ -15,7 +15,7 @@ from coterie.server.report.model import read_run
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.tracking import Tracking, export, open_trackers, scalars
 from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.rounds.reports import RoundReport
 
 
 def scalars_of(folder: Path) -> dict[tuple[str, int], float]:

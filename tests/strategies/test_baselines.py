@@ -14,8 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from coterie.client.app import app as coterie_app
-from coterie.server.runs.baselines import BASELINES
-from coterie.server.runs.config import RunConfig
+from coterie.server.runs.config import RunConfig, keys_of
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy, initial_arrays
 from coterie.strategies import (
@@ -35,9 +34,11 @@ from coterie.strategies import (
     PFedMe,
     RunResult,
 )
-from coterie.strategies.baselines.choosing import first_choices
-from coterie.strategies.baselines.fedfa import information
-from coterie.strategies.rounds.loop import GroupStrategy, Update
+from coterie.strategies.baselines.flsc import first_choices
+from coterie.strategies.baselines.one_model import _num_steps, information
+from coterie.strategies.registry import ROWS, STRATEGIES
+from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.loop import GroupStrategy
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.wire import Model
 from tests.conftest import (
@@ -72,7 +73,7 @@ def record(model: Model) -> ArrayRecord:
 
 
 def run(
-    strategy: GroupStrategy[Any],
+    strategy: GroupStrategy,
     nodes: Sequence[Mapping[str, Any]] = NODES,
     rounds: int = 4,
     grid: InProcessGrid | None = None,
@@ -143,7 +144,7 @@ def test_ifca_and_flsc_are_the_literal_algorithm(num_models: int, count: int) ->
             own = [i for i, c in enumerate(chosen) if j in c]
             if own:
                 models[j] = mean([trained[i] for i in own], SIZES[own])
-    strategy: GroupStrategy[Any] = IFCA(num_groups=num_models, seed=3)
+    strategy: GroupStrategy = IFCA(num_groups=num_models, seed=3)
     if count > 1:
         strategy = FLSC(num_groups=num_models, soft_groups=count, seed=3)
     result = run(strategy)
@@ -161,18 +162,16 @@ def test_ifca_with_one_model_is_fedavg() -> None:
 
 
 def test_models_that_nobody_chose_keep_their_weights() -> None:
-    strategy = IFCA(num_groups=9, seed=3)
-    result = run(strategy)
+    result = run(IFCA(num_groups=9, seed=3))
     unused = result.rounds[3].details["unused-models"]
     assert len(unused) >= 4  # five silos choose at most five of nine
     first = first_choices(w0(), 9, 3).models
-    assert strategy._state is not None
     never = set(range(9)) - {
         j for r in result.rounds for c in r.details["chosen"].values() for j in c
     }
     assert never
     for j in never:
-        assert_equal_models(strategy._state.models[j], first[j])
+        assert_equal_models(result.state.models[j], first[j])
 
 
 def test_permuted_initial_models_hold_the_values_of_w0_and_differ() -> None:
@@ -252,7 +251,7 @@ class Judging:
         return reply
 
 
-def judged(strategy: GroupStrategy[Any], stated: Mapping[int, float]) -> list[Any]:
+def judged(strategy: GroupStrategy, stated: Mapping[int, float]) -> list[Any]:
     """Details of two rounds; in the second node-1 states these losses."""
     app: Any = Judging(1, after=1, stated=stated)
     result = run(strategy, grid=InProcessGrid(app, NODES), rounds=2)
@@ -355,7 +354,7 @@ def test_fednova_counts_the_steps_that_it_asked_for() -> None:
         Update(Silo(name, 1), w0(), w0(), samples, {})
         for name, samples in (("a", 1000.0), ("b", 100.0))
     ]
-    assert [strategy._num_steps(update) for update in updates] == [20, 20]
+    assert [_num_steps(update, strategy.train_config) for update in updates] == [20, 20]
     nodes = plain_nodes(0, 1, samples=[1000, 100])
     result, fedavg = run(strategy, nodes), run(FedAvg(), nodes)
     for key, array in arrays_of(fedavg.models["node-1"]).items():
@@ -366,8 +365,7 @@ def test_fednova_counts_the_steps_that_it_asked_for() -> None:
 
 
 def test_fesem_is_the_literal_stochastic_em() -> None:
-    strategy = FeSEM(num_groups=3, seed=1)
-    result = run(strategy, rounds=1)
+    result = run(FeSEM(num_groups=3, seed=1), rounds=1)
     trained = [plain_trained(w0(), node) for node in NODES]
     centre_of = [result.rounds[0].details["centre"][n] for n in NAMES]
     centres = []
@@ -512,7 +510,7 @@ def test_a_silo_that_missed_a_split_of_cfl_is_placed_later() -> None:
         (FLHC(rounds_before=1, linkage="complete"), 2),
     ],
 )
-def test_groups_that_are_formed_once(strategy: GroupStrategy[Any], formed: int) -> None:
+def test_groups_that_are_formed_once(strategy: GroupStrategy, formed: int) -> None:
     """FedAvg before, the kinds apart from the clustering on; a newcomer is placed."""
     grid = Joining(NODES, {5: lambda g: g.connect(LATE), 6: lambda g: g.disconnect(4)})
     result = run(strategy, grid=grid, rounds=6)
@@ -587,24 +585,30 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: IFCA(num_groups=0), r"num_groups must be at least 1. Got 0"),
-        (lambda: FLSC(num_groups=2, soft_groups=3), r"soft_groups must be in \[1, 2\]"),
+        (lambda: IFCA(num_groups=0), r"num_groups must be at least 1 and at most 100000\. Got 0\."),
+        (
+            lambda: FLSC(num_groups=2, soft_groups=3),
+            r"soft_groups must be at most num_groups = 2\. Got 3\.",
+        ),
+        (lambda: FLSC(soft_groups=0), "soft_groups must be at least 1"),
+        (lambda: IFCA(soft_groups=2), "soft_groups"),
         (lambda: FeSEM(num_groups=0), "num_groups"),
         (lambda: KMeans(num_groups=0), "num_groups"),
         (lambda: KMeans(pretrain_epochs=-1), "pretrain_epochs"),
-        (lambda: MAXFL(threshold=float("nan")), "threshold must be finite"),
+        (lambda: MAXFL(threshold=float("nan")), r"threshold must be a number\. Got nan"),
         (lambda: MAXFL(warm_up=-1), "warm_up"),
         (lambda: MAXFL(own_rounds=0), "own_rounds"),
         (lambda: CFL(eps_mean=0), "eps_mean must be above 0"),
         (lambda: CFL(eps_largest=-1), "eps_largest"),
         (lambda: CFL(first_split=0), "first_split"),
         (lambda: FLHC(rounds_before=-1), "rounds_before"),
-        (lambda: FLHC(max_distance=0), "max_distance must be finite and above 0"),
+        (lambda: FLHC(max_distance=0), "max_distance must be above 0"),
         (lambda: FLHC(metric="l1"), "metric must be cosine or euclidean"),  # type: ignore[arg-type]
         (lambda: FLHC(linkage="ward"), "ward needs metric euclidean"),
         (lambda: FLHC(linkage="w"), "linkage must be"),  # type: ignore[arg-type]
         (lambda: PerFedAvg(meta_lr=0), "meta_lr"),
-        (lambda: PerFedAvg(adapt_steps=0), "adapt_steps"),
+        (lambda: PerFedAvg(adapt_steps=-1), "adapt_steps must be at least 0"),
+        (lambda: PFedMe(adapt_steps=-1), "adapt_steps must be at least 0"),
         (lambda: PFedMe(moreau_lambda=0), "moreau_lambda"),
         (lambda: PFedMe(moreau_lr=1.0), "at most 1"),
         (lambda: PFedMe(server_lr=2.0), "server_lr"),
@@ -618,7 +622,23 @@ def test_arguments_out_of_bounds_are_refused(make: Callable[[], Any], text: str)
         make()
 
 
-BASELINE_NAMES = sorted(BASELINES)
+@pytest.mark.parametrize(("make", "papers"), [(PerFedAvg, 1), (PFedMe, 20)])
+def test_zero_steps_of_adaption_are_the_papers_number(make: Any, papers: int) -> None:
+    assert make().train_config["adapt-steps"] == papers
+    assert make(adapt_steps=7).train_config["adapt-steps"] == 7
+
+
+OTHERS = ("independent", "fedavg", "fedensemble")
+"""In a module of baselines, and checked elsewhere."""
+BASELINE_NAMES = sorted(
+    row.name for row in ROWS if row.module.startswith("baselines.") and row.name not in OTHERS
+)
+
+
+def keys_for(name: str, **keys: Any) -> dict[str, Any]:
+    """The strategy, and those of the keys that it has."""
+    own = {key.replace("_", "-"): value for key, value in keys.items()}
+    return {"strategy": name} | {k: v for k, v in own.items() if k in keys_of(STRATEGIES[name])}
 
 
 @pytest.mark.parametrize("name", BASELINE_NAMES)
@@ -626,8 +646,8 @@ def test_each_runs_on_coteries_silos_by_its_configuration(name: str) -> None:
     """Three digits silos: the choosing ones use training data, errors are measured every round."""
     nodes = [digits_config(n, i) for i, n in enumerate("abc")]
     grid = InProcessGrid(coterie_app, nodes)
-    keys = {"strategy": name, "rounds": 3, "local-epochs": 1, "warm-up": 0, "num-groups": 2}
-    config = RunConfig.read(keys)
+    keys = keys_for(name, warm_up=0, num_groups=2)
+    config = RunConfig.read({**keys, "rounds": 3, "local-epochs": 1})
     roster = DescribedRoster("digits", 3)
     strategy = build_strategy(config, run="test", roster=roster, on_round=lambda report: None)
     initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
@@ -643,14 +663,14 @@ def test_each_runs_on_coteries_silos_by_its_configuration(name: str) -> None:
 
 def test_auto_groups_are_refused_where_there_is_no_such_choice() -> None:
     for name in ("ifca", "flsc", "fesem", "kmeans"):
-        said = f"num-groups must be a number with strategy {name}"
+        said = r"num-groups must be at least 1 and at most 100000\. Got 'auto'\."
         with pytest.raises(FederationError, match=said):
             RunConfig.read({"strategy": name, "num-groups": "auto"})
 
 
 @pytest.mark.parametrize("name", BASELINE_NAMES)
 def test_a_bad_reply_in_any_round_leaves_the_others_going(name: str) -> None:
-    config = RunConfig.read({"strategy": name, "warm-up": 0, "num-groups": 2})
+    config = RunConfig.read(keys_for(name, warm_up=0, num_groups=2))
     for round in (1, 2, 3):
         strategy = build_strategy(
             config, run="x", roster=DescribedRoster("digits"), on_round=lambda r: None
@@ -681,16 +701,14 @@ def test_a_sample_of_silos_trains_each_round_and_all_get_their_turn(make: Any) -
 
 
 def test_a_silo_that_comes_late_to_its_turn_starts_fesem_from_the_mean_of_the_centres() -> None:
-    strategy = FeSEM(num_groups=2, seed=1)
     grid = Joining(NODES[:2], {2: lambda g: g.connect(LATE)})
-    run(strategy, grid=grid, rounds=1)
-    assert strategy._state is not None
-    centres = strategy._state.centres
+    state = run(FeSEM(num_groups=2, seed=1), grid=grid, rounds=1).state
+    centres = state.centres
     grid = Joining(NODES[:2], {2: lambda g: g.connect(LATE)})
     result = run(FeSEM(num_groups=2, seed=1), grid=grid, rounds=2)
     late = plain_trained(mean(centres, [1, 1]), LATE)
     own = int(np.argmin([np.sum((flat(late) - flat(c)) ** 2) for c in centres]))
-    (fellow,) = (i for i in (0, 1) if strategy._state.centre_of[NAMES[i]] == own)
+    (fellow,) = (i for i in (0, 1) if state.centre_of[NAMES[i]] == own)
     trained = plain_trained(centres[own], NODES[fellow])
     expected = mean([trained, late], [NODES[fellow]["samples"], LATE["samples"]])
     for key, array in expected.items():
@@ -724,8 +742,9 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
 
     # Three is fewer than all, with whom these train first, and more than its kind, with whom then.
     minimum = 3 if name in ("kmeans", "flhc", "fesem") else 9
-    keys = {"strategy": name, "warm-up": 0, "num-groups": 3, "max-distance": 0.4}
-    config = RunConfig.read({**keys, "rounds-before": 0})
+    config = RunConfig.read(
+        keys_for(name, warm_up=0, num_groups=3, max_distance=0.4, rounds_before=0)
+    )
     heard = []
     for noise in (0, 1):
         sent: list[Model] = []
@@ -749,8 +768,7 @@ def test_a_part_of_cfl_that_is_too_small_for_its_silo_keeps_the_model_that_was_s
     result = run(strategy, NODES[:2], rounds=4)
     assert partition(result, 1) == [["node-1", "node-2"]]
     assert partition(result, 4) == [["node-1"], ["node-2"]]
-    state = strategy._state
-    assert state is not None
+    state = result.state
     assert_equal_models(state.group_models[state.group_of["node-1"]], state.splits[0].model)
     assert not np.array_equal(
         state.group_models[state.group_of["node-2"]]["w"], state.splits[0].model["w"]

@@ -31,8 +31,8 @@ from coterie.strategies.fedcollab.algorithm import (
 )
 from coterie.strategies.fedcollab.discriminators import Discriminators, Measurement
 from coterie.strategies.partition.distance import Distance
-from coterie.strategies.rounds.grouping import Members
-from coterie.strategies.rounds.loop import Answers, Update
+from coterie.strategies.rounds.algorithm import Answers, Update
+from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.roster import Silo
 from tests.conftest import (
     arrays_of,
@@ -44,6 +44,7 @@ from tests.conftest import (
     plain_nodes,
     plain_trained,
 )
+from tests.strategies.by_hand import ByHand
 
 HELD_OUT = 40
 ROUNDS = Discriminators().rounds
@@ -133,11 +134,8 @@ def by_kind(nodes: list[dict[str, Any]]) -> Judged:
 
 def run(
     judged: Judged, nodes: list[dict[str, Any]], *, rounds: int = 2, **options: Any
-) -> tuple[RunResult, FedCollab]:
-    strategy = FedCollab(**options)
-    grid = InProcessGrid(judged.app(), nodes)
-    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=rounds, timeout=5)
-    return result, strategy
+) -> RunResult:
+    return started(InProcessGrid(judged.app(), nodes), rounds, **options)
 
 
 def messages(judged: Judged, kind: str, node: int = 1) -> list[tuple[str, wire.Model | None]]:
@@ -159,7 +157,7 @@ def test_a_pair_is_the_mean_of_its_two_silos_and_is_sent_again() -> None:
 
 def test_a_pair_that_nobody_gets_better_at_stops_by_itself() -> None:
     judged = Judged(lambda kind, label: 0.5)
-    result, _ = run(judged, plain_nodes(0, 0), rounds=1)
+    result = run(judged, plain_nodes(0, 0), rounds=1)
     # Five evaluations; each comes with the training after it.
     assert len(messages(judged, wire.TRAIN_DISCRIMINATOR)) == 6
     phases = result.rounds[0].phases
@@ -195,14 +193,11 @@ def test_the_budget_of_rounds_ends_with_an_evaluation_and_is_said_before_it_star
 ) -> None:
     caplog.set_level(logging.INFO, logger="coterie.run")
     judged = Judged(lambda kind, label: 0.5)
-    _, strategy = run(
-        judged, plain_nodes(0, 0, 0), rounds=1, discriminators=Discriminators(rounds=3)
-    )
+    result = run(judged, plain_nodes(0, 0, 0), rounds=1, discriminators=Discriminators(rounds=3))
     assert len(messages(judged, wire.TRAIN_DISCRIMINATOR)) == 3
     labels = [one for one, _ in messages(judged, wire.EVALUATE_DISCRIMINATOR)]
     assert labels == ["", "11"]
-    assert strategy._state is not None
-    assert {d.rounds for d in strategy._state.distances.values()} == {3}
+    assert {d.rounds for d in result.state.distances.values()} == {3}
     said = [r.getMessage() for r in caplog.records if r.getMessage().startswith("discriminators")]
     assert said[0] == (
         "discriminators: 3 pairs of 3 silos, at most 3 rounds of 20 steps, 1.2e-05 MB each: "
@@ -246,7 +241,7 @@ def test_the_budget_of_bytes_is_kept(budget: int, rounds: int) -> None:
     """One pair of 12 bytes: 24 up, then 48 a round, 24 for the last evaluation; hits 64."""
     judged = Judged(lambda kind, label: 0.5)
     options = Discriminators(gigabytes=budget / 1e9)
-    result, strategy = run(judged, plain_nodes(0, 0), rounds=1, discriminators=options)
+    result = run(judged, plain_nodes(0, 0), rounds=1, discriminators=options)
     phases = result.rounds[0].phases
     trained = phases.get(wire.TRAIN_DISCRIMINATOR)
     assert (0 if trained is None else trained.exchanges) <= rounds + 1
@@ -254,8 +249,7 @@ def test_the_budget_of_bytes_is_kept(budget: int, rounds: int) -> None:
         0 if trained is None else trained.exchanges
     )
     assert weights <= budget
-    assert strategy._state is not None
-    assert bool(strategy._state.distances) is (rounds > 0)
+    assert bool(result.state.distances) is (rounds > 0)
     if not rounds:
         assert result.rounds[0].groups == (("node-1",), ("node-2",))
 
@@ -273,7 +267,7 @@ def test_bad_settings_of_discriminators_are_refused(bad: dict[str, Any]) -> None
 
 def test_silos_of_one_kind_train_together_and_the_record_says_why() -> None:
     nodes = plain_nodes(0, 1, 0, 1)
-    result, _ = run(by_kind(nodes), nodes, rounds=2)
+    result = run(by_kind(nodes), nodes, rounds=2)
     assert result.groups[1] == [["node-1", "node-3"], ["node-2", "node-4"]]
     found = result.rounds[0].details["structure"]
     assert found["compared"] == ["node-1", "node-2", "node-3", "node-4"]
@@ -294,7 +288,7 @@ def test_silos_of_one_kind_train_together_and_the_record_says_why() -> None:
 @pytest.mark.parametrize(("c", "groups"), [(0.01, 2), (1e4, 1), ("auto", 2)])
 def test_c_is_the_hunger_for_data(c: float | str, groups: int) -> None:
     nodes = plain_nodes(0, 1, 0, 1)
-    result, _ = run(by_kind(nodes), nodes, rounds=1, c=c)
+    result = run(by_kind(nodes), nodes, rounds=1, c=c)
     assert len(result.groups[1]) == groups
     if c == "auto":
         assert result.rounds[0].details["structure"]["c"] == pytest.approx(3.82, abs=0.01)
@@ -303,7 +297,7 @@ def test_c_is_the_hunger_for_data(c: float | str, groups: int) -> None:
 @pytest.mark.parametrize("solver", ["best", "relocation", "agglomerative", "optimal"])
 def test_every_solver_finds_what_is_plain_to_see(solver: Any) -> None:
     nodes = plain_nodes(0, 1, 0, 1)
-    result, _ = run(by_kind(nodes), nodes, rounds=1, solver=solver)
+    result = run(by_kind(nodes), nodes, rounds=1, solver=solver)
     assert result.groups[1] == [["node-1", "node-3"], ["node-2", "node-4"]]
 
 
@@ -313,7 +307,7 @@ def test_distances_of_many_silos_are_recorded_in_the_rounds_that_found_a_structu
 ) -> None:
     nodes = plain_nodes(*[0] * count)
     grid = Changing(Judged(lambda kind, label: 0.5), nodes, goes={count: 3})
-    result, _ = started(grid, 3, solver="agglomerative", discriminators=Discriminators(rounds=1))
+    result = started(grid, 3, solver="agglomerative", discriminators=Discriminators(rounds=1))
     found = [report.details["structure"] for report in result.rounds[:3]]
     assert [int("distances" in entry) for entry in found] == recorded
     assert ["distances" in entry for entry in found] == ["standard-errors" in e for e in found]
@@ -325,7 +319,7 @@ def test_optimal_with_too_many_silos_goes_on_by_relocation_and_says_so(
 ) -> None:
     nodes = plain_nodes(*[0] * 17)
     grid = Changing(Judged(lambda kind, label: 0.5), nodes, comes={17: 3})
-    result, _ = started(grid, 3, solver="optimal", discriminators=Discriminators(rounds=1))
+    result = started(grid, 3, solver="optimal", discriminators=Discriminators(rounds=1))
     assert [len(group) for group in result.groups[2]] == [16]
     assert [len(group) for group in result.groups[3]] == [17]
     assert "17 silos are too many for optimal, which takes up to 16; relocation" in caplog.text
@@ -334,13 +328,16 @@ def test_optimal_with_too_many_silos_goes_on_by_relocation_and_says_so(
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        ({"c": 0.0}, "c must be finite and > 0"),
-        ({"c": -2.0}, "c must be finite and > 0"),
-        ({"c": float("nan")}, "c must be finite and > 0"),
-        ({"c": "some"}, "c must be finite and > 0"),
-        ({"solver": "fast"}, "solver must be one of"),
-        ({"newcomers": "wait"}, "newcomers must be one of"),
-        ({"unmeasured": "lost"}, "unmeasured must be one of"),
+        ({"c": 0.0}, r"c must be above 0, or 'auto'\. Got 0\.0\."),
+        ({"c": -2.0}, r"c must be above 0, or 'auto'\. Got -2\.0\."),
+        ({"c": float("nan")}, r"c must be above 0, or 'auto'\. Got nan\."),
+        ({"c": "some"}, r"c must be above 0, or 'auto'\. Got 'some'\."),
+        (
+            {"solver": "fast"},
+            "solver must be best, relocation, agglomerative or optimal. Got 'fast'",
+        ),
+        ({"newcomers": "wait"}, "newcomers must be keep or resolve. Got 'wait'"),
+        ({"unmeasured": "lost"}, "unmeasured must be alone or unknown. Got 'lost'"),
     ],
 )
 def test_bad_arguments_are_refused(bad: dict[str, Any], reason: str) -> None:
@@ -376,10 +373,10 @@ class Changing(InProcessGrid):
         return list(self.nodes)
 
 
-def started(grid: InProcessGrid, rounds: int, **options: Any) -> tuple[RunResult, FedCollab]:
-    strategy = FedCollab(**options)
-    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=rounds, timeout=5)
-    return result, strategy
+def started(grid: InProcessGrid, rounds: int, **options: Any) -> RunResult:
+    return FedCollab(**options).start(
+        grid=grid, initial_arrays=plain_initial(), num_rounds=rounds, timeout=5
+    )
 
 
 @pytest.mark.parametrize("newcomers", ["keep", "resolve"])
@@ -397,7 +394,7 @@ def test_a_newcomer_costs_its_own_pairs_alone_and_starts_from_its_coalition_s_mo
             seen_before.append(len(judged.seen))
             judged.active |= {n: [5] for n in (1, 2, 3, 4)} | {5: [1, 2, 3, 4]}  # type: ignore[attr-defined]
 
-    result, _ = started(grid, 3, newcomers=newcomers, on_round=note)
+    result = started(grid, 3, newcomers=newcomers, on_round=note)
     assert result.groups[2] == [["node-1", "node-3"], ["node-2", "node-4"]]
     assert result.groups[3] == [["node-1", "node-3", "node-5"], ["node-2", "node-4"]]
     assert result.rounds[2].details["discriminators"]["pairs"] == 4
@@ -430,7 +427,7 @@ def test_a_kept_structure_that_another_would_beat_says_so_and_has_no_interval(
         partners.update({1: [3, 4], 2: [3, 4], 3: [1, 2, 4], 4: [1, 2, 3]})
 
     grid = Changing(judged, plain_nodes(0, 0, 0, 0), comes={3: 2, 4: 2})
-    result, _ = started(grid, 2, newcomers=newcomers, c=9.0, on_round=come)
+    result = started(grid, 2, newcomers=newcomers, c=9.0, on_round=come)
     before, after = (report.details["structure"] for report in result.rounds[:2])
     assert before["c-interval"][0] < 9.0 and "kept" not in before
     entry = {"rounds": [{"structure": after}]}
@@ -457,13 +454,13 @@ def test_a_leaver_s_row_and_column_go_and_come_back_with_it() -> None:
     nodes = plain_nodes(0, 1, 0)
     judged = by_kind(nodes)
     grid = Changing(judged, nodes, goes={1: 2})
-    result, strategy = started(grid, 3)
+    result = started(grid, 3)
     assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
     assert result.groups[2] == [["node-2"], ["node-3"]]
     assert result.rounds[1].details["structure"]["compared"] == ["node-2", "node-3"]
     assert "discriminators" not in result.rounds[1].details
     assert "node-1" in result.models, "who left keeps the last model that it had"
-    assert strategy._state is not None and len(strategy._state.distances) == 3
+    assert len(result.state.distances) == 3
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -474,7 +471,7 @@ def test_a_silo_with_too_few_samples_to_hold_any_out_is_named_and_alone(
 ) -> None:
     nodes = plain_nodes(0, 0, 0, samples=[100, 1, 100])
     nodes[1]["held-out"] = 0
-    result, _ = run(Judged(lambda kind, label: 0.5), nodes, rounds=2)
+    result = run(Judged(lambda kind, label: 0.5), nodes, rounds=2)
     assert result.groups[2] == [["node-1", "node-3"], ["node-2"]]
     assert "silo node-2 is not measured: it has too few samples to hold any out: 1" in caplog.text
     details = result.rounds[0].details
@@ -486,7 +483,7 @@ def test_a_silo_with_too_few_samples_to_hold_any_out_is_named_and_alone(
 def test_unknown_distances_may_count_as_the_mean() -> None:
     nodes = plain_nodes(0, 0, 0, samples=[100, 1, 100])
     nodes[1]["held-out"] = 0
-    result, _ = run(Judged(lambda kind, label: 0.5), nodes, rounds=1, unmeasured="unknown")
+    result = run(Judged(lambda kind, label: 0.5), nodes, rounds=1, unmeasured="unknown")
     found = result.rounds[0].details["structure"]
     assert found["alone"] == [] and result.groups[1] == [["node-1", "node-2", "node-3"]]
     assert found["standard-errors"][0][1] is None
@@ -498,7 +495,7 @@ def test_where_no_distance_is_known_everybody_is_alone_and_nothing_looks_measure
     unmeasured: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     budget = Discriminators(gigabytes=1e-9)
-    result, _ = run(
+    result = run(
         Judged(), plain_nodes(0, 0, 0), rounds=2, unmeasured=unmeasured, discriminators=budget
     )
     names = ["node-1", "node-2", "node-3"]
@@ -508,7 +505,7 @@ def test_where_no_distance_is_known_everybody_is_alone_and_nothing_looks_measure
 
 
 def test_a_single_silo_has_no_bound_and_no_interval() -> None:
-    result, _ = run(Judged(), plain_nodes(0), rounds=1)
+    result = run(Judged(), plain_nodes(0), rounds=1)
     expected = {"compared": ["node-1"], "alone": [], "c": None}
     assert result.rounds[0].details["structure"] == expected
 
@@ -533,21 +530,20 @@ def test_a_silo_lost_in_the_middle_keeps_what_was_measured_and_is_tried_again(
 ) -> None:
     judged = Judged(lambda kind, label: 0.5)
     lost_after(judged, 2, 3, for_good=False)
-    result, strategy = run(judged, plain_nodes(0, 0, 0), rounds=2)
+    result = run(judged, plain_nodes(0, 0, 0), rounds=2)
     first, second = (report.details["discriminators"] for report in result.rounds[:2])
     assert first["unfinished"] == [["node-1", "node-2"], ["node-2", "node-3"]]
     reason = "in the middle of its discriminators: the power is gone"
     assert first["missing"] == {"node-2": reason}
     assert f"silo node-2 is lost: {reason}" in caplog.text
     assert (first["pairs"], second["pairs"], second["unfinished"]) == (3, 2, [])
-    assert strategy._state is not None
-    assert {d.rounds for d in strategy._state.distances.values()} == {5}
+    assert {d.rounds for d in result.state.distances.values()} == {5}
 
 
 def test_a_silo_lost_before_anything_was_measured_trains_alone_and_is_tried_once_more() -> None:
     judged = Judged(lambda kind, label: 0.5)
     lost_after(judged, 2, 0, for_good=True)
-    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=4)
+    result = run(judged, plain_nodes(0, 0, 0), rounds=4)
     assert all(result.groups[t] == [["node-1", "node-3"], ["node-2"]] for t in (1, 2, 3, 4))
     tried = ["discriminators" in report.details for report in result.rounds[:4]]
     assert tried == [True, True, False, False]
@@ -559,7 +555,7 @@ def test_a_silo_that_was_alone_until_its_second_attempt_takes_its_place_then(
 ) -> None:
     judged = Judged(lambda kind, label: 0.5)
     lost_after(judged, 2, 0, for_good=False)
-    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=3, newcomers=newcomers)
+    result = run(judged, plain_nodes(0, 0, 0), rounds=3, newcomers=newcomers)
     assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
     assert result.groups[2] == result.groups[3] == [["node-1", "node-2", "node-3"]]
     assert result.rounds[1].details["structure"]["alone"] == []
@@ -568,7 +564,7 @@ def test_a_silo_that_was_alone_until_its_second_attempt_takes_its_place_then(
 def test_a_silo_placed_by_a_mean_of_distances_moves_when_its_own_are_known() -> None:
     judged = Judged(lambda kind, label: 1.0 if kind else 0.5)
     lost_after(judged, 2, 0, for_good=False)
-    result, _ = run(judged, plain_nodes(0, 1, 0), rounds=3, c=2.0, unmeasured="unknown")
+    result = run(judged, plain_nodes(0, 1, 0), rounds=3, c=2.0, unmeasured="unknown")
     assert result.groups[1] == [["node-1", "node-2", "node-3"]]
     assert result.groups[2] == result.groups[3] == [["node-1", "node-3"], ["node-2"]]
 
@@ -577,7 +573,7 @@ def test_a_silo_placed_by_an_unfinished_distance_moves_when_it_is_finished() -> 
     shown = {"rate": 0.9}
     judged = Judged(lambda kind, label: shown["rate"] if kind else 0.5)
     lost_after(judged, 2, 2, for_good=False)
-    result, _ = run(
+    result = run(
         judged,
         plain_nodes(0, 1, 0),
         rounds=3,
@@ -609,9 +605,8 @@ def test_of_two_broken_attempts_the_distance_of_more_rounds_counts(
         trained.update({"now": 0, "lost-after": second})
 
     judged.fault = fault
-    result, strategy = run(judged, plain_nodes(0, 0), rounds=3, c=5.0, on_round=next_attempt)
-    assert strategy._state is not None
-    (found,) = strategy._state.distances.values()
+    result = run(judged, plain_nodes(0, 0), rounds=3, c=5.0, on_round=next_attempt)
+    (found,) = result.state.distances.values()
     assert found.rounds == rounds
     first, last = (result.rounds[t].details["structure"]["distances"] for t in (0, 1))
     assert (last == first) is (rounds == 4)
@@ -629,7 +624,7 @@ def test_where_nobody_was_measured_at_first_the_second_attempt_decides_for_all()
         return Message(Error(1, "not yet"), reply_to=message) if first else reply
 
     judged.fault = fault
-    result, _ = run(judged, nodes, rounds=3)
+    result = run(judged, nodes, rounds=3)
     assert result.groups[1] == [["node-1"], ["node-2"], ["node-3"], ["node-4"]]
     assert result.groups[2] == result.groups[3] == [["node-1", "node-3"], ["node-2", "node-4"]]
 
@@ -657,7 +652,7 @@ def test_what_a_silo_does_not_say_is_not_taken_for_nothing(
         return reply
 
     judged.fault = fault
-    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=1)
+    result = run(judged, plain_nodes(0, 0, 0), rounds=1)
     assert result.rounds[0].details["discriminators"]["missing"] == {"node-2": reason}
     assert result.groups[1] == [["node-1", "node-3"], ["node-2"]]
 
@@ -706,7 +701,7 @@ def test_a_refusal_in_the_middle_is_final_and_one_that_comes_back_is_asked_again
             return [node for node in super().get_node_ids() if (node, self.looks) != (2, 3)]
 
     judged.fault = fault
-    result, _ = started(Returning(judged, nodes), 5)
+    result = started(Returning(judged, nodes), 5)
     tried = [report.details.get("discriminators") for report in result.rounds[:5]]
     assert [found is not None for found in tried] == [True, False, False, True, False]
     assert tried[0] is not None
@@ -752,7 +747,7 @@ def test_a_silo_that_accepts_no_group_of_two_shares_no_discriminator(
         return reply
 
     judged.fault = fault
-    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=3, roster=Asking(3, 2, 1))
+    result = run(judged, plain_nodes(0, 0, 0), rounds=3, roster=Asking(3, 2, 1))
     assert {node for node, *_ in judged.seen} == {2, 3} and stated == {2}
     reason = "it accepts groups of at least 3 silos; a discriminator is the mean of two."
     assert result.rounds[0].details["discriminators"]["missing"] == {"node-1": reason}
@@ -763,7 +758,7 @@ def test_a_silo_that_accepts_no_group_of_two_shares_no_discriminator(
 
 def test_distances_that_a_silo_does_not_allow_may_count_as_the_mean() -> None:
     judged = Judged(lambda kind, label: 0.5)
-    result, _ = run(
+    result = run(
         judged, plain_nodes(0, 0, 0), rounds=1, roster=Asking(3, 1, 1), unmeasured="unknown"
     )
     assert result.groups[1] == [["node-1", "node-2", "node-3"]]
@@ -791,9 +786,7 @@ def test_a_silo_whose_coalition_becomes_too_small_trains_alone_until_it_is_not(
             return [n for n in super().get_node_ids() if n != 3 or self.looks not in (2, 3)]
 
     grid = Back(Judged(lambda kind, label: 0.5), plain_nodes(0, 0, 0, 0))
-    result, _ = started(
-        grid, 4, roster=AskingWho({1: 4}), unmeasured="unknown", newcomers=newcomers
-    )
+    result = started(grid, 4, roster=AskingWho({1: 4}), unmeasured="unknown", newcomers=newcomers)
     assert result.groups[2] == result.groups[3] == [["node-1"], ["node-2", "node-4"]]
     assert result.groups[1] == result.groups[4]
     assert result.groups[4] == [["node-1", "node-2", "node-3", "node-4"]]
@@ -805,7 +798,7 @@ def test_a_silo_whose_coalition_becomes_too_small_trains_alone_until_it_is_not(
 
 def test_where_nobody_accepts_a_group_of_two_nothing_is_asked() -> None:
     judged = Judged()
-    result, _ = run(judged, plain_nodes(0, 0), rounds=2, roster=Asking(3, 3))
+    result = run(judged, plain_nodes(0, 0), rounds=2, roster=Asking(3, 3))
     assert judged.seen == [] and result.rounds[0].phases == {}
     assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-1", "node-2"}
     assert result.groups[2] == [["node-1"], ["node-2"]]
@@ -840,7 +833,7 @@ def test_a_bad_reply_loses_its_silo_and_nobody_else(
     judged.fault = lambda message, reply: (
         changed(reply, key, change) if message.metadata.dst_node_id == 1 else reply
     )
-    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=1)
+    result = run(judged, plain_nodes(0, 0, 0), rounds=1)
     assert result.groups[1] == [["node-1"], ["node-2", "node-3"]]
 
 
@@ -861,7 +854,7 @@ def test_other_arrays_of_the_same_size_lose_the_silo_that_sent_them(odd: int, sh
 
     judged = Judged(lambda kind, label: 0.5)
     judged.fault = fault
-    result, _ = run(judged, plain_nodes(0, 0, 0), rounds=1)
+    result = run(judged, plain_nodes(0, 0, 0), rounds=1)
     assert set(result.rounds[0].details["discriminators"]["missing"]) == {f"node-{odd}"}
     assert [f"node-{odd}"] in result.groups[1] and len(result.groups[1]) == 2
 
@@ -875,7 +868,7 @@ def test_of_two_that_differ_the_first_silo_s_arrays_count() -> None:
 
     judged = Judged(lambda kind, label: 0.5)
     judged.fault = fault
-    result, _ = run(judged, plain_nodes(0, 0), rounds=1)
+    result = run(judged, plain_nodes(0, 0), rounds=1)
     assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-2"}
 
 
@@ -966,11 +959,9 @@ def test_a_coalition_s_model_is_not_shown_to_a_newcomer_where_too_few_are_behind
 
 
 def _driven(
-    strategy: FedCollab, state: FedCollabState, here: Sequence[Silo], round: int, refuses: str = ""
+    strategy: ByHand, state: FedCollabState, here: Sequence[Silo], round: int, refuses: str = ""
 ) -> tuple[FedCollabState, set[str]]:
     """A round without a federation: equal silos, one of which may refuse. Also who was asked."""
-    known = strategy.sizes(state)
-    state = strategy.admit(state, [s for s in here if s.name not in known], round=round)
     steps = strategy.prepare(state, here, round=round)
     asked: set[str] = set()
     answers: Answers | None = None
@@ -978,7 +969,7 @@ def _driven(
         try:
             orders = next(steps) if answers is None else steps.send(answers)
         except StopIteration as end:
-            return strategy.orders(end.value, here, round=round)[0], asked
+            return strategy.go_on(end.value, here, round=round)[0], asked
         asked |= {order.silo.name for order in orders}
         updates = []
         for order in orders:
@@ -998,10 +989,9 @@ def _driven(
         answers = Answers(updates, {refuses: "it refuses"} if refuses else {}, refuses or ())
 
 
-def _three() -> tuple[FedCollab, FedCollabState, list[Silo]]:
-    strategy = FedCollab(
-        c=100.0, unmeasured="unknown", discriminators=Discriminators(rounds=2, min_rounds=1)
-    )
+def _three() -> tuple[ByHand, FedCollabState, list[Silo]]:
+    measured = Discriminators(rounds=2, min_rounds=1)
+    strategy = ByHand(FedCollab(c=100.0, unmeasured="unknown", discriminators=measured))
     here = [Silo(n, i, num_examples=100, described=True) for i, n in enumerate("abc", start=1)]
     return strategy, strategy.first({"w": np.zeros(3, np.float32)}), here
 

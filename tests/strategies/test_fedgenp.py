@@ -29,11 +29,15 @@ from coterie.strategies import (
     Independent,
     PerFedAvg,
 )
+from coterie.strategies.baselines.one_model import Independent as IndependentAlgorithm
 from coterie.strategies.errors import FederationError
+from coterie.strategies.fedgenp.algorithm import FedGenP as FedGenPAlgorithm
+from coterie.strategies.fedgenp.fedgen import FedGen as FedGenAlgorithm
 from coterie.strategies.fedgenp.generative import GenerativeState, Given, teaching
 from coterie.strategies.fedgenp.latent import GeneratorPlan
-from coterie.strategies.rounds.grouping import Members
-from coterie.strategies.rounds.loop import Order, RunResult, Update
+from coterie.strategies.rounds.algorithm import Order, Round, Update
+from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
+from coterie.strategies.rounds.members import Plain as PlainState
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from coterie.tasks import load_task
 from coterie.tasks.base import Option, SiloData, Task
@@ -46,9 +50,13 @@ from tests.conftest import (
     plain_initial,
     plain_model,
     plain_nodes,
+    plain_trained,
 )
+from tests.strategies.by_hand import ByHand
 
 QUICK: dict[str, Any] = {"generator-steps": 4, "generator-hidden": 8, "local-epochs": 1}
+WITHOUT = ("fedavg", "fedensemble")
+"""Strategies that know no generators' keys."""
 NORMED, PLAIN = (f"{__name__}:{name}" for name in ("Normed", "Plain"))
 
 
@@ -60,6 +68,8 @@ def run(
     ]
     own = {"strategy": "fedgenp", "rounds": rounds, "min-silos": len(names), **QUICK}
     own |= {key.replace("_", "-"): value for key, value in keys.items()}
+    if own["strategy"] in WITHOUT:
+        own = {key: value for key, value in own.items() if not key.startswith("generator-")}
     return execute(InProcessGrid(app, nodes), RunConfig.read(own), run_id=1, folder=folder)
 
 
@@ -183,10 +193,8 @@ def test_a_newcomer_gets_the_model_at_once_and_a_leavers_generator_is_dropped(
     grid = Leaving(app, nodes)
     own = {"strategy": "fedgenp", "rounds": 6, "min-silos": 3, **QUICK, "churn": "d+3"}
     config = RunConfig.read(own)
-    states: list[GenerativeState] = []
 
     def leave(report: Any) -> None:
-        states.append(strategy._state)
         if report.round == 4 and 1 in grid.nodes:
             grid.disconnect(1)
 
@@ -203,7 +211,7 @@ def test_a_newcomer_gets_the_model_at_once_and_a_leavers_generator_is_dropped(
         ["b", "c", "d"],
     ]
     assert sorted(result.rounds[2].silos) == ["a", "b", "c", "d"]
-    assert sorted(states[-1].heads) == sorted(states[-1].generators) == ["b", "c", "d"]
+    assert sorted(result.state.heads) == sorted(result.state.generators) == ["b", "c", "d"]
 
 
 def test_what_it_keeps_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
@@ -212,16 +220,14 @@ def test_what_it_keeps_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
     )
     sizes = []
 
-    def weigh(report: Any) -> None:
-        state = strategy._state
-        assert state is not None
+    def weigh(checkpoint: Checkpoint[GenerativeState]) -> None:
+        state = checkpoint.state
         held = [g.weights for g in state.generators.values()] + list(state.heads.values())
         sizes.append(sum(array.nbytes for arrays in held for array in arrays.values()))
 
-    strategy.on_round = weigh
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0))
-    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=30)
-    assert len(set(sizes[1:])) == 1
+    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=30, commit=weigh)
+    assert len(sizes) == 30 and len(set(sizes[1:])) == 1
     for record in result.models.values():
         assert all(np.isfinite(array).all() for array in arrays_of(record).values())
 
@@ -229,14 +235,12 @@ def test_what_it_keeps_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- between groups
 
 
-class TwoGroups(Independent):
+class TwoGroups(IndependentAlgorithm):
     """a and b train together, c alone."""
 
-    def orders(
-        self, state: Members, silos: Sequence[Silo], *, round: int
-    ) -> tuple[Members, list[Order]]:
-        state, orders = super().orders(state, silos, round=round)
-        shared = {name: array + np.float32(round) for name, array in orders[0].model.items()}
+    def orders(self, state: PlainState, now: Round) -> tuple[PlainState, list[Order]]:
+        state, orders = super().orders(state, now)
+        shared = {name: array + np.float32(now.number) for name, array in orders[0].model.items()}
         return state, [
             Order(o.silo, shared if o.silo.name != "node-3" else o.model) for o in orders
         ]
@@ -245,26 +249,34 @@ class TwoGroups(Independent):
 def test_silos_that_start_from_one_model_share_a_generator() -> None:
     sent: list[tuple[str, Mapping[str, wire.Model]]] = []
 
-    class Watching(FedGenP):
-        def orders(self, state: Any, silos: Any, *, round: int) -> Any:
-            state, orders = super().orders(state, silos, round=round)
+    class Watching(FedGenPAlgorithm):
+        def orders(self, state: Any, now: Round) -> Any:
+            state, orders = super().orders(state, now)
             sent.extend((order.silo.name, order.extras) for order in orders)
             return state, orders
 
-    strategy = Watching(
+    algorithm = Watching(
         base=TwoGroups(), receivers="groups", head="w", plan=GeneratorPlan(steps=2, hidden=4)
     )
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0))
-    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=2)
+    result = GroupStrategy(algorithm).start(grid=grid, initial_arrays=plain_initial(), num_rounds=2)
     assert [sorted(entry) for entry in receivers(result)] == [[], ["node-1+node-2", "node-3"]]
     (_, a), (_, b), (_, c) = sent[-3:]
     assert a[wire.GENERATOR] is b[wire.GENERATOR]
     assert not np.array_equal(a[wire.GENERATOR]["mean.weight"], c[wire.GENERATOR]["mean.weight"])
 
 
-@pytest.mark.parametrize("strategy", ["hcct", "fedgroup", "fedcollab"])
-def test_groups_of_any_strategy_get_generators(strategy: str, tmp_path: Path) -> None:
-    own = {"num-groups": 2, "alpha": 0.0, "c": 0.01, "discriminator-rounds": 1}
+@pytest.mark.parametrize(
+    ("strategy", "own"),
+    [
+        ("hcct", {"alpha": 0.0}),
+        ("fedgroup", {"num-groups": 2}),
+        ("fedcollab", {"c": 0.01, "discriminator-rounds": 1}),
+    ],
+)
+def test_groups_of_any_strategy_get_generators(
+    strategy: str, own: dict[str, Any], tmp_path: Path
+) -> None:
     result = run(tmp_path, names="abcd", strategy=strategy, generators="groups", **own, rounds=3)
     last = receivers(result)[-1]
     assert len(last) >= 2
@@ -276,22 +288,22 @@ def test_groups_keep_learning_while_only_some_of_their_silos_are_drawn() -> None
     steps: list[dict[str, int]] = []
     sent: list[tuple[set[str], set[str]]] = []
 
-    class Watching(FedGenP):
-        def orders(self, state: Any, silos: Any, *, round: int) -> Any:
-            state, orders = super().orders(state, silos, round=round)
+    class Watching(FedGenPAlgorithm):
+        def orders(self, state: Any, now: Round) -> Any:
+            state, orders = super().orders(state, now)
             steps.append({r: g.steps for r, g in state.generators.items()})
             got = {order.silo.name for order in orders if wire.GENERATOR in order.extras}
             sent.append(({order.silo.name for order in orders}, got))
             return state, orders
 
-    strategy = Watching(
+    algorithm = Watching(
         base=FedGroup(num_groups=2, sample=1, pretrain_silos=4),
         receivers="groups",
         head="w",
         plan=GeneratorPlan(steps=2, hidden=4),
     )
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 0, 1))
-    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=8)
+    result = GroupStrategy(algorithm).start(grid=grid, initial_arrays=plain_initial(), num_rounds=8)
     assert steps[1:] == [{"node-1+node-3": 2 * n, "node-2+node-4": 2 * n} for n in range(1, 8)]
     assert all(len(ordered) == 1 and got == ordered for ordered, got in sent[1:])
     for entry in receivers(result)[1:]:
@@ -302,47 +314,47 @@ def test_groups_keep_learning_while_only_some_of_their_silos_are_drawn() -> None
 
 
 def test_a_round_with_everybody_in_one_group_does_not_cost_the_generators() -> None:
-    class TogetherOnce(Independent):
-        def orders(
-            self, state: Members, silos: Sequence[Silo], *, round: int
-        ) -> tuple[Members, list[Order]]:
-            state, orders = super().orders(state, silos, round=round)
+    class TogetherOnce(IndependentAlgorithm):
+        def orders(self, state: PlainState, now: Round) -> tuple[PlainState, list[Order]]:
+            state, orders = super().orders(state, now)
             one = orders[0].model
-            return state, [Order(o.silo, one) for o in orders] if round == 4 else orders
+            return state, [Order(o.silo, one) for o in orders] if now.number == 4 else orders
 
     steps: list[list[int]] = []
-    strategy: FedGenP = FedGenP(
-        base=TogetherOnce(),
-        receivers="groups",
-        head="w",
-        plan=GeneratorPlan(steps=2, hidden=4),
-        on_round=lambda report: steps.append(
-            [generator.steps for generator in (strategy._state or none).generators.values()]
-        ),
+
+    def note(checkpoint: Checkpoint[GenerativeState]) -> None:
+        steps.append([generator.steps for generator in checkpoint.state.generators.values()])
+
+    strategy = FedGenP(
+        base=TogetherOnce(), receivers="groups", head="w", plan=GeneratorPlan(steps=2, hidden=4)
     )
-    none = GenerativeState(None)
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1, 2))
-    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=6)
-    assert steps[:6] == [[], [2] * 3, [4] * 3, [4] * 3, [6] * 3, [8] * 3]
+    result = strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=6, commit=note)
+    assert steps == [[], [2] * 3, [4] * 3, [4] * 3, [6] * 3, [8] * 3]
     assert not receivers(result)[3]
 
 
 def test_who_is_alone_learns_and_teaches_only_after_its_first_update() -> None:
-    strategy = FedGenP(
-        base=Independent(), receivers="groups", head="w", plan=GeneratorPlan(steps=2, hidden=4)
+    strategy = ByHand(
+        FedGenP(
+            base=Independent(), receivers="groups", head="w", plan=GeneratorPlan(steps=2, hidden=4)
+        )
     )
     a, b, new = (Silo(name, i, num_examples=10) for i, name in enumerate(["a", "b", "new"]))
 
     def go(state: GenerativeState, silos: list[Silo], round: int) -> tuple[Any, list[str]]:
         state, orders = strategy.orders(state, silos, round=round)
-        updates = [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders]
+        updates = [
+            Update(o.silo, o.model, plain_trained(o.model, {"kind": o.silo.node_id}), 10.0, {})
+            for o in orders
+        ]
         got = [o.silo.name for o in orders if wire.GENERATOR in o.extras]
         assert got == list(state.teachers)
         return strategy.absorb(state, updates, round=round), got
 
-    state, got = go(strategy.admit(strategy.first(plain_model()), [a, b], round=1), [a, b], 1)
+    state, got = go(strategy.first(plain_model()), [a, b], 1)
     assert got == []
-    state, got = go(strategy.admit(state, [new], round=2), [a, b, new], 2)
+    state, got = go(state, [a, b, new], 2)
     assert got == ["a", "b"]
     state, got = go(state, [a, b, new], 3)
     assert got == ["a", "b", "new"]
@@ -436,7 +448,7 @@ def test_fedgen_draws_the_labels_of_those_whose_heads_the_generator_knows() -> N
     """Not of who left, nor of a newcomer whose head is not known yet."""
     own = {name: [1, 1, 0, 0, 0, 0] for name in "abc"}
     others = {"gone": [0, 0, 90, 0, 0, 0], "new": [0, 0, 0, 90, 0, 0]}
-    strategy = FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2))
+    strategy = ByHand(FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2)))
     silos = [Silo(name, i, num_examples=10) for i, name in enumerate(["a", "b", "c", "new"])]
     state = strategy.admit(strategy.first(plain_model()), silos, round=1)
     state = replace(
@@ -563,14 +575,14 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
 
     states: list[GenerativeState] = []
 
-    class Watching(FedGen):
-        def absorb(self, state: Any, updates: Any, *, round: int) -> Any:
-            states.append(super().absorb(state, updates, round=round))
+    class Watching(FedGenAlgorithm):
+        def absorb(self, state: Any, updates: Any, now: Round) -> Any:
+            states.append(super().absorb(state, updates, now))
             return states[-1]
 
     grid = Asking(app, [digits_config(n, i, **{"label-counts": True}) for i, n in enumerate("ab")])
-    strategy = Watching(
-        plan=GeneratorPlan(steps=2, hidden=4),
+    strategy = GroupStrategy(
+        Watching(plan=GeneratorPlan(steps=2, hidden=4)),
         roster=DescribedRoster("digits", min_silos=2),
         train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
         on_round=churn,
@@ -655,14 +667,12 @@ def test_a_group_whose_model_is_of_one_silo_is_no_company() -> None:
 
 
 def test_whose_updates_a_model_is_a_mean_of_is_known_also_of_newcomers_and_who_rested() -> None:
-    strategy = FedGenP(base=FedAvg(), head="w", plan=GeneratorPlan(steps=2, hidden=2))
+    strategy = ByHand(FedGenP(base=FedAvg(), head="w", plan=GeneratorPlan(steps=2, hidden=2)))
     silos = [Silo(name, i, num_examples=10) for i, name in enumerate("abc")]
-    state = strategy.admit(strategy.first(plain_model()), silos[:2], round=1)
-    state, orders = strategy.orders(state, silos[:2], round=1)
+    state, orders = strategy.orders(strategy.first(plain_model()), silos[:2], round=1)
     answers = [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders]
     state = strategy.absorb(state, answers[:1], round=1)
     assert state.sources == {"a": ("a",), "b": ("a",)}, "b holds a's update, and nobody else's"
-    state = strategy.admit(state, silos[2:], round=2)
     state, orders = strategy.orders(state, silos, round=2)
     assert state.sources == {"a": ("a",), "b": ("a",)}
     answers = [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders]
@@ -725,7 +735,7 @@ def test_while_alpha_is_looked_for_no_silo_has_a_generator(tmp_path: Path) -> No
 def test_partitions_are_compared_while_alpha_can_still_be_found(
     alpha: float | str, rounds: int, round: int, compares: bool
 ) -> None:
-    strategy = HCCT(alpha=alpha, train_config={wire.ROUNDS: rounds})
+    strategy = ByHand(HCCT(alpha=alpha, train_config={wire.ROUNDS: rounds}))
     silos = [Silo(name, i, num_examples=10) for i, name in enumerate("ab")]
     state = strategy.admit(strategy.first(plain_model()), silos, round=1)
     assert strategy.comparing(state, round=round) is compares
@@ -797,10 +807,9 @@ def test_fedgens_shares_do_not_tell_whose_turn_it_was(tmp_path: Path) -> None:
 
 
 def test_fedensembles_members_are_who_is_here_and_shows_its_own_model() -> None:
-    strategy = FedEnsemble(every=1)
+    strategy = ByHand(FedEnsemble(every=1))
     silos = [Silo(name, i, num_examples=10, described=True) for i, name in enumerate("abc")]
-    state = strategy.admit(strategy.first(plain_model()), silos, round=1)
-    state, orders = strategy.orders(state, silos, round=1)
+    state, orders = strategy.orders(strategy.first(plain_model()), silos, round=1)
     state = strategy.absorb(
         state, [Update(o.silo, o.model, plain_model(), 10.0, {}) for o in orders], round=1
     )
@@ -836,7 +845,7 @@ def test_what_a_silo_learns_that_trains_alone_by_its_own_condition_reaches_nobod
 
 
 def test_a_silo_that_wants_company_is_not_one_of_fedgens_teachers() -> None:
-    strategy = FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2))
+    strategy = ByHand(FedGen(head="w", plan=GeneratorPlan(steps=1, hidden=2)))
     silos = [
         Silo(name, i, num_examples=10, min_group_size=4 if name == "b" else 1)
         for i, name in enumerate("abcd")
@@ -874,10 +883,14 @@ def test_silos_that_describe_no_head_are_refused_with_what_to_do() -> None:
         ({"strategy": "fedensemble", "personal": "head"}, "personal must be empty"),
         ({"strategy": "fedgenp", "generators": "groups"}, "one group"),
         ({"strategy": "ifca", "generators": "groups"}, "cannot be combined with strategy ifca"),
-        ({"generator-steps": 0}, "generator-steps"),
-        ({"strategy": "fedgenp", "generator-steps": 1}, "at least 2. Got 1. Or take reversal=none"),
+        ({"strategy": "fedgenp", "generator-steps": 0}, "generator-steps must be at least 1 .* 0"),
+        (
+            {"strategy": "fedgenp", "generator-steps": 1},
+            "at least 2. Got 1. Or take reversal = none",
+        ),
         ({"strategy": "hcct", "generators": "groups", "generator-steps": 1}, "at least 2"),
-        ({"reversal": "backwards"}, "reversal"),
+        ({"strategy": "fedgenp", "reversal": "backwards"}, "reversal must be .* Got 'backwards'"),
+        ({"reversal": "none"}, "reversal belongs to .*, and the strategy is hcct"),
     ],
 )
 def test_configurations_that_do_not_fit_are_refused(keys: dict[str, Any], said: str) -> None:
@@ -917,10 +930,10 @@ def test_a_task_without_a_latent_split_is_named_and_how_to_add_one(
 
 
 def test_one_class_is_refused_before_the_first_round() -> None:
-    strategy = FedGenP(head="w")
+    strategy = ByHand(FedGenP(head="w"))
     initial = {"w": np.zeros((1, 5), np.float32), "b": np.zeros(1, np.float32)}
     silos = [Silo(name, i, num_examples=10) for i, name in enumerate("ab")]
-    state = strategy.admit(strategy.first(initial), silos, round=1)
+    state = strategy.first(initial)
     with pytest.raises(FederationError, match=r"at least 2 classes\. The head has 1: run without"):
         strategy.orders(state, silos, round=1)
 

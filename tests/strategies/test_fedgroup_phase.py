@@ -11,12 +11,13 @@ from flwr.app import Message
 
 from coterie import wire
 from coterie.client.app import app as coterie_app
-from coterie.server.runs.config import RunConfig
+from coterie.server.runs.config import RunConfig, train_config
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import initial_arrays, train_config
+from coterie.server.runs.run import initial_arrays
+from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
-from coterie.strategies.fedgroup.algorithm import COLD_START, FedGroup
-from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.fedgroup.algorithm import COLD_START
+from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster
 from coterie.wire import Model
 from tests.conftest import arrays_of, digits_config

@@ -19,9 +19,10 @@ from coterie.strategies.hcct.alpha import Candidate, Landscape, alpha_of
 from coterie.strategies.partition.coalition import HCCTUtility, optimal
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import partition
-from coterie.strategies.rounds.grouping import Members
-from coterie.strategies.rounds.loop import Group, Order, Update
+from coterie.strategies.rounds.algorithm import Order, Update
+from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import (
     BATCH_SIZE,
@@ -34,6 +35,7 @@ from coterie.wire import (
     Model,
 )
 from tests.conftest import assert_equal_models
+from tests.strategies.by_hand import ByHand
 
 INITIAL: Model = {"w": np.zeros(4, np.float32), "b": np.zeros((2, 2), np.float32)}
 
@@ -58,8 +60,12 @@ def reply(order: Order, by: Sequence[float], size: float = 100) -> Update:
     return Update(order.silo, order.model, moved(order.model, by), size, {}, order.purpose)
 
 
+def hcct(**options: Any) -> ByHand:
+    return ByHand(HCCT(**options))
+
+
 def play(
-    strategy: HCCT,
+    strategy: ByHand,
     state: HCCTState,
     here: Sequence[Silo],
     moves: Mapping[str, Sequence[float] | None],
@@ -69,8 +75,6 @@ def play(
     sizes: Mapping[str, float] | None = None,
 ) -> HCCTState:
     """One round: new silos are admitted, each moves as told; None does not answer."""
-    known = strategy.sizes(state)
-    state = strategy.admit(state, [s for s in here if s.name not in known], round=round)
     state, orders = strategy.orders(state, here, round=round)
     updates = []
     for order in orders:
@@ -81,7 +85,7 @@ def play(
 
 
 def rounds(
-    strategy: HCCT, here: Sequence[Silo], *moves: Mapping[str, Sequence[float] | None]
+    strategy: ByHand, here: Sequence[Silo], *moves: Mapping[str, Sequence[float] | None]
 ) -> HCCTState:
     state = strategy.first(INITIAL)
     for number, move in enumerate(moves, start=1):
@@ -98,7 +102,7 @@ PAIRS = (("a", "b"), ("c", "d"))
 
 
 def test_auto_measures_on_what_no_model_of_its_trial_has_been_trained_on() -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c")
     state = rounds(strategy, here, THREE, THREE)
     assert state.trial is not None
     _, orders = strategy.orders(state, here, round=3)
@@ -109,16 +113,15 @@ def test_auto_measures_on_what_no_model_of_its_trial_has_been_trained_on() -> No
 
 
 def test_in_round_one_everybody_trains_alone_from_the_initial_model() -> None:
-    strategy, here = HCCT(), silos("a", "b", "c", "d")
-    state = strategy.admit(strategy.first(INITIAL), here, round=1)
-    state, orders = strategy.orders(state, here, round=1)
+    strategy, here = hcct(), silos("a", "b", "c", "d")
+    state, orders = strategy.orders(strategy.first(INITIAL), here, round=1)
     assert [(o.silo.name, o.purpose) for o in orders] == [(n, "") for n in "abcd"]
     assert all(order.model is INITIAL for order in orders)
     assert strategy.groups(state) == (("a",), ("b",), ("c",), ("d",))
 
 
 def test_after_round_one_those_who_move_alike_are_planned_together() -> None:
-    state = rounds(HCCT(alpha=50), silos("a", "b", "c", "d"), FOUR)
+    state = rounds(hcct(alpha=50), silos("a", "b", "c", "d"), FOUR)
     assert state.planned == PAIRS
     assert state.members.groups == (("a",), ("b",), ("c",), ("d",))  # of the round that was
     for name, by in FOUR.items():
@@ -126,7 +129,7 @@ def test_after_round_one_those_who_move_alike_are_planned_together() -> None:
 
 
 def test_a_group_starts_from_the_weighted_mean_of_its_members_models() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1, sizes={"a": 300, "b": 100})
     mean = weighted_mean([moved(INITIAL, EAST), moved(INITIAL, NEAR_EAST)], [300, 100])
     _, orders = strategy.orders(state, here, round=2)
@@ -137,7 +140,7 @@ def test_a_group_starts_from_the_weighted_mean_of_its_members_models() -> None:
 
 
 def test_a_groups_model_is_the_weighted_mean_of_what_its_members_sent() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1)
     start = strategy.next_models(state)["a"]
     state = play(strategy, state, here, FOUR, round=2, sizes={"a": 10, "b": 30})
@@ -149,18 +152,18 @@ def test_a_groups_model_is_the_weighted_mean_of_what_its_members_sent() -> None:
 
 def test_alpha_zero_leaves_everybody_alone_and_a_huge_one_puts_all_together() -> None:
     here = silos("a", "b", "c", "d")
-    assert rounds(HCCT(alpha=0), here, FOUR).planned == (("a",), ("b",), ("c",), ("d",))
-    assert rounds(HCCT(alpha=1e9), here, FOUR).planned == (("a", "b", "c", "d"),)
+    assert rounds(hcct(alpha=0), here, FOUR).planned == (("a",), ("b",), ("c",), ("d",))
+    assert rounds(hcct(alpha=1e9), here, FOUR).planned == (("a", "b", "c", "d"),)
 
 
 def test_a_silos_own_alpha_goes_before_the_runs() -> None:
     """Two silos that differ merge only where one of them is hungry."""
     moves = {"a": [1.0, 0, 0, 0], "b": [0.5, 0.8, 0, 0]}
-    assert rounds(HCCT(alpha=1), silos("a", "b"), moves).planned == (("a",), ("b",))
+    assert rounds(hcct(alpha=1), silos("a", "b"), moves).planned == (("a",), ("b",))
     hungry = silos("a", "b", alpha={"a": 200.0})
-    assert rounds(HCCT(alpha=1), hungry, moves).planned == (("a", "b"),)
+    assert rounds(hcct(alpha=1), hungry, moves).planned == (("a", "b"),)
     content = silos("a", "b", alpha={"a": 0.0, "b": 0.0})
-    assert rounds(HCCT(alpha=1e9), content, moves).planned == (("a",), ("b",))
+    assert rounds(hcct(alpha=1e9), content, moves).planned == (("a",), ("b",))
 
 
 # ---------------------------------------------------------------- memory
@@ -168,13 +171,13 @@ def test_a_silos_own_alpha_goes_before_the_runs() -> None:
 
 @pytest.mark.parametrize(("memory", "expected"), [(1.0, 3.0), (0.5, 1.75), (0.0, 1.0)])
 def test_own_updates_are_accumulated(memory: float, expected: float) -> None:
-    state = rounds(HCCT(memory=memory, alpha=0), silos("a"), *[{"a": EAST}] * 3)
+    state = rounds(hcct(memory=memory, alpha=0), silos("a"), *[{"a": EAST}] * 3)
     np.testing.assert_allclose(state.memory["a"]["w"], [expected, 0, 0, 0])
 
 
 def test_an_update_is_what_the_silo_did_itself_not_what_its_group_became() -> None:
     state = rounds(
-        HCCT(alpha=1e9), silos("a", "b"), {"a": EAST, "b": NORTH}, {"a": EAST, "b": NORTH}
+        hcct(alpha=1e9), silos("a", "b"), {"a": EAST, "b": NORTH}, {"a": EAST, "b": NORTH}
     )
     np.testing.assert_array_equal(state.memory["a"]["w"], [2, 0, 0, 0])
     np.testing.assert_array_equal(state.memory["b"]["w"], [0, 2, 0, 0])
@@ -184,8 +187,8 @@ def test_with_memory_one_odd_round_does_not_part_friends_and_without_it_does() -
     here = silos("a", "b", "c", "d")
     odd = {"a": EAST, "b": [0, 0, 0.3, 0], "c": NORTH, "d": NEAR_NORTH}
     moves = [FOUR, FOUR, FOUR, odd]
-    assert rounds(HCCT(alpha=20, memory=1), here, *moves).planned == PAIRS
-    assert rounds(HCCT(alpha=20, memory=0), here, *moves).planned != PAIRS
+    assert rounds(hcct(alpha=20, memory=1), here, *moves).planned == PAIRS
+    assert rounds(hcct(alpha=20, memory=0), here, *moves).planned != PAIRS
 
 
 def test_counters_and_running_statistics_are_not_compared_unless_asked_for() -> None:
@@ -198,9 +201,8 @@ def test_counters_and_running_statistics_are_not_compared_unless_asked_for() -> 
     silo = Silo("a", 1, num_examples=10, described=True, buffers=("bn.running_mean", "x"))
     new = {k: v + 1 for k, v in initial.items()}
     for similarity, kept in (("parameters", {"w"}), ("parameters+buffers", set(initial) - {"n"})):
-        strategy = HCCT(similarity=similarity)
-        state = strategy.admit(strategy.first(initial), [silo], round=1)
-        state, (order,) = strategy.orders(state, [silo], round=1)
+        strategy = hcct(similarity=similarity)
+        state, (order,) = strategy.orders(strategy.first(initial), [silo], round=1)
         state = strategy.absorb(state, [Update(silo, order.model, new, 10, {})], round=1)
         assert set(state.memory["a"]) == kept
 
@@ -209,7 +211,7 @@ def test_counters_and_running_statistics_are_not_compared_unless_asked_for() -> 
 
 
 def test_who_does_not_answer_stays_in_its_group_and_gets_its_model() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR, FOUR | {"b": None})
     assert strategy.groups(state) == PAIRS
     assert state.planned == PAIRS
@@ -218,7 +220,7 @@ def test_who_does_not_answer_stays_in_its_group_and_gets_its_model() -> None:
 
 
 def test_who_never_answered_is_alone_until_it_does() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR | {"b": None})
     assert state.planned == (("a",), ("c", "d"))
     state, orders = strategy.orders(state, here, round=2)
@@ -229,7 +231,7 @@ def test_who_never_answered_is_alone_until_it_does() -> None:
 
 
 def test_a_round_without_any_answer_changes_nothing() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     before = rounds(strategy, here, FOUR)
     after = play(strategy, before, here, dict.fromkeys("abcd"), round=2)
     assert after.planned == before.planned
@@ -238,7 +240,7 @@ def test_a_round_without_any_answer_changes_nothing() -> None:
 
 
 def test_a_silo_that_leaves_keeps_its_model_and_the_others_go_on() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR, FOUR)
     held = strategy.models(state)["d"]
     rest = [silo for silo in here if silo.name != "d"]
@@ -257,13 +259,12 @@ def test_a_silo_that_leaves_keeps_its_model_and_the_others_go_on() -> None:
 
 def newcomer_round(
     move: Sequence[float], *, round: int = 3, probe: Sequence[float] | None = NEAR_NORTH
-) -> tuple[HCCT, HCCTState, list[Order]]:
-    strategy = HCCT(alpha=50, train_config={LOCAL_EPOCHS: 2})
+) -> tuple[ByHand, HCCTState, list[Order]]:
+    strategy = hcct(alpha=50, train_config={LOCAL_EPOCHS: 2})
     here = silos("a", "b", "c", "d")
     state = rounds(strategy, here, *[FOUR] * (round - 1))
     everybody = [*here, Silo("e", 9, num_examples=100, described=True)]
-    admitted = strategy.admit(state, everybody[-1:], round=round)
-    _, orders = strategy.orders(admitted, everybody, round=round)
+    _, orders = strategy.orders(state, everybody, round=round)
     probes = {} if probe is None else {"e": probe}
     state = play(strategy, state, everybody, FOUR | {"e": move}, round=round, probes=probes)
     return strategy, state, orders
@@ -296,7 +297,7 @@ def test_a_newcomer_is_placed_with_those_it_moves_like(move: Sequence[float], gr
 
 
 def test_a_newcomer_that_moves_like_nobody_stays_alone() -> None:
-    strategy = HCCT(alpha=5)
+    strategy = hcct(alpha=5)
     here = silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR, FOUR)
     everybody = [*here, Silo("e", 9, num_examples=100, described=True)]
@@ -312,7 +313,7 @@ def test_a_newcomers_memory_is_its_catch_up_or_its_update_where_that_failed() ->
 
 
 def test_a_newcomer_that_did_not_answer_is_still_one_in_the_next_round() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR, FOUR)
     everybody = [*here, Silo("e", 9, num_examples=100, described=True)]
     state = play(strategy, state, everybody, FOUR | {"e": None}, round=3)
@@ -329,14 +330,14 @@ def test_a_zero_update_is_warned_about_and_hurts_nobody(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
-        state = rounds(HCCT(alpha=50), silos("a", "b", "c"), FOUR | {"c": [0, 0, 0, 0]})
+        state = rounds(hcct(alpha=50), silos("a", "b", "c"), FOUR | {"c": [0, 0, 0, 0]})
     assert "silo c sent a zero update" in caplog.text
     assert ("a", "b") in state.planned or state.planned == (("a", "b", "c"),)
     assert np.isfinite(np.array(state.similarity)).all()
 
 
 def test_states_are_never_changed_in_place() -> None:
-    strategy, here = HCCT(alpha=50), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=50), silos("a", "b", "c", "d")
     states, copies = [strategy.first(INITIAL)], []
     for number in range(1, 4):
         copies.append(copy.deepcopy(states[-1]))
@@ -362,11 +363,11 @@ def test_the_papers_solver_gives_the_partition_of_algorithm_2() -> None:
         moves = {n: rng.normal(size=4).tolist() for n in names}
         alphas = {n: float(rng.uniform(0, 100)) for n in names[:3]}
         here = silos(*names, alpha=alphas)
-        state = rounds(HCCT(alpha=30, solver="agglomerative"), here, moves)
+        state = rounds(hcct(alpha=30, solver="agglomerative"), here, moves)
         vectors = [list(state.memory[n].values()) for n in names]
         expected = partition(gram(vectors), [100] * 7, alpha=[alphas.get(n, 30.0) for n in names])
         assert [[names[i] for i in g] for g in expected] == [list(g) for g in state.planned]
-        best = rounds(HCCT(alpha=30), here, moves)
+        best = rounds(hcct(alpha=30), here, moves)
         differed += best.planned != state.planned
     assert differed > 0  # and the better solver is another one
 
@@ -376,12 +377,12 @@ def test_more_silos_than_the_exact_solver_takes_are_grouped_too() -> None:
     rng = np.random.default_rng(0)
     centres = 3 * np.eye(4)
     moves = {n: (centres[i % 3] + 0.2 * rng.normal(size=4)).tolist() for i, n in enumerate(names)}
-    states = [rounds(HCCT(alpha=50, seed=4), silos(*names), moves) for _ in range(2)]
+    states = [rounds(hcct(alpha=50, seed=4), silos(*names), moves) for _ in range(2)]
     assert states[0].planned == states[1].planned == tuple(tuple(names[i::3]) for i in range(3))
 
 
 def test_details_name_the_planned_groups_and_the_cosines() -> None:
-    strategy = HCCT(alpha=50)
+    strategy = hcct(alpha=50)
     details = strategy.details(rounds(strategy, silos("a", "b", "c", "d"), FOUR))
     assert details["planned"] == [["a", "b"], ["c", "d"]]
     assert details["compared"] == ["a", "b", "c", "d"]
@@ -413,15 +414,15 @@ def test_an_argument_out_of_bounds_is_refused_by_name(changes: dict[str, Any], s
 
 
 def test_with_a_prefix_only_those_arrays_are_compared() -> None:
-    state = rounds(HCCT(layers="b"), silos("a", "b"), {"a": EAST, "b": NORTH})
+    state = rounds(hcct(layers="b"), silos("a", "b"), {"a": EAST, "b": NORTH})
     assert set(state.memory["a"]) == {"b"}
     with pytest.raises(FederationError, match="'nothing' names no array that can be compared"):
-        rounds(HCCT(layers="nothing"), silos("a"), {"a": EAST})
+        rounds(hcct(layers="nothing"), silos("a"), {"a": EAST})
 
 
 def test_hcct_e_compares_one_layer_also_where_names_have_no_dots() -> None:
     """Plain Flower models often call their arrays 0, 1, 2 …"""
-    state = rounds(HCCT(layers="auto", alpha=50), silos("a", "b", "c", "d"), FOUR, FOUR)
+    state = rounds(hcct(layers="auto", alpha=50), silos("a", "b", "c", "d"), FOUR, FOUR)
     assert len(state.memory["a"]) == 1
     assert state.planned == PAIRS
 
@@ -433,7 +434,7 @@ OTHER_PAIRS = (("a", "c"), ("b", "d"))
 @pytest.mark.parametrize(("every", "rounds_until"), [(1, 2), (2, 3), (3, 4)])
 def test_silos_are_regrouped_every_so_many_rounds(every: int, rounds_until: int) -> None:
     """From round 2 on they move otherwise; without memory the next partition shows it."""
-    strategy, here = HCCT(alpha=20, memory=0, regroup_every=every), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=20, memory=0, regroup_every=every), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR)
     for number in range(2, rounds_until):
         state = play(strategy, state, here, SWAPPED, round=number)
@@ -445,13 +446,13 @@ def test_silos_are_regrouped_every_so_many_rounds(every: int, rounds_until: int)
 def test_a_partition_that_was_the_same_often_enough_is_kept() -> None:
     here = silos("a", "b", "c", "d")
     moves = [FOUR] * 3 + [SWAPPED] * 2
-    assert rounds(HCCT(alpha=20, memory=0, settle_after=2), here, *moves).planned == PAIRS
-    assert rounds(HCCT(alpha=20, memory=0, settle_after=3), here, *moves).planned == OTHER_PAIRS
+    assert rounds(hcct(alpha=20, memory=0, settle_after=2), here, *moves).planned == PAIRS
+    assert rounds(hcct(alpha=20, memory=0, settle_after=3), here, *moves).planned == OTHER_PAIRS
 
 
 def test_rounds_without_a_partition_do_not_confirm_one() -> None:
     """Every third round is partitioned anew; one partition alone is no reason to settle."""
-    strategy = HCCT(alpha=20, memory=0, regroup_every=3, settle_after=2)
+    strategy = hcct(alpha=20, memory=0, regroup_every=3, settle_after=2)
     state = rounds(strategy, silos("a", "b", "c", "d"), FOUR, *[SWAPPED] * 3)
     assert state.planned == OTHER_PAIRS
 
@@ -462,7 +463,7 @@ def test_rounds_without_a_partition_do_not_confirm_one() -> None:
 def held_out(errors: Mapping[str, Mapping[Group, float]]) -> Any:
     """Replies to a trial's orders with these held-out errors: silo → group → error."""
 
-    def answer(strategy: HCCT, state: HCCTState, order: Order) -> Update:
+    def answer(strategy: ByHand, state: HCCTState, order: Order) -> Update:
         assert state.trial is not None
         groups = [g for g in state.trial.groups if order.silo.name in g]
         (group,) = [
@@ -478,7 +479,7 @@ def held_out(errors: Mapping[str, Mapping[Group, float]]) -> Any:
 
 
 def tried(
-    strategy: HCCT, state: HCCTState, here: Sequence[Silo], answer: Any, *, first: int, last: int
+    strategy: ByHand, state: HCCTState, here: Sequence[Silo], answer: Any, *, first: int, last: int
 ) -> HCCTState:
     """These rounds of a trial."""
     for number in range(first, last + 1):
@@ -491,7 +492,7 @@ def tried(
 def test_auto_trains_a_silo_alone_that_accepts_no_small_group() -> None:
     """Its only candidate is itself: it must not end the trial where it began."""
     here = [replace(s, min_group_size=5) if s.name == "c" else s for s in silos("a", "b", "c")]
-    strategy = HCCT(alpha="auto")
+    strategy = hcct(alpha="auto")
     state = rounds(strategy, here, THREE, THREE)
     state = tried(strategy, state, here, held_out({}), first=3, last=7)
     assert state.trial is None and ("c",) in state.planned
@@ -507,10 +508,10 @@ def test_autos_verdict_is_of_silos_that_measured_every_candidate_in_the_last_rou
     }
     answer = held_out(measured)
 
-    def without_c(strategy: HCCT, state: HCCTState, order: Order) -> Update | None:
+    def without_c(strategy: ByHand, state: HCCTState, order: Order) -> Update | None:
         return None if order.silo.name == "c" else answer(strategy, state, order)
 
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c")
     begun = rounds(strategy, here, THREE, THREE)
     state = tried(strategy, begun, here, answer, first=3, last=7)
     assert state.members.groups != (("a",), ("b",), ("c",)), "c's gain outweighs"
@@ -520,7 +521,7 @@ def test_autos_verdict_is_of_silos_that_measured_every_candidate_in_the_last_rou
 
 
 def test_a_trial_that_nobody_can_judge_goes_on_for_a_while_and_then_says_so() -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c")
     state = rounds(strategy, here, THREE, THREE)
     nobody = lambda strategy, state, order: reply(order, FOUR[order.silo.name])  # noqa: E731
     state = tried(strategy, state, here, nobody, first=3, last=7)
@@ -532,7 +533,7 @@ def test_a_trial_that_nobody_can_judge_goes_on_for_a_while_and_then_says_so() ->
 
 
 def test_auto_waits_until_there_is_something_to_choose_from() -> None:
-    strategy = HCCT(alpha="auto")
+    strategy = hcct(alpha="auto")
     state = rounds(strategy, silos("a"), FOUR, FOUR)
     assert state.trial is None and state.alpha is None
     here = silos("a", "b", "c")
@@ -542,7 +543,7 @@ def test_auto_waits_until_there_is_something_to_choose_from() -> None:
 
 
 def test_auto_waits_for_a_first_answer_but_not_for_ever() -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c")
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c")
     without = {**THREE, "c": None}
     state = rounds(strategy, here, without, without)
     assert state.trial is None
@@ -588,7 +589,7 @@ def pairs_are_best() -> dict[str, dict[Group, float]]:
 
 
 def test_auto_opens_no_trial_that_the_run_cannot_finish(caplog: pytest.LogCaptureFixture) -> None:
-    strategy, here = HCCT(alpha="auto", train_config={ROUNDS: 9}), silos("a", "b", "c")
+    strategy, here = hcct(alpha="auto", train_config={ROUNDS: 9}), silos("a", "b", "c")
     state = rounds(strategy, silos("a"), THREE, THREE, THREE)
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
         state = play(strategy, state, here, THREE, round=4, probes=THREE)
@@ -599,7 +600,7 @@ def test_auto_opens_no_trial_that_the_run_cannot_finish(caplog: pytest.LogCaptur
 
 
 def test_autos_alpha_is_that_of_all_who_were_tried_whoever_is_here_at_the_end() -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c", "d")
     answer = held_out(pairs_are_best())
     state = tried(strategy, rounds(strategy, here, FOUR, FOUR), here, answer, first=3, last=6)
     one_of_each = [silo for silo in here if silo.name in "ac"]
@@ -611,7 +612,7 @@ def test_autos_alpha_is_that_of_all_who_were_tried_whoever_is_here_at_the_end() 
 
 
 def test_auto_leaves_out_who_states_its_own_alpha_until_the_trial_is_over() -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d", "e", alpha={"e": 5000.0})
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c", "d", "e", alpha={"e": 5000.0})
     away = [0, 0, 1.0, 0]
     five = {**FOUR, "e": away}
     state = rounds(strategy, here, five, five)
@@ -619,7 +620,7 @@ def test_auto_leaves_out_who_states_its_own_alpha_until_the_trial_is_over() -> N
     assert {n for c in state.trial.candidates for g in c.groups for n in g} == set("abcd")
     answer = held_out(pairs_are_best())
 
-    def with_e(strategy: HCCT, state: HCCTState, order: Order) -> Update | None:
+    def with_e(strategy: ByHand, state: HCCTState, order: Order) -> Update | None:
         return reply(order, away) if order.silo.name == "e" else answer(strategy, state, order)
 
     state = tried(strategy, state, here, with_e, first=3, last=7)
@@ -630,13 +631,13 @@ def test_auto_leaves_out_who_states_its_own_alpha_until_the_trial_is_over() -> N
 
 def test_auto_tries_nothing_where_everybody_or_all_but_one_state_an_alpha() -> None:
     for own in ({"a": 20.0, "b": 20.0, "c": 20.0, "d": 20.0}, {"a": 20.0, "b": 20.0, "c": 20.0}):
-        state = rounds(HCCT(alpha="auto"), silos("a", "b", "c", "d", alpha=own), FOUR, FOUR)
+        state = rounds(hcct(alpha="auto"), silos("a", "b", "c", "d", alpha=own), FOUR, FOUR)
         assert state.trial is None and state.planned == PAIRS
 
 
 def test_groups_by_stated_alphas_are_not_broken_up_for_who_states_none() -> None:
     own = {"a": 20.0, "b": 20.0}
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d", alpha=own)
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c", "d", alpha=own)
     three = [silo for silo in here if silo.name != "d"]
     state = rounds(strategy, three, THREE, THREE, THREE)
     assert state.planned == (("a", "b"), ("c",))
@@ -649,11 +650,11 @@ def test_groups_by_stated_alphas_are_not_broken_up_for_who_states_none() -> None
 def test_a_trial_whose_silos_left_ends_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d", alpha={"c": 50.0, "d": 50.0})
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c", "d", alpha={"c": 50.0, "d": 50.0})
     state = rounds(strategy, here, FOUR, FOUR)
     assert state.trial is not None
 
-    def answer(strategy: HCCT, state: HCCTState, order: Order) -> Update:
+    def answer(strategy: ByHand, state: HCCTState, order: Order) -> Update:
         return reply(order, FOUR[order.silo.name])
 
     state = tried(strategy, state, here, answer, first=3, last=3)
@@ -669,7 +670,10 @@ def test_a_trial_whose_silos_left_ends_and_the_others_go_on(
 def test_auto_says_how_many_rounds_are_missing(
     rounds_given: int, more: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    strategy = HCCT(alpha="auto", train_config={ROUNDS: rounds_given})
+    with pytest.raises(FederationError, match=rf"rounds must be at least 8\. Got {rounds_given}\."):
+        HCCT(alpha="auto", train_config={ROUNDS: rounds_given})
+    strategy = hcct(alpha="auto")
+    strategy.config = {ROUNDS: rounds_given}  # a run whose length is stated later, to its start
     with caplog.at_level(logging.WARNING, logger="coterie.run"):
         rounds(strategy, silos("a", "b", "c"), *[THREE] * rounds_given)
     assert caplog.text.count("everybody stays alone") == 1
@@ -678,7 +682,7 @@ def test_auto_says_how_many_rounds_are_missing(
 
 def test_a_trial_counts_who_is_here_in_the_group_size_that_silos_are_told() -> None:
     here = [replace(s, min_group_size=3) if s.name == "a" else s for s in silos("a", "b", "c")]
-    strategy = HCCT(alpha="auto")
+    strategy = hcct(alpha="auto")
     state = rounds(strategy, here, THREE, THREE)
     _, orders = strategy.orders(state, here, round=3)
     assert {o.config[GROUP_SIZE] for o in orders if o.purpose} == {3}
@@ -688,17 +692,16 @@ def test_a_trial_counts_who_is_here_in_the_group_size_that_silos_are_told() -> N
 
 
 def test_who_comes_during_a_trial_is_placed_from_the_mean_of_all() -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha="auto"), silos("a", "b", "c", "d")
     answer = held_out(pairs_are_best())
 
-    def with_e(strategy: HCCT, state: HCCTState, order: Order) -> Update | None:
+    def with_e(strategy: ByHand, state: HCCTState, order: Order) -> Update | None:
         return (
             reply(order, [0, 0, 1, 0]) if order.silo.name == "e" else answer(strategy, state, order)
         )
 
     state = tried(strategy, rounds(strategy, here, FOUR, FOUR), here, answer, first=3, last=4)
     five = silos("a", "b", "c", "d", "e")
-    state = strategy.admit(state, five[4:], round=5)
     state = tried(strategy, state, five, with_e, first=5, last=7)
     assert state.trial is None and state.newcomers == {"e"}
     mean = weighted_mean([state.members.models[n] for n in "abcd"], [100.0] * 4)
@@ -708,7 +711,7 @@ def test_who_comes_during_a_trial_is_placed_from_the_mean_of_all() -> None:
 
 
 def test_auto_tries_equal_silos_together_and_everybody_alone() -> None:
-    strategy, here = HCCT(alpha="auto"), silos("a", "b")
+    strategy, here = hcct(alpha="auto"), silos("a", "b")
     state = rounds(strategy, here, {"a": EAST, "b": EAST}, {"a": EAST, "b": EAST})
     assert state.trial is not None
     assert [c.groups for c in state.trial.candidates] == [(("a",), ("b",)), (("a", "b"),)]
@@ -727,7 +730,7 @@ def test_auto_tries_equal_silos_together_and_everybody_alone() -> None:
 
 @pytest.mark.parametrize("keys", [{"settle_after": 2}, {"regroup_every": 5}])
 def test_who_is_away_keeps_its_place_in_groups_that_stand(keys: dict[str, int]) -> None:
-    strategy, here = HCCT(alpha=20, **keys), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=20, **keys), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR, FOUR, FOUR)
     assert state.planned == PAIRS
     three = [s for s in here if s.name != "c"]
@@ -740,7 +743,7 @@ def test_who_is_away_keeps_its_place_in_groups_that_stand(keys: dict[str, int]) 
 def test_who_comes_back_to_groups_that_stand_starts_from_its_groups_model(
     keys: dict[str, int],
 ) -> None:
-    strategy, here = HCCT(alpha=20, **keys), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=20, **keys), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR, FOUR, FOUR)
     three = [s for s in here if s.name != "c"]
     state = play(strategy, state, three, FOUR, round=4)
@@ -756,7 +759,7 @@ def test_who_comes_back_to_groups_that_stand_starts_from_its_groups_model(
 
 
 def test_hcct_e_waits_for_a_second_answer_before_it_chooses_the_layer() -> None:
-    strategy, here = HCCT(alpha=20, layers="auto"), silos("a", "b")
+    strategy, here = hcct(alpha=20, layers="auto"), silos("a", "b")
     state = rounds(strategy, here, {"a": EAST, "b": None})
     assert not state.layer
     state = play(strategy, state, here, {"a": EAST, "b": NORTH}, round=2)
@@ -764,7 +767,7 @@ def test_hcct_e_waits_for_a_second_answer_before_it_chooses_the_layer() -> None:
 
 
 def test_who_was_away_when_the_groups_settled_is_placed_when_it_is_back() -> None:
-    strategy, here = HCCT(alpha=20, settle_after=2), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=20, settle_after=2), silos("a", "b", "c", "d")
     three = [s for s in here if s.name != "c"]
     state = play(strategy, strategy.first(INITIAL), here, FOUR, round=1)
     for number in (2, 3, 4):
@@ -776,12 +779,12 @@ def test_who_was_away_when_the_groups_settled_is_placed_when_it_is_back() -> Non
 
 def test_groups_settle_although_somebody_accepts_no_group_so_small() -> None:
     here = [replace(s, min_group_size=3) if s.name == "d" else s for s in silos(*"abcd")]
-    state = rounds(HCCT(alpha=20, settle_after=2), here, FOUR, FOUR, FOUR, FOUR)
+    state = rounds(hcct(alpha=20, settle_after=2), here, FOUR, FOUR, FOUR, FOUR)
     assert state.planned == (("a", "b"), ("c",), ("d",)) and state.unchanged >= 2
 
 
 def test_a_silo_that_returns_with_other_terms_has_them_kept() -> None:
-    strategy, here = HCCT(alpha=20), silos("a", "b", "c", "d")
+    strategy, here = hcct(alpha=20), silos("a", "b", "c", "d")
     state = rounds(strategy, here, FOUR)
     assert state.planned == PAIRS
     own = {n: state.members.models[n] for n in "ab"}
@@ -798,10 +801,9 @@ def test_a_silo_that_returns_with_other_terms_has_them_kept() -> None:
 
 
 def test_a_newcomers_catch_up_counts_steps_where_the_run_does() -> None:
-    strategy = HCCT(train_config={LOCAL_EPOCHS: 5, LOCAL_STEPS: 20})
+    strategy = hcct(train_config={LOCAL_EPOCHS: 5, LOCAL_STEPS: 20})
     state = rounds(strategy, silos("a", "b"), *[FOUR] * 2)
     late = silos("a", "b", "c")
-    state = strategy.admit(state, late[2:], round=3)
     _, orders = strategy.orders(state, late, round=3)
     (catch_up,) = [order for order in orders if order.purpose == CATCH_UP]
     assert catch_up.config[LOCAL_STEPS] == 60
@@ -823,10 +825,9 @@ def test_a_newcomers_catch_up_counts_steps_where_the_run_does() -> None:
 def test_a_newcomers_catch_up_is_no_longer_than_the_silo_allows(
     config: dict[str, Any], most: int, asked: dict[str, Any]
 ) -> None:
-    strategy = HCCT(train_config=config)
+    strategy = hcct(train_config=config)
     state = rounds(strategy, silos("a", "b"), *[FOUR] * 3)
     late = Silo("e", 9, num_examples=100, described=True, max_local_epochs=most)
-    state = strategy.admit(state, [late], round=4)
     _, orders = strategy.orders(state, [*silos("a", "b"), late], round=4)
     (catch_up,) = [order for order in orders if order.purpose == CATCH_UP]
     assert catch_up.config == asked

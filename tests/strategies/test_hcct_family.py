@@ -26,7 +26,8 @@ from coterie.strategies.hcct.alpha import (
     verdict,
 )
 from coterie.strategies.partition.coalition import optimal
-from coterie.strategies.rounds.loop import RunResult, Update
+from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 
 

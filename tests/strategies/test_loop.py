@@ -28,9 +28,14 @@ from coterie import wire
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
 from coterie.strategies.errors import EXIT_NO_SILOS
-from coterie.strategies.rounds.loop import GroupStrategy, RoundReport
+from coterie.strategies.rounds.algorithm import Order
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.loop import GroupStrategy
+from coterie.strategies.rounds.messages import training_messages
 from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster
+from coterie.strategies.rounds.replies import check_replies
+from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster, Silo
 from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,
@@ -53,12 +58,12 @@ class TwoGroups(FedGroup):
         super().__init__(num_groups=2, **options)
 
 
-STRATEGIES: list[Callable[..., GroupStrategy[Any]]] = [FedAvg, Independent, HCCT, TwoGroups]
+STRATEGIES: list[Callable[..., GroupStrategy]] = [FedAvg, Independent, HCCT, TwoGroups]
 NOT_FINITE = (math.nan, math.inf)
 EACH = pytest.mark.parametrize("make", STRATEGIES, ids=lambda make: make.__name__)
 
 
-def run(strategy: GroupStrategy[Any], grid: InProcessGrid, rounds: int = 3, **more: Any) -> Any:
+def run(strategy: GroupStrategy, grid: InProcessGrid, rounds: int = 3, **more: Any) -> Any:
     return strategy.start(
         grid=grid, initial_arrays=plain_initial(), num_rounds=rounds, timeout=0.05, **more
     )
@@ -353,20 +358,69 @@ def test_a_late_reply_counts_in_no_round() -> None:
     )
 
 
+class Repeating(InProcessGrid):
+    """Gives every reply twice at once, and with every later pull again."""
+
+    def __init__(self, app: ClientApp, nodes: Sequence[dict[str, Any]]) -> None:
+        super().__init__(app, nodes)
+        self.given: list[Message] = []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = list(super().pull_messages(message_ids))
+        self.given += asked
+        return [*self.given, *asked]
+
+
 def test_a_reply_to_nothing_that_was_asked_is_ignored() -> None:
-    """Also where another loop than ours drives the strategy."""
-    grid = plain_grid(0, 1)
-    strategy = FedAvg()
+    grid = Repeating(plain_app(), plain_nodes(0, 1))
+    result = run(FedAvg(), grid, rounds=3)
+    assert len(grid.given) > 6, "replies of every round came again in the later ones"
+    assert all(report.left_out == {} for report in result.rounds)
+    assert_equal_models(arrays_of(result.models["node-1"]), fedavg_by_hand(plain_nodes(0, 1), 3))
 
-    def messages(round: int) -> Sequence[Message]:
-        return list(strategy.configure_train(round, plain_initial(), ConfigRecord(), grid))
 
-    first = list(grid.send_and_receive(messages(1)))
-    strategy.aggregate_train(1, first)
-    second = list(grid.send_and_receive(messages(2)))
-    arrays, _ = strategy.aggregate_train(2, [*first, *second, *second])
-    assert arrays is not None
-    assert_equal_models(arrays_of(arrays), fedavg_by_hand(plain_nodes(0, 1), 2))
+def test_an_exchange_has_one_reply_to_each_of_its_own_messages_in_their_order() -> None:
+    """Node 2's reply to the first exchange comes in the second, everything twice."""
+    nodes, silos = plain_nodes(0, 1), [Silo(f"node-{i}", i) for i in (2, 1)]
+
+    class Late(LossyGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            return [*replies, *replies][::-1]
+
+    grid, model = Late(plain_app(), nodes, late=[(2, 1)]), plain_model()
+    left_out = []
+    for number in (1, 2):
+        orders = [Order(silo, model) for silo in silos]
+        messages = training_messages(orders, number=number, config={}, groups=(), evaluate=False)
+        replies = exchange(grid, messages, deadline_s=0.05)
+        for message, reply in zip(messages, replies, strict=True):
+            if reply is not None:
+                assert reply.metadata.reply_to_message_id == message.metadata.message_id
+        checked = check_replies(orders, replies)
+        left_out.append(checked.left_out)
+        for update in checked.updates:
+            own = nodes[int(update.silo.name[-1]) - 1]
+            assert_equal_models(update.model, plain_trained(model, own))
+        model = {name: array + np.float32(1) for name, array in model.items()}
+    assert grid.delayed == [], "it did come"
+    assert left_out == [{"node-2": "it did not answer in time."}, {}]
+
+
+@pytest.mark.parametrize(
+    ("hook", "given"),
+    [
+        ("configure_train", (1, ArrayRecord(), ConfigRecord(), None)),
+        ("aggregate_train", (1, [])),
+        ("configure_evaluate", (1, ArrayRecord(), ConfigRecord(), None)),
+        ("aggregate_evaluate", (1, [])),
+    ],
+)
+def test_flowers_hooks_for_one_model_say_what_to_call_instead(
+    hook: str, given: tuple[Any, ...]
+) -> None:
+    with pytest.raises(FederationError, match=r"cannot be driven step by step.* start\(\.\.\.\)"):
+        getattr(FedAvg(), hook)(*given)
 
 
 @EACH
@@ -831,5 +885,7 @@ def test_fedavg_can_sample_silos_by_seed_and_everybody_gets_the_mean() -> None:
         assert_equal_models(arrays_of(record), model)
     again = run(FedAvg(sample=1, seed=3), InProcessGrid(plain_app(), nodes), rounds=8)
     assert [list(report.silos) for report in again.rounds[:-1]] == turns
-    with pytest.raises(FederationError, match=r"sample must be at least 0\. Got -1"):
+    with pytest.raises(
+        FederationError, match=r"sample must be at least 0 and at most 100000\. Got -1\."
+    ):
         FedAvg(sample=-1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from pydantic import Field
 
 from coterie import wire
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import FedAvg
-from coterie.strategies.rounds.grouping import Members
-from coterie.strategies.rounds.loop import Order, PhaseReport, Update
+from coterie.strategies.baselines.one_model import FedAvg as FedAvgAlgorithm
+from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Round, Update
+from coterie.strategies.rounds.loop import GroupStrategy
+from coterie.strategies.rounds.members import Plain
+from coterie.strategies.rounds.reports import PhaseReport
 from coterie.strategies.rounds.roster import Silo
 from tests.conftest import (
     arrays_of,
@@ -55,39 +59,37 @@ def probing_app(hint_sent_back: float = 1.0) -> ClientApp:
     return app
 
 
-class Probing(FedAvg):
+class Probing(FedAvgAlgorithm):
     """FedAvg that probes twice before round 2, then trains from the probe's model."""
 
-    def __init__(self, **keys: Any) -> None:
-        super().__init__(**keys)
-        self.heard: list[list[Update]] = []
+    heard: list[Answers] = Field(default_factory=list)
 
-    def prepare(
-        self, state: Members, silos: Sequence[Silo], *, round: int
-    ) -> Generator[Sequence[Order], list[Update], Members]:
-        if round != 2:
+    def prepare(self, state: Plain, now: Round) -> Exchanges[Plain]:
+        if now.number != 2:
             return state
         updates = yield [
             Order(s, plain_model(), purpose="probe", kind="train.probe", extras={"hint": HINT})
-            for s in silos
+            for s in now.silos
         ]
         self.heard.append(updates)
         scores = yield [
             Order(u.silo, u.model, purpose="score", kind="evaluate.probe") for u in updates
         ]
         self.heard.append(scores)
-        return replace(state, models=state.models | {u.silo.name: u.model for u in updates})
+        return Plain(state.members.holding({u.silo.name: u.model for u in updates}))
 
 
-def run(app: ClientApp, strategy: Probing) -> Any:
+def run(app: ClientApp, algorithm: Probing) -> Any:
     grid = InProcessGrid(app, plain_nodes(0, 1))
-    return strategy.start(grid=grid, initial_arrays=plain_initial(), num_rounds=3, timeout=0.05)
+    return GroupStrategy(algorithm).start(
+        grid=grid, initial_arrays=plain_initial(), num_rounds=3, timeout=0.05
+    )
 
 
 def test_each_set_of_orders_is_one_exchange_and_its_checked_replies_come_back() -> None:
-    strategy = Probing()
-    result = run(probing_app(), strategy)
-    trained, scored = strategy.heard
+    algorithm = Probing()
+    result = run(probing_app(), algorithm)
+    trained, scored = algorithm.heard
     assert [u.silo.name for u in trained] == ["node-1", "node-2"]
     np.testing.assert_array_equal(trained[0].model["b"], 2 * plain_model()["b"])
     np.testing.assert_array_equal(trained[0].extras["hint"]["hint"], HINT["hint"])
@@ -120,19 +122,17 @@ def test_the_report_says_what_each_phase_cost() -> None:
     assert result.rounds[1].silos["node-1"].bytes_sent == model
 
 
-class Beside(FedAvg):
+class Beside(FedAvgAlgorithm):
     """FedAvg in which every silo trains two trial models more from round 2 on."""
 
-    def orders(
-        self, state: Members, silos: Sequence[Silo], *, round: int
-    ) -> tuple[Members, list[Order]]:
-        state, orders = super().orders(state, silos, round=round)
-        numbers = range(2) if round > 1 else ()
-        trials = [Order(s, plain_model(), purpose=f"trial-{i}") for s in silos for i in numbers]
+    def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
+        state, orders = super().orders(state, now)
+        numbers = range(2) if now.number > 1 else ()
+        trials = [Order(s, plain_model(), purpose=f"trial-{i}") for s in now.silos for i in numbers]
         return state, orders + trials
 
-    def absorb(self, state: Members, updates: Sequence[Update], *, round: int) -> Members:
-        return super().absorb(state, [u for u in updates if not u.purpose], round=round)
+    def absorb(self, state: Plain, updates: Sequence[Update], now: Round) -> Plain:
+        return super().absorb(state, [u for u in updates if not u.purpose], now)
 
 
 def test_the_report_says_what_was_done_beside_the_rounds_training() -> None:
@@ -143,7 +143,9 @@ def test_the_report_says_what_was_done_beside_the_rounds_training() -> None:
         return error_reply(message, answer) if lost and purpose == "trial-1" else answer
 
     grid = InProcessGrid(plain_app(fault), plain_nodes(0, 1))
-    result = Beside().start(grid=grid, initial_arrays=plain_initial(), num_rounds=3, timeout=0.05)
+    result = GroupStrategy(Beside()).start(
+        grid=grid, initial_arrays=plain_initial(), num_rounds=3, timeout=0.05
+    )
     model = sum(a.nbytes for a in plain_model().values())
     trial = PhaseReport(
         messages=4, bytes_sent=4 * model, bytes_received=4 * model, silo_seconds=6.0
@@ -160,20 +162,20 @@ def test_the_report_says_what_was_done_beside_the_rounds_training() -> None:
 def test_a_bad_extra_array_leaves_the_reply_out_and_the_round_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    strategy = Probing()
-    result = run(probing_app(hint_sent_back=float("nan")), strategy)
-    assert strategy.heard == [[], []]
+    algorithm = Probing()
+    result = run(probing_app(hint_sent_back=float("nan")), algorithm)
+    assert algorithm.heard == [[], []]
     assert "node-1: its probe is left out: array 'hint' holds NaN" in caplog.text
     assert sorted(result.models) == ["node-1", "node-2"]
 
 
 def test_silos_without_the_phase_are_left_out_of_it_alone(caplog: pytest.LogCaptureFixture) -> None:
-    strategy, plain = Probing(), FedAvg()
-    result = run(plain_app(), strategy)
-    assert strategy.heard == [[], []]
+    algorithm = Probing()
+    result = run(plain_app(), algorithm)
+    assert algorithm.heard == [[], []]
     assert "node-2: its probe is left out" in caplog.text
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1))
-    expected = plain.start(grid=grid, initial_arrays=plain_initial(), num_rounds=3)
+    expected = FedAvg().start(grid=grid, initial_arrays=plain_initial(), num_rounds=3)
     for name, record in expected.models.items():
         got = arrays_of(result.models[name])
         np.testing.assert_array_equal(got["w"], arrays_of(record)["w"])

@@ -35,6 +35,7 @@ from coterie.strategies import (
     RunResult,
 )
 from coterie.strategies.fedgenp.latent import GeneratorPlan
+from coterie.strategies.registry import STRATEGIES
 from coterie.strategies.rounds.loop import GroupStrategy
 from tests.conftest import (
     arrays_of,
@@ -51,7 +52,7 @@ from tests.conftest import (
 GENERATORS: dict[str, Any] = {"plan": GeneratorPlan(steps=3, batch=4, hidden=4)}
 """The plain app ignores them; its ``w`` serves as a head."""
 
-TABLE: dict[str, Callable[..., GroupStrategy[Any]]] = {
+TABLE: dict[str, Callable[..., GroupStrategy]] = {
     "independent": Independent,
     "fedavg": FedAvg,
     "hcct": HCCT,
@@ -82,6 +83,11 @@ EXTRAPOLATES = {"fednova"}
 """Their step may go beyond all that silos sent: no mean, but a normalised sum."""
 
 EVERY = pytest.mark.parametrize("name", TABLE)
+
+
+def test_every_strategy_but_one_that_asks_for_label_counts_is_in_the_table() -> None:
+    loaded = {type(make().algorithm) for make in TABLE.values()}
+    assert {name for name, row in STRATEGIES.items() if row.load() not in loaded} == {"fedgen"}
 
 
 def run(name: str, nodes: list[dict[str, Any]], rounds: int = 3, **more: Any) -> RunResult:
@@ -154,6 +160,16 @@ def test_what_it_is_given_is_not_changed(name: str) -> None:
     assert_equal_models(arrays_of(initial), plain_model())
     assert nodes == plain_nodes(0, 1)
     assert config == {"lr": 0.1, "lr-decay": 0.9}
+
+
+@EVERY
+def test_a_run_leaves_nothing_on_its_strategy_nor_on_its_algorithm(name: str) -> None:
+    """All that a run knows is in its state."""
+    strategy = TABLE[name]()
+    before, options = dict(vars(strategy)), dict(vars(strategy.algorithm))
+    strategy.start(grid=InProcessGrid(plain_app(), FIVE), initial_arrays=plain_initial())
+    assert vars(strategy) == before and vars(strategy.algorithm) == options
+    assert strategy.algorithm == TABLE[name]().algorithm
 
 
 @EVERY

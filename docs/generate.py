@@ -1,0 +1,55 @@
+"""Write what is made from the classes of options: ``make config``.
+
+The defaults of all keys in ``pyproject.toml``, for Flower, and the tables of keys in
+``docs/reference/configuration.md``. A test says when they are out of date.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import tomli_w
+
+from coterie.server.runs.config import defaults, tables
+from coterie.strategies.registry import STRATEGIES
+
+ROOT = Path(__file__).parents[1]
+TITLES = {"run": "Every run", **{name: f"`{name}`" for name in STRATEGIES}}
+
+
+def with_defaults(text: str) -> str:
+    """``pyproject.toml`` with the defaults of today."""
+    head, mark, rest = text.partition("[tool.flwr.app.config]\n")
+    _, end, tail = rest.partition("\n[")
+    return head + mark + tomli_w.dumps(defaults()) + end + tail
+
+
+def with_tables(text: str) -> str:
+    """A page with the tables of today between its two marks."""
+    parts = [f"## {TITLES[name]}\n\n{table}" for name, table in tables().items() if table]
+    made = "<!-- keys: made by make config -->\n\n" + "\n".join(parts) + "\n<!-- end of keys -->"
+    return re.sub(r"<!-- keys: .*?<!-- end of keys -->", lambda _: made, text, count=1, flags=re.S)
+
+
+FILES: dict[Path, Callable[[str], str]] = {
+    ROOT / "pyproject.toml": with_defaults,
+    ROOT / "docs" / "reference" / "configuration.md": with_tables,
+}
+
+
+def stale() -> dict[Path, str]:
+    """Files that are out of date → what they should hold."""
+    found = {}
+    for file, made in FILES.items():
+        text = file.read_text(encoding="utf-8")
+        if made(text) != text:
+            found[file] = made(text)
+    return found
+
+
+if __name__ == "__main__":
+    for file, text in stale().items():
+        file.write_text(text, encoding="utf-8")
+        print(f"{file.relative_to(ROOT)} is up to date now")

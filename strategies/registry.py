@@ -1,0 +1,82 @@
+"""Every strategy by name: one row each. What it does and its options are in its own module.
+
+A new strategy is an algorithm in a module of its own and a row here; its keys in files and on the
+command line, their bounds, help and documentation come from its class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coterie.strategies.rounds.algorithm import Algorithm
+    from coterie.strategies.rounds.loop import GroupStrategy
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy.
+
+    Attributes:
+        name: in files and on the command line.
+        public: ``from coterie.strategies import <public>``.
+        module: of its algorithm, below ``coterie.strategies``.
+        algorithm: name of the algorithm's class; empty where it is ``public``.
+        fixed: options that this strategy does not leave open.
+        base: name of the strategy that it goes around, whose keys it has too.
+        takes_generators: whether FedGenP's generators can go around it.
+    """
+
+    name: str
+    public: str
+    module: str
+    algorithm: str = ""
+    fixed: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    base: str = ""
+    takes_generators: bool = False
+
+    def load(self) -> type[Algorithm[Any]]:
+        """The algorithm's class."""
+        module = import_module(f"coterie.strategies.{self.module}")
+        algorithm: type[Algorithm[Any]] = getattr(module, self.algorithm or self.public)
+        return algorithm
+
+
+ROWS = (
+    Row("independent", "Independent", "baselines.one_model"),
+    Row("fedavg", "FedAvg", "baselines.one_model", takes_generators=True),
+    Row("hcct", "HCCT", "hcct.algorithm", takes_generators=True),
+    Row("fedgroup", "FedGroup", "fedgroup.algorithm", takes_generators=True),
+    Row("fedcollab", "FedCollab", "fedcollab.algorithm", takes_generators=True),
+    Row("maxfl", "MAXFL", "baselines.maxfl"),
+    Row("fedfa", "FedFA", "baselines.one_model"),
+    Row("ifca", "IFCA", "baselines.flsc", algorithm="FLSC", fixed={"soft_groups": 1}),
+    Row("flsc", "FLSC", "baselines.flsc"),
+    Row("fesem", "FeSEM", "baselines.fesem"),
+    Row("cfl", "CFL", "baselines.cfl"),
+    Row("flhc", "FLHC", "baselines.one_shot"),
+    Row("kmeans", "KMeans", "baselines.one_shot"),
+    Row("fednova", "FedNova", "baselines.one_model"),
+    Row("perfedavg", "PerFedAvg", "baselines.one_model"),
+    Row("pfedme", "PFedMe", "baselines.one_model"),
+    Row("fedgenp", "FedGenP", "fedgenp.algorithm", base="fedavg", takes_generators=True),
+    Row("fedgen", "FedGen", "fedgenp.fedgen", base="fedavg"),
+    Row("fedensemble", "FedEnsemble", "baselines.fedensemble", base="fedavg"),
+)
+STRATEGIES = {row.name: row for row in ROWS}
+"""Name → row."""
+PUBLIC = {row.public: row for row in ROWS}
+"""Name of the class → row."""
+
+
+@cache
+def strategy_class(public: str) -> type[GroupStrategy]:
+    """The Flower strategy ``public``, as ``coterie.strategies`` offers it."""
+    from coterie.strategies.rounds.loop import strategy_of
+
+    row = PUBLIC[public]
+    return strategy_of(row.load(), name=public, fixed=row.fixed)

@@ -1,0 +1,283 @@
+"""What an algorithm is: a frozen value, its options, with a few pure functions on a state.
+
+    state = first(w⁰)
+    each round:  state = welcome(state, who is new)           newcomers, and what silos state today
+                 state = prepare(state)                        exchanges before the training, if any
+                 state, orders = orders(state)                 what each silo does
+                 state = absorb(state, updates)                the outcome
+
+The engine (``coterie.strategies.rounds.loop``) holds an algorithm and does everything else: it
+looks who is here, lets newcomers in, sends orders, checks replies, keeps sizes and smallest groups
+up to date, reports and commits. An algorithm inherits from no other and keeps nothing between two
+calls; all that the next round depends on is in its state, a frozen value with ``members``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
+
+import numpy as np
+from pydantic import BeforeValidator, InstanceOf
+
+from coterie import wire
+from coterie.strategies.rounds.members import Members, Plain
+from coterie.strategies.rounds.options import Options, Scalar
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+State = TypeVar("State")
+
+DEFAULT_BATCH = 32
+"""Batch size of a silo that is told none."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What an algorithm knows of the present round beside its state.
+
+    Attributes:
+        number: from 1.
+        silos: who is here, sorted by name.
+        config: entries of every training message of the run.
+        announce: tells at once what cannot wait for the round's report: a word, and JSON values.
+    """
+
+    number: int
+    silos: tuple[Silo, ...]
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    announce: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
+
+    @cached_property
+    def here(self) -> dict[str, Silo]:
+        """Name → silo."""
+        return {silo.name: silo for silo in self.silos}
+
+    @property
+    def names(self) -> Group:
+        """Who is here."""
+        return tuple(self.here)
+
+
+@dataclass(frozen=True)
+class Order:
+    """One piece of work for one silo: train this model.
+
+    Attributes:
+        silo: who.
+        model: what to start from.
+        purpose: empty for the round's training; names any other, which ``absorb`` then finds
+            under ``Update.purpose`` and which has its own randomness at the silo. In the round's
+            own exchange, purposes that differ in a number at their end (``trial-3``) are reported
+            as one.
+        config: entries that replace the round's configuration.
+        kind: message type: ``train``, or a phase, ``train.<phase>`` or ``evaluate.<phase>``.
+        extras: further arrays that the work needs, by record name; never ``arrays``.
+    """
+
+    silo: Silo
+    model: Model
+    purpose: str = ""
+    config: Mapping[str, Scalar] = field(default_factory=dict)
+    kind: str = wire.TRAIN
+    extras: Mapping[str, Model] = field(default_factory=dict)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the reply brings figures and no arrays."""
+        return self.kind.split(".")[0] == wire.EVALUATE
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its arrays."""
+        return num_bytes(self.model, *self.extras.values())
+
+
+@dataclass(frozen=True)
+class Update:
+    """A reply that passed every check.
+
+    Attributes:
+        silo: who trained.
+        start: the model it was sent.
+        model: what came back; same names, shapes and types, all finite. Of an evaluation,
+            ``start``.
+        num_examples: its weight, > 0.
+        metrics: the other scalars of the reply.
+        purpose, kind: of the order.
+        extras: further arrays of the reply, by record name, all finite; their names and shapes
+            are for the algorithm to check.
+        bytes_sent, bytes_received: of arrays.
+    """
+
+    silo: Silo
+    start: Model
+    model: Model
+    num_examples: float
+    metrics: Mapping[str, float]
+    purpose: str = ""
+    kind: str = wire.TRAIN
+    extras: Mapping[str, Model] = field(default_factory=dict)
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+class Answers(list[Update]):
+    """The updates of an exchange that passed the checks, sorted by silo, and the other silos.
+
+    Attributes:
+        missing: silo → why its answer does not count.
+        refused: those of them that will not do what was asked, by their own conditions.
+    """
+
+    def __init__(
+        self,
+        updates: Iterable[Update] = (),
+        missing: Mapping[str, str] | None = None,
+        refused: Iterable[str] = (),
+    ) -> None:
+        super().__init__(updates)
+        self.missing = dict(missing or {})
+        self.refused = frozenset(refused)
+
+
+Exchanges = Generator[Sequence[Order], Answers, State]
+"""Sets of orders, each answered by what the silos reply to it; returns a state."""
+
+
+class Algorithm(Options, Generic[State]):
+    """An algorithm; see the module. Its fields are its options."""
+
+    # ---------------------------------------------------------------- the rounds
+
+    def first(self, initial: Model) -> State:
+        """The state before round 1; by default one that remembers nothing but its members."""
+        return cast(State, Plain(Members(initial)))
+
+    def newcomer_model(self, state: State) -> Model:
+        """The model that a silo holds when it comes for the first time; w⁰ by default."""
+        return self.members(state).initial
+
+    def welcome(self, state: State, new: frozenset[str], now: Round) -> State:
+        """The state with these silos in it, of those here, which were never in it before."""
+        return state
+
+    def prepare(self, state: State, now: Round) -> Exchanges[State]:
+        """Exchanges before the round's training. By default there are none.
+
+        It yields orders, each with a purpose of its own, and is sent the updates that passed the
+        checks; who is missing did not answer in time or wrongly: ``Answers`` and the log say why.
+        """
+        return state
+        yield
+
+    def orders(self, state: State, now: Round) -> tuple[State, list[Order]]:
+        """What each silo that is here does in this round."""
+        raise NotImplementedError
+
+    def absorb(self, state: State, updates: Sequence[Update], now: Round) -> State:
+        """The state after the training; ``updates`` sorted by silo, possibly none."""
+        raise NotImplementedError
+
+    def finish(self, state: State, now: Round) -> Exchanges[State]:
+        """Exchanges after the last round, as in ``prepare``. By default there are none."""
+        return state
+        yield
+
+    # ---------------------------------------------------------------- views of a state
+
+    def members(self, state: Any) -> Members:
+        """Every silo that ever took part: its model, its size, and the groups of the last round."""
+        members: Members = state.members
+        return members
+
+    def with_members(self, state: Any, members: Members) -> Any:
+        """The state with other members."""
+        return replace(state, members=members)
+
+    def models(self, state: State) -> Mapping[str, Model]:
+        """Silo → the model that it owns: the outcome of its group's last round."""
+        return self.members(state).models
+
+    def next_models(self, state: State) -> Mapping[str, Model]:
+        """Silo → the model that it will start the next round from, if that is another one."""
+        return self.models(state)
+
+    def groups(self, state: State) -> Sequence[Group]:
+        """Who trained together in the last round."""
+        return self.members(state).groups
+
+    def sharing(self, state: State) -> Sequence[Group]:
+        """Silos whose updates made one model in the last round.
+
+        The update of a silo does not count, and the report says so, if each of those that it is
+        in is smaller than the silo accepts. By default the groups of several: who is alone trains
+        its own model. An algorithm whose groups have models that others may get later names those
+        of one silo as well.
+        """
+        return [group for group in self.groups(state) if len(group) > 1]
+
+    def comparing(self, state: State, now: Round) -> bool:
+        """Whether partitions are compared in this round, or are to be: all are to train alike."""
+        return False
+
+    def details(self, state: State) -> Mapping[str, Any]:
+        """What the record of a round should hold beside the groups; JSON values."""
+        return {}
+
+    # ---------------------------------------------------------------- what silos are told
+
+    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        """What every training message has beside the run's own entries ``training``."""
+        return {}
+
+    def demands(self) -> Mapping[str, Scalar]:
+        """What a run may ask of a silo beside its training messages, by keys of the wire.
+
+        Told to silos before they join, so that one that would refuse it later does so then.
+        """
+        return {}
+
+
+def algorithm_of(value: Any) -> Any:
+    """The algorithm of a strategy; an algorithm as it is."""
+    return getattr(value, "algorithm", value)
+
+
+if TYPE_CHECKING:
+    Base = Algorithm[Any]
+else:
+    Base = Annotated[InstanceOf[Algorithm[Any]], BeforeValidator(algorithm_of)]
+"""An algorithm that another goes around, or the strategy that holds it."""
+
+
+def orders_from(models: Mapping[str, Model], silos: Iterable[Silo]) -> list[Order]:
+    """Everybody trains from the model that it holds."""
+    return [Order(silo, models[silo.name]) for silo in silos]
+
+
+def drawn(names: Sequence[str], count: int, rng: np.random.Generator) -> frozenset[str]:
+    """``count`` of these silos at random; all of them if there are no more, or ``count`` is 0."""
+    if not count or count >= len(names):
+        return frozenset(names)
+    return frozenset(rng.choice(list(names), size=count, replace=False).tolist())
+
+
+def drawn_silos(now: Round, count: int, *, seed: int) -> list[Silo]:
+    """Whose turn it is in a round: ``drawn`` by seed and round."""
+    turn = drawn(sorted(now.names), count, np.random.default_rng([seed, now.number]))
+    return [silo for silo in now.silos if silo.name in turn]
+
+
+def num_batches(silo: Silo, config: Mapping[str, Scalar]) -> int:
+    """Mini-batches of one epoch at a silo that described itself."""
+    return ceil(silo.num_examples / int(config.get(wire.BATCH_SIZE, DEFAULT_BATCH)))
+
+
+def num_bytes(*models: Model) -> int:
+    """Bytes of all their arrays."""
+    return sum(array.nbytes for model in models for array in model.values())

@@ -1,0 +1,136 @@
+"""Who ever took part: every silo's model and size, and the groups of the last round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+
+@dataclass(frozen=True)
+class Members:
+    """Every silo that ever took part; who is away keeps its model and its size.
+
+    Attributes:
+        initial: w⁰.
+        models: silo → its current model.
+        sizes: silo → number of training samples, from its last accepted reply (or as stated).
+        groups: who trained together in the last round.
+        minimums: silo → the smallest group that it accepts, where it stated one.
+    """
+
+    initial: Model
+    models: Mapping[str, Model] = field(default_factory=dict)
+    sizes: Mapping[str, float] = field(default_factory=dict)
+    groups: tuple[Group, ...] = ()
+    minimums: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def here(self) -> list[str]:
+        """Who took part in the last round, by group."""
+        return [name for group in self.groups for name in group]
+
+    def holding(self, models: Mapping[str, Model]) -> Members:
+        """With these models in the place of the silos' own."""
+        return replace(self, models={**self.models, **models})
+
+    def grouped(self, groups: Iterable[Group]) -> Members:
+        """With these groups."""
+        return replace(self, groups=tuple(groups))
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The state of an algorithm that remembers nothing but its members."""
+
+    members: Members
+
+
+def minimums_of(silos: Iterable[Silo]) -> dict[str, int]:
+    """Silo → the smallest group that it accepts, of those that ask for more than themselves."""
+    return {silo.name: silo.min_group_size for silo in silos if silo.min_group_size > 1}
+
+
+def staying(group: Sequence[str], minimums: Mapping[str, int]) -> tuple[str, ...]:
+    """Those of a group who accept it as large as it then is.
+
+    Whoever leaves makes the group smaller for the others, so this is repeated until it holds for
+    everybody who stays.
+    """
+    stay = tuple(group)
+    while fewer := [name for name in stay if minimums.get(name, 1) > len(stay)]:
+        stay = tuple(name for name in stay if name not in fewer)
+    return stay
+
+
+def enrol(members: Members, new: Sequence[Silo], model: Model) -> Members:
+    """Let silos in with ``model`` as their current model."""
+    return replace(
+        members,
+        models={**members.models, **{silo.name: model for silo in new}},
+        sizes={**members.sizes, **{silo.name: float(silo.num_examples) for silo in new}},
+    )
+
+
+def with_minimums(members: Members, silos: Sequence[Silo]) -> Members:
+    """With the smallest groups that the silos here accept now: one may return with another."""
+    here = {silo.name for silo in silos}
+    others = {name: least for name, least in members.minimums.items() if name not in here}
+    return replace(members, minimums={**others, **minimums_of(silos)})
+
+
+def with_sizes(members: Members, stated: Mapping[str, float]) -> Members:
+    """With the sizes that silos state now."""
+    return replace(members, sizes={**members.sizes, **stated})
+
+
+def mean_of_all(members: Members) -> Model:
+    """The size-weighted mean of the current models of who was here last; w⁰ before round 1."""
+    here = [name for name in members.here if members.sizes[name] > 0]
+    names = sorted(staying(here, members.minimums))
+    if not names:
+        return members.initial
+    return weighted_mean([members.models[n] for n in names], [members.sizes[n] for n in names])
+
+
+def global_model(members: Members) -> Model:
+    """What everybody who was here last holds, where all are one group; w⁰ before round 1."""
+    return members.models[members.groups[0][0]] if members.groups else members.initial
+
+
+def together(members: Members, silos: Sequence[Silo]) -> Members:
+    """All who are here as one group with the global model; who was away gets today's."""
+    here = tuple(silo.name for silo in silos)
+    return members.holding(dict.fromkeys(here, global_model(members))).grouped([here])
+
+
+def hand_out(members: Members, model: Model) -> Members:
+    """``model`` to everybody of the present groups."""
+    return members.holding(dict.fromkeys(members.here, model))
+
+
+def cosine_matrix(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
+    """Cosines from an (N, N) Gram matrix; 0 with an update that is zero."""
+    lengths = np.sqrt(np.diag(matrix))
+    scale = np.where(lengths > 0, lengths, 1.0)
+    return tuple(tuple(row) for row in (matrix / scale[:, None] / scale[None, :]).tolist())
+
+
+def comparison(
+    names: Sequence[str], cosines: Sequence[Sequence[float]], lengths: Sequence[float]
+) -> dict[str, Any]:
+    """What a record keeps of updates that were compared: whose, their cosines, their lengths."""
+    if not names:
+        return {}
+    return {
+        "compared": list(names),
+        "similarity": [[round(cosine, 6) for cosine in row] for row in cosines],
+        "norms": [float(f"{length:.6g}") for length in lengths],
+    }

@@ -1,0 +1,146 @@
+"""Orders and models as messages to silos."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from coterie import wire
+from coterie.strategies.rounds.algorithm import Order
+from coterie.strategies.rounds.options import Scalar
+from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+EVALUATION_KEYS = (
+    *(wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.RUN, wire.SEED, wire.PERSONAL, wire.GUARD),
+    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU),
+)
+"""Entries of the training configuration that an evaluation needs too."""
+
+PERSONALISING_KEYS = (
+    wire.PERSONALISE,
+    wire.PERSONAL_EPOCHS,
+    wire.PERSONAL_LR,
+    wire.DITTO_LAMBDA,
+    wire.BATCH_SIZE,
+    wire.MOMENTUM,
+    wire.WEIGHT_DECAY,
+    wire.PRECISION,
+)
+"""And these, where silos make a model of their own first."""
+
+
+class Encoder:
+    """Encodes a model once however many silos get it, so that it is stored and hashed once."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, bool], tuple[Model, ArrayRecord]] = {}
+
+    def encode(self, model: Model, *, packed: bool) -> ArrayRecord:
+        """The model's record; ``packed`` for silos that described themselves."""
+        key = (id(model), packed)  # spares work alone: a model that is met again is only made again
+        if key not in self._made:
+            self._made[key] = (model, wire.encode_arrays(model, packed=packed))
+        return self._made[key][1]
+
+
+def training_messages(
+    orders: Sequence[Order],
+    *,
+    number: int,
+    config: Mapping[str, Scalar],
+    groups: Sequence[Group],
+    evaluate: bool,
+) -> list[Message]:
+    """One message per order.
+
+    Args:
+        orders: of one exchange.
+        number: of the round.
+        config: entries of all of them.
+        groups: who trains together.
+        evaluate: whether silos answer for the model received as well.
+    """
+    encoder = Encoder()
+    sizes = {name: len(group) for group in groups for name in group}
+    messages = []
+    for order in orders:
+        size = 1 if order.purpose else sizes.get(order.silo.name, 1)
+        entries = _entries(order, number, config, size, evaluate=evaluate)
+        content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
+        for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
+            content[name] = encoder.encode(part, packed=order.silo.described)
+        messages.append(_message(content, order.silo, order.kind, number))
+    return messages
+
+
+def _entries(
+    order: Order, number: int, config: Mapping[str, Scalar], group_size: int, *, evaluate: bool
+) -> dict[str, Any]:
+    entries: dict[str, Any] = {**config, **order.config}
+    decay = entries.pop(wire.LR_DECAY, 1.0)
+    if wire.LR in entries:
+        entries[wire.LR] = float(entries[wire.LR]) * float(decay) ** (number - 1)
+    entries[wire.ROUND] = number
+    if order.silo.described:
+        entries[wire.PROTOCOL_KEY] = wire.PROTOCOL
+        own_training = not order.evaluates and not order.purpose
+        wanted = bool(order.config.get(wire.EVALUATE_RECEIVED, True))
+        entries[wire.EVALUATE_RECEIVED] = evaluate and own_training and wanted
+        entries.setdefault(wire.GROUP_SIZE, group_size)
+    if order.purpose:
+        entries[wire.PURPOSE] = order.purpose
+    return entries
+
+
+def evaluation_messages(
+    silos: Sequence[Silo],
+    models: Mapping[str, Model],
+    *,
+    number: int,
+    config: Mapping[str, Scalar],
+    more: Mapping[str, Any],
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Message]:
+    """Every silo's own model, to be evaluated.
+
+    Args:
+        silos: each has a model.
+        models: silo → model.
+        number: of the round.
+        config: of the training.
+        more: entries of all these messages.
+        own: silo → further entries of its message.
+    """
+    encoder = Encoder()
+    keys = EVALUATION_KEYS + (PERSONALISING_KEYS if wire.PERSONALISE in config else ())
+    entries = {**{k: v for k, v in config.items() if k in keys}, **more, wire.ROUND: number}
+    messages = []
+    for silo in silos:
+        content = RecordDict(
+            {
+                wire.ARRAYS: encoder.encode(models[silo.name], packed=silo.described),
+                wire.CONFIG: ConfigRecord({**entries, **(own or {}).get(silo.name, {})}),
+            }
+        )
+        messages.append(_message(content, silo, wire.EVALUATE, number))
+    return messages
+
+
+def membership(
+    silos: Sequence[Silo], groups: Sequence[Group], *, name_members: bool
+) -> dict[str, dict[str, Any]]:
+    """Silo → entries that tell it to keep its model, and of its group what it may know."""
+    own: dict[str, dict[str, Any]] = {silo.name: {wire.KEEP: True} for silo in silos}
+    for number, group in enumerate(groups, start=1):
+        for name in own.keys() & set(group):
+            own[name] |= {wire.GROUP: number, wire.GROUP_SIZE: len(group)}
+            own[name] |= {wire.MEMBERS: list(group)} if name_members else {}
+    return own
+
+
+def _message(content: RecordDict, silo: Silo, kind: str, number: int) -> Message:
+    return Message(content, dst_node_id=silo.node_id, message_type=kind, group_id=str(number))

@@ -1,0 +1,234 @@
+"""Options: one frozen class is the only place of its keys, their defaults, bounds and help.
+
+A field with a description is a key of a run, written with dashes (``num-groups``) in files and on
+command lines; a field without one can be set from Python alone. A field that is a class of options
+itself lends its keys to the class that it is in. Help, documentation, the defaults in
+``pyproject.toml`` and the errors all come from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+
+Scalar = int | float | str | bool
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Spell = Callable[[str], str]
+
+SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+WORDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
+
+
+def dashed(name: str) -> str:
+    """A field's name as it is written in files and on command lines."""
+    return name.replace("_", "-")
+
+
+def underscored(name: str) -> str:
+    """A key's name as it is written in Python."""
+    return name.replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a run.
+
+    Attributes:
+        name: with dashes.
+        default: its value where nobody gives one.
+        bounds: what it may be, in signs.
+        help: what it does.
+        path: field names from the options class to the value.
+    """
+
+    name: str
+    default: Scalar
+    bounds: str
+    help: str
+    path: tuple[str, ...]
+
+
+class Options(BaseModel):
+    """A frozen class of options; see the module.
+
+    Raises:
+        FederationError: an unknown name, or a value out of bounds; every problem is named.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, arbitrary_types_allowed=True
+    )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            known = ", ".join(sorted(type(self).model_fields))
+            raise wrong_options(problems_of(error, type(self), underscored, known)) from None
+
+    # Checking one from keys (``build``) does not go through here: it names what it was given.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    @classmethod
+    def keys(cls) -> dict[str, Key]:
+        """Its keys by name, in order."""
+        return dict(_keys(cls))
+
+    @classmethod
+    def build(cls, values: Mapping[str, Any], **fields: Any) -> Self:
+        """Make one from keys with dashes, and fields that are no keys.
+
+        Raises:
+            FederationError: a value is out of bounds; the keys are named as they are written.
+        """
+        parts: dict[str, Any] = {}
+        for name, value in values.items():
+            *path, last = cls.keys()[name].path
+            part = parts
+            for step in path:
+                part = part.setdefault(step, {})
+            part[last] = value
+        try:
+            return cls.model_validate({**parts, **fields})
+        except ValidationError as error:
+            raise wrong_options(problems_of(error, cls, dashed, ", ".join(cls.keys()))) from None
+
+    def plain(self) -> dict[str, Scalar]:
+        """Its keys and their values."""
+        return {name: self._at(key.path) for name, key in self.keys().items()}
+
+    def _at(self, path: tuple[str, ...]) -> Any:
+        value: Any = self
+        for step in path:
+            value = getattr(value, step)
+        return value
+
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        """What does not fit together, in keys with dashes; none by default.
+
+        Args:
+            training: entries of the run's training messages, as far as they are known.
+        """
+        yield from ()
+
+    def require_consistency(self, training: Mapping[str, Scalar], *, spell: Spell) -> None:
+        """Refuse options that do not fit together, or not to the training.
+
+        Raises:
+            FederationError: every problem is named.
+        """
+        found = [respelled(text, self.keys(), spell) for text in self.problems(training)]
+        if found:
+            raise wrong_options(found)
+
+
+def wrong_options(problems: list[str]) -> FederationError:
+    """The error that names them all."""
+    return FederationError(f"{'; '.join(problems)}.", phase="configuration", exit_code=EXIT_CONFIG)
+
+
+def respelled(text: str, keys: Mapping[str, Key], spell: Spell) -> str:
+    """The text with these keys spelled as they are written where it is read."""
+    return re.sub(
+        r"[a-z]+(?:-[a-z]+)+", lambda word: spell(word[0]) if word[0] in keys else word[0], text
+    )
+
+
+def problems_of(
+    error: ValidationError, kind: type[BaseModel], spell: Spell, known: str
+) -> list[str]:
+    """One sentence for each field that is wrong: what it must be, and what it is."""
+    found: dict[str, str] = {}
+    for entry in error.errors():
+        owner, name = kind, str(entry["loc"][0]) if entry["loc"] else ""
+        for step in entry["loc"][1:]:
+            nested = owner.model_fields.get(underscored(name))
+            if nested is None or not _is_options(nested):
+                break  # what follows are the members of a union
+            owner, name = nested.annotation, str(step)  # type: ignore[assignment]
+        found.setdefault(name, _problem(entry, owner, name, spell, known))
+    return list(found.values())
+
+
+def _problem(entry: Any, owner: type[BaseModel], name: str, spell: Spell, known: str) -> str:
+    if entry["type"] == "extra_forbidden":
+        return f"unknown key {name!r} (known: {known})"
+    if not name or entry["type"] == "value_error":
+        text = str(entry["msg"]).removeprefix("Value error, ").rstrip(".")
+        return f"{spell(name)}: {text}" if name and name not in text else text
+    field = owner.model_fields.get(underscored(name)) or next(
+        f for f in owner.model_fields.values() if f.alias == name
+    )
+    words = _words(schema_of(field))
+    return f"{spell(field.alias or name)} must be {words}. Got {entry['input']!r}"
+
+
+def _keys(kind: type[Options], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Key]]:
+    for name, field in kind.model_fields.items():
+        here = (*path, name)
+        if _is_options(field) and field.description is None:
+            if field.json_schema_extra != {"keys": False}:
+                yield from _keys(field.annotation, here)  # type: ignore[arg-type]
+        elif field.description is not None:
+            key = field.alias or dashed(name)
+            schema = schema_of(field)
+            default = field.get_default(call_default_factory=True)
+            yield key, Key(key, default, _signs(schema), field.description, here)
+
+
+def _is_options(field: FieldInfo) -> bool:
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Options)
+
+
+def schema_of(field: FieldInfo) -> Mapping[str, Any]:
+    """What a field may be, as a JSON schema."""
+    kind: Any = field.annotation
+    for constraint in field.metadata:
+        kind = Annotated[kind, constraint]
+    return TypeAdapter(kind).json_schema()
+
+
+def _signs(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        return " or ".join(filter(None, map(_signs, schema["anyOf"])))
+    if "const" in schema:
+        return str(schema["const"])
+    if "enum" in schema:
+        return ", ".join(schema["enum"])
+    return ", ".join(f"{sign} {schema[name]:g}" for name, sign in SIGNS.items() if name in schema)
+
+
+def _words(schema: Mapping[str, Any]) -> str:
+    """The same for a sentence: "at least 0 and at most 1, or 'auto'"."""
+    if "anyOf" in schema:
+        return ", or ".join(map(_words, schema["anyOf"]))
+    if "const" in schema:
+        return repr(schema["const"])
+    if "enum" in schema:
+        *most, last = schema["enum"]
+        return f"{', '.join(most)} or {last}"
+    bounds = [f"{word} {schema[name]:g}" for name, word in WORDS.items() if name in schema]
+    kind = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
+    return " and ".join(bounds) or kind.get(schema.get("type", ""), "text")
+
+
+def table_of(keys: Mapping[str, Key]) -> str:
+    """Keys as a Markdown table."""
+    lines = ["| key | default | bounds | meaning |", "|---|---|---|---|"]
+    for key in keys.values():
+        default = f"`{key.default!r}`".replace("'", '"')
+        lines.append(f"| `{key.name}` | {default} | {key.bounds} | {key.help} |")
+    return "\n".join(lines) + "\n"

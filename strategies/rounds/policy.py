@@ -1,0 +1,76 @@
+"""The smallest groups that silos accept: the one place of ``min_group_size``.
+
+A silo may ask that its update is averaged only with so many, itself included. Groups are formed by
+``form``, updates averaged by ``average``, and the engine leaves out whose group has become too
+small; no algorithm does any of this by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.members import Members, minimums_of, staying
+from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.reports import Group
+from coterie.wire import Model
+
+
+def form(groups: Iterable[Group], minimums: Mapping[str, int]) -> tuple[Group, ...]:
+    """The groups without the silos that accept no group so small: these are alone."""
+    kept: list[Group] = []
+    alone: list[Group] = []
+    for group in groups:
+        stay = staying(group, minimums)
+        kept += [stay] if stay else []
+        alone += [(name,) for name in group if name not in stay]
+    return tuple(kept + alone)
+
+
+def accepted(updates: Sequence[Update]) -> list[Update]:
+    """Those of a group's updates that may be averaged: each silo's minimum holds among them."""
+    stay = staying([u.silo.name for u in updates], minimums_of(u.silo for u in updates))
+    return [u for u in updates if u.silo.name in stay]
+
+
+def average(updates: Sequence[Update]) -> Model | None:
+    """The size-weighted mean of those that may be averaged; None of nobody."""
+    kept = accepted(updates)
+    return weighted_mean([u.model for u in kept], [u.num_examples for u in kept]) if kept else None
+
+
+def average_groups(members: Members, updates: Sequence[Update]) -> Members:
+    """Aggregate every group of ``members.groups``: the size-weighted mean of what came back.
+
+    A member whose reply is missing or left out gets its group's mean like the others; a group
+    of which nobody answered keeps its models. Who is alone by itself trains its own model.
+    """
+    models = dict(members.models)
+    by_name = {update.silo.name: update for update in updates}
+    for group in members.groups:
+        own = [by_name[name] for name in group if name in by_name]
+        if len(group) == 1:
+            models |= {u.silo.name: u.model for u in own}
+        elif (mean := average(own)) is not None:
+            models |= dict.fromkeys(group, mean)
+    return members.holding(models)
+
+
+def withdraw(groups: Sequence[Group], updates: Sequence[Update]) -> dict[str, str]:
+    """Silos that accept none of their groups as small as what answered of it, and why."""
+    silos = {u.silo.name: u.silo for u in updates if not u.purpose}
+    if not minimums_of(silos.values()):
+        return {}
+    refused: dict[str, str] = {}
+    content: set[str] = set()
+    for group in groups:
+        own = [silos[name] for name in group if name in silos]
+        stay = staying([silo.name for silo in own], minimums_of(own))
+        content.update(stay)
+        for silo in own:
+            if silo.name not in stay:
+                refused[silo.name] = (
+                    f"it accepts groups of at least {silo.min_group_size} silos, of its group "
+                    f"{len(own)} answered."
+                )
+    return {name: reason for name, reason in refused.items() if name not in content}

@@ -1,0 +1,332 @@
+"""Replies, checked before any arithmetic: what arrives from a silo is wrong until it is not."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message, MetricRecord
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.algorithm import Answers, Order, Update, num_bytes
+from coterie.strategies.rounds.reports import Evaluation, GuardReport, PhaseReport, SiloReport
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+MAX_EXAMPLES = 1e15
+"""More training samples than anybody has; sums of such counts are still exact numbers."""
+MAX_VALUE = 1e15
+"""Larger than any parameter, running statistic or counter of a model that can be trained further:
+the float32 squares that training takes overflow at 1.8e19, and one such value spoils a mean."""
+
+GUARD_KEYS = (
+    *(wire.ERROR, wire.ALONE_ERROR),
+    *(wire.VALIDATION_ERROR, wire.ALONE_VALIDATION_ERROR),
+)
+
+
+class ReplyError(ValueError):
+    """Why a reply does not count; ``refused`` by the silo itself, or because it is wrong."""
+
+    def __init__(self, reason: str, *, refused: bool = False) -> None:
+        super().__init__(reason)
+        self.refused = refused
+
+
+@dataclass(frozen=True)
+class Checked:
+    """The replies of one exchange, checked.
+
+    Attributes:
+        updates: that hold, sorted by silo and purpose.
+        failed: the other orders, and why.
+    """
+
+    updates: list[Update]
+    failed: list[tuple[Order, ReplyError]]
+
+    @property
+    def answers(self) -> Answers:
+        """Of an exchange beside the round's training."""
+        return Answers(
+            self.updates,
+            missing={order.silo.name: str(error) for order, error in self.failed},
+            refused=[order.silo.name for order, error in self.failed if error.refused],
+        )
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Silo → why its own training does not count; what else was asked of it is only logged."""
+        return {order.silo.name: str(why) for order, why in self.failed if not order.purpose}
+
+
+def check_replies(orders: Sequence[Order], replies: Sequence[Message | None]) -> Checked:
+    """Check the reply to every order; None is a reply that did not come in time."""
+    updates: list[Update] = []
+    failed: list[tuple[Order, ReplyError]] = []
+    for order, reply in zip(orders, replies, strict=True):
+        try:
+            updates.append(check_reply(order, reply))
+        except ReplyError as error:
+            failed.append((order, error))
+            if order.purpose:
+                log.warning("%s: its %s is left out: %s", order.silo.name, order.purpose, error)
+    return Checked(sorted(updates, key=lambda u: (u.silo.name, u.purpose)), failed)
+
+
+def check_reply(order: Order, reply: Message | None) -> Update:
+    """Check a reply against what was sent.
+
+    Raises:
+        ReplyError: none came, an error reply, missing or undecodable arrays, other names, shapes
+            or types, NaN or infinity, or a sample count that is missing or not positive.
+    """
+    if reply is None:
+        raise ReplyError("it did not answer in time.")
+    if reply.has_error():
+        raise ReplyError(
+            str(reply.error.reason or "it answered with an error."),
+            refused=reply.error.code == wire.REFUSED,
+        )
+    try:
+        arrays = {k: wire.decode_arrays(r) for k, r in reply.content.array_records.items()}
+    except wire.WireError as error:
+        raise ReplyError(str(error)) from None
+    received = num_bytes(*arrays.values())
+    model = order.model if order.evaluates else arrays.pop(wire.ARRAYS, None)
+    if model is None:
+        raise ReplyError(f"its reply has no arrays (expected a record {wire.ARRAYS!r}).")
+    _check_like(model, order.model)
+    _check_numbers(arrays.values())
+    metrics = wire.read_metrics(reply.content)
+    count = metrics.get(wire.NUM_EXAMPLES)
+    if count is None or not 0 < count <= MAX_EXAMPLES:
+        raise ReplyError(f"{wire.NUM_EXAMPLES} must be a number above 0. Got {count}.")
+    return Update(
+        silo=order.silo,
+        start=order.model,
+        model={name: model[name] for name in order.model},
+        num_examples=float(count),
+        metrics=metrics,
+        purpose=order.purpose,
+        kind=order.kind,
+        extras=arrays,
+        bytes_sent=order.num_bytes,
+        bytes_received=received,
+    )
+
+
+def check_finite(model: Model) -> None:
+    """Refuse a model to start from that holds NaN or infinity.
+
+    Raises:
+        FederationError: names the first such array.
+    """
+    for name, array in model.items():
+        if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+            raise FederationError(f"the initial model's array {name!r} holds NaN or infinity.")
+
+
+def _check_like(model: Model, sent: Model) -> None:
+    if set(model) != set(sent):
+        odd = sorted(set(model) ^ set(sent))[:3]
+        raise ReplyError(f"its arrays differ from those sent: {', '.join(odd)}.")
+    for name, array in sent.items():
+        got = model[name]
+        if got.shape != array.shape or got.dtype != array.dtype:
+            raise ReplyError(
+                f"array {name!r} must be {array.dtype} of shape {array.shape}. "
+                f"Got {got.dtype} of shape {got.shape}."
+            )
+        _check_values(name, got)
+
+
+def _check_numbers(extras: Iterable[Model]) -> None:
+    for extra in extras:
+        for name, array in extra.items():
+            if array.dtype.kind not in "biuf":
+                raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
+            _check_values(name, array)
+
+
+def _check_values(name: str, array: NDArray[np.generic]) -> None:
+    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+        raise ReplyError(f"array {name!r} holds NaN or infinity. A smaller lr may help.")
+    if array.size and max(float(array.max()), -float(array.min())) > MAX_VALUE:
+        raise ReplyError(f"array {name!r} holds values beyond ±{MAX_VALUE:g}.")
+
+
+# ---------------------------------------------------------------- what replies say of models
+
+
+def read_evaluations(
+    silos: Sequence[Silo], replies: Sequence[Message | None]
+) -> dict[str, Evaluation]:
+    """Silo → (loss, error, test samples), of the evaluations that count."""
+    found = {}
+    for silo, reply in zip(silos, replies, strict=True):
+        if reply is None:
+            continue
+        if reply.has_error():
+            log.warning("%s was not evaluated: %s", silo.name, reply.error.reason)
+            continue
+        metrics = wire.read_metrics(reply.content)
+        count = metrics.get(wire.NUM_EXAMPLES, 0)
+        if not np.isfinite(count) or count <= 0:
+            log.warning("%s was not evaluated: it states %s test samples", silo.name, count)
+            continue
+        found[silo.name] = (metrics.get(wire.LOSS, float("nan")), error_of(metrics), int(count))
+    return dict(sorted(found.items()))
+
+
+def read_guards(silos: Sequence[Silo], replies: Sequence[Message | None]) -> dict[str, GuardReport]:
+    """What silos with a guard found."""
+    found = {}
+    for silo, reply in zip(silos, replies, strict=True):
+        if reply is None or reply.has_error():
+            continue
+        metrics = wire.read_metrics(reply.content)
+        error, alone, validation, alone_validation = (
+            metrics.get(key, float("nan")) for key in GUARD_KEYS
+        )
+        if np.isfinite([error, alone, validation, alone_validation]).all():
+            kept_alone = metrics.get(wire.KEPT_ALONE) == 1
+            found[silo.name] = GuardReport(error, alone, validation, alone_validation, kept_alone)
+    return dict(sorted(found.items()))
+
+
+def received_evaluations(updates: Sequence[Update]) -> dict[str, Evaluation]:
+    """Silo → what it measured of the model that it was sent with its training."""
+    stated = {u.silo.name: u.metrics for u in updates if wire.RECEIVED_ERROR in u.metrics}
+    counts = {name: metrics.get(wire.RECEIVED_EXAMPLES, 0) for name, metrics in stated.items()}
+    return {
+        name: (
+            metrics.get(wire.RECEIVED_LOSS, float("nan")),
+            metrics[wire.RECEIVED_ERROR],
+            int(counts[name]),
+        )
+        for name, metrics in stated.items()
+        if np.isfinite(counts[name]) and counts[name] > 0
+    }
+
+
+def trained_evaluations(updates: Sequence[Update]) -> dict[str, tuple[float, float]]:
+    """Silo → (loss, error) of the model as it trained it, of those that were asked."""
+    return {
+        u.silo.name: (u.metrics.get(wire.TRAINED_LOSS, float("nan")), u.metrics[wire.TRAINED_ERROR])
+        for u in updates
+        if wire.TRAINED_ERROR in u.metrics
+    }
+
+
+def error_of(metrics: Mapping[str, float]) -> float:
+    """A silo's error; a plain ClientApp may state an accuracy instead."""
+    if wire.ERROR in metrics:
+        return metrics[wire.ERROR]
+    for key in ("accuracy", "eval_acc", "eval-accuracy", "acc"):
+        if key in metrics:
+            return 1.0 - metrics[key]
+    return float("nan")
+
+
+def silo_report(update: Update) -> SiloReport:
+    """What the record keeps of a silo's training."""
+    return SiloReport(
+        num_examples=update.num_examples,
+        train_loss=update.metrics.get(wire.TRAIN_LOSS, float("nan")),
+        seconds=update.metrics.get(wire.SECONDS, float("nan")),
+        bytes_sent=update.bytes_sent,
+        bytes_received=update.bytes_received,
+    )
+
+
+# ---------------------------------------------------------------- costs and means
+
+
+def costs_by_kind(
+    orders: Sequence[Order], updates: Sequence[Update], seconds: float
+) -> dict[str, PhaseReport]:
+    """What an exchange beside the training cost, by message type."""
+    return {
+        kind: _cost(
+            [o for o in orders if o.kind == kind],
+            [u for u in updates if u.kind == kind],
+            exchanges=1,
+            seconds=seconds,
+        )
+        for kind in sorted({order.kind for order in orders})
+    }
+
+
+def costs_beside_training(
+    orders: Sequence[Order], updates: Sequence[Update]
+) -> dict[str, PhaseReport]:
+    """What was asked for a purpose together with the round's training, by purpose."""
+    purposes = sorted({_unnumbered(order.purpose) for order in orders if order.purpose})
+    return {
+        purpose: _cost(
+            [o for o in orders if o.purpose and _unnumbered(o.purpose) == purpose],
+            [u for u in updates if u.purpose and _unnumbered(u.purpose) == purpose],
+        )
+        for purpose in purposes
+    }
+
+
+def add_costs(
+    one: Mapping[str, PhaseReport], other: Mapping[str, PhaseReport]
+) -> dict[str, PhaseReport]:
+    """Both, added up where they are of one kind."""
+    return {**one, **{key: one.get(key, PhaseReport()) + cost for key, cost in other.items()}}
+
+
+def _cost(
+    orders: Sequence[Order],
+    updates: Sequence[Update],
+    *,
+    exchanges: int = 0,
+    seconds: float = 0.0,
+) -> PhaseReport:
+    stated = [u.metrics.get(wire.SECONDS, 0.0) for u in updates]
+    return PhaseReport(
+        exchanges=exchanges,
+        messages=len(orders),
+        seconds=seconds,
+        bytes_sent=sum(order.num_bytes for order in orders),
+        bytes_received=sum(u.bytes_received for u in updates),
+        silo_seconds=sum(s for s in stated if np.isfinite(s)),
+    )
+
+
+def _unnumbered(purpose: str) -> str:
+    """``trial-3`` → ``trial``."""
+    return re.sub(r"-\d+$", "", purpose)
+
+
+def evaluation_record(evaluation: Mapping[str, Evaluation]) -> MetricRecord:
+    """Flower's record: means weighted by test samples."""
+    weights = np.array([count for _, _, count in evaluation.values()], dtype=np.float64)
+    means: dict[str, int | float] = {wire.NUM_EXAMPLES: int(weights.sum())}
+    for i, key in enumerate((wire.LOSS, wire.ERROR)):
+        values = np.array([entry[i] for entry in evaluation.values()], dtype=np.float64)
+        if np.isfinite(values).all():
+            means[key] = float((values * weights).sum() / weights.sum())
+    return MetricRecord({**means})
+
+
+def training_record(updates: Sequence[Update]) -> MetricRecord:
+    """Flower's record: the mean training loss, weighted by training samples."""
+    pairs = [
+        (u.metrics[wire.TRAIN_LOSS], u.num_examples)
+        for u in updates
+        if wire.TRAIN_LOSS in u.metrics
+    ]
+    total = sum(weight for _, weight in pairs)
+    mean = sum(value * weight for value, weight in pairs) / total if total else float("nan")
+    return MetricRecord({wire.TRAIN_LOSS: mean} if mean == mean else {})
