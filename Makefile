@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test check e2e e2e-docker chaos bench-overhead bench-partition \
+.PHONY: help setup setup-dev demo docs test check e2e e2e-docker chaos bench-overhead bench-partition \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-report bench-scale clean
 
@@ -42,6 +42,9 @@ demo: setup ## Ten silos on this machine find out who should train with whom
 
 test: setup-dev ## Fast tests
 	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+
+docs: setup-dev .links/coterie ## The documentation as a site in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 check: setup-dev .links/coterie ## Linter, types, import rules
 	@$(BIN)/ruff check .
@@ -98,4 +101,4 @@ bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 	@$(BIN)/python -m benchmarks.report $(ARGS)
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .links build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .links site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

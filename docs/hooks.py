@@ -8,6 +8,7 @@ today.
 from __future__ import annotations
 
 import base64
+import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -52,7 +53,9 @@ def walk(command: Any, path: str = "coterie") -> Iterator[tuple[str, Any]]:
 
 def commands_page() -> str:
     """All commands with arguments and options."""
-    parts = ["# Commands\n\nEvery command explains itself with `--help`; this page is made from that."]
+    parts = [
+        "# Commands\n\nEvery command explains itself with `--help`; this page is made from that."
+    ]
     parts += [_command(path, command) for path, command in walk(command_tree())]
     return "\n\n".join(parts) + "\n"
 
@@ -129,15 +132,20 @@ def executed(file: Path, folder: Path) -> Any:
         nbclient.exceptions.CellTimeoutError: a cell took longer than NOTEBOOK_DEADLINE_S.
     """
     import nbformat
+    from jupyter_client import AsyncKernelManager
     from nbclient import NotebookClient
 
     notebook = nbformat.read(file, as_version=4)
-    NotebookClient(
-        notebook,
-        timeout=NOTEBOOK_DEADLINE_S,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(folder)}},
-    ).execute()
+    with tempfile.TemporaryDirectory() as sockets:
+        kernel = AsyncKernelManager(
+            kernel_name="python3", transport="ipc", ip=str(Path(sockets) / "kernel")
+        )
+        NotebookClient(
+            notebook,
+            km=kernel,
+            timeout=NOTEBOOK_DEADLINE_S,
+            resources={"metadata": {"path": str(folder)}},
+        ).execute()
     return notebook
 
 
@@ -165,8 +173,6 @@ def notebook_page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made."""
-    import tempfile
-
     from mkdocs.structure.files import File
 
     made: dict[str, str | bytes] = {
@@ -185,5 +191,5 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Put the options' tables where a page asks for them."""
-    return markdown.replace(OPTIONS_HERE, options_page())
+    """Put the options' tables where a page asks for them; a notebook's page ends in .md here."""
+    return markdown.replace(OPTIONS_HERE, options_page()).replace(".ipynb)", ".md)")

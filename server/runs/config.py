@@ -2,7 +2,7 @@
 
 The same keys everywhere: ``coterie run --set KEY=VALUE``, ``flwr run . --run-config "KEY=VALUE"``,
 and ``[tool.flwr.app.config]`` in ``pyproject.toml``, which holds the defaults for Flower. A test
-keeps the two lists equal. ``docs/configuration.md`` is made from this class.
+keeps the two lists equal. ``docs/reference/configuration.md`` is made from this class.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RunConfig(BaseModel):
         "fedgenp",
         "fedgen",
         "fedensemble",
-    ] = Field("hcct", description="Who trains with whom; see choosing.md.")
+    ] = Field("hcct", description="Who trains with whom; see docs/how-to/choose-a-strategy.md.")
     task: str = Field("digits", min_length=1, description="Task that every silo must serve.")
     rounds: int = Field(20, ge=1, le=100_000, description="Number of rounds.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Same seed, same models.")
@@ -430,7 +430,7 @@ class RunConfig(BaseModel):
 
     @classmethod
     def table(cls) -> str:
-        """All keys as a Markdown table, for ``docs/configuration.md``."""
+        """All keys as a Markdown table, for ``docs/reference/configuration.md``."""
         lines = ["| key | default | bounds | meaning |", "|---|---|---|---|"]
         properties = cls.model_json_schema(by_alias=True)["properties"]
         for key, entry in properties.items():

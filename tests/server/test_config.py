@@ -40,12 +40,6 @@ def test_flowers_list_of_keys_in_pyproject_equals_the_defaults() -> None:
     }
 
 
-def test_the_written_table_of_keys_is_the_one_made_from_the_class() -> None:
-    """docs/configuration.md holds ``RunConfig.table()``."""
-    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert RunConfig.table().strip() in text
-
-
 def test_every_value_is_one_that_flower_can_carry() -> None:
     assert all(isinstance(v, str | int | float | bool) for v in RunConfig().plain().values())
 
