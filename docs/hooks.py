@@ -53,11 +53,9 @@ def walk(command: Any, path: str = "coterie") -> Iterator[tuple[str, Any]]:
 
 def commands_page() -> str:
     """All commands with arguments and options."""
-    parts = [
-        "# Commands\n\nEvery command explains itself with `--help`; this page is made from that."
-    ]
-    parts += [_command(path, command) for path, command in walk(command_tree())]
-    return "\n\n".join(parts) + "\n"
+    first = "# Commands\n\nEvery command has `--help`; this page is made from the same texts."
+    parts = [_command(path, command) for path, command in walk(command_tree())]
+    return "\n\n".join([first, *parts]) + "\n"
 
 
 def _command(path: str, command: Any) -> str:
@@ -132,17 +130,16 @@ def executed(file: Path, folder: Path) -> Any:
         nbclient.exceptions.CellTimeoutError: a cell took longer than NOTEBOOK_DEADLINE_S.
     """
     import nbformat
-    from jupyter_client import AsyncKernelManager
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     notebook = nbformat.read(file, as_version=4)
-    with tempfile.TemporaryDirectory() as sockets:
-        kernel = AsyncKernelManager(
-            kernel_name="python3", transport="ipc", ip=str(Path(sockets) / "kernel")
-        )
+    with tempfile.TemporaryDirectory() as sockets:  # local sockets, which nobody else can reach
+        link = {"transport": "ipc", "ip": str(Path(sockets) / "kernel")}
         NotebookClient(
             notebook,
-            km=kernel,
+            config=Config(KernelManager=link),
+            kernel_name="python3",
             timeout=NOTEBOOK_DEADLINE_S,
             resources={"metadata": {"path": str(folder)}},
         ).execute()
@@ -157,15 +154,19 @@ def notebook_page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
             parts.append(cell.source)
             continue
         parts.append(f"```python\n{cell.source}\n```")
+        if text := "".join(_text(output) for output in cell.outputs).rstrip():
+            parts.append(f"```text\n{text}\n```")
         for output in cell.outputs:
-            data = output.get("data", {})
-            if "image/png" in data:
+            if png := output.get("data", {}).get("image/png"):
                 picture = f"{name}-{len(pictures)}.png"
-                pictures[picture] = base64.b64decode(data["image/png"])
-                parts.append(f"![output]({picture})")
-            elif text := output.get("text") or data.get("text/plain"):
-                parts.append(f"```text\n{text.rstrip()}\n```")
+                pictures[picture] = base64.b64decode(png)
+                parts.append(f"![what the cell draws]({picture})")
     return "\n\n".join(parts) + "\n", pictures
+
+
+def _text(output: Any) -> str:
+    data = output.get("data", {})
+    return output.get("text") or ("" if "image/png" in data else data.get("text/plain", ""))
 
 
 # --- what MkDocs calls ---

@@ -1,4 +1,4 @@
-"""The documentation's examples work as written, its commands exist, and its links lead somewhere."""
+"""The documentation's examples work as written, its commands exist, its links lead somewhere."""
 
 from __future__ import annotations
 
