@@ -64,7 +64,8 @@ def _command(path: str, command: Any) -> str:
     context = click.Context(command, info_name=path)
     usage = " ".join([path, *command.collect_usage_pieces(context)])
     rows = [_parameter(one, context) for one in command.params if not getattr(one, "hidden", False)]
-    table = "\n".join(["| | | default |", "|---|---|---|", *rows]) if rows else ""
+    head = ["| option | meaning | default |", "|---|---|---|"]
+    table = "\n".join([*head, *rows]) if rows else ""
     example = f"```text\n{command.epilog}\n```" if command.epilog else ""
     text = [f"## {path}", f"```text\n{usage}\n```", command.help or "", table, example]
     return "\n\n".join(part for part in text if part)
@@ -75,8 +76,8 @@ def _parameter(one: Any, context: Any) -> str:
     if one.param_type_name == "argument":
         names = f"`{one.make_metavar(context)}`"
     elif not one.is_flag:
-        names += f" `{one.make_metavar(context)}`"
-    text = str(getattr(one, "help", None) or "").replace("|", "\\|")
+        names += f" `{one.make_metavar(context).removesuffix(' RANGE')}`"
+    text = str(getattr(one, "help", None) or "").replace("|", "\\|").replace("<", "&lt;")
     default = "" if one.default in (None, False, "") or callable(one.default) else one.default
     return f"| {names.replace('|', chr(92) + '|')} | {text} | {f'`{default}`' if default else ''} |"
 
@@ -110,7 +111,8 @@ def api_page(package: str) -> str:
     name = f"coterie.{package}"
     exported = getattr(import_module(name), "__all__", None)
     shown = [f"{name}.{one}" for one in exported] if exported else _modules(package)
-    entries = "\n\n".join(f"::: {one}" for one in [*shown, *more])
+    only = "\n    options:\n      members: [start]" if package == "strategies" else ""
+    entries = "\n\n".join(f"::: {one}{only}" for one in [*shown, *more])
     return f"# API: coterie.{package}\n\n{text}\n\n{entries}\n"
 
 
@@ -153,7 +155,9 @@ def notebook_page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
         if cell.cell_type == "markdown":
             parts.append(cell.source)
             continue
-        parts.append(f"```python\n{cell.source}\n```")
+        parts.append(_code(cell.source))
+        if cell.source.startswith("%%writefile"):
+            continue  # it prints that it writes the file
         if text := "".join(_text(output) for output in cell.outputs).rstrip():
             parts.append(f"```text\n{text}\n```")
         for output in cell.outputs:
@@ -162,6 +166,17 @@ def notebook_page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
                 pictures[picture] = base64.b64decode(png)
                 parts.append(f"![what the cell draws]({picture})")
     return "\n\n".join(parts) + "\n", pictures
+
+
+def _code(source: str) -> str:
+    """A cell as a block of what it holds: commands, a file, or Python."""
+    first, _, rest = source.partition("\n")
+    if first == "%%sh":
+        return f"```sh\n{rest}\n```"
+    if first.startswith("%%writefile"):
+        name = first.split()[1]
+        return f'```{name.rpartition(".")[2]} title="{name}"\n{rest}\n```'
+    return f"```python\n{source}\n```"
 
 
 def _text(output: Any) -> str:

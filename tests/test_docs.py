@@ -12,10 +12,12 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
+import nbformat
 import numpy as np
 import pytest
 import yaml
@@ -35,7 +37,9 @@ from tests.conftest import plain_app, plain_initial, plain_model, plain_nodes
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 HOOKS: dict[str, Any] = runpy.run_path(str(DOCS / "hooks.py"))
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
+WRITTEN = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PAGES = [*WRITTEN, *NOTEBOOKS]
 COMMANDS = ("sh", "bash")
 
 
@@ -52,9 +56,18 @@ class Block:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
 
+@cache
+def text_of(page: Path) -> str:
+    """A page's Markdown; a notebook's is that of its cells."""
+    if page.suffix != ".ipynb":
+        return page.read_text(encoding="utf-8")
+    text: str = HOOKS["notebook_page"](nbformat.read(page, as_version=4), page.stem)[0]
+    return text
+
+
 def blocks(page: Path, *languages: str) -> list[Block]:
     """The fenced blocks of a page in these languages; all of them by default."""
-    text = page.read_text(encoding="utf-8")
+    text = text_of(page)
     found = re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
     made = [Block(page, m[1], m[2], text[: m.start()].count("\n") + 1) for m in found]
     return [block for block in made if not languages or block.language in languages]
@@ -62,11 +75,12 @@ def blocks(page: Path, *languages: str) -> list[Block]:
 
 def pages_with(*languages: str) -> list[Any]:
     """Pages with such blocks, as parameters of a test."""
-    return [
-        pytest.param(page, id=str(page.relative_to(ROOT)))
-        for page in PAGES
-        if blocks(page, *languages)
-    ]
+    return named(*(page for page in PAGES if blocks(page, *languages)))
+
+
+def named(*pages: Path) -> list[Any]:
+    """Pages as parameters of a test, called by their place."""
+    return [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages]
 
 
 # --- code that runs ---
@@ -84,7 +98,7 @@ def given_by_the_reader() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("page", pages_with("python"))
+@pytest.mark.parametrize("page", named(*(p for p in WRITTEN if blocks(p, "python"))))
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space = given_by_the_reader()
@@ -181,7 +195,7 @@ def commands_in(page: Path) -> Iterator[str]:
     for block in blocks(page, *COMMANDS):
         for line in block.text.replace("\\\n", " ").splitlines():
             yield from re.findall(r"(?:^|[\s;&|(])(coterie\s[^;&|>]+)", line)
-    text = re.sub(r"^```.*?^```$", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^```.*?^```$", "", text_of(page), flags=re.DOTALL | re.MULTILINE)
     yield from re.findall(r"`(coterie\s[^`]+)`", text.replace("\n", " "))
 
 
@@ -218,7 +232,7 @@ def _unknown_key(setting: str) -> str:
     return "" if key in {dashed(name) for name in RunConfig.model_fields} else key
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT))) for p in PAGES])
+@pytest.mark.parametrize("page", named(*PAGES))
 def test_commands_exist(page: Path) -> None:
     tree = HOOKS["command_tree"]()
     problems = {line: problem_of(line, tree) for line in commands_in(page)}
@@ -251,7 +265,7 @@ def test_links_lead_somewhere() -> None:
     here = "https://github.com/coterie-fl/coterie/blob/main/"
     lost = []
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        for target in re.findall(r"\]\(([^)#\s]+)", text_of(page)):
             local = target.removeprefix(here)
             if local.startswith(("https://", "http://")):
                 continue
@@ -281,7 +295,7 @@ def test_pages_that_the_code_names_exist() -> None:
 
 def test_files_that_a_page_names_exist() -> None:
     folder = r"`((?:server|client|strategies|tasks|system|wire|benchmarks|docker|tests)/[\w/.-]+)`"
-    named = {(p.name, n) for p in PAGES for n in re.findall(folder, p.read_text(encoding="utf-8"))}
+    named = {(p.name, n) for p in PAGES for n in re.findall(folder, text_of(p))}
     assert len(named) > 15
     assert not {(page, name) for page, name in named if not (ROOT / name).exists()}
 
@@ -302,9 +316,6 @@ def test_the_commands_page_has_every_command_and_option() -> None:
         assert f"## {path}\n" in page
         own = page.split(f"## {path}\n")[1].split("\n## ")[0]
         assert all(f"`{name}`" in own for p in command.params for name in p.opts if name[0] == "-")
-
-
-NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 
 
 def test_notebooks_are_stored_without_outputs() -> None:
