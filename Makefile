@@ -45,6 +45,7 @@ test: setup-dev ## Fast tests
 
 docs: setup-dev .links/coterie ## The documentation as a site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
 check: setup-dev .links/coterie ## Linter, types, import rules
 	@$(BIN)/ruff check .
