@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo test check e2e e2e-docker chaos bench-overhead bench-partition \
+.PHONY: help setup setup-dev demo docs test check e2e e2e-docker chaos bench-overhead bench-partition \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-report bench-scale clean
 
@@ -43,11 +43,18 @@ demo: setup ## Ten silos on this machine find out who should train with whom
 test: setup-dev ## Fast tests
 	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
 
+docs: setup-dev .links/coterie ## The documentation as a site in site/
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
+
 check: setup-dev .links/coterie ## Linter, types, import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_imports.py
+
+config: setup ## Write what is made from the options: defaults in pyproject.toml, tables of keys
+	@$(BIN)/python docs/generate.py
 
 e2e: setup-dev ## Tests with real processes and real gRPC
 	@$(BIN)/python -m pytest -m e2e $(ARGS)
@@ -98,4 +105,4 @@ bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 	@$(BIN)/python -m benchmarks.report $(ARGS)
 
 clean: ## Remove the virtual environment and caches
-	rm -rf $(VENV) .links build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .links site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         "--simulation",
         type=Path,
         metavar="FILE",
-        help="simulation file (docs/simulation.md): task, options and number of silos",
+        help="simulation file (docs/how-to/simulate.md): task, options and number of silos",
     )
     own.add_argument(
         "--parallel",

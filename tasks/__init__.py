@@ -1,7 +1,7 @@
 """What is learned: a model, its split into representation and head, one silo's data, a loss.
 
 ``load_task("digits")`` returns a built-in task; ``load_task("module:attribute")`` one of the
-user's own (see ``docs/tasks.md``).
+user's own (see ``docs/how-to/own-task.md``).
 """
 
 from coterie.tasks.base import SiloData, Task, TaskError

@@ -15,7 +15,7 @@ The same file describes the silos to ``coterie silo --simulation`` (real process
     [options]                    # more options of the task, the same at every silo; its files and
                                  # folders are relative to this file too
     normalise = "per-pixel"
-    [run]                        # keys of docs/configuration.md
+    [run]                        # keys of docs/reference/configuration.md
     strategy = "fedgroup"
     rounds = 20
 """

@@ -300,7 +300,7 @@ def silo(context: typer.Context) -> None:
 )
 def run(
     strategy: Annotated[
-        str | None, typer.Argument(help="hcct, fedavg, … See docs/choosing.md.")
+        str | None, typer.Argument(help="hcct, fedavg, … See docs/how-to/choose-a-strategy.md.")
     ] = None,
     resume: Annotated[
         str | None,
@@ -324,7 +324,9 @@ def run(
     min_silos: Annotated[int | None, typer.Option(help="Wait for so many.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key of docs/configuration.md."),
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Any key of docs/reference/configuration.md."
+        ),
     ] = None,
     federation: FederationOption = None,
     superlink: SuperLinkOption = None,
@@ -398,7 +400,7 @@ def stop(
 @app.command(epilog="Example:  coterie simulate hundred.toml --processes 2")
 def simulate(
     file: Annotated[
-        Path, typer.Argument(help="Simulation file: docs/simulation.md.", callback=_place)
+        Path, typer.Argument(help="Simulation file: docs/how-to/simulate.md.", callback=_place)
     ],
     settings: Annotated[
         list[str] | None,
@@ -505,7 +507,9 @@ def _whom(
 def compare(
     file: Annotated[
         Path,
-        typer.Argument(help="TOML: silos, seeds, strategies. docs/choosing.md", callback=_place),
+        typer.Argument(
+            help="TOML: silos, seeds, strategies. docs/how-to/compare.md", callback=_place
+        ),
     ],
     data: Annotated[
         Path | None,

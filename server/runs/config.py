@@ -33,7 +33,7 @@ class RunConfig(Options):
     Keys are written with dashes: ``local-epochs``. Make one with ``read``.
     """
 
-    strategy: str = Field("hcct", description="Who trains with whom; see choosing.md.")
+    strategy: str = Field("hcct", description="Who trains with whom; see docs/how-to/choose-a-strategy.md.")
     task: str = Field("digits", min_length=1, description="Task that every silo must serve.")
     rounds: int = Field(20, ge=1, le=100_000, description="Number of rounds.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Same seed, same models.")

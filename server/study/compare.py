@@ -11,7 +11,7 @@ The file is TOML::
     silos = 10                     # with [split]: cut from one folder ...
 
     [split]
-    kind = "dirichlet"             # docs/images.md
+    kind = "dirichlet"             # docs/reference/image-tasks.md
     alpha = 0.1
 
     [options]                      # more options of the task, the same at every silo
@@ -21,7 +21,7 @@ The file is TOML::
     name = "north"
     options = { train = 40, rotation = 90 }    # files and folders are relative to this file
 
-    [run]                          # keys of docs/configuration.md, for every strategy
+    [run]                          # keys of docs/reference/configuration.md, for every strategy
     rounds = 20
 
     [[strategies]]

@@ -27,7 +27,7 @@ MAX_TIMES = 10.0
 HOW_TO_ADD = (
     "A task has a latent split when its model is tasks.models.SplitModel(representation, head) and "
     "the head is a Linear layer, or a Sequential of Linear, ReLU, Tanh and Dropout; see "
-    "docs/fedgenp.md."
+    "docs/explanation/fedgenp.md."
 )
 
 

@@ -222,7 +222,8 @@ class GroupStrategy(Strategy):
             initial_arrays: w⁰, from which every silo starts.
             num_rounds: ≥ 1.
             timeout: replaces ``round_timeout``.
-            train_config, evaluate_config: added to the messages' configuration.
+            train_config: added to the configuration of training messages.
+            evaluate_config: added to that of evaluation messages.
             evaluate_fn: evaluates the mean of all models on the server, as in Flower.
             commit: called with where the run stands when a round has been reported.
             resume: go on from here, with the same models as a run that was never interrupted;

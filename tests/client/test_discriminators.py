@@ -89,7 +89,7 @@ def trained_one_by_one(pairs: Pairs, batches: list[torch.Tensor], lr: float) -> 
 def test_the_first_reply_tells_which_labels_a_silo_has_as_the_documentation_says(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A limit, not a wish: whoever closes it corrects docs/fedcollab.md, organisations.md."""
+    """A known limit: whoever removes it corrects fedcollab.md and silo-toml.md."""
     monkeypatch.setattr(Digits, "discriminator", lambda self, n: make(n, self.num_classes))
     bench = bench_of(**{"data.train": 120, "data.test": 20})
     mine = torch.isin(bench.data.y_train, torch.tensor([0, 1, 7]))
@@ -101,9 +101,10 @@ def test_the_first_reply_tells_which_labels_a_silo_has_as_the_documentation_says
     moved = (pairs.stack[name] - before[name]).abs()[0]
     by_label = moved.sum(dim=0) if moved.ndim == 2 else moved
     assert set(by_label.nonzero().flatten().tolist()) == set(pairs.pool.y.tolist()) == {0, 1, 7}
-    root = Path(__file__).parents[2]
-    assert "tell which labels the silo has" in (root / "docs" / "fedcollab.md").read_text("utf-8")
-    assert "which labels this silo has" in (root / "docs" / "organisations.md").read_text("utf-8")
+    docs = Path(__file__).parents[2] / "docs"
+    explained = (docs / "explanation" / "fedcollab.md").read_text("utf-8")
+    assert "tell which labels the silo has" in explained
+    assert "which labels this silo has" in (docs / "reference" / "silo-toml.md").read_text("utf-8")
 
 
 class Plain(nn.Module):

@@ -1,4 +1,4 @@
-"""The walk-throughs of docs/own-data.md, run as they are written.
+"""The walk-throughs of docs/how-to/own-data.md, run as they are written.
 
 One thing is changed: the coordinator listens on free ports, so that a test disturbs nobody.
 """
@@ -17,12 +17,15 @@ from coterie.server.machine.superlink import Ports
 from tests.e2e.conftest import until
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"^```(\w+)( service)?\n(.*?)^```", flags=re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^```(\w+)( title=\"in a terminal of its own[^\n]*)?\n(.*?)^```",
+    flags=re.DOTALL | re.MULTILINE,
+)
 
 
 def steps(section: str) -> tuple[dict[str, str], list[tuple[bool, str]]]:
     """Files to save, by name, and the commands in order; True marks those that stay."""
-    page = (ROOT / "docs" / "own-data.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "own-data.md").read_text(encoding="utf-8")
     text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
     files, commands = {}, []
     for kind, service, body in BLOCK.findall(text):
