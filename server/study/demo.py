@@ -377,8 +377,9 @@ def _alpha_text(record: dict[str, Any]) -> str:
         high = "∞" if np.isinf(stretch.alpha_high) else f"{stretch.alpha_high:.0f}"
         steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
     return (
-        f"α is the preference for more data: a silo's utility is −α/D + cos(its update, its group's), with "
-        f"D the group's samples. This run had α = {alpha:g}. Its last updates give this "
+        "α is the preference for more data: a silo's utility is "
+        "−α/D + cos(its update, its group's), with D the group's samples. "
+        f"This run had α = {alpha:g}. Its last updates give this "
         f"many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
         "together; in between, those stay together that learn the same."
     )
