@@ -1,0 +1,1 @@
+"""What every benchmark shares: a store of results, runs in this process, tables, a command line."""
