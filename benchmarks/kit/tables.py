@@ -1,4 +1,4 @@
-"""Markdown tables; ``python -m benchmarks.kit.tables`` writes all of them anew from the stored JSON.
+"""Markdown tables; ``python -m benchmarks.kit.tables`` writes all of them anew from stored JSON.
 
 Nothing is measured: ``results/NAME.md`` is made of ``results/NAME.json`` alone.
 """
@@ -27,9 +27,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "--
     return [titles, f"|{rule}" * len(head) + "|", *("| " + " | ".join(row) + " |" for row in rows)]
 
 
-def spread(
-    values: Iterable[float], digits: int = 2, *, sign: str = "", missing: str = "–"
-) -> str:
+def spread(values: Iterable[float], digits: int = 2, *, sign: str = "", missing: str = "–") -> str:
     """Mean ± sample deviation; the value alone if there is one, ``missing`` if none is a number."""
     known = [value for value in values if value == value]
     if not known:

@@ -1,6 +1,6 @@
 """HCCT's four experiments with the paper's settings, ours beside the paper's figures.
 
-    python -m benchmarks.papers.hcct --data FOLDER [--parts digit,fmnist,cifar10,example] [--seeds 5]
+    python -m benchmarks.papers.hcct --data FOLDER [--parts digit,fmnist] [--seeds 5]
 
 Every run is stored as soon as it is done; a second call adds what is missing: more seeds, or fixed
 values of α (``--alphas``). In-process Grid, one thread. A message that was answered before in the
@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.kit.command import read
-from benchmarks.kit.runs import Build, Node, Trained, nodes, numbered_groups, say, train
+from benchmarks.kit.runs import Build, Trained, nodes, numbered_groups, say, train
 from benchmarks.kit.silos import Remembering
 from benchmarks.kit.store import Entry, Store
 from benchmarks.kit.strategies import FixedGroups

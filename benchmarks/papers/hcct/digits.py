@@ -83,7 +83,10 @@ def document(entries: Sequence[Entry]) -> str:
             "",
             *table(
                 ("setting", *HEADS, f"changes in {ROUNDS - 1}"),
-                ([name, *error_cells(runs), *_group_cells(name, runs)] for name, runs in found.items()),
+                (
+                    [name, *error_cells(runs), *_group_cells(name, runs)]
+                    for name, runs in found.items()
+                ),
             ),
             "",
         ]

@@ -109,9 +109,7 @@ def _departure(setting: Mapping[str, Any], experiment: Experiment) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _by_variant(
-    experiment: Experiment, runs: Sequence[Entry]
-) -> dict[tuple[str, int], list[Any]]:
+def _by_variant(experiment: Experiment, runs: Sequence[Entry]) -> dict[tuple[str, int], list[Any]]:
     """(variant, rounds) → its runs, in the order of the paper's table."""
     names = [*experiment.variants, *(run["variant"] for run in runs)]
     rounds = sorted({run["rounds"] for run in runs}, reverse=True)
