@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 
-from benchmarks.hcct import Shared
+from benchmarks.kit.silos import Shared
 from coterie import wire
 from coterie.client.work.training import load_weights
 from coterie.tasks.base import Option, SiloData, TaskError
