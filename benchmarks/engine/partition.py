@@ -1,27 +1,26 @@
 """Speed of the partition numerics beside their limits, measured side by side in one run.
 
-    python -m benchmarks.partition [--quick]
+    python -m benchmarks.engine.partition [--quick]
 
-Writes benchmarks/results/partition.json and partition.md. Every time is the smallest of a few
-repetitions; what is compared is measured in turn, so that other load hits both.
+Every time is the smallest of a few repetitions; what is compared is measured in turn, so that other
+load hits both.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.kit.command import read
+from benchmarks.kit.store import Entry, Store, select
+from benchmarks.kit.tables import table
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.coalition import (
     FedCollabBound,
@@ -32,7 +31,6 @@ from coterie.strategies.partition.coalition import (
 )
 from coterie.strategies.partition.gram import gram, replace_row
 
-RESULTS = Path(__file__).parent / "results"
 GRAM_SIZES = [
     (20, 100_000),
     (20, 1_000_000),
@@ -233,18 +231,65 @@ def measure_others() -> list[Row]:
     return [{"what": what, "seconds": fastest([call], repeat=2)[0]} for what, call in cases.items()]
 
 
-# --- report ---------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
-
-def table(rows: Sequence[Row], columns: dict[str, str]) -> str:
-    """Markdown of the rows; `columns` maps keys to headings."""
-    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---:|" * len(columns)]
-    for row in rows:
-        lines.append("| " + " | ".join(cell(row.get(key, "")) for key in columns) + " |")
-    return "\n".join(lines)
+TABLES: dict[str, tuple[str, dict[str, str]]] = {
+    "gram": (
+        "## Gram matrix (float32 updates) beside the BLAS limit\n\n"
+        "BLAS: one N x P by P x N `sgemm`. Ours reads a matrix in place; *layers* are twenty "
+        "named arrays per silo. numpy's `X @ X.T` is the symmetric product (half the work) "
+        "without float64 accumulation. Error: against float64, over |u_i||u_j|.",
+        {
+            "silos": "N",
+            "parameters": "P",
+            "blas_s": "BLAS",
+            "syrk_s": "X @ X.T",
+            "gram_s": "ours",
+            "gram_layers_s": "ours, layers",
+            "ratio": "ours / BLAS",
+            "ratio_layers": "layers / BLAS",
+            "replace_row_s": "replace one row",
+            "error": "error",
+            "skipped": "",
+        },
+    ),
+    "literal": (
+        "## HCCT's Algorithm 2, from updates to groups, all merging",
+        {
+            "silos": "N",
+            "parameters": "P",
+            "literal_s": "literal",
+            "ours_s": "ours, Gram included",
+            "faster": "times faster",
+            "same_groups": "same groups",
+        },
+    ),
+    "agglomerative": (
+        "## Agglomeration from a given Gram matrix",
+        {
+            "silos": "N",
+            "alpha": "alpha",
+            "groups": "groups",
+            "merges": "merges",
+            "seconds": "seconds",
+        },
+    ),
+    "optimal": (
+        "## Exact optimum",
+        {
+            "silos": "N",
+            "seconds": "seconds",
+            "objective": "optimum",
+            "agglomerative_objective": "agglomerative",
+        },
+    ),
+    "others": ("## Others", {"what": "what", "seconds": "seconds"}),
+}
+"""Part → what stands above its table, and its columns."""
 
 
 def cell(value: object) -> str:
+    """A value as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -252,85 +297,31 @@ def cell(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def report(results: dict[str, Any]) -> str:
-    machine = results["machine"]
-    return "\n\n".join(
-        [
-            "# Partition numerics",
-            f"`python -m benchmarks.partition` on {machine['cores']} shared cores, numpy "
-            f"{machine['numpy']}. Smallest of several repetitions, in seconds.",
-            "## Gram matrix (float32 updates) beside the BLAS limit",
-            "BLAS: one N x P by P x N `sgemm`. Ours reads a matrix in place; *layers* are twenty "
-            "named arrays per silo. numpy's `X @ X.T` is the symmetric product (half the work) "
-            "without float64 accumulation. Error: against float64, over |u_i||u_j|.",
-            table(
-                results["gram"],
-                {
-                    "silos": "N",
-                    "parameters": "P",
-                    "blas_s": "BLAS",
-                    "syrk_s": "X @ X.T",
-                    "gram_s": "ours",
-                    "gram_layers_s": "ours, layers",
-                    "ratio": "ours / BLAS",
-                    "ratio_layers": "layers / BLAS",
-                    "replace_row_s": "replace one row",
-                    "error": "error",
-                    "skipped": "",
-                },
-            ),
-            "## HCCT's Algorithm 2, from updates to groups, all merging",
-            table(
-                results["literal"],
-                {
-                    "silos": "N",
-                    "parameters": "P",
-                    "literal_s": "literal",
-                    "ours_s": "ours, Gram included",
-                    "faster": "times faster",
-                    "same_groups": "same groups",
-                },
-            ),
-            "## Agglomeration from a given Gram matrix",
-            table(
-                results["agglomerative"],
-                {
-                    "silos": "N",
-                    "alpha": "alpha",
-                    "groups": "groups",
-                    "merges": "merges",
-                    "seconds": "seconds",
-                },
-            ),
-            "## Exact optimum",
-            table(
-                results["optimal"],
-                {
-                    "silos": "N",
-                    "seconds": "seconds",
-                    "objective": "optimum",
-                    "agglomerative_objective": "agglomerative",
-                },
-            ),
-            "## Others",
-            table(results["others"], {"what": "what", "seconds": "seconds"}),
-            "",
-        ]
-    )
+def document(entries: Sequence[Entry]) -> str:
+    """Everything stored, as Markdown."""
+    (machine,) = select(entries, part="machine")
+    parts = [
+        "# Partition numerics",
+        f"`python -m benchmarks.engine.partition` on {machine['cores']} shared cores, numpy "
+        f"{machine['numpy']}. Smallest of several repetitions, in seconds.",
+    ]
+    for part, (title, columns) in TABLES.items():
+        rows = ([cell(e.get(key, "")) for key in columns] for e in select(entries, part=part))
+        parts += [title, "\n".join(table(list(columns.values()), rows, rule="---:"))]
+    return "\n\n".join([*parts, ""])
+
+
+STORE = Store("partition", document, keys=("part", "silos", "parameters", "alpha", "what"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="leave out the largest sizes")
-    quick = parser.parse_args().quick
+    """Measure, store, print."""
+    quick = {"action": "store_true", "help": "leave out the largest sizes"}
+    given = read(STORE, __doc__, quick=quick)
     warnings.simplefilter("ignore", RuntimeWarning)
-    sizes = [(n, p) for n, p in GRAM_SIZES if not quick or n * p <= 1e8]
-    results = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "architecture": platform.machine(),
-            "numpy": np.__version__,
-        },
+    sizes = [(n, p) for n, p in GRAM_SIZES if not given.quick or n * p <= 1e8]
+    parts: dict[str, list[Row]] = {
+        "machine": [{"cores": os.cpu_count(), "numpy": np.__version__}],
         "gram": [measure_gram(n, p) for n, p in sizes],
         "literal": [measure_literal(n) for n in (5, 10, 20, 40)],
         "agglomerative": [
@@ -339,10 +330,10 @@ def main() -> None:
         "optimal": [measure_optimal(n) for n in range(8, 17)],
         "others": measure_others(),
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "partition.json").write_text(json.dumps(results, indent=2) + "\n")
-    (RESULTS / "partition.md").write_text(report(results))
-    print(report(results))
+    for part, rows in parts.items():
+        for row in rows:
+            given.store.put({"part": part, **row})
+    print(given.store.text())
 
 
 if __name__ == "__main__":
