@@ -407,7 +407,8 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     lines = ["# Overhead of a deployment", "", "Made by `make bench-overhead`.", ""]
-    lines.append(f"Machine: {os.cpu_count()} cores. Model of {NUM_LAYERS} arrays.")
+    machines = dict.fromkeys(entry["machine"] for entry in entries)
+    lines.append(f"Machine: {'; '.join(machines)}. Model of {NUM_LAYERS} arrays.")
     if rows := select(entries, part="rounds"):
         heads = ("0.4 MB, empty training step", "median s", "90 % s", "rounds")
         cells = (
@@ -455,7 +456,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for part in given.parts:
             for found in measure(part, Path(folder), rounds=given.rounds, sizes=sizes):
-                given.store.put({"part": part, **found})
+                given.store.put({"part": part, "machine": f"{os.cpu_count()} cores", **found})
     print(given.store.text())
     return None
 

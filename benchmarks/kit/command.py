@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def read(
     rows: Iterable[str] = (),
     seeds: int = 0,
     rounds: int | None = None,
-    **own: Mapping[str, Any],
+    **own: Any,
 ) -> Namespace:
     """Read the command line; with ``--table-only`` write the tables from the store and end.
 

@@ -76,9 +76,13 @@ class Store:
     def write(self) -> None:
         """Write both files from the entries."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in self.entries)
-        write_atomically(self.file, f"[\n{lines}\n]\n".encode())
+        write_atomically(self.file, self.json().encode())
         write_atomically(self.folder / f"{self.name}.md", self.text().encode())
+
+    def json(self) -> str:
+        """Everything stored, a line per measurement."""
+        lines = ",\n".join(json.dumps(entry, ensure_ascii=False) for entry in self.entries)
+        return f"[\n{lines}\n]\n"
 
     def text(self) -> str:
         """Everything stored, as Markdown."""

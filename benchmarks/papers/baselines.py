@@ -179,7 +179,7 @@ def _measured(result: RunResult, names: Sequence[str]) -> dict[str, Any]:
             errors[str(number)] = [round(known[name][0], 5) for name in names]
     groups = numbered_groups(result.groups[last], names)
     shown = {number for number, _ in best_so_far(weighted)} | {*CURVE}
-    costs = [c for r in result.rounds for c in (*r.silos.values(), *r.phases.values())]
+    costs: list[Any] = [c for r in result.rounds for c in (*r.silos.values(), *r.phases.values())]
     return {
         "errors": errors,
         "weighted": [entry for entry in weighted if entry[0] in shown],

@@ -16,12 +16,13 @@ cifar10   CIFAR-10, feature shift (rotations)
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations, product
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from benchmarks.kit.command import read
@@ -47,11 +48,12 @@ from benchmarks.papers.fedcollab.experiments import (
     TUNED,
     VARIANTS,
 )
-from benchmarks.papers.fedcollab.tables import STORE, draw_known, square
+from benchmarks.papers.fedcollab.tables import STORE, draw_known
 from coterie import wire
 from coterie.server.runs.run import train_config
 from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.distance import Distance
+from coterie.strategies.partition.fedcollab import auto_c, solve
 from coterie.wire import Model
 
 ORDER = (COLLAB, TUNED, LOCAL, GLOBAL, DITTO)
@@ -63,16 +65,34 @@ def find_structure(experiment: str, seed: int, folder: str) -> Entry:
     own = EXPERIMENTS[experiment]
     found = measure_distances(own.nodes(folder, seed), own.discriminators, seed=seed)
     bound = found.structure["bound"]
+    c, groups = _auto(found.sizes, found.distances)
     return {
         "groups": found.groups,
         "sizes": found.sizes,
         "bound": [bound["chosen"], bound["second-best"]],
         "c from–to": found.structure.get("c-interval"),
+        "c = auto": c,
+        "auto groups": groups,
         "distances": [row[i + 1 :] for i, row in enumerate(found.distances.tolist())][:-1],
         "discriminator rounds": found.rounds,
         "bytes": found.num_bytes,
         "seconds": found.seconds,
     }
+
+
+def square(triangle: Sequence[Sequence[float]]) -> np.ndarray:
+    """(N, N) from the N − 1 rows above the diagonal."""
+    matrix = np.zeros((len(triangle) + 1, len(triangle) + 1))
+    for i, row in enumerate(triangle):
+        matrix[i, i + 1 :] = matrix[i + 1 :, i] = row
+    return matrix
+
+
+def _auto(sizes: Sequence[int], distances: np.ndarray) -> tuple[float, list[list[int]]]:
+    """What ``c=auto`` is for these distances, and the structure that it gives."""
+    held = np.array(sizes, dtype=float) - np.minimum(np.array(sizes) // 2, 500)
+    c = auto_c(sizes, np.sqrt(0.25 / held[:, None] + 0.25 / held))
+    return c, solve(distances, sizes, c=c, rng=np.random.default_rng(0)).groups
 
 
 def measure_accuracy(

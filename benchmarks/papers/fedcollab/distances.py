@@ -26,6 +26,7 @@ from coterie.client.work.discriminators import (
 )
 from coterie.strategies import FedCollab
 from coterie.strategies.fedcollab.discriminators import Discriminators
+from coterie.tasks.base import Option
 
 KNOWN_SIZES = (20, 100, 500, 2000)
 KNOWN_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -91,7 +92,8 @@ def estimate(
     folder: str, *, budget: str, kind: str, share: float, samples: int, seed: int
 ) -> Entry:
     """The distance that is found between two silos whose distance is known."""
-    data = {"kind": kind, "share": share, "samples": samples, "data": folder, "seed": seed}
+    data: dict[str, Option] = {"kind": kind}
+    data |= {"share": share, "samples": samples, "data": folder, "seed": seed}
     silos = nodes("benchmarks.papers.fedcollab.data:Known", ("silo-0", "silo-1"), data)
     found = measure_distances(silos, KNOWN_BUDGETS[budget][1], seed=seed)
     return {"estimate": round(float(found.distances[0, 1]), 4)}

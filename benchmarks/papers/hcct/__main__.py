@@ -21,6 +21,7 @@ from benchmarks.kit.strategies import FixedGroups
 from benchmarks.papers.hcct.experiments import EXPERIMENTS, PERSISTENCE, Experiment, Variant, hcct
 from benchmarks.papers.hcct.observe import Observer, during, persistent_alpha
 from benchmarks.papers.hcct.tables import CURVE, LAST, STORE
+from coterie.strategies.rounds.loop import RoundReport
 
 
 def measure(
@@ -80,9 +81,12 @@ def _run(
             found["during"] = during(done, own)
         return found
     observer = Observer(own, app)
-    done = train(
-        silos, keys, app=observer.app, on_round=lambda report: (observer.look(report), show(report))
-    )
+
+    def look(report: RoundReport) -> None:
+        observer.look(report)
+        show(report)
+
+    done = train(silos, keys, app=observer.app, on_round=look)
     return {**_measured(done, own.silos), "observed": observer.seen}
 
 
