@@ -98,7 +98,7 @@ bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 	@$(BIN)/python -m benchmarks.engine.report $(ARGS)
 
 bench-tables: setup ## Every table of benchmarks/results anew from the stored figures
-	@$(BIN)/python -m benchmarks.kit.tables
+	@$(BIN)/python -m benchmarks.kit
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .links build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

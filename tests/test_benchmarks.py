@@ -11,8 +11,9 @@ from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
 from benchmarks.kit import command
+from benchmarks.kit.__main__ import stores
 from benchmarks.kit.store import RESULTS, Store, select
-from benchmarks.kit.tables import spread, stores, table
+from benchmarks.kit.tables import spread, table
 from benchmarks.papers.fedcollab.data import published_silos
 from benchmarks.papers.fedgenp import __main__ as fedgenp
 from benchmarks.papers.fedgenp import published as fedgenp_published

@@ -23,9 +23,7 @@ from flwr.clientapp import ClientApp
 
 from benchmarks.engine.overhead import processes, round_times, serve, wait_online
 from benchmarks.engine.overhead_app import NUM_LAYERS, describe
-from benchmarks.kit.command import read
-from benchmarks.kit.store import Entry, Store
-from benchmarks.kit.tables import table
+from benchmarks.kit import Entry, Store, columns, page, read
 from coterie import wire
 from coterie.server.machine.superlink import SuperLink
 from coterie.server.runs.checkpoint import Checkpoints
@@ -97,34 +95,23 @@ def measure(megabytes: float) -> Entry:
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    heads = (
-        *("model", "rounds", "round in memory", "round with `--database`", "ratio"),
-        *(f"commit of {NODES} models", "of a round"),
+    return page(
+        "# What durability costs",
+        "Medians; `python -m benchmarks.engine.durability`; 2 busy cores, loopback, 4 silos whose "
+        "training step is empty.",
+        columns(
+            sorted(entries, key=lambda run: run["megabytes"]),
+            {
+                "model": "{megabytes:g} MB",
+                "rounds": "{rounds}",
+                "round in memory": "{memory:.2f} s",
+                "round with `--database`": "{database:.2f} s",
+                "ratio": lambda run: f"{run['database'] / run['memory']:.2f}",
+                f"commit of {NODES} models": "{commit:.3f} s",
+                "of a round": lambda run: f"{100 * run['commit'] / run['memory']:.0f} %",
+            },
+        ),
     )
-    return "\n".join(
-        [
-            "# What durability costs",
-            "",
-            "Medians; `python -m benchmarks.engine.durability`; 2 busy cores, loopback, 4 silos "
-            "whose training step is empty.",
-            "",
-            *table(heads, map(_cells, sorted(entries, key=lambda entry: entry["megabytes"]))),
-            "",
-        ]
-    )
-
-
-def _cells(entry: Entry) -> list[str]:
-    memory, database, commit = (entry[key] for key in ("memory", "database", "commit"))
-    return [
-        f"{entry['megabytes']:g} MB",
-        str(entry["rounds"]),
-        f"{memory:.2f} s",
-        f"{database:.2f} s",
-        f"{database / memory:.2f}",
-        f"{commit:.3f} s",
-        f"{100 * commit / memory:.0f} %",
-    ]
 
 
 STORE = Store("durability", document, keys=("megabytes",))

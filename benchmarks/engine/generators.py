@@ -26,10 +26,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import train
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import table
+from benchmarks.kit import Entry, Store, columns, page, read, select, train
 from coterie import wire
 from coterie.strategies.fedgenp.generators import reversed_loss, train_generators
 from coterie.strategies.fedgenp.latent import Generator, GeneratorPlan, fresh_generator
@@ -259,38 +256,28 @@ def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     ways = [entry for entry in entries if entry["what"] in WAYS]
     (slow,) = select(ways, what="sequential")
-    lines = [
+    shown = {
+        "way": "{what}",
+        "wall s": "{wall:.3f}",
+        "CPU s": "{cpu:.3f}",
+        "sequential / it, wall": lambda way: f"{slow['wall'] / way['wall']:.1f}",
+        "CPU": lambda way: f"{slow['cpu'] / way['cpu']:.1f}",
+    }
+    return page(
         "## The server's stage: all generators at once",
-        "",
         f"{slow['silos']} receivers, 50 steps of 32 latents, hidden 256, latent 32, {CLASSES} "
         "classes; least of some repeats, all ways in one run. *Stacked* uses one thread, so that "
         "results do not depend on the machine; the others may use all.",
-        "",
-        *table(
-            ("way", "wall s", "CPU s", "sequential / it, wall", "CPU"),
-            (
-                [
-                    way["what"],
-                    f"{way['wall']:.3f}",
-                    f"{way['cpu']:.3f}",
-                    f"{slow['wall'] / way['wall']:.1f}",
-                    f"{slow['cpu'] / way['cpu']:.1f}",
-                ]
-                for way in ways
-            ),
-        ),
-        "",
-    ]
-    for long in select(entries, what="long run"):
-        lines += [
+        columns(ways, shown),
+        *(
             f"A run of {long['rounds']} rounds (nine digits silos, turned by 0°, 90°, 180°): "
             f"{'every value is finite' if long['finite'] else 'NOT FINITE'}; peak memory "
             f"{long['early']} MB after a tenth of the rounds, {long['end']} MB at the end; latents "
             f"that the other heads label as meant at the end: {long['latents']:.0f} %; error "
-            f"{long['error']:.1f} %.",
-            "",
-        ]
-    return "\n".join(lines)
+            f"{long['error']:.1f} %."
+            for long in select(entries, what="long run")
+        ),
+    )
 
 
 STORE = Store("generators", document, keys=("what",))

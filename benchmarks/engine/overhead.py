@@ -27,9 +27,7 @@ import tomli_w
 from flwr.clientapp import ClientApp
 
 from benchmarks.engine.overhead_app import NUM_LAYERS
-from benchmarks.kit.command import read
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import table
+from benchmarks.kit import Entry, Store, columns, page, read, select
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports, SuperLink
@@ -406,31 +404,42 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    lines = ["# Overhead of a deployment", "", "Made by `make bench-overhead`.", ""]
+    rounds, sizes = select(entries, part="rounds"), select(entries, part="sizes")
+    medians = [row["median"] for row in rounds]
     machines = dict.fromkeys(entry["machine"] for entry in entries)
-    lines.append(f"Machine: {'; '.join(machines)}. Model of {NUM_LAYERS} arrays.")
-    if rows := select(entries, part="rounds"):
-        heads = ("0.4 MB, empty training step", "median s", "90 % s", "rounds")
-        cells = (
-            [row["what"], f"{row['median']:.3f}", f"{row['p90']:.3f}", str(row["rounds"])]
-            for row in rows
-        )
-        stock, resident = (row["median"] for row in rows[:2])
-        lines += ["", *table(heads, cells), "", f"Stock / resident: {stock / resident:.0f} ×."]
-    if rows := select(entries, part="sizes"):
-        heads = ("model, 4 silos", "round s", "bare gRPC stream s", "ratio")
-        cells = (
-            [row["what"], f"{ours:.2f}", f"{bare:.2f}", f"{ours / bare:.1f}"]
-            for row in rows
-            for ours, bare in [(row["resident"], row["bare gRPC"])]
-        )
-        lines += ["", *table(heads, cells)]
-    for row in select(entries, part="start"):
-        lines += ["", "From `coterie run` to the first training message, warm SuperLink: "]
-        lines[-1] += f"median {row['median']:.2f} s, 90 % {row['p90']:.2f} s."
-    for row in select(entries, part="training"):
-        lines += ["", f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)."]
-    return "\n".join(lines) + "\n"
+    return page(
+        "# Overhead of a deployment",
+        "Made by `make bench-overhead`.",
+        f"Machine: {'; '.join(machines)}. Model of {NUM_LAYERS} arrays.",
+        columns(
+            rounds,
+            {
+                "0.4 MB, empty training step": "{what}",
+                "median s": "{median:.3f}",
+                "90 % s": "{p90:.3f}",
+                "rounds": "{rounds}",
+            },
+        ),
+        f"Stock / resident: {medians[0] / medians[1]:.0f} ×." if medians else "",
+        columns(
+            sizes,
+            {
+                "model, 4 silos": "{what}",
+                "round s": "{resident:.2f}",
+                "bare gRPC stream s": "{bare gRPC:.2f}",
+                "ratio": lambda row: f"{row['resident'] / row['bare gRPC']:.1f}",
+            },
+        ),
+        *(
+            "From `coterie run` to the first training message, warm SuperLink: median "
+            f"{row['median']:.2f} s, 90 % {row['p90']:.2f} s."
+            for row in select(entries, part="start")
+        ),
+        *(
+            f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)."
+            for row in select(entries, part="training")
+        ),
+    )
 
 
 STORE = Store("overhead", document, keys=("part", "what"))

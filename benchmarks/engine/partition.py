@@ -18,9 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.command import read
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import table
+from benchmarks.kit import Entry, Store, read, select, table
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.coalition import (
     FedCollabBound,

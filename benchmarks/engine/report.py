@@ -19,9 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.engine.synthetic import write_run
-from benchmarks.kit.command import read
-from benchmarks.kit.store import Entry, Store
-from benchmarks.kit.tables import table
+from benchmarks.kit import Entry, Store, columns, page, read
 
 SIZES = ((10, 20), (50, 100), (200, 500))
 LIMIT_S, LIMIT_BYTES = 20.0, 10_000_000
@@ -32,12 +30,7 @@ def measure(silos: int, rounds: int) -> Entry:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for strategy in ("hcct", "independent", "fedavg"):
-            write_run(
-                root / f"{strategy}-1",
-                num_silos=silos,
-                num_rounds=rounds,
-                strategy=strategy,
-            )
+            write_run(root / f"{strategy}-1", num_silos=silos, num_rounds=rounds, strategy=strategy)
         before, started = os.times(), time.perf_counter()
         subprocess.run(
             [sys.executable, "-m", "coterie.server.cli", "report", "hcct-1", "--runs-dir", folder],
@@ -65,34 +58,22 @@ def measure(silos: int, rounds: int) -> Entry:
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     machines = dict.fromkeys(entry["machine"] for entry in entries)
-    return "\n".join(
-        [
-            "# The report's time and size",
-            "",
-            f"`python -m benchmarks.engine.report` on {'; '.join(machines)} "
-            "(other work was going on where it is above 1: then "
-            f"CPU seconds are the figure to read). Limits: {LIMIT_S:.0f} s, "
-            f"{LIMIT_BYTES / 1e6:.0f} MB.",
-            "",
-            *table(
-                (
-                    *("silos", "rounds", "record, MB (three are read)", "report, MB"),
-                    *("CPU, s", "wall, s"),
-                ),
-                (
-                    [
-                        str(row["silos"]),
-                        str(row["rounds"]),
-                        f"{row['record-bytes'] / 1e6:.2f}",
-                        f"{row['report-bytes'] / 1e6:.2f}",
-                        str(row["cpu-seconds"]),
-                        str(row["wall-seconds"]),
-                    ]
-                    for row in entries
-                ),
-            ),
-            "",
-        ]
+    return page(
+        "# The report's time and size",
+        f"`python -m benchmarks.engine.report` on {'; '.join(machines)} (other work was going on "
+        "where it is above 1: then CPU seconds are the figure to read). Limits: "
+        f"{LIMIT_S:.0f} s, {LIMIT_BYTES / 1e6:.0f} MB.",
+        columns(
+            entries,
+            {
+                "silos": "{silos}",
+                "rounds": "{rounds}",
+                "record, MB (three are read)": lambda row: f"{row['record-bytes'] / 1e6:.2f}",
+                "report, MB": lambda row: f"{row['report-bytes'] / 1e6:.2f}",
+                "CPU, s": "{cpu-seconds}",
+                "wall, s": "{wall-seconds}",
+            },
+        ),
     )
 
 

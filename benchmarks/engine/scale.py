@@ -26,9 +26,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from benchmarks.kit.command import read
-from benchmarks.kit.store import Entry, Store
-from benchmarks.kit.tables import table
+from benchmarks.kit import Entry, Store, columns, page, read
 from coterie.server.machine.local import LocalFederation
 from coterie.system.processes import family, proportional_memory
 
@@ -168,33 +166,27 @@ def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[s
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    heads = (
-        *("silos", "processes", "strategy", "rounds", "s a round", "slowest"),
-        *("of that training, CPU", "lost", "memory in all", "SuperLink", "ServerApp"),
-        "largest silo process",
-    )
+    shown = {
+        "silos": "{silos:,}",
+        "processes": "{processes}",
+        "strategy": "{strategy}",
+        "rounds": "{rounds}",
+        "s a round": "{seconds-a-round:.1f}",
+        "slowest": "{slowest-round:.1f}",
+        "of that training, CPU": "{training-cpu-a-round:.1f} s",
+        "lost": "{lost} of {messages:,}",
+        "memory in all": lambda run: f"{run['peak-megabytes-in-all'] / 1000:.2f} GB",
+        "SuperLink": "{peak-megabytes[SuperLink]} MB",
+        "ServerApp": "{peak-megabytes[ServerApp]} MB",
+        "largest silo process": lambda run: f"{_largest(run['peak-megabytes'])} MB",
+    }
     ordered = sorted(entries, key=lambda run: (run["silos"], list(RUNS).index(run["strategy"])))
     machines = dict.fromkeys(run["machine"] for run in entries)
-    rows = table(heads, map(_cells, ordered))
-    return "\n".join([f"# {__doc__}", "; ".join(machines), "", *rows, ""])
+    return page(f"# {__doc__}{'; '.join(machines)}", columns(ordered, shown))
 
 
-def _cells(run: Entry) -> list[str]:
-    peak = run["peak-megabytes"]
-    return [
-        f"{run['silos']:,}",
-        str(run["processes"]),
-        run["strategy"],
-        str(run["rounds"]),
-        f"{run['seconds-a-round']:.1f}",
-        f"{run['slowest-round']:.1f}",
-        f"{run['training-cpu-a-round']:.1f} s",
-        f"{run['lost']} of {run['messages']:,}",
-        f"{run['peak-megabytes-in-all'] / 1000:.2f} GB",
-        f"{peak['SuperLink']} MB",
-        f"{peak['ServerApp']} MB",
-        f"{max(v for k, v in peak.items() if k.startswith('silos-'))} MB",
-    ]
+def _largest(peak: Mapping[str, int]) -> int:
+    return max(megabytes for name, megabytes in peak.items() if name.startswith("silos-"))
 
 
 STORE = Store("scale", document, keys=("silos", "strategy"))

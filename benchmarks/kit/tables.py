@@ -1,18 +1,13 @@
-"""Markdown tables; ``python -m benchmarks.kit.tables`` writes all of them anew from stored JSON.
-
-Nothing is measured: ``results/NAME.md`` is made of ``results/NAME.json`` alone.
-"""
+"""Markdown: tables, and pages of them."""
 
 from __future__ import annotations
 
-import pkgutil
-from collections.abc import Iterable, Iterator, Sequence
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-import benchmarks
-from benchmarks.kit.store import Store
+from benchmarks.kit.store import Entry
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "---") -> list[str]:
@@ -48,21 +43,24 @@ def braces(groups: Iterable[Iterable[int]]) -> str:
     return " ".join("{" + ",".join(map(str, group)) + "}" for group in groups)
 
 
-def stores() -> Iterator[Store]:
-    """The store of every benchmark, by the attribute ``STORE`` of its module."""
-    for module in pkgutil.walk_packages(benchmarks.__path__, "benchmarks."):
-        if not module.name.endswith("__main__"):
-            store = getattr(import_module(module.name), "STORE", None)
-            if isinstance(store, Store):
-                yield store
+def columns(
+    entries: Iterable[Entry], shown: Mapping[str, str | Callable[[Any], str]], *, rule: str = "---"
+) -> list[str]:
+    """A table with a row per entry.
+
+    Args:
+        entries: of a store.
+        shown: head → a format of the entry's fields, such as ``{seconds:.1f}``, or a function.
+        rule: see ``table``.
+    """
+    rows = (
+        [how.format(**entry) if isinstance(how, str) else how(entry) for how in shown.values()]
+        for entry in entries
+    )
+    return table(list(shown), rows, rule=rule)
 
 
-def main() -> None:
-    """Write every table from what is stored."""
-    for store in stores():
-        store.write()
-        print(store.file.with_suffix(".md"))
-
-
-if __name__ == "__main__":
-    main()
+def page(*blocks: str | Sequence[str]) -> str:
+    """Blocks with an empty line after each: a text, or lines. Empty blocks are left out."""
+    texts = (block if isinstance(block, str) else "\n".join(block) for block in blocks)
+    return "\n".join(f"{text}\n" for text in texts if text)

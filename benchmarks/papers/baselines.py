@@ -18,10 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import best_so_far, numbered_groups, say, train
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import braces, ranking, spread, table
+from benchmarks.kit import (
+    Entry,
+    Store,
+    best_so_far,
+    braces,
+    numbered_groups,
+    page,
+    ranking,
+    read,
+    say,
+    select,
+    spread,
+    table,
+    train,
+)
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
 from benchmarks.papers.fedgroup.data import DATASETS
 from coterie.server.runs.metrics import ipr, rsd
@@ -124,13 +135,7 @@ PARTS: dict[str, Part] = {
         "drawn by seed; B = 10, E = 20, lr 0.03. K = 3. After a round every silo that has ever "
         "been drawn is tested with the model that it holds.",
         rounds=300,
-        keys={
-            "local-epochs": 20,
-            "batch-size": 10,
-            "lr": MNIST.lr,
-            "lr-decay": 1.0,
-            "sample": 20,
-        },
+        keys={"local-epochs": 20, "batch-size": 10, "lr": MNIST.lr, "lr-decay": 1.0, "sample": 20},
         methods={
             "IFCA": {"strategy": "ifca", "num-groups": MNIST.num_groups},
             "FeSEM": {"strategy": "fesem", "num-groups": MNIST.num_groups},
@@ -193,60 +198,47 @@ def _measured(result: RunResult, names: Sequence[str]) -> dict[str, Any]:
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    lines = [
+    return page(
         "# Baselines on the papers' data",
-        "",
         "Made by `python -m benchmarks.papers.baselines --data FOLDER`. Figures in %; mean ± "
         "standard deviation over seeds where there are more than one. Methods are compared over "
         "the rounds that all of a table have; fewer than the paper's are marked. In-process Grid, "
         "one thread; seconds are of shared cores.",
-        "",
-    ]
-    for name, part in PARTS.items():
-        own = select(entries, part=name)
-        if own:
-            lines += _section(part, own)
-    return "\n".join(lines)
+        *(
+            block
+            for name, part in PARTS.items()
+            if (own := select(entries, part=name))
+            for block in _section(part, own)
+        ),
+    )
 
 
-def _section(part: Part, runs: Sequence[Entry]) -> list[str]:
+def _section(part: Part, runs: Sequence[Entry]) -> list[Any]:
     common = min(run["rounds"] for run in runs)
     shortened = "" if common >= part.rounds else f" **{common} rounds** (the paper: {part.rounds})."
     scores = {name: _scores(part, name, runs, common) for name in part.methods}
     scores = {name: rows for name, rows in scores.items() if rows}
     heads = [head for column in part.columns for head in (column, "the paper's")]
+    cells = (
+        _cells(name, rows, select(runs, method=name), part.paper[name])
+        for name, rows in scores.items()
+    )
     ours = {name: float(np.mean([row[0] for row in rows])) for name, rows in scores.items()}
     rounds = [r for r in CURVE if r <= max(run["rounds"] for run in runs)]
     return [
         f"## {part.title}",
-        "",
         f"{part.notes}{shortened}",
-        "",
-        *table(
-            ("method", "seeds", *heads, "groups, last round", "MB", "s"),
-            (
-                _cells(name, rows, select(runs, method=name), part.paper[name])
-                for name, rows in scores.items()
-            ),
-        ),
-        "",
-        f"Order of methods, ours: {ranking(ours)}.",
+        table(("method", "seeds", *heads, "groups, last round", "MB", "s"), cells),
+        f"Order of methods, ours: {ranking(ours)}.\n"
         f"In the paper: {ranking({name: part.paper[name][0] for name in scores})}.",
-        "",
         part.reading,
-        "",
         "Share of right answers over all silos measured so far, by round, first seed:",
-        "",
-        *table(("method", *map(str, rounds)), _curves(part, runs, rounds)),
-        "",
+        table(("method", *map(str, rounds)), _curves(part, runs, rounds)),
     ]
 
 
 def _cells(
-    name: str,
-    scores: Sequence[tuple[float, ...]],
-    runs: Sequence[Entry],
-    paper: tuple[float, ...],
+    name: str, scores: Sequence[tuple[float, ...]], runs: Sequence[Entry], paper: tuple[float, ...]
 ) -> list[str]:
     figures = []
     for ours, theirs in zip(zip(*scores, strict=True), paper, strict=True):

@@ -25,9 +25,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import Strategy, Trained, train
-from benchmarks.kit.store import Entry, Store
+from benchmarks.kit import Entry, Store, Strategy, Trained, read, train
 from benchmarks.papers.fedcollab.distances import (
     KNOWN_BUDGETS,
     KNOWN_KINDS,

@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 
-from benchmarks.kit.silos import Shared
+from benchmarks.kit import Shared
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Option, SiloData
 from coterie.tasks.images.datasets import FashionMnist, finish, join

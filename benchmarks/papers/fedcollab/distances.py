@@ -12,9 +12,7 @@ import torch
 from flwr.app import Context, RecordDict
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from benchmarks.kit.runs import Node, nodes, numbered_groups, train
-from benchmarks.kit.silos import idle
-from benchmarks.kit.store import Entry
+from benchmarks.kit import Entry, Node, idle, nodes, numbered_groups, train
 from benchmarks.papers.fedcollab.data import true_distances
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS, MIN_AUTHORS_ROUNDS
 from coterie.client.work.benches import workbench_of

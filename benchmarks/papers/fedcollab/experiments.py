@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.runs import nodes
+from benchmarks.kit import nodes
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.tasks.base import Option
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kit.plots import panels
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import spread, table
+from benchmarks.kit import Entry, Store, columns, panels, select, spread, table
 from benchmarks.papers.fedcollab.distances import KNOWN_BUDGETS, KNOWN_KINDS, KNOWN_SHARES
 from benchmarks.papers.fedcollab.experiments import (
     COLLAB,
@@ -98,14 +96,10 @@ def _structures(name: str, entries: Sequence[Entry]) -> list[str]:
     found = select(entries, part="structure")
     if not found:
         return []
-    heads = (
-        *("seed", "structure", "the paper's", "bound: chosen, second best", "c from – to"),
-        *("c = auto", "rounds", "GB", "s"),
-    )
     lines = [
         f"### {EXPERIMENTS[name].title}: the structure, seed by seed",
         "",
-        *table(heads, map(_structure_cells, found)),
+        *columns(found, STRUCTURE),
     ]
     runs = select(entries, part="accuracy")
     per_seed = select(runs, variant=COLLAB)
@@ -117,20 +111,9 @@ def _structures(name: str, entries: Sequence[Entry]) -> list[str]:
     return [*lines, ""]
 
 
-def _structure_cells(run: Entry) -> list[str]:
+def _interval_text(run: Entry) -> str:
     low, high = run["c from–to"] or (float("nan"), float("nan"))
-    chosen, second = run["bound"]
-    return [
-        str(run["seed"]),
-        _groups_text(run["groups"]),
-        "yes" if run["groups"] == PAPER_STRUCTURE else "no",
-        f"{chosen:.4g}, {second:.4g}",
-        f"{low:.3g} – {'∞' if high is None else f'{high:.3g}'}",
-        _auto_text(run),
-        str(run["discriminator rounds"]),
-        f"{run['bytes'] / 1e9:.2f}",
-        f"{run['seconds']:.0f}",
-    ]
+    return f"{low:.3g} – {'∞' if high is None else f'{high:.3g}'}"
 
 
 def _auto_text(run: Entry) -> str:
@@ -173,26 +156,16 @@ def _cost_section(entries: Sequence[Entry]) -> list[str]:
             "",
         ]
     for entry in select(entries, part="scheme"):
-        schemes = ([name, *_scheme_cells(entry[name])] for name in ("ours", "the paper's"))
+        schemes = [{"": name, **entry[name]} for name in ("ours", "the paper's")]
         lines += [
             "Two silos of each kind (8 of the 20, 28 pairs), against the known total variation "
             "distance. *The paper's*: 101 rounds of one mini-batch, 7 training samples a silo "
             "(half of the smallest), best of all evaluations; here all pairs at once.",
             "",
-            *table(("", "rounds", "MB", "s", "mean absolute error", "mean error"), schemes),
+            *columns(schemes, SCHEME),
             "",
         ]
     return lines
-
-
-def _scheme_cells(one: Entry) -> list[str]:
-    return [
-        str(one["rounds"]),
-        f"{one['bytes'] / 1e6:.0f}",
-        f"{one['seconds']:.0f}",
-        f"{one['mean absolute error']:.3f}",
-        f"{one['mean error']:+.3f}",
-    ]
 
 
 def _known_section(entries: Sequence[Entry]) -> list[str]:
@@ -250,6 +223,26 @@ def draw_known(entries: Sequence[Entry], file: Path) -> None:
         rows[0][0].legend(fontsize=8)
 
 
+STRUCTURE = {
+    "seed": "{seed}",
+    "structure": lambda run: _groups_text(run["groups"]),
+    "the paper's": lambda run: "yes" if run["groups"] == PAPER_STRUCTURE else "no",
+    "bound: chosen, second best": "{bound[0]:.4g}, {bound[1]:.4g}",
+    "c from – to": _interval_text,
+    "c = auto": _auto_text,
+    "rounds": "{discriminator rounds}",
+    "GB": lambda run: f"{run['bytes'] / 1e9:.2f}",
+    "s": "{seconds:.0f}",
+}
+SCHEME = {
+    "": lambda run: run[""],
+    "rounds": "{rounds}",
+    "MB": lambda run: f"{run['bytes'] / 1e6:.0f}",
+    "s": "{seconds:.0f}",
+    "mean absolute error": "{mean absolute error:.3f}",
+    "mean error": "{mean error:+.3f}",
+}
+"""Columns: structures seed by seed; the discriminators' schemes."""
 STORE = Store(
     "fedcollab",
     document,

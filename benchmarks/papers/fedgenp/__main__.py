@@ -19,10 +19,7 @@ import numpy as np
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import Strategy, mean_error, train
-from benchmarks.kit.store import Entry
-from benchmarks.kit.strategies import FixedGroups, Sampled
+from benchmarks.kit import Entry, FixedGroups, Sampled, Strategy, mean_error, read, train
 from benchmarks.papers.fedgenp.columns import COLUMNS, LAST, Column
 from benchmarks.papers.fedgenp.published import OwnStatistics
 from benchmarks.papers.fedgenp.tables import STORE

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.runs import nodes
-from benchmarks.kit.silos import Shared
+from benchmarks.kit import Shared, nodes
 from benchmarks.papers.fedgenp.celeba import CelebA, celeba_data
 from benchmarks.papers.fedgenp.published import PublishedMnist, published_data
 from coterie.tasks.base import Option, SiloData
@@ -158,12 +157,7 @@ def _turned(title: str, silos: int, samples: int, angles: str, **more: Any) -> C
         title=title,
         silos=silos,
         active=silos,
-        data={
-            "split": "iid",
-            "split-samples": samples,
-            "split-rotations": angles,
-            "test": 200,
-        },
+        data={"split": "iid", "split-samples": samples, "split-rotations": angles, "test": 200},
         task="mnist_small",
         own=True,
         **more,

@@ -16,10 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.kit.command import read
-from benchmarks.kit.plots import panels
-from benchmarks.kit.runs import nodes, train
-from benchmarks.kit.store import RESULTS
+from benchmarks.kit import RESULTS, nodes, panels, read, train
 from coterie import wire
 from coterie.client.work.training import load_weights
 from coterie.tasks.base import Option, SiloData, Task

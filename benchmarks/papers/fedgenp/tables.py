@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from benchmarks.engine import generators
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import spread, table
+from benchmarks.kit import Entry, Store, select, spread, table
 from benchmarks.papers.fedgenp.columns import COLUMNS, Column
 
 GENERATORS = " + generators"

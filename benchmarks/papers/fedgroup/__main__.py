@@ -19,9 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import Build, best_so_far, train
-from benchmarks.kit.store import Entry
+from benchmarks.kit import Build, Entry, best_so_far, read, train
 from benchmarks.papers.fedgroup import fast_sgd
 from benchmarks.papers.fedgroup.data import DATASETS, Dataset, TestSets, all_silos
 from benchmarks.papers.fedgroup.tables import (

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.kit.runs import nodes
+from benchmarks.kit import nodes
 from coterie.client.work.training import Evaluation, Tensors, evaluate, load_weights, tensors
 from coterie.tasks import Task
 from coterie.tasks.base import Option, SiloData, TaskError, read_options

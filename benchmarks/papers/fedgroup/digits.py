@@ -14,11 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import train
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import table
-from benchmarks.papers.hcct.digits import error_cells, node
+from benchmarks.kit import Entry, Store, page, read, table, train
+from benchmarks.papers.hcct.digits import by_setting, error_cells, node
 from coterie.server.study.demo import NEWCOMER, hidden_groups, newcomer, silos
 
 ROUNDS, JOIN = 20, 7
@@ -63,30 +60,20 @@ def _is_right(groups: list[list[str]]) -> bool:
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    found = {name: select(entries, setting=name) for name in SETTINGS}
-    found = {name: runs for name, runs in found.items() if runs}
-    return "\n".join(
-        [
-            "# FedGroup on the demo's silos",
-            "",
-            "Nine silos of scikit-learn's digits, three hidden groups; an upright newcomer of 30",
-            f"samples at round {JOIN} of {ROUNDS}; seeds "
-            f"0–{max(map(len, found.values()), default=1) - 1}. Made by",
-            "`python -m benchmarks.papers.fedgroup.digits`. *Found*: the groups of the cold start "
-            "are the",
-            "hidden ones. *Placed*: most silos of the newcomer's group are upright. *Separation*:",
-            "silhouette of the MADC distances, mean and range over seeds. Errors in %, mean over "
-            "the",
-            "ten silos at the end; mean ± standard deviation over seeds, and the best and the "
-            "worst",
-            "seed.",
-            "",
-            *table(
-                ("setting", "found", "placed", "separation", "mean error", "best–worst seed"),
-                ([name, *_shares(name, runs), *error_cells(runs)] for name, runs in found.items()),
-            ),
-            "",
-        ]
+    found = by_setting(entries, SETTINGS)
+    heads = ("setting", "found", "placed", "separation", "mean error", "best–worst seed")
+    rows = ([name, *_shares(name, runs), *error_cells(runs)] for name, runs in found.items())
+    return page(
+        "# FedGroup on the demo's silos",
+        "Nine silos of scikit-learn's digits, three hidden groups; an upright newcomer of 30\n"
+        f"samples at round {JOIN} of {ROUNDS}; seeds "
+        f"0–{max(map(len, found.values()), default=1) - 1}. Made by\n"
+        "`python -m benchmarks.papers.fedgroup.digits`. *Found*: the groups of the cold start are "
+        "the\nhidden ones. *Placed*: most silos of the newcomer's group are upright. "
+        "*Separation*:\nsilhouette of the MADC distances, mean and range over seeds. Errors in "
+        "%, mean over the\nten silos at the end; mean ± standard deviation over seeds, and the "
+        "best and the worst\nseed.",
+        table(heads, rows),
     )
 
 

@@ -26,12 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.kit.command import read
-from benchmarks.kit.plots import panels
-from benchmarks.kit.runs import train
-from benchmarks.kit.silos import Watched
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import table
+from benchmarks.kit import Entry, Store, Watched, columns, page, panels, read, select, train
 from benchmarks.papers.fedgroup.data import DATASETS
 from benchmarks.papers.fedgroup.tables import ALPHA, BATCH
 from coterie.strategies.partition.fedgroup import cold_start, edc, madc
@@ -185,62 +180,43 @@ def cost() -> list[Entry]:
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything measured, as Markdown."""
-    costs = {entry["way"]: entry for entry in select(entries, part="cost")}
-    mine, theirs = costs["ours"], costs["TruncatedSVD"]
-    return "\n".join(
-        [
-            "# FedGroup's measures",
-            "",
-            "Made by `python -m benchmarks.papers.fedgroup.measures --data FOLDER`.",
-            "",
-            "## From MADC to EDC (Fig. 5)",
-            "",
-            "![EDC over MADC](fedgroup_measures.png)",
-            "",
-            f"α·m silos (α = {ALPHA}) pre-train one epoch from w⁰, batch {BATCH}; every pair is a "
-            "point. The paper calls the mapping approximately linear and gives no number; r is "
-            "Pearson's correlation.",
-            "",
-            *table(
-                ("data", "m", "silos", "r", "EDC ≈", "seed"),
-                map(_mapping_cells, select(entries, part="mapping")),
-            ),
-            "",
-            f"## Cost of a cold start: {SILOS:,} silos, {PARAMETERS:,} parameters",
-            "",
-            "From updates (layers, float32) to groups; one thread, every measurement in a process "
-            "of its own, in turn. Processor seconds: the smallest of "
-            f"{REPEAT}. Memory: the largest peak above the updates themselves.",
-            "",
-            *table(
-                ("", "seconds", "MB", "hidden kinds found"),
-                (
-                    [
-                        way,
-                        f"{run['seconds']:.2f}",
-                        f"{run['bytes'] / 1e6:.0f}",
-                        "yes" if run["right"] else "no",
-                    ]
-                    for way, run in costs.items()
-                ),
-            ),
-            "",
-            f"TruncatedSVD takes {theirs['seconds'] / mine['seconds']:.1f} × the time and "
-            f"{theirs['bytes'] / mine['bytes']:.1f} × the memory (targets: 1 and 5).",
-            "",
-        ]
+    costs = select(entries, part="cost")
+    mine, theirs = (select(costs, way=way)[0] for way in WAYS)
+    return page(
+        "# FedGroup's measures",
+        "Made by `python -m benchmarks.papers.fedgroup.measures --data FOLDER`.",
+        "## From MADC to EDC (Fig. 5)",
+        "![EDC over MADC](fedgroup_measures.png)",
+        f"α·m silos (α = {ALPHA}) pre-train one epoch from w⁰, batch {BATCH}; every pair is a "
+        "point. The paper calls the mapping approximately linear and gives no number; r is "
+        "Pearson's correlation.",
+        columns(
+            select(entries, part="mapping"),
+            {
+                "data": "{row}",
+                "m": lambda entry: str(DATASETS[entry["row"]].num_groups),
+                "silos": "{silos}",
+                "r": "{correlation:.3f}",
+                "EDC ≈": "{slope:.2f} · MADC {intercept:+.2f}",
+                "seed": "{seed}",
+            },
+        ),
+        f"## Cost of a cold start: {SILOS:,} silos, {PARAMETERS:,} parameters",
+        "From updates (layers, float32) to groups; one thread, every measurement in a process of "
+        f"its own, in turn. Processor seconds: the smallest of {REPEAT}. Memory: the largest peak "
+        "above the updates themselves.",
+        columns(
+            costs,
+            {
+                "": "{way}",
+                "seconds": "{seconds:.2f}",
+                "MB": lambda run: f"{run['bytes'] / 1e6:.0f}",
+                "hidden kinds found": lambda run: "yes" if run["right"] else "no",
+            },
+        ),
+        f"TruncatedSVD takes {theirs['seconds'] / mine['seconds']:.1f} × the time and "
+        f"{theirs['bytes'] / mine['bytes']:.1f} × the memory (targets: 1 and 5).",
     )
-
-
-def _mapping_cells(entry: Entry) -> list[str]:
-    return [
-        entry["row"],
-        str(DATASETS[entry["row"]].num_groups),
-        str(entry["silos"]),
-        f"{entry['correlation']:.3f}",
-        f"{entry['slope']:.2f} · MADC {entry['intercept']:+.2f}",
-        str(entry["seed"]),
-    ]
 
 
 STORE = Store("fedgroup_measures", document, keys=("part", "row", "seed", "way"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import ranking, table
+from benchmarks.kit import Entry, Store, columns, page, ranking, select
 from benchmarks.papers.fedgroup.data import DATASETS
 
 ROUNDS = 300
@@ -62,9 +62,8 @@ def best(run: Entry, rounds: int = ROUNDS) -> float:
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    lines = [
+    return page(
         "# FedGroup's Table III",
-        "",
         "Made by `python -m benchmarks.papers.fedgroup --data FOLDER`. Weighted test accuracy in "
         "%: hits over all silos / all test samples, best of the rounds as in the paper (which is a "
         "choice by the test data; the last ten rounds' mean stands beside it). "
@@ -75,38 +74,30 @@ def document(entries: Sequence[Entry]) -> str:
         f"{POOLED_EPOCHS} epochs of batch {POOLED_BATCH}: what these groups allow. *Tested*: share "
         "of the test samples whose silos have a group after the last round. In-process Grid, one "
         "thread; seconds are of shared cores.",
-        "",
         "Fewer than 300 rounds are fewer than the paper's. Methods are compared over the rounds "
         "that all of a table have.",
-        "",
-    ]
-    for row in DATASETS:
-        own = select(entries, row=row)
-        if own:
-            lines += _section(row, own)
-    return "\n".join(lines)
-
-
-def _section(row: str, runs: Sequence[Entry]) -> list[str]:
-    data, common = DATASETS[row], min(run["rounds"] for run in runs)
-    heads = (
-        *("", "seed", "rounds", "best", f"best of {common}", "the paper", "gap", "last ten"),
-        *("pooled", "silos in groups", "tested", "separation", "s", "target"),
+        *(
+            block
+            for row in DATASETS
+            if (own := select(entries, row=row))
+            for block in _section(row, own)
+        ),
     )
+
+
+def _section(row: str, runs: Sequence[Entry]) -> list[Any]:
+    data, common = DATASETS[row], min(run["rounds"] for run in runs)
     ordered = [run for name in METHODS for run in select(runs, method=name)]
+    rounds = [r for r in CURVE if r <= max(run["rounds"] for run in runs)]
+    curve = {str(r): partial(_best_text, rounds=r) for r in rounds}
     return [
         f"## {row}",
-        "",
         f"{data.silos} silos, η = {data.lr:g}, m = {data.num_groups}. {data.notes}".rstrip(),
-        "",
-        *(f"`{command}`  " for command in _commands(row, runs)),
-        "",
-        *table(heads, (_cells(run, common) for run in ordered)),
-        "",
-        *_order(row, runs, common),
-        "",
-        *_curves(ordered),
-        "",
+        [f"`{command}`  " for command in _commands(row, runs)],
+        columns(ordered, _shown(common)),
+        _order(row, runs, common),
+        "Best so far, after so many rounds:",
+        columns(ordered, {"": _name, "seed": "{seed}", **curve}),
     ]
 
 
@@ -123,26 +114,40 @@ def _commands(row: str, runs: Sequence[Entry]) -> list[str]:
     return commands
 
 
-def _cells(run: Entry, common: int) -> list[str]:
+def _shown(common: int) -> dict[str, Any]:
+    """The columns of a table."""
+    return {
+        "": _name,
+        "seed": "{seed}",
+        "rounds": "{rounds}",
+        "best": lambda run: f"{best(run):.2f}",
+        f"best of {common}": lambda run: f"{best(run, common):.2f}",
+        "the paper": lambda run: _beside(run, "{paper:.1f}"),
+        "gap": lambda run: _beside(run, "{gap:+.2f}"),
+        "last ten": "{last ten:.2f}",
+        "pooled": "{pooled:.2f}",
+        "silos in groups": lambda run: ", ".join(map(str, run["groups"])),
+        "tested": lambda run: f"{100 * run['tested']:.0f} %",
+        "separation": lambda run: "" if (s := run["separation"]) is None else f"{s:.2f}",
+        "s": "{seconds:.0f}",
+        "target": _target,
+    }
+
+
+def _beside(run: Entry, form: str) -> str:
     paper = METHODS[run["method"]].paper.get(run["row"])
+    return "" if paper is None else form.format(paper=paper, gap=best(run) - paper)
+
+
+def _target(run: Entry) -> str:
     target = TARGETS.get((run["row"], run["method"]))
-    found, separation = best(run), run["separation"]
-    return [
-        _name(run),
-        str(run["seed"]),
-        str(run["rounds"]),
-        f"{found:.2f}",
-        f"{best(run, common):.2f}",
-        "" if paper is None else f"{paper:.1f}",
-        "" if paper is None else f"{found - paper:+.2f}",
-        f"{run['last ten']:.2f}",
-        f"{run['pooled']:.2f}",
-        ", ".join(map(str, run["groups"])),
-        f"{100 * run['tested']:.0f} %",
-        "" if separation is None else f"{separation:.2f}",
-        f"{run['seconds']:.0f}",
-        "" if target is None else f"≥ {target}: {'met' if found >= target else 'missed'}",
-    ]
+    if target is None:
+        return ""
+    return f"≥ {target}: {'met' if best(run) >= target else 'missed'}"
+
+
+def _best_text(run: Entry, *, rounds: int) -> str:
+    return f"{best(run, rounds):.1f}" if rounds <= run["rounds"] else ""
 
 
 def _name(run: Entry) -> str:
@@ -162,21 +167,6 @@ def _order(row: str, runs: Sequence[Entry], common: int) -> list[str]:
         f"Order of methods, ours: {ranking(named, 1)}.",
         f"In the paper: {ranking(published, 1)}.",
     ]
-
-
-def _curves(runs: Sequence[Entry]) -> list[str]:
-    """Best accuracy so far after some rounds."""
-    rounds = [r for r in CURVE if r <= max(run["rounds"] for run in runs)]
-    rows = (
-        [
-            _name(run),
-            str(run["seed"]),
-            *(f"{best(run, r):.1f}" if r <= run["rounds"] else "" for r in rounds),
-        ]
-        for run in runs
-    )
-    heads = ("", "seed", *map(str, rounds))
-    return ["Best so far, after so many rounds:", "", *table(heads, rows)]
 
 
 STORE = Store("fedgroup", document, keys=("row", "method", "seed", "rounds", "pretrain_epochs"))

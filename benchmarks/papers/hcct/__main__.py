@@ -13,11 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import Build, Trained, nodes, numbered_groups, say, train
-from benchmarks.kit.silos import Remembering
-from benchmarks.kit.store import Entry, Store
-from benchmarks.kit.strategies import FixedGroups
+from benchmarks.kit import (
+    Build,
+    Entry,
+    FixedGroups,
+    Remembering,
+    Store,
+    Trained,
+    nodes,
+    numbered_groups,
+    read,
+    say,
+    train,
+)
 from benchmarks.papers.hcct.experiments import EXPERIMENTS, PERSISTENCE, Experiment, Variant, hcct
 from benchmarks.papers.hcct.observe import Observer, during, persistent_alpha
 from benchmarks.papers.hcct.tables import CURVE, LAST, STORE

@@ -8,16 +8,13 @@ in-process Grid.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.command import read
-from benchmarks.kit.runs import Node, train
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import spread, table
+from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table, train
 from coterie.server.machine.local import SiloSpec
 from coterie.server.study.demo import hidden_groups, silos
 
@@ -67,29 +64,22 @@ def error_cells(runs: Sequence[Entry]) -> list[str]:
     return [spread(errors, 1), f"{errors.min():.1f}–{errors.max():.1f}"]
 
 
+def by_setting(entries: Sequence[Entry], settings: Iterable[str]) -> dict[str, list[Any]]:
+    """Setting → its runs, of those that have any."""
+    return {name: runs for name in settings if (runs := select(entries, setting=name))}
+
+
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    found = {name: select(entries, setting=name) for name in SETTINGS}
-    found = {name: runs for name, runs in found.items() if runs}
-    return "\n".join(
-        [
-            "# HCCT on the demo's silos",
-            "",
-            f"Nine silos of scikit-learn's digits, three hidden groups, {ROUNDS} rounds, "
-            f"{max(map(len, found.values()), default=0)} seeds.",
-            "Made by `python -m benchmarks.papers.hcct.digits`. Errors in %, mean over silos; mean "
-            "± standard",
-            "deviation over seeds, and the best and the worst seed.",
-            "",
-            *table(
-                ("setting", *HEADS, f"changes in {ROUNDS - 1}"),
-                (
-                    [name, *error_cells(runs), *_group_cells(name, runs)]
-                    for name, runs in found.items()
-                ),
-            ),
-            "",
-        ]
+    found = by_setting(entries, SETTINGS)
+    rows = ([name, *error_cells(runs), *_group_cells(name, runs)] for name, runs in found.items())
+    return page(
+        "# HCCT on the demo's silos",
+        f"Nine silos of scikit-learn's digits, three hidden groups, {ROUNDS} rounds, "
+        f"{max(map(len, found.values()), default=0)} seeds.\n"
+        "Made by `python -m benchmarks.papers.hcct.digits`. Errors in %, mean over silos; mean ± "
+        "standard\ndeviation over seeds, and the best and the worst seed.",
+        table(("setting", *HEADS, f"changes in {ROUNDS - 1}"), rows),
     )
 
 

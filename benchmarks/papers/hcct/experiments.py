@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from benchmarks.kit.silos import Shared
+from benchmarks.kit import Shared
 from coterie.tasks.base import Option
 
 PERSISTENCE = "persistence"

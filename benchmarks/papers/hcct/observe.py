@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.runs import App, Trained
-from benchmarks.kit.silos import Watched
+from benchmarks.kit import App, Trained, Watched
 from benchmarks.papers.hcct.experiments import Experiment
 from coterie.strategies.partition.coalition import Solver
 from coterie.strategies.partition.gram import gram

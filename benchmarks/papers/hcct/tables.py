@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit.store import Entry, Store, select
-from benchmarks.kit.tables import braces, spread, table
+from benchmarks.kit import Entry, Store, braces, select, spread, table
 from benchmarks.papers.hcct.experiments import EXPERIMENTS, Experiment, Variant, hcct
 from benchmarks.papers.hcct.observe import ENDLESS
 
