@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
-from benchmarks.kit import Entry, Store, columns, page, read, select, train
+from benchmarks.kit import Column, Entry, Store, columns, page, read, select, train
 from coterie import wire
 from coterie.strategies.fedgenp.generators import reversed_loss, train_generators
 from coterie.strategies.fedgenp.latent import Generator, GeneratorPlan, fresh_generator
@@ -256,7 +256,7 @@ def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     ways = [entry for entry in entries if entry["what"] in WAYS]
     (slow,) = select(ways, what="sequential")
-    shown = {
+    shown: dict[str, Column] = {
         "way": "{what}",
         "wall s": "{wall:.3f}",
         "CPU s": "{cpu:.3f}",

@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from benchmarks.kit import Entry, Store, columns, page, read
+from benchmarks.kit import Column, Entry, Store, columns, page, read
 from coterie.server.machine.local import LocalFederation
 from coterie.system.processes import family, proportional_memory
 
@@ -166,7 +166,7 @@ def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[s
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    shown = {
+    shown: dict[str, Column] = {
         "silos": "{silos:,}",
         "processes": "{processes}",
         "strategy": "{strategy}",
@@ -182,7 +182,7 @@ def document(entries: Sequence[Entry]) -> str:
     }
     ordered = sorted(entries, key=lambda run: (run["silos"], list(RUNS).index(run["strategy"])))
     machines = dict.fromkeys(run["machine"] for run in entries)
-    return page(f"# {__doc__}{'; '.join(machines)}", columns(ordered, shown))
+    return page(f"# {__doc__}\n{'; '.join(machines)}", columns(ordered, shown))
 
 
 def _largest(peak: Mapping[str, int]) -> int:

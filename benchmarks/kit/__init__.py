@@ -18,12 +18,12 @@ from benchmarks.kit.runs import (
 from benchmarks.kit.silos import Remembering, Shared, Watched, idle
 from benchmarks.kit.store import RESULTS, Entry, Store, select
 from benchmarks.kit.strategies import FixedGroups, Sampled
-from benchmarks.kit.tables import braces, columns, page, ranking, spread, table
+from benchmarks.kit.tables import Column, braces, columns, page, ranking, spread, table
 
 __all__ = [
     "RESULTS", "Entry", "Store", "read", "select",
     "App", "Build", "Node", "Strategy", "Trained",
     "best_so_far", "mean_error", "nodes", "numbered_groups", "say", "train",
     "FixedGroups", "Remembering", "Sampled", "Shared", "Watched", "idle",
-    "braces", "columns", "page", "panels", "ranking", "spread", "table",
+    "Column", "braces", "columns", "page", "panels", "ranking", "spread", "table",
 ]  # fmt: skip

@@ -9,6 +9,9 @@ import numpy as np
 
 from benchmarks.kit.store import Entry
 
+Column = str | Callable[[Any], str]
+"""How an entry is shown: a format of its fields, or a function."""
+
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, rule: str = "---") -> list[str]:
     """Lines of a Markdown table.
@@ -44,13 +47,13 @@ def braces(groups: Iterable[Iterable[int]]) -> str:
 
 
 def columns(
-    entries: Iterable[Entry], shown: Mapping[str, str | Callable[[Any], str]], *, rule: str = "---"
+    entries: Iterable[Entry], shown: Mapping[str, Column], *, rule: str = "---"
 ) -> list[str]:
     """A table with a row per entry.
 
     Args:
         entries: of a store.
-        shown: head → a format of the entry's fields, such as ``{seconds:.1f}``, or a function.
+        shown: head → such as ``{seconds:.1f}``, see ``Column``.
         rule: see ``table``.
     """
     rows = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.kit import Entry, Store, columns, panels, select, spread, table
+from benchmarks.kit import Column, Entry, Store, columns, panels, select, spread, table
 from benchmarks.papers.fedcollab.distances import KNOWN_BUDGETS, KNOWN_KINDS, KNOWN_SHARES
 from benchmarks.papers.fedcollab.experiments import (
     COLLAB,
@@ -223,7 +223,7 @@ def draw_known(entries: Sequence[Entry], file: Path) -> None:
         rows[0][0].legend(fontsize=8)
 
 
-STRUCTURE = {
+STRUCTURE: dict[str, Column] = {
     "seed": "{seed}",
     "structure": lambda run: _groups_text(run["groups"]),
     "the paper's": lambda run: "yes" if run["groups"] == PAPER_STRUCTURE else "no",
@@ -234,7 +234,7 @@ STRUCTURE = {
     "GB": lambda run: f"{run['bytes'] / 1e9:.2f}",
     "s": "{seconds:.0f}",
 }
-SCHEME = {
+SCHEME: dict[str, Column] = {
     "": lambda run: run[""],
     "rounds": "{rounds}",
     "MB": lambda run: f"{run['bytes'] / 1e6:.0f}",
