@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit import Entry, Store, read, select, table
+from benchmarks.kit import Entry, Store, page, read, select, table
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.coalition import (
     FedCollabBound,
@@ -80,9 +80,9 @@ def as_layers(updates: np.ndarray) -> list[dict[str, np.ndarray]]:
 def measure_gram(num_silos: int, num_parameters: int) -> Row:
     """Ours beside one N x P by P x N float32 product (sgemm)."""
     print(f"Gram matrix, {num_silos} silos, {num_parameters} parameters", file=sys.stderr)
-    sizes: Row = {"silos": num_silos, "parameters": num_parameters}
+    sizes: Row = {"N": num_silos, "P": num_parameters}
     if 4 * num_silos * num_parameters > 0.6 * free_bytes():
-        return {**sizes, "skipped": "not enough free memory"}
+        return {**sizes, "BLAS": "not enough free memory"}
     updates = random_updates(num_silos, num_parameters)
     layers = as_layers(updates)
     repeat = 2 if num_silos * num_parameters >= 1e9 else 5
@@ -101,13 +101,13 @@ def measure_gram(num_silos: int, num_parameters: int) -> Row:
     replaced = fastest([lambda: replace_row(known, updates, 0)], repeat=1)[0]
     return {
         **sizes,
-        "blas_s": blas,
-        "syrk_s": syrk,
-        "gram_s": ours,
-        "gram_layers_s": layered,
-        "replace_row_s": replaced,
-        "ratio": ours / blas,
-        "ratio_layers": layered / blas,
+        "BLAS": blas,
+        "X @ X.T": syrk,
+        "ours": ours,
+        "ours, layers": layered,
+        "ours / BLAS": ours / blas,
+        "layers / BLAS": layered / blas,
+        "replace one row": replaced,
         "error": cosine_error(updates, known),
     }
 
@@ -169,12 +169,12 @@ def measure_literal(num_silos: int, num_parameters: int = 10_000) -> Row:
     equal = ours() == literal_partition(updates, sizes, 1e4)
     literal, quick = fastest([lambda: literal_partition(updates, sizes, 1e4), ours], repeat=2)
     return {
-        "silos": num_silos,
-        "parameters": num_parameters,
-        "literal_s": literal,
-        "ours_s": quick,
-        "faster": literal / quick,
-        "same_groups": equal,
+        "N": num_silos,
+        "P": num_parameters,
+        "literal": literal,
+        "ours, Gram included": quick,
+        "times faster": literal / quick,
+        "same groups": equal,
     }
 
 
@@ -186,7 +186,7 @@ def measure_agglomerative(num_silos: int, alpha: float) -> Row:
         [lambda: agglomerative(HCCTUtility.from_gram(products, sizes, alpha=alpha))], repeat=3
     )[0]
     return {
-        "silos": num_silos,
+        "N": num_silos,
         "alpha": alpha,
         "groups": len(result.groups),
         "merges": result.num_steps,
@@ -200,10 +200,10 @@ def measure_optimal(num_silos: int) -> Row:
     best = optimal(objective)
     greedy = agglomerative(objective)
     return {
-        "silos": num_silos,
+        "N": num_silos,
         "seconds": fastest([lambda: optimal(objective)], repeat=3)[0],
-        "objective": best.objective,
-        "agglomerative_objective": greedy.objective,
+        "optimum": best.objective,
+        "agglomerative": greedy.objective,
     }
 
 
@@ -231,59 +231,17 @@ def measure_others() -> list[Row]:
 
 # --- what is shown --------------------------------------------------------------------------------
 
-TABLES: dict[str, tuple[str, dict[str, str]]] = {
-    "gram": (
-        "## Gram matrix (float32 updates) beside the BLAS limit\n\n"
-        "BLAS: one N x P by P x N `sgemm`. Ours reads a matrix in place; *layers* are twenty "
-        "named arrays per silo. numpy's `X @ X.T` is the symmetric product (half the work) "
-        "without float64 accumulation. Error: against float64, over |u_i||u_j|.",
-        {
-            "silos": "N",
-            "parameters": "P",
-            "blas_s": "BLAS",
-            "syrk_s": "X @ X.T",
-            "gram_s": "ours",
-            "gram_layers_s": "ours, layers",
-            "ratio": "ours / BLAS",
-            "ratio_layers": "layers / BLAS",
-            "replace_row_s": "replace one row",
-            "error": "error",
-            "skipped": "",
-        },
-    ),
-    "literal": (
-        "## HCCT's Algorithm 2, from updates to groups, all merging",
-        {
-            "silos": "N",
-            "parameters": "P",
-            "literal_s": "literal",
-            "ours_s": "ours, Gram included",
-            "faster": "times faster",
-            "same_groups": "same groups",
-        },
-    ),
-    "agglomerative": (
-        "## Agglomeration from a given Gram matrix",
-        {
-            "silos": "N",
-            "alpha": "alpha",
-            "groups": "groups",
-            "merges": "merges",
-            "seconds": "seconds",
-        },
-    ),
-    "optimal": (
-        "## Exact optimum",
-        {
-            "silos": "N",
-            "seconds": "seconds",
-            "objective": "optimum",
-            "agglomerative_objective": "agglomerative",
-        },
-    ),
-    "others": ("## Others", {"what": "what", "seconds": "seconds"}),
+TITLES = {
+    "gram": "## Gram matrix (float32 updates) beside the BLAS limit\n\n"
+    "BLAS: one N x P by P x N `sgemm`. Ours reads a matrix in place; *layers* are twenty named "
+    "arrays per silo. numpy's `X @ X.T` is the symmetric product (half the work) without float64 "
+    "accumulation. Error: against float64, over |u_i||u_j|.",
+    "literal": "## HCCT's Algorithm 2, from updates to groups, all merging",
+    "agglomerative": "## Agglomeration from a given Gram matrix",
+    "optimal": "## Exact optimum",
+    "others": "## Others",
 }
-"""Part → what stands above its table, and its columns."""
+"""Part → what stands above its table. Its columns are the entries' fields."""
 
 
 def cell(value: object) -> str:
@@ -298,18 +256,20 @@ def cell(value: object) -> str:
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     (machine,) = select(entries, part="machine")
-    parts = [
+    blocks: list[str | list[str]] = [
         "# Partition numerics",
         f"`python -m benchmarks.engine.partition` on {machine['cores']} shared cores, numpy "
         f"{machine['numpy']}. Smallest of several repetitions, in seconds.",
     ]
-    for part, (title, columns) in TABLES.items():
-        rows = ([cell(e.get(key, "")) for key in columns] for e in select(entries, part=part))
-        parts += [title, "\n".join(table(list(columns.values()), rows, rule="---:"))]
-    return "\n\n".join([*parts, ""])
+    for part, title in TITLES.items():
+        rows = select(entries, part=part)
+        heads = list(dict.fromkeys(key for row in rows for key in row))[1:]
+        cells = ([cell(row.get(head, "")) for head in heads] for row in rows)
+        blocks += [title, table(heads, cells, rule="---:")]
+    return page(*blocks)
 
 
-STORE = Store("partition", document, keys=("part", "silos", "parameters", "alpha", "what"))
+STORE = Store("partition", document, keys=("part", "N", "P", "alpha", "what"))
 
 
 def main() -> None:

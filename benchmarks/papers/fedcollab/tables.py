@@ -69,7 +69,7 @@ def _accuracy_section(name: str, runs: Sequence[Entry]) -> list[str]:
 
 
 def _accuracy_cells(
-    variant: str, runs: Sequence[Entry], made: Sequence[Entry], paper: tuple[float, float, float]
+    variant: str, runs: Sequence[Entry], made: Sequence[Entry], paper: Sequence[float]
 ) -> list[str]:
     figures = [_figures(run, made) for run in runs]
     ours = [spread((f[i] for f in figures), missing="") for i in range(3)]

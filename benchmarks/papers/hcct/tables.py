@@ -139,7 +139,7 @@ def _error_rows(experiment: Experiment, runs: Sequence[Entry]) -> Iterable[list[
         ]
 
 
-def _published(paper: tuple[float, float]) -> str:
+def _published(paper: Sequence[float]) -> str:
     mean, deviation = paper
     return f"{mean:.2f} ± {deviation:.2f}" if deviation else f"{mean:.2f}"
 
