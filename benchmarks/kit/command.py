@@ -39,19 +39,20 @@ def read(
         The options given: ``store`` in the folder chosen; ``parts`` and ``only`` as lists.
     """
     parts, rows = list(parts), list(rows)
-    parser = ArgumentParser(description=(doc or "").split("\n\n")[0])
+    told, usage, *_ = (doc or "").split("\n\n") + [""]
+    parser = ArgumentParser(description=told, epilog=usage.strip())
     if data:
         parser.add_argument("--data", default="", metavar="FOLDER", help="with the data sets")
     if parts:
         names = ",".join(parts)
-        parser.add_argument("--parts", default=chosen or names, help=f"of {names}")
+        parser.add_argument("--parts", default=chosen or names, help=f"of {names}".replace("%", "%%"))
     if rows:
         parser.add_argument("--only", default="", help="names of rows, separated by ';'")
     if seeds:
         parser.add_argument("--seeds", type=int, default=seeds, help="how many, from 0")
     if rounds is not None:
-        told = "" if rounds else "; 0 for the paper's"
-        parser.add_argument("--rounds", type=int, default=rounds, help=f"of a run{told}")
+        papers = "" if rounds else "; 0 for the paper's"
+        parser.add_argument("--rounds", type=int, default=rounds, help=f"of a run{papers}")
     for name, arguments in own.items():
         parser.add_argument(f"--{name.replace('_', '-')}", **arguments)
     if store is not None:
