@@ -7,7 +7,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check e2e e2e-docker chaos bench-overhead bench-partition \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
-        bench-fedgenp bench-report bench-scale clean
+        bench-fedgenp bench-report bench-scale bench-tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,46 +63,49 @@ chaos: setup-dev ## Sixty random kills of silos, ServerApp and SuperLink; the mo
 	@COTERIE_CHAOS=$${COTERIE_CHAOS:-60} $(BIN)/python -m pytest -s tests/e2e/test_chaos.py $(ARGS)
 
 bench-durability: setup ## Rounds with and without the SuperLink's database, and a checkpoint
-	@$(BIN)/python -m benchmarks.durability $(ARGS)
+	@$(BIN)/python -m benchmarks.engine.durability $(ARGS)
 
 e2e-docker: setup-dev ## The compose federation on a Docker engine; COTERIE_BASE=IMAGE names the base
 	@$(BIN)/python -m pytest -m docker tests/containers -s $(ARGS)
 
 bench-overhead: setup ## Round overhead: stock SuperNodes beside resident silos, same run
-	@$(BIN)/python -m benchmarks.overhead $(ARGS)
+	@$(BIN)/python -m benchmarks.engine.overhead $(ARGS)
 
 bench-partition: setup ## Gram matrix and solvers beside their limits
-	@$(BIN)/python -m benchmarks.partition $(ARGS)
+	@$(BIN)/python -m benchmarks.engine.partition $(ARGS)
 
 bench-digits: setup ## HCCT's and FedGroup's options on the demo's silos, ten seeds
-	@$(BIN)/python -m benchmarks.hcct_digits $(ARGS)
-	@$(BIN)/python -m benchmarks.fedgroup_digits $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.hcct.digits $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.fedgroup.digits $(ARGS)
 
 bench-scale: setup ## 100, 300, 1,000 virtual silos over gRPC: make bench-scale ARGS='--data FOLDER'
-	@$(BIN)/python -m benchmarks.scale $(ARGS)
+	@$(BIN)/python -m benchmarks.engine.scale $(ARGS)
 
 bench-hcct: setup ## HCCT's tables on real data: make bench-hcct ARGS='--data FOLDER'
-	@$(BIN)/python -m benchmarks.hcct $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.hcct $(ARGS)
 
 bench-fedgenp: setup ## FedGenP beside its baselines: make bench-fedgenp ARGS='--data FOLDER'
-	@$(BIN)/python -m benchmarks.generators
-	@$(BIN)/python -m benchmarks.fedgenp_figure
-	@$(BIN)/python -m benchmarks.fedgenp $(ARGS)
+	@$(BIN)/python -m benchmarks.engine.generators
+	@$(BIN)/python -m benchmarks.papers.fedgenp.figure
+	@$(BIN)/python -m benchmarks.papers.fedgenp $(ARGS)
 
 bench-fedgroup: setup ## FedGroup's Table III and Fig. 5: make bench-fedgroup ARGS='--data FOLDER'
-	@$(BIN)/python -m benchmarks.fedgroup $(ARGS)
-	@$(BIN)/python -m benchmarks.fedgroup_measures $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.fedgroup $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.fedgroup.measures $(ARGS)
 
 bench-fedcollab: setup ## FedCollab's tables on real data: make bench-fedcollab ARGS='--data FOLDER'
-	@$(BIN)/python -m benchmarks.fedcollab $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.fedcollab $(ARGS)
 
 bench-baselines: setup ## The papers' baselines: make bench-baselines ARGS='--data FOLDER'
-	@$(BIN)/python -m benchmarks.baselines $(ARGS)
-	@$(BIN)/python -m benchmarks.hcct --tasks digit --seeds 1 \
-	    --variants "Independent;Global;HCCT;MAXFL;FedFA;IFCA;FLSC" $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.baselines $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.hcct --parts digit --seeds 1 \
+	    --only "Independent;Global;HCCT;MAXFL;FedFA;IFCA;FLSC" $(ARGS)
 
 bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
-	@$(BIN)/python -m benchmarks.report $(ARGS)
+	@$(BIN)/python -m benchmarks.engine.report $(ARGS)
+
+bench-tables: setup ## Every table of benchmarks/results anew from the stored figures
+	@$(BIN)/python -m benchmarks.kit
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .links site build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

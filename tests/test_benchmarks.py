@@ -1,5 +1,7 @@
-"""What the benchmarks build for themselves."""
+"""What the benchmarks build for themselves, and that the stored tables are those of the figures."""
 
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +10,17 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
-from benchmarks import fedgenp, fedgenp_published
-from benchmarks.celeba import CelebA, celeba_data
-from benchmarks.fedcollab import published_silos
+from benchmarks.kit import command
+from benchmarks.kit.__main__ import stores
+from benchmarks.kit.store import RESULTS, Store, select
+from benchmarks.kit.tables import spread, table
+from benchmarks.papers.fedcollab.data import published_silos
+from benchmarks.papers.fedgenp import __main__ as fedgenp
+from benchmarks.papers.fedgenp import published as fedgenp_published
+from benchmarks.papers.fedgenp.celeba import CelebA, celeba_data
+from benchmarks.papers.hcct import digits
 from coterie import wire
+from coterie.server.study.comparison import Row, markdown
 from coterie.tasks import TaskError
 
 
@@ -116,6 +125,98 @@ def test_a_celeba_that_does_not_do_is_refused(tmp_path, given, found):
 
 
 def test_a_column_whose_data_is_missing_is_named_and_the_others_run(tmp_path):
-    assert "identity_CelebA.txt cannot be read" in fedgenp._problem(
+    assert "identity_CelebA.txt cannot be read" in fedgenp.problem(
         fedgenp.COLUMNS["celeba r=1"], str(tmp_path)
     )
+
+
+STORES = {store.name: store for store in stores()}
+
+
+@pytest.mark.parametrize("name", sorted({file.stem for file in RESULTS.glob("*.*")}))
+def test_a_stored_table_is_what_the_stored_figures_give(name):
+    if (RESULTS / f"{name}.png").exists() and name not in STORES:
+        assert any(f"({name}.png)" in store.text() for store in STORES.values()) or (
+            name == "fedgenp_figure"
+        )
+        return
+    store = STORES[name]
+    assert (RESULTS / f"{name}.md").read_text("utf-8") == store.text()
+    entries = store.entries
+    cells = [[entry.get(key) for key in store.keys] for entry in entries]
+    assert all(cell not in cells[:i] for i, cell in enumerate(cells)), "measured twice"
+    assert store.file.read_text("utf-8") == store.json(), "a line per measurement"
+
+
+@pytest.mark.parametrize("file", sorted((RESULTS / "compare").glob("*.json")), ids=lambda f: f.stem)
+def test_a_stored_comparison_is_what_its_figures_give(file):
+    told = json.loads(file.read_text("utf-8"))["table"]
+    rows = [
+        Row(**{k.replace("-", "_"): np.nan if v is None else v for k, v in row.items()})
+        for row in told
+    ]
+    assert markdown(rows) in file.with_suffix(".md").read_text("utf-8")
+
+
+def tiny(folder: Path) -> Store:
+    """A store of squares."""
+
+    def document(entries):
+        return "".join(f"{entry['number']}: {entry['square']}\n" for entry in entries)
+
+    return Store("squares", document, keys=("number",), folder=folder)
+
+
+def test_a_benchmark_that_was_interrupted_goes_on_where_it_stood(tmp_path):
+    asked = []
+
+    def square(number):
+        asked.append(number)
+        if number == 2 and asked.count(2) == 1:
+            raise KeyboardInterrupt
+        return {"square": number**2} if number != 1 else None
+
+    cells = [{"number": n} for n in range(4)]
+    with pytest.raises(KeyboardInterrupt):
+        tiny(tmp_path).fill(cells, square)
+    assert tiny(tmp_path).entries == [{"number": 0, "square": 0}]
+    tiny(tmp_path).fill(cells, square)
+    assert asked == [0, 1, 2, 1, 2, 3], "1 has no result and is asked for again; 0 is not"
+    assert (tmp_path / "squares.md").read_text() == "0: 0\n2: 4\n3: 9\n"
+    store = tiny(tmp_path)
+    store.put({"number": 0, "square": 100})
+    assert [e["square"] for e in tiny(tmp_path).entries] == [100, 4, 9], "in place of the old"
+
+
+def test_a_run_of_fewer_rounds_than_asked_for_is_not_enough(tmp_path):
+    store = tiny(tmp_path)
+    store.put({"number": 1, "square": 1, "rounds": 10})
+    assert store.has({"number": 1, "rounds": 10})
+    assert not store.has({"number": 1, "rounds": 11})
+    assert not store.has({"number": 2, "rounds": 1})
+
+
+def test_tables_only_are_made_without_measuring(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["digits", "--table-only", "--results", str(tmp_path)])
+    with pytest.raises(SystemExit) as end:
+        command.read(STORES["hcct_digits"], "Doc.", data=True)
+    assert end.value.code == 0
+    assert (tmp_path / "hcct_digits.md").exists()
+    monkeypatch.setattr(sys, "argv", ["digits", "--parts", "b,c"])
+    with pytest.raises(SystemExit):
+        command.read(STORES["hcct_digits"], "Doc.", parts=("a", "b"))
+    assert "there is no 'c'. There are: a, b." in capsys.readouterr().err
+
+
+def test_cells_and_spreads_are_written_in_one_way():
+    assert table(("", "a"), [["x", "1"]]) == ["| | a |", "|---|---|", "| x | 1 |"]
+    assert spread([1.0, 3.0]) == "2.00 ± 1.41"
+    assert spread([1.0, np.nan], 1, sign="+") == "+1.0"
+    assert spread([np.nan]) == "–"
+
+
+def test_a_stored_figure_is_computed_again():
+    found = digits.measure("alone", 0)
+    (stored,) = select(STORES["hcct_digits"].entries, setting="alone", seed=0)
+    assert found["error"] == pytest.approx(stored["error"], abs=0.02), "but for other rounding"
+    assert found["changes"] == stored["changes"] == 0

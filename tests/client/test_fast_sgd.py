@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import coterie.client.work.benches
-from benchmarks.fast_sgd import fast_silos
+from benchmarks.papers.fedgroup.fast_sgd import fast_silos
 from coterie.client.app import app
 from coterie.client.home.folder import create
 from coterie.server.runs.config import RunConfig

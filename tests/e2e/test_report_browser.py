@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.synthetic import write_run
+from benchmarks.engine.synthetic import write_run
 from coterie.server.report.command import write_report
 from coterie.server.report.web import LivePage, make_server
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import coterie.server.cli.commands
 import coterie.server.site.coordinator
 import coterie.server.study.simulate
-from benchmarks.synthetic import write_run
+from benchmarks.engine.synthetic import write_run
 from coterie.server.cli.main import NOT_WITH_FEDERATION, app, main, superlink
 from coterie.server.machine.link import RunInfo
 from coterie.server.runs.config import RunConfig

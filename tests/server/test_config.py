@@ -145,7 +145,7 @@ def test_of_flowers_full_list_every_strategy_takes_its_own_keys(name: str) -> No
     given = {**defaults(), "strategy": name}
     assert RunConfig.read_from_flower(given) == RunConfig.read({"strategy": name})
     assert RunConfig.read_from_flower({**given, "rounds": 9}).rounds == 9
-    changed = {key: _another(entry) for key, entry in schemas(name).items() if key in owners()}
+    changed = {key: _another(key, e) for key, e in schemas(name).items() if key in owners()}
     for key, value in changed.items():
         try:
             config = RunConfig.read_from_flower({**given, key: value})
@@ -159,7 +159,7 @@ def test_of_flowers_full_list_a_changed_key_of_another_strategy_is_refused() -> 
     for name in NAMES:
         foreign = next(key for key in owners() if key not in keys_of(STRATEGIES[name]))
         (owner, *_) = owners()[foreign]
-        value = _another(schemas(owner)[foreign])
+        value = _another(foreign, schemas(owner)[foreign])
         with pytest.raises(FederationError, match=f"{foreign} belongs to .*strategy is {name}"):
             RunConfig.read_from_flower({**defaults(), "strategy": name, foreign: value})
 
@@ -277,9 +277,9 @@ def extremes(entry: Mapping[str, Any]) -> list[Any]:
     return found
 
 
-def _another(entry: Mapping[str, Any]) -> Any:
-    """A value that is nobody's default."""
-    return next(value for value in extremes(entry)[::-1] if value not in defaults().values())
+def _another(key: str, entry: Mapping[str, Any]) -> Any:
+    """A value that is not the default."""
+    return next(value for value in extremes(entry)[::-1] if value != defaults()[key])
 
 
 FREE = ("strategy", "task", "label", "churn", "alone", "tracking", "runs-dir", "resume")

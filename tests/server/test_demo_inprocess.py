@@ -109,7 +109,8 @@ def test_the_hidden_groups_are_those_of_the_kinds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "said"), [({"alpha": float("nan")}, "alpha: "), ({"seed": 99999999999}, "seed: ")]
+    ("argument", "said"),
+    [({"alpha": float("nan")}, "alpha must be"), ({"seed": 99999999999}, "seed must be")],
 )
 def test_a_demo_that_cannot_be_run_is_refused_before_any_silo_starts(
     argument: dict[str, Any], said: str, tmp_path: Path

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import coterie.server.runs.follow
-from benchmarks.synthetic import write_run
+from benchmarks.engine.synthetic import write_run
 from coterie.server.cli.commands import watch_run
 from coterie.server.machine.link import RunInfo
 from coterie.server.machine.local import follow_run

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.synthetic import write_run
+from benchmarks.engine.synthetic import write_run
 from coterie.pictures.page import render
 from coterie.server.cli.commands import print_final, print_runs
 from coterie.server.report.command import tell, write_report

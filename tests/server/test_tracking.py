@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import coterie.server.runs.tracking
-from benchmarks.synthetic import write_run
+from benchmarks.engine.synthetic import write_run
 from coterie.server.report.model import read_run
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.tracking import Tracking, export, open_trackers, scalars

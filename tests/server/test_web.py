@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import coterie.server.report.web
-from benchmarks.synthetic import write_run
+from benchmarks.engine.synthetic import write_run
 from coterie.server.report.web import LivePage, make_server
 from coterie.strategies.errors import FederationError
 

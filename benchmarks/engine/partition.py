@@ -1,27 +1,24 @@
 """Speed of the partition numerics beside their limits, measured side by side in one run.
 
-    python -m benchmarks.partition [--quick]
+    python -m benchmarks.engine.partition [--quick]
 
-Writes benchmarks/results/partition.json and partition.md. Every time is the smallest of a few
-repetitions; what is compared is measured in turn, so that other load hits both.
+Every time is the smallest of a few repetitions; what is compared is measured in turn, so that other
+load hits both.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import platform
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.kit import Entry, Store, page, read, select, table
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.coalition import (
     FedCollabBound,
@@ -32,7 +29,6 @@ from coterie.strategies.partition.coalition import (
 )
 from coterie.strategies.partition.gram import gram, replace_row
 
-RESULTS = Path(__file__).parent / "results"
 GRAM_SIZES = [
     (20, 100_000),
     (20, 1_000_000),
@@ -84,9 +80,9 @@ def as_layers(updates: np.ndarray) -> list[dict[str, np.ndarray]]:
 def measure_gram(num_silos: int, num_parameters: int) -> Row:
     """Ours beside one N x P by P x N float32 product (sgemm)."""
     print(f"Gram matrix, {num_silos} silos, {num_parameters} parameters", file=sys.stderr)
-    sizes: Row = {"silos": num_silos, "parameters": num_parameters}
+    sizes: Row = {"N": num_silos, "P": num_parameters}
     if 4 * num_silos * num_parameters > 0.6 * free_bytes():
-        return {**sizes, "skipped": "not enough free memory"}
+        return {**sizes, "BLAS": "not enough free memory"}
     updates = random_updates(num_silos, num_parameters)
     layers = as_layers(updates)
     repeat = 2 if num_silos * num_parameters >= 1e9 else 5
@@ -105,13 +101,13 @@ def measure_gram(num_silos: int, num_parameters: int) -> Row:
     replaced = fastest([lambda: replace_row(known, updates, 0)], repeat=1)[0]
     return {
         **sizes,
-        "blas_s": blas,
-        "syrk_s": syrk,
-        "gram_s": ours,
-        "gram_layers_s": layered,
-        "replace_row_s": replaced,
-        "ratio": ours / blas,
-        "ratio_layers": layered / blas,
+        "BLAS": blas,
+        "X @ X.T": syrk,
+        "ours": ours,
+        "ours, layers": layered,
+        "ours / BLAS": ours / blas,
+        "layers / BLAS": layered / blas,
+        "replace one row": replaced,
         "error": cosine_error(updates, known),
     }
 
@@ -173,12 +169,12 @@ def measure_literal(num_silos: int, num_parameters: int = 10_000) -> Row:
     equal = ours() == literal_partition(updates, sizes, 1e4)
     literal, quick = fastest([lambda: literal_partition(updates, sizes, 1e4), ours], repeat=2)
     return {
-        "silos": num_silos,
-        "parameters": num_parameters,
-        "literal_s": literal,
-        "ours_s": quick,
-        "faster": literal / quick,
-        "same_groups": equal,
+        "N": num_silos,
+        "P": num_parameters,
+        "literal": literal,
+        "ours, Gram included": quick,
+        "times faster": literal / quick,
+        "same groups": equal,
     }
 
 
@@ -190,7 +186,7 @@ def measure_agglomerative(num_silos: int, alpha: float) -> Row:
         [lambda: agglomerative(HCCTUtility.from_gram(products, sizes, alpha=alpha))], repeat=3
     )[0]
     return {
-        "silos": num_silos,
+        "N": num_silos,
         "alpha": alpha,
         "groups": len(result.groups),
         "merges": result.num_steps,
@@ -204,10 +200,10 @@ def measure_optimal(num_silos: int) -> Row:
     best = optimal(objective)
     greedy = agglomerative(objective)
     return {
-        "silos": num_silos,
+        "N": num_silos,
         "seconds": fastest([lambda: optimal(objective)], repeat=3)[0],
-        "objective": best.objective,
-        "agglomerative_objective": greedy.objective,
+        "optimum": best.objective,
+        "agglomerative": greedy.objective,
     }
 
 
@@ -233,18 +229,23 @@ def measure_others() -> list[Row]:
     return [{"what": what, "seconds": fastest([call], repeat=2)[0]} for what, call in cases.items()]
 
 
-# --- report ---------------------------------------------------------------------------------------
+# --- what is shown --------------------------------------------------------------------------------
 
-
-def table(rows: Sequence[Row], columns: dict[str, str]) -> str:
-    """Markdown of the rows; `columns` maps keys to headings."""
-    lines = ["| " + " | ".join(columns.values()) + " |", "|" + "---:|" * len(columns)]
-    for row in rows:
-        lines.append("| " + " | ".join(cell(row.get(key, "")) for key in columns) + " |")
-    return "\n".join(lines)
+TITLES = {
+    "gram": "## Gram matrix (float32 updates) beside the BLAS limit\n\n"
+    "BLAS: one N x P by P x N `sgemm`. Ours reads a matrix in place; *layers* are twenty named "
+    "arrays per silo. numpy's `X @ X.T` is the symmetric product (half the work) without float64 "
+    "accumulation. Error: against float64, over |u_i||u_j|.",
+    "literal": "## HCCT's Algorithm 2, from updates to groups, all merging",
+    "agglomerative": "## Agglomeration from a given Gram matrix",
+    "optimal": "## Exact optimum",
+    "others": "## Others",
+}
+"""Part → what stands above its table. Its columns are the entries' fields."""
 
 
 def cell(value: object) -> str:
+    """A value as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):
@@ -252,85 +253,33 @@ def cell(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
-def report(results: dict[str, Any]) -> str:
-    machine = results["machine"]
-    return "\n\n".join(
-        [
-            "# Partition numerics",
-            f"`python -m benchmarks.partition` on {machine['cores']} shared cores, numpy "
-            f"{machine['numpy']}. Smallest of several repetitions, in seconds.",
-            "## Gram matrix (float32 updates) beside the BLAS limit",
-            "BLAS: one N x P by P x N `sgemm`. Ours reads a matrix in place; *layers* are twenty "
-            "named arrays per silo. numpy's `X @ X.T` is the symmetric product (half the work) "
-            "without float64 accumulation. Error: against float64, over |u_i||u_j|.",
-            table(
-                results["gram"],
-                {
-                    "silos": "N",
-                    "parameters": "P",
-                    "blas_s": "BLAS",
-                    "syrk_s": "X @ X.T",
-                    "gram_s": "ours",
-                    "gram_layers_s": "ours, layers",
-                    "ratio": "ours / BLAS",
-                    "ratio_layers": "layers / BLAS",
-                    "replace_row_s": "replace one row",
-                    "error": "error",
-                    "skipped": "",
-                },
-            ),
-            "## HCCT's Algorithm 2, from updates to groups, all merging",
-            table(
-                results["literal"],
-                {
-                    "silos": "N",
-                    "parameters": "P",
-                    "literal_s": "literal",
-                    "ours_s": "ours, Gram included",
-                    "faster": "times faster",
-                    "same_groups": "same groups",
-                },
-            ),
-            "## Agglomeration from a given Gram matrix",
-            table(
-                results["agglomerative"],
-                {
-                    "silos": "N",
-                    "alpha": "alpha",
-                    "groups": "groups",
-                    "merges": "merges",
-                    "seconds": "seconds",
-                },
-            ),
-            "## Exact optimum",
-            table(
-                results["optimal"],
-                {
-                    "silos": "N",
-                    "seconds": "seconds",
-                    "objective": "optimum",
-                    "agglomerative_objective": "agglomerative",
-                },
-            ),
-            "## Others",
-            table(results["others"], {"what": "what", "seconds": "seconds"}),
-            "",
-        ]
-    )
+def document(entries: Sequence[Entry]) -> str:
+    """Everything stored, as Markdown."""
+    (machine,) = select(entries, part="machine")
+    blocks: list[str | list[str]] = [
+        "# Partition numerics",
+        f"`python -m benchmarks.engine.partition` on {machine['cores']} shared cores, numpy "
+        f"{machine['numpy']}. Smallest of several repetitions, in seconds.",
+    ]
+    for part, title in TITLES.items():
+        rows = select(entries, part=part)
+        heads = list(dict.fromkeys(key for row in rows for key in row))[1:]
+        cells = ([cell(row.get(head, "")) for head in heads] for row in rows)
+        blocks += [title, table(heads, cells, rule="---:")]
+    return page(*blocks)
+
+
+STORE = Store("partition", document, keys=("part", "N", "P", "alpha", "what"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="leave out the largest sizes")
-    quick = parser.parse_args().quick
+    """Measure, store, print."""
+    quick = {"action": "store_true", "help": "leave out the largest sizes"}
+    given = read(STORE, __doc__, quick=quick)
     warnings.simplefilter("ignore", RuntimeWarning)
-    sizes = [(n, p) for n, p in GRAM_SIZES if not quick or n * p <= 1e8]
-    results = {
-        "machine": {
-            "cores": os.cpu_count(),
-            "architecture": platform.machine(),
-            "numpy": np.__version__,
-        },
+    sizes = [(n, p) for n, p in GRAM_SIZES if not given.quick or n * p <= 1e8]
+    parts: dict[str, list[Row]] = {
+        "machine": [{"cores": os.cpu_count(), "numpy": np.__version__}],
         "gram": [measure_gram(n, p) for n, p in sizes],
         "literal": [measure_literal(n) for n in (5, 10, 20, 40)],
         "agglomerative": [
@@ -339,10 +288,10 @@ def main() -> None:
         "optimal": [measure_optimal(n) for n in range(8, 17)],
         "others": measure_others(),
     }
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "partition.json").write_text(json.dumps(results, indent=2) + "\n")
-    (RESULTS / "partition.md").write_text(report(results))
-    print(report(results))
+    for part, rows in parts.items():
+        for row in rows:
+            given.store.put({"part": part, **row})
+    print(given.store.text())
 
 
 if __name__ == "__main__":

@@ -1,33 +1,30 @@
 """What durability costs: rounds with and without ``--database``, and committing a checkpoint.
 
-    python -m benchmarks.durability                  # 0.4, 50 and 500 MB, four silos
-    python -m benchmarks.durability --sizes 0.4 50
+    python -m benchmarks.engine.durability                  # 0.4, 50 and 500 MB, four silos
+    python -m benchmarks.engine.durability --sizes 0.4 50
 
 Two SuperLinks, one with SQLite and one without, run the same rounds in turn. The training step is
-empty, but every silo's answer differs in every byte of its arrays, as after real training. Writes
-``results/durability.json`` and ``results/durability.md`` after every size.
+empty, but every silo's answer differs in every byte of its arrays, as after real training.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import tempfile
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from benchmarks.overhead import RESULTS, processes, round_times
-from benchmarks.overhead_app import NUM_LAYERS, describe
+from benchmarks.engine.overhead import processes, round_times, serve, wait_online
+from benchmarks.engine.overhead_app import NUM_LAYERS, describe
+from benchmarks.kit import Entry, Store, columns, page, read
 from coterie import wire
-from coterie.server.machine.link import control
 from coterie.server.machine.superlink import SuperLink
 from coterie.server.runs.checkpoint import Checkpoints
 
@@ -49,35 +46,16 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-def serve(address: str, name: str) -> None:
-    """One resident silo."""
-    from coterie.client.home.settings import SiloSettings
-    from coterie.client.resident.silo import Connection, Silo
-
-    silo = Silo(app, SiloSettings(name=name), Connection(address))
-    silo.stop_on_signals()
-    silo.run()
-
-
 def rounds(megabytes: float, count: int, folder: Path, *, database: bool) -> list[float]:
     """Round times, without the first, in which the silos are met."""
     options = ["--database", str(folder / "state.db")] if database else []
-    own = [sys.executable, "-m", "benchmarks.durability", "--silo"]
+    own = [sys.executable, "-m", "benchmarks.engine.durability", "--silo"]
     with SuperLink(folder / "superlink", options=options) as superlink:
         address = superlink.fleet_address
         with processes([[*own, address, f"silo-{i}"] for i in range(NODES)], folder):
-            _wait_online(superlink)
+            wait_online(superlink, NODES)
             keys = {"nodes": NODES, "megabytes": megabytes, "rounds": count + 1}
             return round_times(superlink, "resident_app", deadline_s=1800, **keys)[1:]
-
-
-def _wait_online(superlink: SuperLink) -> None:
-    deadline = time.monotonic() + 240
-    with control(superlink.control_address) as calls:
-        while (online := calls.num_online()) < NODES:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{online} of {NODES} silos connected in 240 s")
-            time.sleep(0.1)
 
 
 def commits(megabytes: float, folder: Path) -> list[float]:
@@ -98,7 +76,7 @@ def commits(megabytes: float, folder: Path) -> list[float]:
     return seconds
 
 
-def measure(megabytes: float) -> dict[str, Any]:
+def measure(megabytes: float) -> Entry:
     """Both kinds of round and a commit, for one size of model."""
     count = ROUNDS.get(megabytes, 3)
     half = max(1, count // 2)
@@ -111,49 +89,44 @@ def measure(megabytes: float) -> dict[str, Any]:
                 print(f"{megabytes} MB, database {database}: {seconds[-half:]}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         committed = commits(megabytes, Path(folder))
-    return {"rounds": 2 * half, "memory": plain, "database": stored, "commit": committed}
+    times = {"memory": plain, "database": stored, "commit": committed}
+    return {"rounds": 2 * half, **{what: statistics.median(each) for what, each in times.items()}}
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Medians, and ratios of them."""
-    lines = [
-        "| model | rounds | round in memory | round with `--database` | ratio | commit of "
-        f"{NODES} models | of a round |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for size, entry in results.items():
-        memory, database, commit = (
-            statistics.median(entry[key]) for key in ("memory", "database", "commit")
-        )
-        lines.append(
-            f"| {float(size):g} MB | {entry['rounds']} | {memory:.2f} s | {database:.2f} s | "
-            f"{database / memory:.2f} | {commit:.3f} s | {100 * commit / memory:.0f} % |"
-        )
-    return "\n".join(lines) + "\n"
+def document(entries: Sequence[Entry]) -> str:
+    """Everything stored, as Markdown."""
+    return page(
+        "# What durability costs",
+        "Medians; `python -m benchmarks.engine.durability`; 2 busy cores, loopback, 4 silos whose "
+        "training step is empty.",
+        columns(
+            sorted(entries, key=lambda run: run["megabytes"]),
+            {
+                "model": "{megabytes:g} MB",
+                "rounds": "{rounds}",
+                "round in memory": "{memory:.2f} s",
+                "round with `--database`": "{database:.2f} s",
+                "ratio": lambda run: f"{run['database'] / run['memory']:.2f}",
+                f"commit of {NODES} models": "{commit:.3f} s",
+                "of a round": lambda run: f"{100 * run['commit'] / run['memory']:.0f} %",
+            },
+        ),
+    )
+
+
+STORE = Store("durability", document, keys=("megabytes",))
 
 
 def main() -> None:
     """Measure and write after every size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--sizes", nargs="*", type=float, default=list(ROUNDS), metavar="MB")
-    parser.add_argument("--silo", nargs=2, metavar=("ADDRESS", "NAME"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.silo:
-        serve(*given.silo)
+    if sys.argv[1:2] == ["--silo"]:
+        serve(app, *sys.argv[2:])
         return
-    RESULTS.mkdir(exist_ok=True)
-    file = RESULTS / "durability.json"
-    results: dict[str, dict[str, Any]] = json.loads(file.read_text()) if file.exists() else {}
+    sizes = {"nargs": "*", "type": float, "default": list(ROUNDS), "metavar": "MB"}
+    given = read(STORE, __doc__, sizes=sizes)
     for megabytes in given.sizes:
-        results[str(megabytes)] = measure(megabytes)
-        results = dict(sorted(results.items(), key=lambda item: float(item[0])))
-        file.write_text(json.dumps(results, indent=1))
-        text = (
-            "# What durability costs\n\nMedians; `python -m benchmarks.durability`; 2 busy cores, "
-        )
-        text += "loopback, 4 silos whose training step is empty.\n\n"
-        (RESULTS / "durability.md").write_text(text + table(results))
-        print(table(results))
+        given.store.put({"megabytes": megabytes, **measure(megabytes)})
+    print(given.store.text())
 
 
 if __name__ == "__main__":

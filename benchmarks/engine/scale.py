@@ -13,7 +13,6 @@ A second call replaces the numbers of silos that it measures and keeps the other
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -27,10 +26,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
+from benchmarks.kit import Column, Entry, Store, columns, page, read
 from coterie.server.machine.local import LocalFederation
 from coterie.system.processes import family, proportional_memory
 
-RESULTS = Path(__file__).parent / "results" / "scale.json"
 RUNS: Mapping[str, Mapping[str, Any]] = {
     "fedavg": {"strategy": "fedavg"},
     "fedgroup": {"strategy": "fedgroup", "num-groups": 3},
@@ -103,17 +102,16 @@ def watching(federation: LocalFederation) -> Iterator[Usage]:
 
 def measure(
     data: Path, silos: int, processes: int, rounds: int, strategies: Sequence[str]
-) -> dict[str, Any]:
+) -> Iterator[Entry]:
     """Strategies one after the other with so many silos."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "simulation.toml"
         file.write_text(SIMULATION.format(data=data.resolve(), silos=silos))
-        found: dict[str, Any] = {"silos": silos, "processes": processes, "rounds": rounds}
         with LocalFederation(Path(folder) / "federation") as federation:
             started = time.perf_counter()
             federation.start_partitions(file, silos, processes)
             federation.wait_for_silos(silos)
-            found["seconds-to-connect"] = round(time.perf_counter() - started, 1)
+            connected = round(time.perf_counter() - started, 1)
             for name in strategies:
                 with watching(federation) as usage:
                     before = processes_of(federation)
@@ -131,8 +129,12 @@ def measure(
                         lr=0.03,
                     )
                 assert last["status"] == "completed", last
-                found[name] = summary(record, usage, at_start)
-    return found
+                yield {
+                    **{"silos": silos, "strategy": name, "processes": processes, "rounds": rounds},
+                    "seconds-to-connect": connected,
+                    "machine": f"{os.cpu_count()} cores, {platform.system()}",
+                    **summary(record, usage, at_start),
+                }
 
 
 def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[str, Any]:
@@ -162,51 +164,50 @@ def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[s
     }
 
 
-def table(results: list[dict[str, Any]]) -> str:
-    """The results in Markdown."""
-    head = (
-        "| silos | processes | strategy | rounds | s a round | slowest | of that training, CPU "
-        "| lost | memory in all | SuperLink | ServerApp | largest silo process |"
-    )
-    lines = [head, "|---" * 12 + "|"]
-    for one in results:
-        for name in [name for name in RUNS if name in one]:
-            run = one[name]
-            peak = run["peak-megabytes"]
-            largest = max(v for k, v in peak.items() if k.startswith("silos-"))
-            lines.append(
-                f"| {one['silos']:,} | {one['processes']} | {name} | {one['rounds']} "
-                f"| {run['seconds-a-round']:.1f} | {run['slowest-round']:.1f} "
-                f"| {run['training-cpu-a-round']:.1f} s | {run['lost']} of {run['messages']:,} "
-                f"| {run['peak-megabytes-in-all'] / 1000:.2f} GB | {peak['SuperLink']} MB "
-                f"| {peak['ServerApp']} MB | {largest} MB |"
-            )
-    return "\n".join(lines) + "\n"
+def document(entries: Sequence[Entry]) -> str:
+    """Everything stored, as Markdown."""
+    shown: dict[str, Column] = {
+        "silos": "{silos:,}",
+        "processes": "{processes}",
+        "strategy": "{strategy}",
+        "rounds": "{rounds}",
+        "s a round": "{seconds-a-round:.1f}",
+        "slowest": "{slowest-round:.1f}",
+        "of that training, CPU": "{training-cpu-a-round:.1f} s",
+        "lost": "{lost} of {messages:,}",
+        "memory in all": lambda run: f"{run['peak-megabytes-in-all'] / 1000:.2f} GB",
+        "SuperLink": "{peak-megabytes[SuperLink]} MB",
+        "ServerApp": "{peak-megabytes[ServerApp]} MB",
+        "largest silo process": lambda run: f"{_largest(run['peak-megabytes'])} MB",
+    }
+    ordered = sorted(entries, key=lambda run: (run["silos"], list(RUNS).index(run["strategy"])))
+    machines = dict.fromkeys(run["machine"] for run in entries)
+    return page(f"# {__doc__}\n{'; '.join(machines)}", columns(ordered, shown))
+
+
+def _largest(peak: Mapping[str, int]) -> int:
+    return max(megabytes for name, megabytes in peak.items() if name.startswith("silos-"))
+
+
+STORE = Store("scale", document, keys=("silos", "strategy"))
 
 
 def main() -> None:
-    """Measure, store after every number of silos, print."""
-    own = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    own.add_argument("--data", type=Path, default=os.environ.get("COTERIE_DATA"), required=False)
-    own.add_argument("--silos", type=int, nargs="+", default=[100, 300, 1000])
-    own.add_argument("--processes", type=int, default=4)
-    own.add_argument("--rounds", type=int, default=20)
-    own.add_argument("--strategies", nargs="+", choices=list(RUNS), default=list(RUNS))
-    own.add_argument("--results", type=Path, default=RESULTS)
-    given = own.parse_args()
-    if given.data is None:
-        own.error("name the folder of MNIST with --data or COTERIE_DATA")
-    results = json.loads(given.results.read_text())["runs"] if given.results.exists() else []
+    """Measure, store after every run, print."""
+    given = read(
+        STORE,
+        __doc__,
+        data=True,
+        silos={"type": int, "nargs": "+", "default": [100, 300, 1000]},
+        processes={"type": int, "default": 4},
+        rounds=20,
+        parts=RUNS,
+    )
     for silos in given.silos:
-        measured = measure(given.data, silos, given.processes, given.rounds, given.strategies)
-        results = [one for one in results if one["silos"] != silos] + [measured]
-        results.sort(key=lambda one: one["silos"])
-        stored = {"machine": f"{os.cpu_count()} cores, {platform.system()}", "runs": results}
-        given.results.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-        given.results.with_suffix(".md").write_text(
-            f"# {__doc__}\n{stored['machine']}\n\n{table(results)}", encoding="utf-8"
-        )
-        print(table([measured]), flush=True)
+        own = (silos, given.processes, given.rounds, given.parts)
+        for entry in measure(Path(given.data), *own):
+            given.store.put(entry)
+    print(given.store.text())
 
 
 if __name__ == "__main__":

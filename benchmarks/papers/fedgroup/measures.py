@@ -1,8 +1,6 @@
 """EDC beside MADC (FedGroup's Fig. 5), and what a cold start costs beside the SVD of the updates.
 
-    python -m benchmarks.fedgroup_measures --data FOLDER
-
-Writes ``results/fedgroup_measures.json``, ``.md`` and ``.png``.
+    python -m benchmarks.papers.fedgroup.measures --data FOLDER
 
 *Mapping.* α·m silos pre-train one epoch from w⁰ (α = 20); a point is a pair of them, with its MADC
 (eq. 7) and its EDC (eq. 8).
@@ -16,9 +14,7 @@ resident size above that after the updates were made.
 
 from __future__ import annotations
 
-import argparse
 import json
-import logging
 import resource
 import subprocess
 import sys
@@ -30,21 +26,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.fedgroup_data import DATASETS
-from coterie.client.app import app
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import initial_arrays, train_config
-from coterie.strategies import FedAvg
+from benchmarks.kit import Entry, Store, Watched, columns, page, panels, read, select, train
+from benchmarks.papers.fedgroup.data import DATASETS
+from benchmarks.papers.fedgroup.tables import ALPHA, BATCH
 from coterie.strategies.partition.fedgroup import cold_start, edc, madc
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.grouping import Members
-from coterie.strategies.rounds.loop import Update
 from coterie.strategies.rounds.models import difference
-from coterie.strategies.rounds.roster import DescribedRoster
 
-RESULTS = Path(__file__).parent / "results"
-ALPHA, BATCH = 20, 10
 SILOS, PARAMETERS, GROUPS = 1000, 100_000, 5
 LAYERS = (78_400, 100, 21_000, 500)  # like a small network's, together P
 REPEAT = 3
@@ -55,42 +43,16 @@ Layers = list[NDArray[np.float32]]
 # --- the mapping ----------------------------------------------------------------------------------
 
 
-class OneEpoch(FedAvg):
-    """One round of FedAvg of α·m silos from w⁰: its updates are those of the pre-training."""
-
-    matrix: NDArray[np.float64]
-
-    def absorb(self, state: Members, updates: Sequence[Update], *, round: int) -> Members:
-        """Keep the inner products."""
-        self.matrix = gram([list(difference(u.model, u.start).values()) for u in updates])
-        return super().absorb(state, updates, round=round)
-
-
 def pretrained(row: str, folder: str, seed: int) -> NDArray[np.float64]:
-    """Inner products of the pre-training updates of α·m silos of a data set."""
-    data = DATASETS[row]
-    config = RunConfig.read(
-        {
-            "task": data.task,
-            "seed": seed,
-            "min-silos": data.silos,
-            "local-epochs": 1,
-            "batch-size": BATCH,
-            "lr": data.lr,
-        }
-    )
-    grid = InProcessGrid(app, data.node_configs(folder=folder, seed=seed))
-    roster = DescribedRoster(config.task, data.silos)
-    strategy = OneEpoch(
-        sample=ALPHA * data.num_groups,
-        seed=seed,
-        train_config=train_config(config, run="bench"),
-        roster=roster,
-        evaluate=False,
-    )
-    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
-    strategy.start(grid=grid, initial_arrays=initial, num_rounds=1)
-    return strategy.matrix
+    """Inner products of the updates that α·m silos of a data set make in one epoch from w⁰."""
+    data, silos = DATASETS[row], Watched()
+    keys = {
+        **{"strategy": "fedavg", "sample": ALPHA * data.num_groups, "seed": seed, "rounds": 1},
+        **{"local-epochs": 1, "batch-size": BATCH, "lr": data.lr},
+    }
+    train(data.nodes(folder, seed=seed), keys, app=silos, evaluate=False)
+    updates = [difference(new, old) for _, (old, new) in sorted(silos.trained.items())]
+    return gram([list(update.values()) for update in updates])
 
 
 def mapping(row: str, folder: str, seed: int) -> dict[str, Any]:
@@ -113,26 +75,17 @@ def mapping(row: str, folder: str, seed: int) -> dict[str, Any]:
     }
 
 
-def draw(found: Sequence[Mapping[str, Any]], path: Path) -> None:
+def draw(found: Sequence[Mapping[str, Any]], file: Path) -> None:
     """One panel per data set."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        1, len(found), figsize=(3.4 * len(found), 3.2), layout="constrained", squeeze=False
-    )
-    for panel, entry in zip(panels[0], found, strict=True):
-        x = np.array(entry["madc"])
-        ends = np.array([x.min(), x.max()])
-        panel.scatter(x, entry["edc"], s=4, alpha=0.3, linewidths=0)
-        panel.plot(ends, entry["slope"] * ends + entry["intercept"], color="black", linewidth=1)
-        panel.set_title(f"{entry['row']}, r = {entry['correlation']:.2f}", fontsize=10)
-        panel.set_xlabel("MADC")
-    panels[0][0].set_ylabel("EDC")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with panels(file, 1, len(found), figsize=(3.4 * len(found), 3.2)) as axes:
+        for panel, entry in zip(axes[0], found, strict=True):
+            x = np.array(entry["madc"])
+            ends = np.array([x.min(), x.max()])
+            panel.scatter(x, entry["edc"], s=4, alpha=0.3, linewidths=0)
+            panel.plot(ends, entry["slope"] * ends + entry["intercept"], color="black", linewidth=1)
+            panel.set_title(f"{entry['row']}, r = {entry['correlation']:.2f}", fontsize=10)
+            panel.set_xlabel("MADC")
+        axes[0][0].set_ylabel("EDC")
 
 
 # --- the cost -------------------------------------------------------------------------------------
@@ -202,96 +155,94 @@ def _peak() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def cost() -> dict[str, dict[str, Any]]:
+def cost() -> list[Entry]:
     """The smallest time and the largest memory of each way, in turn."""
     runs: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     for _ in range(REPEAT):
         for way in WAYS:
-            command = [sys.executable, "-m", "benchmarks.fedgroup_measures", "--measure", way]
+            command = [sys.executable, "-m", __spec__.name, "--measure", way]
             done = subprocess.run(command, check=True, capture_output=True, text=True)
             runs[way].append(json.loads(done.stdout))
-    return {
-        way: {
+    return [
+        {
+            "part": "cost",
+            "way": way,
             "seconds": min(run["seconds"] for run in made),
             "bytes": max(run["bytes"] for run in made),
             "right": all(run["right"] for run in made),
         }
         for way, made in runs.items()
-    }
+    ]
 
 
 # --- what is shown --------------------------------------------------------------------------------
 
 
-def document(found: Sequence[Mapping[str, Any]], costs: Mapping[str, Mapping[str, Any]]) -> str:
+def document(entries: Sequence[Entry]) -> str:
     """Everything measured, as Markdown."""
-    lines = [
+    costs = select(entries, part="cost")
+    mine, theirs = (select(costs, way=way)[0] for way in WAYS)
+    return page(
         "# FedGroup's measures",
-        "",
-        "Made by `python -m benchmarks.fedgroup_measures --data FOLDER`.",
-        "",
+        "Made by `python -m benchmarks.papers.fedgroup.measures --data FOLDER`.",
         "## From MADC to EDC (Fig. 5)",
-        "",
         "![EDC over MADC](fedgroup_measures.png)",
-        "",
         f"α·m silos (α = {ALPHA}) pre-train one epoch from w⁰, batch {BATCH}; every pair is a "
         "point. The paper calls the mapping approximately linear and gives no number; r is "
         "Pearson's correlation.",
-        "",
-        "| data | m | silos | r | EDC ≈ | seed |",
-        "|---|---|---|---|---|---|",
-    ]
-    for entry in found:
-        line = f"{entry['slope']:.2f} · MADC {entry['intercept']:+.2f}"
-        lines.append(
-            f"| {entry['row']} | {DATASETS[entry['row']].num_groups} | {entry['silos']} | "
-            f"{entry['correlation']:.3f} | {line} | {entry['seed']} |"
-        )
-    mine, theirs = costs["ours"], costs["TruncatedSVD"]
-    lines += [
-        "",
+        columns(
+            select(entries, part="mapping"),
+            {
+                "data": "{row}",
+                "m": lambda entry: str(DATASETS[entry["row"]].num_groups),
+                "silos": "{silos}",
+                "r": "{correlation:.3f}",
+                "EDC ≈": "{slope:.2f} · MADC {intercept:+.2f}",
+                "seed": "{seed}",
+            },
+        ),
         f"## Cost of a cold start: {SILOS:,} silos, {PARAMETERS:,} parameters",
-        "",
         "From updates (layers, float32) to groups; one thread, every measurement in a process of "
         f"its own, in turn. Processor seconds: the smallest of {REPEAT}. Memory: the largest peak "
         "above the updates themselves.",
-        "",
-        "| | seconds | MB | hidden kinds found |",
-        "|---|---|---|---|",
-        *(
-            f"| {way} | {run['seconds']:.2f} | {run['bytes'] / 1e6:.0f} | "
-            f"{'yes' if run['right'] else 'no'} |"
-            for way, run in costs.items()
+        columns(
+            costs,
+            {
+                "": "{way}",
+                "seconds": "{seconds:.2f}",
+                "MB": lambda run: f"{run['bytes'] / 1e6:.0f}",
+                "hidden kinds found": lambda run: "yes" if run["right"] else "no",
+            },
         ),
-        "",
         f"TruncatedSVD takes {theirs['seconds'] / mine['seconds']:.1f} × the time and "
         f"{theirs['bytes'] / mine['bytes']:.1f} × the memory (targets: 1 and 5).",
-        "",
-    ]
-    return "\n".join(lines)
+    )
+
+
+STORE = Store("fedgroup_measures", document, keys=("part", "row", "seed", "way"))
 
 
 def main() -> None:
     """Measure, draw, store."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", default="", help="folder with the data sets")
-    parser.add_argument("--rows", default="mnist-mclr,mnist-mlp,femnist-mlp,synthetic-mclr")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--measure", default="", choices=("", *WAYS), help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.measure:
-        print(json.dumps(measure(given.measure)))
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(sys.argv[2])))
         return
-    logging.getLogger("coterie").setLevel(logging.ERROR)
-    costs = cost()
-    found = [mapping(row, given.data, given.seed) for row in given.rows.split(",")]
-    RESULTS.mkdir(exist_ok=True)
-    draw(found, RESULTS / "fedgroup_measures.png")
-    short = [{k: v for k, v in entry.items() if k not in ("madc", "edc")} for entry in found]
-    text = json.dumps({"mapping": short, "cost": costs}, indent=1)
-    (RESULTS / "fedgroup_measures.json").write_text(text + "\n")
-    (RESULTS / "fedgroup_measures.md").write_text(document(found, costs))
-    print(document(found, costs))
+    given = read(
+        STORE,
+        __doc__,
+        data=True,
+        parts=DATASETS,
+        chosen="mnist-mclr,mnist-mlp,femnist-mlp,synthetic-mclr",
+        seeds=1,
+    )
+    found = [mapping(row, given.data, s) for s in range(given.seeds) for row in given.parts]
+    for entry in cost():
+        given.store.put(entry)
+    for entry in found:
+        points = ("madc", "edc")
+        given.store.put({"part": "mapping"} | {k: v for k, v in entry.items() if k not in points})
+    draw(found, given.results / "fedgroup_measures.png")
+    print(given.store.text())
 
 
 if __name__ == "__main__":

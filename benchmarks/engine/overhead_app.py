@@ -1,4 +1,4 @@
-"""The apps that ``benchmarks.overhead`` measures: an empty training step, and two round loops.
+"""The apps that ``benchmarks.engine.overhead`` measures: an empty step, and two round loops.
 
 This file is shipped to the ServerApp's process as the whole of a Flower app, and imported by the
 silos. Both loops send the same arrays to the same nodes and write their round times to a file.

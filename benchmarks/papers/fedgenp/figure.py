@@ -1,6 +1,6 @@
 """Three silos with different data: decision boundaries of FedAvg and of FedGenP.
 
-    python -m benchmarks.fedgenp_figure [--rounds 40] [--seed 0]
+    python -m benchmarks.papers.fedgenp.figure [--rounds 40] [--seed 0]
 
 After Figure 4 of the FedGenP paper, whose data is not published: three silos, two classes, as many
 samples of each class everywhere, but from other regions of the plane. The first row shows the
@@ -9,26 +9,19 @@ silos' data, the second the global models over all of it. Writes ``results/fedge
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.kit import RESULTS, nodes, panels, read, train
 from coterie import wire
-from coterie.client.app import app
 from coterie.client.work.training import load_weights
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, initial_arrays
-from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.tasks.base import Option, SiloData, Task
 from coterie.tasks.models import SplitModel
 
-RESULTS = Path(__file__).parent / "results"
 SAMPLES, SPREAD = 60, 0.3
 """Of a class at a silo; standard deviation of its cloud."""
 ANGLES, RADII = (90, 210, 330), (2.0, 0.8)
@@ -44,7 +37,7 @@ EDGE = (-3.2, 3.2, -2.4, 3.2)
 class Plane(Task):
     """Two classes of points in the plane; option ``silo`` says from where, ``seed`` which."""
 
-    name = "benchmarks.fedgenp_figure:Plane"
+    name = "benchmarks.papers.fedgenp.figure:Plane"
     num_classes = 2
 
     def model(self) -> nn.Module:
@@ -65,34 +58,12 @@ class Plane(Task):
 
 def global_model(strategy: str, rounds: int, seed: int) -> nn.Module:
     """The global model after so many rounds, with the paper's 20 mini-batches of 32 at 0.01."""
-    config = RunConfig.read(
-        {
-            "strategy": strategy,
-            "task": Plane.name,
-            "rounds": rounds,
-            "seed": seed,
-            "min-silos": 3,
-            "local-steps": 20,
-            "batch-size": 32,
-            "lr": 0.01,
-            "lr-decay": 1.0,
-        }
-    )
-    nodes: list[dict[str, Any]] = [
-        {
-            "name": f"silo-{i + 1}",
-            "task": Plane.name,
-            "device": "cpu",
-            "threads": 1,
-            "data.silo": i,
-            "data.seed": seed,
-        }
-        for i in range(len(CENTRES))
-    ]
-    grid, roster = InProcessGrid(app, nodes), DescribedRoster(Plane.name, min_silos=3)
-    built = build_strategy(config, run="figure", roster=roster, on_round=lambda report: None)
-    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
-    result = built.start(grid=grid, initial_arrays=initial, num_rounds=rounds)
+    names = [f"silo-{i + 1}" for i in range(len(CENTRES))]
+    keys = {
+        **{"strategy": strategy, "rounds": rounds, "seed": seed},
+        **{"local-steps": 20, "batch-size": 32, "lr": 0.01, "lr-decay": 1.0},
+    }
+    result = train(nodes(Plane.name, names, {"seed": seed}), keys).result
     model = Plane().model()
     load_weights(model, wire.decode_arrays(result.arrays))
     return model.eval()
@@ -110,33 +81,23 @@ def accuracy(model: nn.Module, silos: list[SiloData]) -> float:
 
 def main() -> None:
     """Train, draw, save."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    torch.set_num_threads(1)
+    given = read(None, __doc__, rounds=40, seed={"type": int, "default": 0})
     silos = [Plane().load({"silo": i, "seed": given.seed}) for i in range(len(CENTRES))]
     shown = (("fedavg", 1.0), ("fedavg", 2.5), ("fedgenp", 1.0))
     names = {"fedavg": "FedAvg", "fedgenp": "FedGenP"}
-    figure, axes = plt.subplots(2, 3, figsize=(10, 6.6), sharex=True, sharey=True)
-    for i, (axis, silo) in enumerate(zip(axes[0], silos, strict=True)):
-        _points(axis, silo, size=14)
-        axis.set_title(f"silo {i + 1}")
-    for axis, (strategy, factor) in zip(axes[1], shown, strict=True):
-        rounds = round(factor * given.rounds)
-        model = global_model(strategy, rounds, given.seed)
-        _boundary(axis, model)
-        for silo in silos:
-            _points(axis, silo, size=6)
-        axis.set_title(f"{names[strategy]}, {rounds} rounds: {accuracy(model, silos):.1f} %")
-        print(strategy, rounds, round(accuracy(model, silos), 2), flush=True)
-    figure.tight_layout()
-    figure.savefig(RESULTS / "fedgenp_figure.png", dpi=110)
+    file = RESULTS / "fedgenp_figure.png"
+    with panels(file, 2, 3, figsize=(10, 6.6), sharex=True, sharey=True) as axes:
+        for i, (axis, silo) in enumerate(zip(axes[0], silos, strict=True)):
+            _points(axis, silo, size=14)
+            axis.set_title(f"silo {i + 1}")
+        for axis, (strategy, factor) in zip(axes[1], shown, strict=True):
+            rounds = round(factor * given.rounds)
+            model = global_model(strategy, rounds, given.seed)
+            _boundary(axis, model)
+            for silo in silos:
+                _points(axis, silo, size=6)
+            axis.set_title(f"{names[strategy]}, {rounds} rounds: {accuracy(model, silos):.1f} %")
+            print(strategy, rounds, round(accuracy(model, silos), 2), flush=True)
 
 
 def _points(axis: Any, silo: SiloData, *, size: int) -> None:

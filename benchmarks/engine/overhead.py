@@ -1,15 +1,13 @@
 """Round overhead of a deployment: stock SuperNodes beside resident silos, in one run.
 
-    python -m benchmarks.overhead                 # everything; some minutes
-    python -m benchmarks.overhead --only rounds   # rounds, sizes, start or training
+    python -m benchmarks.engine.overhead                  # everything; some minutes
+    python -m benchmarks.engine.overhead --parts rounds   # of rounds, sizes, start, training
 
-The training step is empty, so a round's time is overhead. Writes ``results/overhead.json`` and
-``results/overhead.md``.
+The training step is empty, so a round's time is overhead.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -26,13 +24,14 @@ from typing import Any
 
 import grpc
 import tomli_w
+from flwr.clientapp import ClientApp
 
-from benchmarks.overhead_app import NUM_LAYERS
+from benchmarks.engine.overhead_app import NUM_LAYERS
+from benchmarks.kit import Entry, Store, columns, page, read, select
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports, SuperLink
 
-RESULTS = Path(__file__).parent / "results"
 APP = Path(__file__).with_name("overhead_app.py")
 NODES = 4
 SMALL_MB = 0.4
@@ -108,7 +107,7 @@ def processes(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[None]
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_HOME": str(folder / "flwr"),
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
-        "PYTHONPATH": str(APP.parents[1]),
+        "PYTHONPATH": str(APP.parents[2]),
     }
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "nodes.log").open("wb") as log:
@@ -145,20 +144,19 @@ def stock_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
 
 def resident_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
     """Command lines of resident silos with the same empty app."""
-    own = [sys.executable, "-m", "benchmarks.overhead", "--silo", superlink.fleet_address]
+    own = [sys.executable, "-m", "benchmarks.engine.overhead", "--silo", superlink.fleet_address]
     return [[*own, f"silo-{i}"] for i in range(count)]
 
 
-def serve(address: str, name: str) -> None:
-    """One resident silo with the empty app. torch is loaded, as a real silo has it."""
+def serve(app: ClientApp, address: str, name: str) -> None:
+    """One resident silo with an empty app. torch is loaded, as a real silo has it."""
     import torch
 
-    from benchmarks.overhead_app import client_app
     from coterie.client.home.settings import SiloSettings
     from coterie.client.resident.silo import Connection, Silo
 
     torch.set_num_threads(1)
-    silo = Silo(client_app, SiloSettings(name=name), Connection(address))
+    silo = Silo(app, SiloSettings(name=name), Connection(address))
     silo.stop_on_signals()
     silo.run()
 
@@ -169,7 +167,7 @@ def resident_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> 
         SuperLink(folder / "superlink") as superlink,
         processes(resident_nodes(superlink, count), folder),
     ):
-        _wait_online(superlink, count)
+        wait_online(superlink, count)
         keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
         return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
 
@@ -180,17 +178,18 @@ def stock_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> lis
         SuperLink(folder / "superlink") as superlink,
         processes(stock_nodes(superlink, count), folder),
     ):
-        _wait_online(superlink, count)
+        wait_online(superlink, count)
         keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
         return round_times(superlink, "stock_app", deadline_s=900, **keys)[1:]
 
 
-def _wait_online(superlink: SuperLink, count: int) -> None:
-    deadline = time.monotonic() + 120
+def wait_online(superlink: SuperLink, count: int) -> None:
+    """Wait until so many nodes are connected, 240 s at most."""
+    deadline = time.monotonic() + 240
     with control(superlink.control_address) as calls:
         while calls.num_online() < count:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{calls.num_online()} of {count} nodes connected in 120 s")
+                raise TimeoutError(f"{calls.num_online()} of {count} nodes connected in 240 s")
             time.sleep(0.1)
 
 
@@ -238,7 +237,14 @@ def bare_stream(count: int, megabytes: float, repeats: int, folder: Path) -> lis
     server.start()
     gates = [folder / f"go-{i}" for i in range(repeats)]
     folder.mkdir(parents=True, exist_ok=True)
-    own = [sys.executable, "-m", "benchmarks.overhead", "--stream", f"127.0.0.1:{port}", str(size)]
+    own = [
+        sys.executable,
+        "-m",
+        "benchmarks.engine.overhead",
+        "--stream",
+        f"127.0.0.1:{port}",
+        str(size),
+    ]
     seconds = []
     with processes([[*own, str(folder), str(i), str(repeats)] for i in range(count)], folder / "p"):
         for r, gate in enumerate(gates):
@@ -362,99 +368,105 @@ def spread(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def measure_rounds(folder: Path, rounds: int) -> dict[str, Any]:
+def measure_rounds(folder: Path, rounds: int) -> Iterator[Entry]:
     """Four stock nodes, four and ten resident ones, with the small model."""
-    found: dict[str, Any] = {
-        "stock, 4 nodes": spread(stock_rounds(NODES, SMALL_MB, 6, folder / "stock")),
-        "resident, 4 silos": spread(resident_rounds(NODES, SMALL_MB, rounds, folder / "four")),
-        "resident, 10 silos": spread(resident_rounds(10, SMALL_MB, rounds, folder / "ten")),
-    }
-    found["stock / resident"] = (
-        found["stock, 4 nodes"]["median"] / found["resident, 4 silos"]["median"]
-    )
-    return found
+    stock = stock_rounds(NODES, SMALL_MB, 6, folder / "stock")
+    yield {"what": "stock, 4 nodes", **spread(stock)}
+    for count in (NODES, 10):
+        own = resident_rounds(count, SMALL_MB, rounds, folder / f"resident-{count}")
+        yield {"what": f"resident, {count} silos", **spread(own)}
 
 
-def measure_sizes(folder: Path, sizes: Sequence[float]) -> dict[str, Any]:
+def measure_sizes(folder: Path, sizes: Sequence[float]) -> Iterator[Entry]:
     """Models of growing size with four silos, beside a bare stream of the same bytes."""
-    found = {}
     for megabytes in sizes:
         rounds = 5 if megabytes < 200 else 3
         ours = resident_rounds(NODES, megabytes, rounds, folder / f"ours-{megabytes}")
         bare = bare_stream(NODES, megabytes, 3, folder / f"bare-{megabytes}")
-        found[f"{megabytes:g} MB"] = {
+        yield {
+            "what": f"{megabytes:g} MB",
             "resident": statistics.median(ours),
             "bare gRPC": statistics.median(bare),
-            "ratio": statistics.median(ours) / statistics.median(bare),
         }
-    return found
 
 
-def report(results: dict[str, Any]) -> str:
-    """The results as Markdown."""
-    lines = ["# Overhead of a deployment", "", "Made by `make bench-overhead`.", ""]
-    lines.append(f"Machine: {os.cpu_count()} cores. Model of {NUM_LAYERS} arrays.")
-    if "rounds" in results:
-        lines += ["", "| 0.4 MB, empty training step | median s | 90 % s | rounds |"]
-        lines.append("|---|---|---|---|")
-        for name, row in results["rounds"].items():
-            if isinstance(row, dict):
-                lines.append(
-                    f"| {name} | {row['median']:.3f} | {row['p90']:.3f} | {row['rounds']} |"
-                )
-        lines += ["", f"Stock / resident: {results['rounds']['stock / resident']:.0f} ×."]
-    if "sizes" in results:
-        lines += [
-            "",
-            "| model, 4 silos | round s | bare gRPC stream s | ratio |",
-            "|---|---|---|---|",
-        ]
-        for name, row in results["sizes"].items():
-            lines.append(
-                f"| {name} | {row['resident']:.2f} | {row['bare gRPC']:.2f} | {row['ratio']:.1f} |"
-            )
-    if "start" in results:
-        row = results["start"]
-        lines += ["", "From `coterie run` to the first training message, warm SuperLink: "]
-        lines[-1] += f"median {row['median']:.2f} s, 90 % {row['p90']:.2f} s."
-    if "training" in results:
-        row = results["training"]
-        lines += ["", f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)."]
-    return "\n".join(lines) + "\n"
+def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> Iterator[Entry]:
+    """What is found of a part."""
+    if part == "training":
+        yield {"ratio": statistics.median(a / b for a, b in local_training(9))}
+    elif part == "start":
+        yield spread(start_of_run(8, folder / "start"))
+    elif part == "rounds":
+        yield from measure_rounds(folder, rounds)
+    else:
+        yield from measure_sizes(folder, sizes)
+
+
+def document(entries: Sequence[Entry]) -> str:
+    """Everything stored, as Markdown."""
+    rounds, sizes = select(entries, part="rounds"), select(entries, part="sizes")
+    medians = [row["median"] for row in rounds]
+    machines = dict.fromkeys(entry["machine"] for entry in entries)
+    return page(
+        "# Overhead of a deployment",
+        "Made by `make bench-overhead`.",
+        f"Machine: {'; '.join(machines)}. Model of {NUM_LAYERS} arrays.",
+        columns(
+            rounds,
+            {
+                "0.4 MB, empty training step": "{what}",
+                "median s": "{median:.3f}",
+                "90 % s": "{p90:.3f}",
+                "rounds": "{rounds}",
+            },
+        ),
+        f"Stock / resident: {medians[0] / medians[1]:.0f} ×." if medians else "",
+        columns(
+            sizes,
+            {
+                "model, 4 silos": "{what}",
+                "round s": "{resident:.2f}",
+                "bare gRPC stream s": "{bare gRPC:.2f}",
+                "ratio": lambda row: f"{row['resident'] / row['bare gRPC']:.1f}",
+            },
+        ),
+        *(
+            "From `coterie run` to the first training message, warm SuperLink: median "
+            f"{row['median']:.2f} s, 90 % {row['p90']:.2f} s."
+            for row in select(entries, part="start")
+        ),
+        *(
+            f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)."
+            for row in select(entries, part="training")
+        ),
+    )
+
+
+STORE = Store("overhead", document, keys=("part", "what"))
 
 
 def main() -> None:
     """Measure, print, store."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=["rounds", "sizes", "start", "training"])
-    parser.add_argument("--sizes", default="0.4,50,500", help="MB, for --only sizes")
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--silo", nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--stream", nargs=5, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.silo:
-        return serve(*given.silo)
-    if given.stream:
-        address, size, folder, index, repeats = given.stream
+    if sys.argv[1:2] == ["--silo"]:
+        from benchmarks.engine.overhead_app import client_app
+
+        return serve(client_app, *sys.argv[2:])
+    if sys.argv[1:2] == ["--stream"]:
+        address, size, folder, index, repeats = sys.argv[2:]
         return stream(address, int(size), Path(folder), int(index), int(repeats))
-    stored = RESULTS / "overhead.json"
-    results = json.loads(stored.read_text()) if given.only and stored.exists() else {}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        if given.only in (None, "training"):
-            pairs = local_training(9)
-            results["training"] = {"ratio": statistics.median(a / b for a, b in pairs)}
-        if given.only in (None, "rounds"):
-            results["rounds"] = measure_rounds(folder, given.rounds)
-        if given.only in (None, "start"):
-            results["start"] = spread(start_of_run(8, folder / "start"))
-        if given.only in (None, "sizes"):
-            sizes = [float(size) for size in given.sizes.split(",")]
-            results["sizes"] = measure_sizes(folder, sizes)
-    RESULTS.mkdir(exist_ok=True)
-    stored.write_text(json.dumps(results, indent=1) + "\n")
-    (RESULTS / "overhead.md").write_text(report(results))
-    print(report(results))
+    given = read(
+        STORE,
+        __doc__,
+        parts=("training", "rounds", "start", "sizes"),
+        rounds=60,
+        sizes={"default": "0.4,50,500", "help": "MB, of the part sizes"},
+    )
+    sizes = [float(size) for size in given.sizes.split(",")]
+    with tempfile.TemporaryDirectory() as folder:
+        for part in given.parts:
+            for found in measure(part, Path(folder), rounds=given.rounds, sizes=sizes):
+                given.store.put({"part": part, "machine": f"{os.cpu_count()} cores", **found})
+    print(given.store.text())
     return None
 
 

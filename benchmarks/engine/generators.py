@@ -1,6 +1,6 @@
 """FedGenP's server stage: all generators at once beside loops, and 300 rounds of it.
 
-    python -m benchmarks.generators [--silos 20] [--repeats 5] [--rounds 300]
+    python -m benchmarks.engine.generators [--silos 20] [--repeats 5] [--rounds 300]
 
 Side by side in one run, the least CPU seconds of some repeats, each on as many threads as it likes:
 
@@ -10,17 +10,14 @@ Side by side in one run, the least CPU seconds of some repeats, each on as many 
 - *sequential*: a generator after the other and a head after the other, as an nn.Module with
   torch's Adam.
 
-Then a run of 300 rounds: nothing may become infinite, and memory may not grow. Writes
-``results/generators.md``.
+Then a run of 300 rounds: nothing may become infinite, and memory may not grow.
 """
 
 from __future__ import annotations
 
-import argparse
 import resource
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,18 +26,13 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn.functional import cross_entropy, one_hot, softplus
 
+from benchmarks.kit import Column, Entry, Store, columns, page, read, select, train
 from coterie import wire
-from coterie.client.app import app
-from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, initial_arrays
 from coterie.strategies.fedgenp.generators import reversed_loss, train_generators
 from coterie.strategies.fedgenp.latent import Generator, GeneratorPlan, fresh_generator
 from coterie.strategies.rounds.loop import RoundReport
-from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.wire import Layers, Model
 
-RESULTS = Path(__file__).parent / "results"
 CLASSES, LATENT = 10, 32  # FedGenP's MNIST
 LAYERS: Layers = (("positive",), ("linear", "weight", "bias"))
 
@@ -221,90 +213,90 @@ def timed(silos: int, repeats: int) -> dict[str, tuple[float, float]]:
     return best
 
 
-def long_run(rounds: int) -> dict[str, Any]:
+def long_run(rounds: int) -> Entry:
     """FedGenP on nine digits silos; memory in MB after a tenth of the rounds and at the end."""
-    keys = {"strategy": "fedgenp", "rounds": rounds, "min-silos": 9, "local-steps": 2}
-    config = RunConfig.read({**keys, "generator-steps": 10, "generator-hidden": 64})
-    nodes: list[dict[str, Any]] = [
+    keys = {"strategy": "fedgenp", "rounds": rounds, "local-steps": 2}
+    keys |= {"generator-steps": 10, "generator-hidden": 64}
+    silos: list[dict[str, Any]] = [
         {
-            "name": f"silo-{i}",
-            "device": "cpu",
-            "threads": 1,
-            "data.train": 40,
-            "data.test": 30,
-            "data.skip": 70 * i,
+            **{"name": f"silo-{i}", "device": "cpu", "threads": 1},
+            **{"data.train": 40, "data.test": 30, "data.skip": 70 * i},
             "data.rotation": 90 * (i % 3),
         }
         for i in range(9)
     ]
-    grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=9)
     memory: dict[int, int] = {}
-    latents: list[list[float]] = []
+    agreed: list[float] = []
+    generators: list[Generator] = []
 
     def watch(report: RoundReport) -> None:
         memory[report.round] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         told = report.details["generators"]["receivers"].values()
         if told:
-            latents.append([float(np.mean([r["others-agree"] for r in told]))])
+            agreed.append(float(np.mean([r["others-agree"] for r in told])))
 
-    strategy = build_strategy(config, run="long", roster=roster, on_round=watch)
-    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
-    result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds)
-    models = [wire.decode_arrays(arrays) for arrays in result.models.values()]
-    state: Any = strategy._state
-    models += [generator.weights for generator in state.generators.values()]
+    def keep(number: int, state: Any) -> None:
+        generators[:] = state.generators.values()
+
+    done = train(silos, keys, on_round=watch, after_round=keep)
+    models = [wire.decode_arrays(arrays) for arrays in done.result.models.values()]
+    models += [generator.weights for generator in generators]
     return {
+        "what": "long run",
+        "rounds": rounds,
         "finite": all(bool(np.isfinite(a).all()) for m in models for a in m.values()),
         "early": memory[rounds // 10],
         "end": memory[rounds],
-        "latents": 100 * latents[-1][0],
-        "error": 100 * float(np.mean([e for _, e, _ in result.rounds[-1].evaluation.values()])),
+        "latents": 100 * agreed[-1],
+        "error": 100 * float(np.mean(list(done.errors.values()))),
     }
 
 
-def report(silos: int, times: dict[str, tuple[float, float]], long: dict[str, Any] | None) -> str:
-    """As Markdown."""
-    slow = times["sequential"]
-    lines = [
+def document(entries: Sequence[Entry]) -> str:
+    """Everything stored, as Markdown."""
+    ways = [entry for entry in entries if entry["what"] in WAYS]
+    (slow,) = select(ways, what="sequential")
+    shown: dict[str, Column] = {
+        "way": "{what}",
+        "wall s": "{wall:.3f}",
+        "CPU s": "{cpu:.3f}",
+        "sequential / it, wall": lambda way: f"{slow['wall'] / way['wall']:.1f}",
+        "CPU": lambda way: f"{slow['cpu'] / way['cpu']:.1f}",
+    }
+    return page(
         "## The server's stage: all generators at once",
-        "",
-        f"{silos} receivers, 50 steps of 32 latents, hidden 256, latent 32, {CLASSES} classes; "
-        "least of some repeats, all ways in one run. *Stacked* uses one thread, so that results "
-        "do not depend on the machine; the others may use all.",
-        "",
-        "| way | wall s | CPU s | sequential / it, wall | CPU |",
-        "|---|---|---|---|---|",
+        f"{slow['silos']} receivers, 50 steps of 32 latents, hidden 256, latent 32, {CLASSES} "
+        "classes; least of some repeats, all ways in one run. *Stacked* uses one thread, so that "
+        "results do not depend on the machine; the others may use all.",
+        columns(ways, shown),
         *(
-            f"| {way} | {wall:.3f} | {cpu:.3f} | {slow[0] / wall:.1f} | {slow[1] / cpu:.1f} |"
-            for way, (wall, cpu) in times.items()
-        ),
-        "",
-    ]
-    if long is not None:
-        lines += [
             f"A run of {long['rounds']} rounds (nine digits silos, turned by 0°, 90°, 180°): "
             f"{'every value is finite' if long['finite'] else 'NOT FINITE'}; peak memory "
             f"{long['early']} MB after a tenth of the rounds, {long['end']} MB at the end; latents "
             f"that the other heads label as meant at the end: {long['latents']:.0f} %; error "
-            f"{long['error']:.1f} %.",
-            "",
-        ]
-    return "\n".join(lines)
+            f"{long['error']:.1f} %."
+            for long in select(entries, what="long run")
+        ),
+    )
+
+
+STORE = Store("generators", document, keys=("what",))
 
 
 def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--silos", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=300, help="of the long run; 0 leaves it out")
-    given = parser.parse_args()
-    times = timed(given.silos, given.repeats)
-    print(report(given.silos, times, None), flush=True)
-    long = {**long_run(given.rounds), "rounds": given.rounds} if given.rounds else None
-    text = report(given.silos, times, long)
-    (RESULTS / "generators.md").write_text(text, encoding="utf-8")
-    print(text)
+    """Measure, store, print."""
+    given = read(
+        STORE,
+        __doc__,
+        silos={"type": int, "default": 20},
+        repeats={"type": int, "default": 5},
+        rounds=300,
+    )
+    for way, (wall, cpu) in timed(given.silos, given.repeats).items():
+        given.store.put({"what": way, "silos": given.silos, "wall": wall, "cpu": cpu})
+    if given.rounds:
+        given.store.put(long_run(given.rounds))
+    print(given.store.text())
 
 
 if __name__ == "__main__":

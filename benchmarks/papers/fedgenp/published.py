@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from flwr.app import Context, Message
 
-from benchmarks.hcct import Shared
+from benchmarks.kit import Shared
 from coterie import wire
 from coterie.client.work.training import load_weights
 from coterie.tasks.base import Option, SiloData, TaskError
@@ -152,10 +152,7 @@ class OwnStatistics:
 
     @torch.no_grad()
     def accuracy(
-        self,
-        model: torch.nn.Module,
-        shared: Model,
-        tests: Sequence[tuple[np.ndarray, np.ndarray]],
+        self, model: torch.nn.Module, shared: Model, tests: Sequence[tuple[np.ndarray, np.ndarray]]
     ) -> float:
         """Share of right answers of a model over all silos' tests, each with its own statistics.
 

@@ -1,10 +1,8 @@
 """The data of FedGroup's Table III, by the published recipes: MNIST, letters, Synthetic(1,1).
 
-Every data set is read and cut once for all its silos. To run any strategy on it, on the
-in-process Grid of the silos' own ClientApp::
+Every data set is read and cut once for all its silos. To run any strategy on it::
 
-    data = DATASETS["mnist-mclr"]
-    grid = InProcessGrid(app, data.node_configs(folder=folder, seed=0))
+    train(DATASETS["mnist-mclr"].nodes(folder, seed=0), {"strategy": "fedavg"})
 
 Sources: FedGroup, section IV-A and Tables II–III; its data are made as FedProx's (Li et al., MLSys
 2020, https://arxiv.org/abs/1812.06127, section 5.1 and appendix C).
@@ -22,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.kit import nodes
 from coterie.client.work.training import Evaluation, Tensors, evaluate, load_weights, tensors
 from coterie.tasks import Task
 from coterie.tasks.base import Option, SiloData, TaskError, read_options
@@ -61,13 +60,9 @@ class Dataset:
         """The silos' names, in the order of the split."""
         return [f"silo-{i:04d}" for i in range(self.silos)]
 
-    def node_configs(self, *, folder: str, seed: int) -> list[dict[str, Option]]:
+    def nodes(self, folder: str, *, seed: int) -> list[dict[str, Option]]:
         """What each silo is started with. ``folder`` holds the data; ``seed`` is of the split."""
-        shared: dict[str, Option] = {"task": self.task, "device": "cpu", "threads": 1}
-        options: dict[str, Option] = {"data.data": folder, "data.seed": seed}
-        return [
-            {"name": name, **shared, **options, "data.silo": i} for i, name in enumerate(self.names)
-        ]
+        return nodes(self.task, self.names, {"data": folder, "seed": seed})
 
 
 class _Shared(Task):
@@ -258,7 +253,7 @@ _ROWS: dict[str, tuple[int, float, float, int, str]] = {
     "synthetic-mclr": (100, 0.01, 1.0, 5, ""),
 }
 DATASETS = {
-    name: Dataset(f"benchmarks.fedgroup_data:{name.replace('-', '_')}", *row)
+    name: Dataset(f"benchmarks.papers.fedgroup.data:{name.replace('-', '_')}", *row)
     for name, row in _ROWS.items()
 }
 """Table III's rows that can be made here; m, η and μ are the paper's."""

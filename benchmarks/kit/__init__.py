@@ -1,0 +1,29 @@
+"""What every benchmark shares: a store of results, runs in this process, tables, a command line."""
+
+from benchmarks.kit.command import read
+from benchmarks.kit.plots import panels
+from benchmarks.kit.runs import (
+    App,
+    Build,
+    Node,
+    Strategy,
+    Trained,
+    best_so_far,
+    mean_error,
+    nodes,
+    numbered_groups,
+    say,
+    train,
+)
+from benchmarks.kit.silos import Remembering, Shared, Watched, idle
+from benchmarks.kit.store import RESULTS, Entry, Store, select
+from benchmarks.kit.strategies import FixedGroups, Sampled
+from benchmarks.kit.tables import Column, braces, columns, page, ranking, spread, table
+
+__all__ = [
+    "RESULTS", "Entry", "Store", "read", "select",
+    "App", "Build", "Node", "Strategy", "Trained",
+    "best_so_far", "mean_error", "nodes", "numbered_groups", "say", "train",
+    "FixedGroups", "Remembering", "Sampled", "Shared", "Watched", "idle",
+    "Column", "braces", "columns", "page", "panels", "ranking", "spread", "table",
+]  # fmt: skip

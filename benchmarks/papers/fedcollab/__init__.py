@@ -1,0 +1,1 @@
+"""FedCollab's accuracy tables, and its discriminators beside known distances."""

@@ -1,0 +1,1 @@
+"""FedGenP's Table 2 and where generators help; ``figure`` draws decision boundaries."""

@@ -1,0 +1,1 @@
+"""FedGroup's Table III, its Fig. 5 (``measures``) and its options on the demo's silos."""
