@@ -30,7 +30,7 @@ from benchmarks.kit import Column, Entry, Store, columns, page, read, select, tr
 from coterie import wire
 from coterie.strategies.fedgenp.generators import reversed_loss, train_generators
 from coterie.strategies.fedgenp.latent import Generator, GeneratorPlan, fresh_generator
-from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.rounds.reports import RoundReport
 from coterie.wire import Layers, Model
 
 CLASSES, LATENT = 10, 32  # FedGenP's MNIST

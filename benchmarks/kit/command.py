@@ -39,13 +39,15 @@ def read(
         The options given: ``store`` in the folder chosen; ``parts`` and ``only`` as lists.
     """
     parts, rows = list(parts), list(rows)
-    told, usage, *_ = (doc or "").split("\n\n") + [""]
+    told, usage, *_ = [*(doc or "").split("\n\n"), ""]
     parser = ArgumentParser(description=told, epilog=usage.strip())
     if data:
         parser.add_argument("--data", default="", metavar="FOLDER", help="with the data sets")
     if parts:
         names = ",".join(parts)
-        parser.add_argument("--parts", default=chosen or names, help=f"of {names}".replace("%", "%%"))
+        parser.add_argument(
+            "--parts", default=chosen or names, help=f"of {names}".replace("%", "%%")
+        )
     if rows:
         parser.add_argument("--only", default="", help="names of rows, separated by ';'")
     if seeds:

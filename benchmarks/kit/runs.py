@@ -13,17 +13,18 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord
 
 from coterie import wire
 from coterie.client.app import app as coterie_app
-from coterie.server.runs.config import RunConfig
+from coterie.server.runs.config import RunConfig, train_config
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, initial_arrays, train_config
-from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RoundReport, RunResult
+from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
+from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from coterie.tasks.base import Option
 from coterie.wire import Model
 
 Node = Mapping[str, Option]
 App = Callable[[Message, Context], Message]
-Strategy = GroupStrategy[Any]
+Strategy = GroupStrategy
 Build = Callable[[RunConfig, dict[str, Any]], Strategy]
 """Run configuration, and the options that every strategy takes → a strategy."""
 

@@ -48,7 +48,7 @@ from benchmarks.papers.fedcollab.experiments import (
 )
 from benchmarks.papers.fedcollab.tables import STORE, draw_known
 from coterie import wire
-from coterie.server.runs.run import train_config
+from coterie.server.runs.config import train_config
 from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.partition.fedcollab import auto_c, solve
@@ -124,7 +124,9 @@ def _trained(
 
     def measured_before(strategy: Strategy, initial: Model) -> FedCollabState:
         held = dict.fromkeys(NAMES[: len(matrix)], 1)
-        state: FedCollabState = replace(strategy.first(initial), distances=pairs, held_out=held)
+        state: FedCollabState = replace(
+            strategy.algorithm.first(initial), distances=pairs, held_out=held
+        )
         return state
 
     grouped = VARIANTS[variant]["strategy"] == "fedcollab"

@@ -29,7 +29,8 @@ from coterie.client.work.training import load_weights
 from coterie.strategies import HCCT, FedEnsemble, FedGen, FedGenP, FedGroup
 from coterie.strategies.fedgenp.generative import Given
 from coterie.strategies.fedgenp.latent import GeneratorPlan
-from coterie.strategies.rounds.loop import RoundReport, RunResult
+from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.reports import RoundReport
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.images.datasets import Part
 from coterie.wire import Model
@@ -54,7 +55,7 @@ def _average(
         fallen = 0.99 ** max(number - 2, 0) if column.lr_falls else 1.0
         return fallen * (1.0 if raised is None else raised(number))
 
-    return Sampled(active=column.active, draw=seed, factor=factor, **keys)
+    return Strategy(Sampled(active=column.active, draw=seed, factor=factor), **keys)
 
 
 def _raised(number: int) -> float:
@@ -62,35 +63,35 @@ def _raised(number: int) -> float:
     return 1 + AMPLITUDE * DECAY ** (number - 1)
 
 
-def _fedgen(column: Column, seed: int, keys: dict[str, Any], given: Given | None = None) -> FedGen:
+def _fedgen(column: Column, seed: int, keys: dict[str, Any], given: Given = Given()) -> Strategy:
     plan = GeneratorPlan(hidden=column.hidden)
     return FedGen(base=_average(column, seed, {}), given=given, plan=plan, seed=seed, **keys)
 
 
 def _fedgenp(
-    column: Column, seed: int, keys: dict[str, Any], given: Given | None = None, **plan: Any
-) -> FedGenP:
+    column: Column, seed: int, keys: dict[str, Any], given: Given = Given(), **plan: Any
+) -> Strategy:
     base = _average(column, seed, {})
     own = GeneratorPlan(**{"hidden": column.hidden, **plan})
     return FedGenP(base=base, given=given, plan=own, seed=seed, **keys)
 
 
-def _fixed(column: Column, keys: dict[str, Any], factor: float = 1.0) -> FixedGroups:
+def _fixed(column: Column, keys: dict[str, Any], factor: float = 1.0) -> Strategy:
     groups = [tuple(column.names[i] for i in group) for group in column.groups]
     own = dict(keys.get("train_config") or {wire.LR: 0.0})
     own[wire.LR] = float(own[wire.LR]) * factor
-    return FixedGroups(groups, **{**keys, "train_config": own})
+    return Strategy(FixedGroups(fixed=tuple(groups)), **{**keys, "train_config": own})
 
 
-def _around(base: Strategy, seed: int, keys: dict[str, Any]) -> FedGenP:
+def _around(base: Strategy, seed: int, keys: dict[str, Any]) -> Strategy:
     return FedGenP(base=base, receivers="groups", seed=seed, **keys)
 
 
-def _fedgroup(column: Column, seed: int, keys: dict[str, Any]) -> FedGroup:
+def _fedgroup(column: Column, seed: int, keys: dict[str, Any]) -> Strategy:
     return FedGroup(num_groups=len(column.groups), seed=seed, **keys)
 
 
-def _hcct(seed: int, keys: dict[str, Any]) -> HCCT:
+def _hcct(seed: int, keys: dict[str, Any]) -> Strategy:
     """α as the turned MNIST needs it: 10 leaves all alone, 20 joins two of the four turns."""
     return HCCT(alpha=15.0, settle_after=3, seed=seed, **keys)
 

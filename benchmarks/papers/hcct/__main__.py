@@ -19,6 +19,7 @@ from benchmarks.kit import (
     FixedGroups,
     Remembering,
     Store,
+    Strategy,
     Trained,
     nodes,
     numbered_groups,
@@ -29,7 +30,7 @@ from benchmarks.kit import (
 from benchmarks.papers.hcct.experiments import EXPERIMENTS, PERSISTENCE, Experiment, Variant, hcct
 from benchmarks.papers.hcct.observe import Observer, during, persistent_alpha
 from benchmarks.papers.hcct.tables import CURVE, LAST, STORE
-from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.rounds.reports import RoundReport
 
 
 def measure(
@@ -107,9 +108,8 @@ def _fixed(experiment: Experiment, variant: Variant) -> Build | None:
     if not variant.groups:
         return None
     groups = [tuple(experiment.silos[i] for i in group) for group in variant.groups]
-    return lambda config, options: FixedGroups(
-        groups, first_statistics=variant.first_statistics, **options
-    )
+    fixed = FixedGroups(fixed=tuple(groups), first_statistics=variant.first_statistics)
+    return lambda config, options: Strategy(fixed, **options)
 
 
 def _measured(done: Trained, names: Sequence[str]) -> dict[str, Any]:

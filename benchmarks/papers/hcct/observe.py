@@ -12,8 +12,8 @@ from benchmarks.papers.hcct.experiments import Experiment
 from coterie.strategies.partition.coalition import Solver
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import choose_alpha
-from coterie.strategies.rounds.loop import RoundReport
 from coterie.strategies.rounds.models import accumulate, comparable, difference, is_statistic
+from coterie.strategies.rounds.reports import RoundReport
 from coterie.wire import Model
 
 OBSERVED = (1, 2, 3, 5, 10, 20, 50)
