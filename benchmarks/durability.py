@@ -52,11 +52,11 @@ def train(message: Message, context: Context) -> Message:
 def serve(address: str, name: str) -> None:
     """One resident silo."""
     from coterie.client.home.settings import SiloSettings
-    from coterie.client.resident.silo import Connection, Silo
+    from coterie.client.resident.host import Connection, Host
 
-    silo = Silo(app, SiloSettings(name=name), Connection(address))
-    silo.stop_on_signals()
-    silo.run()
+    host = Host(app, [SiloSettings(name=name)], Connection(address))
+    host.stop_on_signals()
+    host.run()
 
 
 def rounds(megabytes: float, count: int, folder: Path, *, database: bool) -> list[float]:

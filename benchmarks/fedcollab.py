@@ -589,7 +589,7 @@ def run_scheme(*, folder: str, store: Store) -> None:
 def _opened(nodes: Sequence[Mapping[str, Any]]) -> list[Any]:
     from flwr.app import Context
 
-    from coterie.client.work.benches import workbench_of
+    from coterie.client.work.workbench import workbench_of
 
     return [
         workbench_of(Context(1, i, dict(node), RecordDict(), {})) for i, node in enumerate(nodes)

@@ -31,7 +31,7 @@ from benchmarks.fedgenp_published import OwnStatistics, PublishedMnist, publishe
 from benchmarks.hcct import FixedGroups, Shared
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.training import load_weights
+from coterie.client.work.tensors import load_weights
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import initial_arrays, train_config

@@ -20,7 +20,7 @@ from torch import nn
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.training import load_weights
+from coterie.client.work.tensors import load_weights
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy, initial_arrays

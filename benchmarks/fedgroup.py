@@ -28,7 +28,8 @@ import torch
 from benchmarks import fast_sgd
 from benchmarks.fedgroup_data import DATASETS, Dataset, TestSets, all_silos
 from coterie.client.app import app
-from coterie.client.work.training import Tensors, TrainPlan, read_weights, seed_of, tensors
+from coterie.client.work.sgd import TrainPlan, seed_of
+from coterie.client.work.tensors import Tensors, read_weights, to_device
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import initial_arrays, train_config
@@ -235,7 +236,7 @@ def pooled(
 def _tensors(silos: Sequence[SiloData]) -> Tensors:
     keys = ("x_train", "y_train", "x_test", "y_test")
     joined = {key: np.concatenate([getattr(silo, key) for silo in silos]) for key in keys}
-    return tensors(joined, torch.device("cpu"))
+    return to_device(joined, torch.device("cpu"))
 
 
 def _run_config(data: Dataset, method: Method, setting: Setting) -> RunConfig:

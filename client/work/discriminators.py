@@ -22,7 +22,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from coterie.client.work.training import seed_of
+from coterie.client.work.sgd import seed_of
 from coterie.client.work.workbench import Workbench
 from coterie.tasks.models import Discriminator
 from coterie.wire import Model

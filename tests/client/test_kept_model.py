@@ -20,11 +20,11 @@ from coterie.client.cli.predict import predict
 from coterie.client.home.card import CardError, keep_model, read_card
 from coterie.client.home.folder import create
 from coterie.client.resident.ledger import read, totals
-from coterie.client.work.benches import workbench_of
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from coterie.client.work.guard import sparing
-from coterie.client.work.training import evaluate, load_weights, read_weights, seed_of
-from coterie.client.work.workbench import Workbench
+from coterie.client.work.sgd import seed_of
+from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute

@@ -13,21 +13,18 @@ from coterie.client.home import personal
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
-from coterie.client.work.evaluate_phase import tested
+from coterie.client.work.generators import AddedLoss, latent_loss
 from coterie.client.work.guard import sparing, train_alone, without_validation
-from coterie.client.work.latent import AddedLoss, latent_loss
-from coterie.client.work.own_model import train_own
-from coterie.client.work.personalised import train_per_fedavg, train_pfedme
+from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
+from coterie.client.work.personalisation import evaluate_own, train_own
 from coterie.client.work.request import RefusedError, Request
-from coterie.client.work.training import (
+from coterie.client.work.sgd import Stopwatch, TrainPlan, train
+from coterie.client.work.tensors import (
     Evaluation,
-    Stopwatch,
     Tensors,
-    TrainPlan,
     evaluate,
     load_weights,
     read_weights,
-    train,
 )
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
@@ -37,7 +34,7 @@ class Training(Protocol):
     """Trains the bench's model in place on some data; returns the loss."""
 
     def __call__(self, data: Tensors, plan: TrainPlan, *, seed: int) -> float:
-        """See ``coterie.client.work.training.train``."""
+        """See ``coterie.client.work.sgd.train``."""
         ...
 
 
@@ -47,13 +44,13 @@ def train_model(request: Request) -> RecordDict:
     With a generator beside the model, on generated latents as well.
     """
     bench = request.bench
-    return _trained(request, partial(train, bench.task, bench.model, added=_added_loss(request)))
+    return _train(request, partial(train, bench.task, bench.model, added=_added_loss(request)))
 
 
 def train_model_per_fedavg(request: Request) -> RecordDict:
     """The same with Per-FedAvg's steps."""
     bench, meta_lr = request.bench, request.real(wire.META_LR, default=0.03)
-    return _trained(request, partial(train_per_fedavg, bench.task, bench.model, meta_lr=meta_lr))
+    return _train(request, partial(train_per_fedavg, bench.task, bench.model, meta_lr=meta_lr))
 
 
 def train_model_pfedme(request: Request) -> RecordDict:
@@ -66,26 +63,30 @@ def train_model_pfedme(request: Request) -> RecordDict:
         moreau_lr=request.real(wire.MOREAU_LR, default=0.005),
         inner_steps=request.inner_steps(),
     )
-    return _trained(request, training)
+    return _train(request, training)
 
 
-def _trained(request: Request, training: Training) -> RecordDict:
+def _train(request: Request, training: Training) -> RecordDict:
+    """Check what is asked, train the model received, and pack what leaves.
+
+    All steps share ``bench.model``: each loads what it works on, or finds there what the one before
+    it says it leaves.
+    """
     bench, config, purpose = request.bench, request.config, request.purpose
-    request.object(bench.settings.policy.group_objection(config))
+    request.refuse_for(bench.settings.policy.group_objection(config))
     plan, names = request.plan(), request.personal()
-    round_number, run_seed = request.round(), request.run_seed
+    round_number, run, run_seed = request.round_number(), request.run, request.run_seed
     before = 0 if purpose else round_number
     packed = request.receive(names, before=before)
-    guard = request.held_out_share(wire.GUARD)
-    adaptation, how = request.adaptation(), request.personalisation(before=before)
+    guard, how = request.held_out_share(wire.GUARD), request.personalisation(before=before)
     metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(bench.data.x_train)}
     bench = sparing(bench, guard, run_seed=run_seed)
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
-    received = {} if adaptation is None and how is None else read_weights(bench.model)
+    received = {} if how is None else read_weights(bench.model)
     with Stopwatch() as watch:
         if config.get(wire.EVALUATE_RECEIVED):
-            metrics |= _received_metrics(tested(bench, adaptation, how))
-            if adaptation is not None or how is not None:
+            metrics |= _received_metrics(evaluate_own(bench, how))
+            if how is not None:
                 load_weights(bench.model, received)
         data = bench.data
         if holdout:
@@ -94,15 +95,15 @@ def _trained(request: Request, training: Training) -> RecordDict:
         metrics[wire.TRAIN_LOSS] = training(data, plan, seed=request.seed())
         trained = read_weights(bench.model)
         if config.get(wire.EVALUATE_TRAINED) and not purpose:
-            metrics |= _evaluated_trained(bench, trained, config)
+            metrics |= _evaluate_trained(bench, trained, config)
         if how is not None and not purpose:
             train_own(bench, received, how)
         if guard and not purpose:
-            train_alone(bench, plan, run=request.run, run_seed=run_seed, round=round_number)
+            train_alone(bench, plan, run=run, run_seed=run_seed, round_number=round_number)
     metrics[wire.SECONDS] = watch.seconds
-    note(bench.settings.home, wire.TRAIN, request.run, config, metrics)
+    note(bench.settings.home, wire.TRAIN, run, config, metrics)
     if not purpose:
-        personal.keep(bench, trained, names, run=request.run, round=round_number)
+        personal.keep(bench, trained, names, run=run, round=round_number)
     return RecordDict(
         {
             wire.ARRAYS: wire.encode_arrays(personal.without(trained, names), packed=packed),
@@ -138,7 +139,7 @@ def _received_metrics(result: Evaluation) -> dict[str, float | int]:
     }
 
 
-def _evaluated_trained(
+def _evaluate_trained(
     bench: Workbench, trained: Model, config: ConfigRecord
 ) -> dict[str, float | int]:
     """Evaluate and keep the model as this silo has just trained it; it is in the bench."""
