@@ -14,7 +14,7 @@ from coterie.client.work.discriminators import (
     open_pairs,
     train_stack,
 )
-from coterie.client.work.guard import sparing
+from coterie.client.work.guard import leave_out_validation
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
 from coterie.client.work.workbench import Workbench
@@ -64,7 +64,7 @@ def _pairs(request: Request) -> Pairs:
     guard = request.held_out_share(wire.GUARD)
     try:
         return open_pairs(
-            sparing(request.bench, guard, run_seed=request.run_seed),
+            leave_out_validation(request.bench, guard, run_seed=request.run_seed),
             None if record is None else wire.decode_arrays(record),
             [int(label) for label in labels],
             samples=request.integer(wire.SAMPLES, minimum=1, default=500),

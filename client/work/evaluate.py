@@ -10,7 +10,7 @@ from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.files import file_of, write_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
-from coterie.client.work.guard import Choice, choose, sparing
+from coterie.client.work.guard import Choice, choose, leave_out_validation
 from coterie.client.work.personalisation import evaluate_own
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
@@ -39,7 +39,7 @@ def evaluate_model(request: Request) -> RecordDict:
     keep = request.config.get(wire.KEEP)
     choice = None
     with Stopwatch() as watch:
-        result = evaluate_own(sparing(bench, guard, run_seed=run_seed), how)
+        result = evaluate_own(leave_out_validation(bench, guard, run_seed=run_seed), how)
         model = read_weights(bench.model)
         if guard and keep:
             choice = choose(
@@ -62,7 +62,7 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
     bench, guard = request.bench, request.held_out_share(wire.GUARD)
     request.receive(request.personal(), before=request.round_number(default=LAST_ROUND))
     with Stopwatch() as watch:
-        data = sparing(bench, guard, run_seed=request.run_seed).data
+        data = leave_out_validation(bench, guard, run_seed=request.run_seed).data
         on_training = Tensors(data.x_train, data.y_train, data.x_train, data.y_train)
         result = evaluate(bench.task, bench.model, on_training)
     return _evaluation(bench, result, watch.seconds)

@@ -44,16 +44,16 @@ class Choice:
     test_alone: Evaluation
 
 
-def without_validation(bench: Workbench, share: float, *, run_seed: int) -> Tensors:
+def split_validation(bench: Workbench, share: float, *, run_seed: int) -> Tensors:
     """The training data less its validation part, which is where the test data were."""
     return hold_out(bench.data, share, seed=seed_of(run_seed, bench.settings.name, 0, "holdout"))
 
 
-def sparing(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
+def leave_out_validation(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
     """The bench without the validation part of its training data; as it is if the guard is off."""
     if not share:
         return bench
-    spared = without_validation(bench, share, run_seed=run_seed)
+    spared = split_validation(bench, share, run_seed=run_seed)
     data = replace(bench.data, x_train=spared.x_train, y_train=spared.y_train)
     return replace(bench, data=data)
 
@@ -88,7 +88,7 @@ def choose(
     own = _own(bench, run=run, before=round_number + 1)
     if own is None:
         return None
-    kept_out = without_validation(bench, share, run_seed=run_seed)
+    kept_out = split_validation(bench, share, run_seed=run_seed)
     load_weights(bench.model, model)
     together = evaluate(bench.task, bench.model, kept_out)
     load_weights(bench.model, own)
