@@ -18,7 +18,7 @@ import queue
 import signal
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,12 +95,12 @@ class _Silo:
 
 @dataclass(frozen=True)
 class _Job:
-    """A message on its way through the main thread; the answer is a reply and its seconds."""
+    """A message for the main thread, and where it puts the reply and the seconds it took."""
 
     silo: SiloSettings
     message: Message
     node_id: int
-    answer: Future[tuple[Message, float]] = field(default_factory=Future)
+    answer: queue.SimpleQueue[tuple[Message, float]] = field(default_factory=queue.SimpleQueue)
 
 
 class Host:
@@ -154,7 +154,7 @@ class Host:
             else:
                 started = time.monotonic()
                 reply = self._answer(job.silo, job.message, job.node_id)
-                job.answer.set_result((reply, time.monotonic() - started))
+                job.answer.put((reply, time.monotonic() - started))
         with ThreadPoolExecutor(self.num_threads) as threads:
             list(threads.map(_Silo.disconnect, self._silos))
         if self._failure is not None:
@@ -251,7 +251,7 @@ class Host:
                 return
             job = _Job(silo.settings, message, link.node_id)
             self._jobs.put(job)
-            reply, seconds = job.answer.result()
+            reply, seconds = job.answer.get()
             dropped = "reply"
             link.send(reply, seconds=seconds)
         except RunEndedError as error:
