@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import coterie.client.home.rounds
 import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.__main__ import main
-from coterie.client.app import app
+from coterie.client.app import ANSWERS, app
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.ledger import read
 from coterie.client.work.prepare import prepare, prepare_nodes
@@ -638,3 +639,10 @@ def test_personal_layers_that_are_not_there_are_refused(layers: str, said: str) 
     assert reply.has_error() is bool(said)
     if said:
         assert reply.error.code == wire.REFUSED and said in reply.error.reason
+
+
+def test_every_message_type_of_the_wire_has_an_answer() -> None:
+    words = [word for word in vars(wire.names).values() if isinstance(word, str)]
+    kinds = {word for word in words if re.fullmatch(r"(train|evaluate|query)(\.\w+)?", word)}
+    assert kinds == set(ANSWERS)
+    assert len(app._registered_funcs) == len(ANSWERS)
