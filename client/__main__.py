@@ -7,12 +7,6 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from coterie.client.home.settings import SiloSettings
-    from coterie.client.resident.host import Host
-    from coterie.client.resident.silo import Connection, Silo
 
 COMMANDS = ("init", "join", "check", "start", "ledger", "predict")
 
@@ -161,50 +155,26 @@ def _serve(given: argparse.Namespace) -> int:
         home=given.home,
         policy=Policy(label_counts=given.share_label_counts),
     )
-    from coterie.client.resident.silo import Connection
+    from coterie.client.resident.host import Connection
+    from coterie.client.resident.serve import serve
 
     connection = Connection(given.superlink, given.root_certificates, patience_s=given.patience)
     with locked_all([settings.home]):
-        return serve(settings, connection)
-
-
-def serve(settings: SiloSettings, connection: Connection) -> int:
-    """Serve until told to end, in a folder that the caller has locked; return the exit status."""
-    from coterie.client.app import app
-    from coterie.client.resident.silo import Silo
-    from coterie.client.work.benches import prepare
-
-    prepare(settings)  # a silo that cannot train says so here, before it joins
-    return _until_told(Silo(app, settings, connection))
+        serve([settings], connection)
+    return 0
 
 
 def _serve_partitions(given: argparse.Namespace) -> int:
-    from coterie.client.app import app
     from coterie.client.home.files import locked_all
     from coterie.client.home.settings import options_of
-    from coterie.client.resident.host import Host
-    from coterie.client.resident.silo import Connection
+    from coterie.client.resident.host import Connection
+    from coterie.client.resident.serve import serve
     from coterie.client.resident.virtual import settings_of
-    from coterie.client.work.benches import prepare_all
 
     settings = settings_of(given, options_of(given.options))
     connection = Connection(given.superlink, given.root_certificates, patience_s=given.patience)
     with locked_all([one.home for one in settings]):
-        if len(settings) == 1:
-            return serve(settings[0], connection)
-        prepare_all(settings)
-        return _until_told(Host(app, settings, connection, parallel=given.parallel))
-
-
-def _until_told(resident: Silo | Host) -> int:
-    from coterie.client.resident.silo import GaveUpError
-
-    resident.stop_on_signals()
-    try:
-        resident.run()
-    except GaveUpError as error:
-        print(f"coterie silo: {error}", file=sys.stderr)
-        return EXIT_LINK
+        serve(settings, connection, parallel=given.parallel)
     return 0
 
 

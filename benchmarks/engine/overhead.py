@@ -153,12 +153,12 @@ def serve(app: ClientApp, address: str, name: str) -> None:
     import torch
 
     from coterie.client.home.settings import SiloSettings
-    from coterie.client.resident.silo import Connection, Silo
+    from coterie.client.resident.host import Connection, Host
 
     torch.set_num_threads(1)
-    silo = Silo(app, SiloSettings(name=name), Connection(address))
-    silo.stop_on_signals()
-    silo.run()
+    host = Host(app, [SiloSettings(name=name)], Connection(address))
+    host.stop_on_signals()
+    host.run()
 
 
 def resident_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
@@ -316,13 +316,14 @@ def local_training(repeats: int) -> list[tuple[float, float]]:
     """(ours, bare) seconds of the same epochs on the same tensors, in turn."""
     import torch
 
-    from coterie.client.work.training import TrainPlan, tensors, train
+    from coterie.client.work.sgd import TrainPlan, train
+    from coterie.client.work.tensors import to_device
     from coterie.tasks import load_task
 
     torch.set_num_threads(1)
     task = load_task("digits")
     data = task.load({"train": 1000, "test": 70})
-    moved = tensors(
+    moved = to_device(
         {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")},
         torch.device("cpu"),
     )

@@ -9,7 +9,8 @@ import torch
 from coterie.client.home import personal
 from coterie.client.home.policy import METRICS, Policy
 from coterie.client.home.settings import SiloSettings
-from coterie.client.work.training import Stopwatch, TrainPlan, evaluate, read_weights, train
+from coterie.client.work.sgd import Stopwatch, TrainPlan, train
+from coterie.client.work.tensors import evaluate, read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
 
 

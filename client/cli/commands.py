@@ -127,8 +127,9 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def _start(given: argparse.Namespace) -> int:
-    from coterie.client.__main__ import log_to_stderr, serve
-    from coterie.client.resident.silo import Connection
+    from coterie.client.__main__ import log_to_stderr
+    from coterie.client.resident.host import Connection
+    from coterie.client.resident.serve import serve
 
     log_to_stderr(verbose=given.verbose)
     home = Home(given.home)
@@ -138,7 +139,8 @@ def _start(given: argparse.Namespace) -> int:
     with home.locked():
         _stand_back(home)
         keys = (key, key.public_key())
-        return serve(settings, Connection(address, ca, keys, patience_s=given.patience))
+        serve([settings], Connection(address, ca, keys, patience_s=given.patience))
+    return 0
 
 
 def _stand_back(home: Home) -> None:

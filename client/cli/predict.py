@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from coterie.client.home.card import PERSONALISED, Card, CardError, read_card
-from coterie.client.work.training import EVALUATION_BATCH, load_weights
+from coterie.client.work.tensors import EVALUATION_BATCH, load_weights
 from coterie.client.work.workbench import hash_of
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Option, Samples, SiloData, TaskError

@@ -85,6 +85,12 @@ class Policy:
             "`label_counts = true` in silo.toml, or `--share-label-counts`."
         )
 
+    def auxiliary_objection(self) -> str:
+        """Why a run that trains discriminators is refused; empty if it is not."""
+        if self.auxiliary:
+            return ""
+        return "lets no model leave beside the task's; this run trains discriminators."
+
     def passes_objection(self, passes: int, key: str) -> str:
         """Why a training that goes over the silo's data so often is refused; empty if it is not.
 

@@ -1,4 +1,4 @@
-"""Many resident silos in one process, for simulations: ``coterie silo --partitions 0-249/1000``.
+"""The resident process: one silo, or many of a simulation, serve a federation until told to end.
 
 Every silo has its own identity, its own node at the SuperLink and its own data; torch, the device,
 the model's scratch space and the gRPC channel are the process's. A few threads look for messages
@@ -6,6 +6,9 @@ and send replies; the main thread calls the ClientApp, one message at a time. Tr
 threads would gain little (Python runs one at a time, and a GPU is shared anyway) and would lose
 repeatability: torch has one stream of random numbers in a process. For more cores, start more
 processes.
+
+The process reconnects by itself, answers an exception with an error reply, ends cleanly on SIGTERM,
+and runs only the code installed beside it.
 """
 
 from __future__ import annotations
@@ -14,114 +17,125 @@ import logging
 import queue
 import signal
 import time
-from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from threading import Condition, Event, Thread
+from pathlib import Path
+from threading import Thread
 from types import FrameType
 
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from coterie import wire
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.link import FleetLink, LinkError, RunEndedError, connect
+from coterie.client.resident.link import FleetLink, Keys, LinkError, RunEndedError, connect
+from coterie.client.resident.schedule import Schedule
 from coterie.client.resident.sharing import ObjectCache
-from coterie.client.resident.silo import (
-    IDLE_SHARE,
-    MAX_PAUSE_S,
-    MAX_RECONNECT_PAUSE_S,
-    MIN_PAUSE_S,
-    Connection,
-    GaveUpError,
-    Silo,
-)
 
 log = logging.getLogger("coterie.silo")
 
-LOOK_SHARE = 0.05
-"""Share of one thread's time that a host without work spends on looking for it."""
-LOOK_AGAIN_S = 0.2
-"""How often the threads see whether they were told to end."""
+
+class GaveUpError(LinkError):
+    """The SuperLink could not be reached for as long as the operator allowed."""
+
+
+class _ToldToEndError(BaseException):
+    """Raised inside running work when the process is told to end; not one of the work's errors."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach the SuperLink.
+
+    Attributes:
+        address: ``HOST:PORT`` of its Fleet API.
+        root_certificates: PEM file of the CA, or None for plain text.
+        keys: the registered key pair of the one silo there is, or None.
+        patience_s: seconds without a connection after which the process gives up. Longer than the
+            60 s for which Flower refuses a key that was not released.
+    """
+
+    address: str
+    root_certificates: Path | None = None
+    keys: Keys | None = None
+    patience_s: float = 600.0
 
 
 @dataclass
-class _Seat:
+class _Silo:
     """A silo and its connection, if it has one."""
 
-    silo: Silo
+    settings: SiloSettings
     link: FleetLink | None = None
-    context: AbstractContextManager[FleetLink] | None = None
+    _opened: ExitStack = field(default_factory=ExitStack)
 
-    def connect(self, cache: ObjectCache) -> None:
+    def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
         """Open the connection.
 
         Raises:
             LinkError: it cannot be opened.
         """
-        own = self.silo.connection
-        context = connect(own.address, root_certificates=own.root_certificates, cache=cache)
-        self.link = context.__enter__()
-        self.context = context
+        self.link = self._opened.enter_context(
+            connect(
+                how.address, root_certificates=how.root_certificates, keys=how.keys, cache=cache
+            )
+        )
+        return self.link
 
     def disconnect(self) -> None:
-        """Tell the SuperLink, if it listens."""
-        context, self.link, self.context = self.context, None, None
-        if context is not None:
-            try:
-                context.__exit__(None, None, None)
-            except LinkError as error:
-                log.debug("silo %s: %s", self.silo.settings.name, error)
+        """Sign off at the SuperLink, if it listens."""
+        self.link = None
+        try:
+            self._opened.close()
+        except LinkError as error:
+            log.debug("silo %s: %s", self.settings.name, error)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Job:
-    """A message on its way through the main thread."""
+    """A message for the main thread, and where it puts the reply and the seconds it took."""
 
-    seat: _Seat
+    silo: SiloSettings
     message: Message
     node_id: int
-    reply: Message | None = None
-    seconds: float = 0.0
-    done: Event = field(default_factory=Event)
+    answer: queue.SimpleQueue[tuple[Message, float]] = field(default_factory=queue.SimpleQueue)
 
 
 class Host:
-    """Serves a federation as several silos; ``run`` returns when it was told to stop.
+    """Serves a federation as one silo or several; ``run`` returns when it was told to stop.
 
     Args:
-        app: the ClientApp of all of them, with their workbenches prepared.
-        settings: one per silo.
+        app: the ClientApp of all of them.
+        silos: their settings.
         connection: how to reach the SuperLink.
         parallel: how many messages are in hand at once, in transport or waiting for the app.
+
+    Raises:
+        ValueError: several silos with one key.
     """
 
     def __init__(
         self,
         app: ClientApp,
-        settings: Sequence[SiloSettings],
+        silos: Sequence[SiloSettings],
         connection: Connection,
         *,
         parallel: int = 4,
     ) -> None:
+        if connection.keys is not None and len(silos) != 1:
+            raise ValueError(f"a key is for one silo. Got {len(silos)} silos.")
+        self.app = app
         self.connection = connection
-        self.parallel = parallel
-        self._stop = Event()
-        self._cache = ObjectCache()
-        self._seats = [_Seat(Silo(app, own, connection, _stop=self._stop)) for own in settings]
-        self._jobs: queue.Queue[_Job] = queue.Queue(parallel)
-        self._at_work: Silo | None = None
+        self.num_threads = min(parallel, len(silos))
+        self._silos = [_Silo(own) for own in silos]
+        self._schedule = Schedule(self._silos)
+        # Silos receive the same model in a round; one silo would fill the memory for nothing.
+        self._cache = ObjectCache() if len(silos) > 1 else None
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._stopping = self._working = False
         self._failure: Exception | None = None
-        # What follows is the threads' common schedule, guarded by _turn.
-        self._turn = Condition()
-        self._line = deque(self._seats)
-        self._next_look = 0.0
-        self._last_message = time.monotonic()
-        self._misses = 0
-        self._look_s = 0.001
-        self._last_contact = time.monotonic()
-        self._reconnect_pause = 0.25
-        self._num_connected = 0
 
     def run(self) -> None:
         """Serve until ``stop``.
@@ -130,185 +144,137 @@ class Host:
             GaveUpError: no connection for ``connection.patience_s`` seconds.
             LinkError: the SuperLink refused in a way that trying again cannot mend.
         """
-        threads = [Thread(target=self._serve, daemon=True) for _ in range(self.parallel)]
-        for thread in threads:
-            thread.start()
-        # Until every thread has ended, so that each that waits for an answer gets one.
-        while any(thread.is_alive() for thread in threads):
-            self._work()
-        self._disconnect_all()
+        for _ in range(self.num_threads):
+            Thread(target=self._serve, daemon=True).start()
+        running = self.num_threads
+        while running:  # until every thread has ended: each that waits for an answer gets one
+            job = self._jobs.get()
+            if job is None:
+                running -= 1
+            else:
+                started = time.monotonic()
+                reply = self._answer(job.silo, job.message, job.node_id)
+                job.answer.put((reply, time.monotonic() - started))
+        with ThreadPoolExecutor(self.num_threads) as threads:
+            list(threads.map(_Silo.disconnect, self._silos))
         if self._failure is not None:
             raise self._failure
 
     def stop(self) -> None:
         """Finish: messages in hand are answered with an error."""
-        self._stop.set()
+        self._stopping = True
+        self._schedule.stop()
 
     def stop_on_signals(self) -> None:
         """Make SIGTERM and SIGINT call ``stop``, also in the middle of work."""
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
-            self._stop.set()
-            if self._at_work is not None:
-                self._at_work.leave()
+            self.stop()
+            if self._working:
+                self._working = False  # a second signal must not hit the error reply
+                raise _ToldToEndError
 
         signal.signal(signal.SIGTERM, on_signal)
         signal.signal(signal.SIGINT, on_signal)
 
-    def _work(self) -> None:
-        """In the main thread: answer one message, if there is one."""
+    def _answer(self, silo: SiloSettings, message: Message, node_id: int) -> Message:
+        """In the main thread: call the app; whatever happens in it, there is a reply."""
+        meta = message.metadata
+        context = Context(
+            run_id=meta.run_id,
+            node_id=node_id,
+            node_config=dict(silo.to_node_config()),
+            state=RecordDict(),
+            run_config={},
+        )
         try:
-            job = self._jobs.get(timeout=LOOK_AGAIN_S)
-        except queue.Empty:
-            return
-        started = time.monotonic()
-        self._at_work = job.seat.silo
-        job.reply = job.seat.silo.answer(job.message, job.node_id)
-        self._at_work = None
-        job.seconds = time.monotonic() - started
-        job.done.set()
+            reply = self._call(message, context)
+        except _ToldToEndError:
+            log.info("told to end: run %s round %s is left", meta.run_id, meta.group_id)
+            return wire.refusal(f"silo {silo.name!r} is shutting down.", message)
+        except (Exception, SystemExit) as error:  # a task that calls sys.exit must not end the silo
+            log.exception("the app failed on a %s message", meta.message_type)
+            return wire.failure(silo.name, error, message)
+        if reply.has_error():
+            what = "failed on" if reply.error.code == wire.FAILED else "refused"
+            log.error("%s a %s message: %s", what, meta.message_type, reply.error.reason)
+        else:
+            log.debug("answered a %s message of round %s", meta.message_type, meta.group_id)
+        return reply
+
+    def _call(self, message: Message, context: Context) -> Message:
+        try:
+            self._working = True
+            if self._stopping:  # told to end while the message was on its way
+                raise _ToldToEndError
+            return self.app(message, context)
+        finally:
+            self._working = False
 
     # ---------------------------------------------------------------- the threads
 
     def _serve(self) -> None:
-        while (seat := self._take()) is not None:
-            try:
-                found = self._look(seat)
-            except LinkError as error:
-                seat.disconnect()
-                self._lost(error)
-                found = None
-            except Exception as error:  # ours: end the process rather than lose a thread
-                self._fail(error)
-                return
-            self._give_back(seat, found)
-
-    def _look(self, seat: _Seat) -> bool | None:
-        """Whether there was a message; it is answered. None: the silo connected first."""
-        if seat.link is None:
-            try:
-                seat.connect(self._cache)
-            except LinkError as error:
-                self._could_not_connect(error)
-                return None
-            self._connected(seat)
-            return None
-        started = time.monotonic()
-        link = seat.link
         try:
-            message = link.receive()
-        except RunEndedError as error:
-            log.info("a message was dropped: its run has ended (%s)", error)
-            return True
-        if message is None:
-            self._look_s += 0.1 * (time.monotonic() - started - self._look_s)
-            return False
-        job = _Job(seat, message, link.node_id)
-        self._jobs.put(job)
-        job.done.wait()
-        assert job.reply is not None
+            while (silo := self._schedule.take()) is not None:
+                if silo.link is None:
+                    self._dial(silo)
+                else:
+                    self._look(silo, silo.link)
+        except Exception as error:  # ours: end the process rather than lose a thread
+            self._fail(error)
+        finally:
+            self._jobs.put(None)
+
+    def _dial(self, silo: _Silo) -> None:
+        name, address = silo.settings.name, self.connection.address
         try:
-            link.send(job.reply, seconds=job.seconds)
-        except RunEndedError as error:
-            log.info("a reply was dropped: its run has ended (%s)", error)
-        return True
-
-    def _take(self) -> _Seat | None:
-        """The silo whose turn it is, when it is time; None when told to stop."""
-        with self._turn:
-            while not self._stop.is_set():
-                wait = self._next_look - time.monotonic()
-                if self._line and wait <= 0:
-                    seat = self._line.popleft()
-                    if seat.link is not None:
-                        self._next_look = time.monotonic() + self._pause()
-                    return seat
-                self._turn.wait(min(max(wait, 0.0), LOOK_AGAIN_S) if self._line else LOOK_AGAIN_S)
-        return None
-
-    def _pause(self) -> float:
-        """Until the next look, at any silo.
-
-        Messages of a round come together: after one was found all silos are looked at without a
-        pause, once. A host without work looks at one silo after the other, as often as
-        ``LOOK_SHARE`` and its idleness allow; the first message then found wakes it.
-        """
-        if self._misses <= len(self._seats):
-            return 0.0
-        idle = time.monotonic() - self._last_message
-        own = min(max(IDLE_SHARE * idle, MIN_PAUSE_S), MAX_PAUSE_S) / len(self._seats)
-        return max(own, self._look_s / LOOK_SHARE)
-
-    def _give_back(self, seat: _Seat, found: bool | None) -> None:
-        with self._turn:
-            self._line.append(seat)
-            if found:
-                self._misses, self._last_message = 0, time.monotonic()
-                self._next_look = 0.0
-            elif found is False:
-                self._misses += 1
-            if found is not None:
-                self._last_contact = time.monotonic()
-            self._turn.notify()
-
-    # ---------------------------------------------------------------- connections
-
-    def _connected(self, seat: _Seat) -> None:
-        with self._turn:
-            self._num_connected += 1
-            self._reconnect_pause, self._next_look = 0.25, 0.0
-            self._last_contact = time.monotonic()
-            complete = self._num_connected == len(self._seats)
-        log.debug("silo %s is connected", seat.silo.settings.name)
-        if complete:
-            first, last = self._seats[0].silo.settings.name, self._seats[-1].silo.settings.name
+            link = silo.connect(self.connection, self._cache)
+        except LinkError as error:
+            self._try_again_later(silo, error, was_connected=False)
+            return
+        complete = self._schedule.connected(silo)
+        level = logging.DEBUG if len(self._silos) > 1 else logging.INFO
+        log.log(level, "silo %s is connected to %s as node %s", name, address, link.node_id)
+        if complete and len(self._silos) > 1:
+            first, last = self._silos[0].settings.name, self._silos[-1].settings.name
             log.info(
-                "%d silos, %s to %s, are connected to %s",
-                len(self._seats),
-                first,
-                last,
-                self.connection.address,
+                "%d silos, %s to %s, are connected to %s", len(self._silos), first, last, address
             )
 
-    def _lost(self, error: LinkError) -> None:
-        """A silo's connection is gone; it dials again on its next turn."""
-        with self._turn:
-            self._num_connected -= 1
-            first = self._num_connected == len(self._seats) - 1
-        log.log(logging.WARNING if first else logging.DEBUG, "%s", error)
+    def _look(self, silo: _Silo, link: FleetLink) -> None:
+        """Look for a message; if there is one, have it answered and send the reply."""
+        started, dropped = time.monotonic(), "message"
+        try:
+            message = link.receive()
+            if message is None:
+                self._schedule.missed(silo, seconds=time.monotonic() - started)
+                return
+            job = _Job(silo.settings, message, link.node_id)
+            self._jobs.put(job)
+            reply, seconds = job.answer.get()
+            dropped = "reply"
+            link.send(reply, seconds=seconds)
+        except RunEndedError as error:
+            log.info("a %s was dropped: its run has ended (%s)", dropped, error)
+        except LinkError as error:
+            silo.disconnect()
+            self._try_again_later(silo, error, was_connected=True)
+            return
+        self._schedule.worked(silo)
 
-    def _could_not_connect(self, error: LinkError) -> None:
-        """All dial the same SuperLink: what holds for one holds for the others for a while."""
-        with self._turn:
-            lost_s = time.monotonic() - self._last_contact
-            left_s = self.connection.patience_s - lost_s
-            if not error.retry:
-                self._fail(error)
-            elif left_s < 0:
-                self._fail(GaveUpError(f"the silos gave up after {lost_s:.0f} s: {error}"))
-            elif time.monotonic() >= self._next_look:
-                self._next_look = time.monotonic() + self._reconnect_pause
-                self._reconnect_pause = min(2 * self._reconnect_pause, MAX_RECONNECT_PAUSE_S)
-                log.warning("%s Trying again, for another %.0f s.", error, left_s)
+    def _try_again_later(self, silo: _Silo, error: LinkError, *, was_connected: bool) -> None:
+        outage = self._schedule.failed(silo, was_connected=was_connected)
+        left_s = self.connection.patience_s - outage.seconds
+        if not error.retry:
+            self._fail(error)
+        elif left_s < 0:
+            own = f"silo {silo.settings.name!r}"
+            who = own if len(self._silos) == 1 else f"the {len(self._silos)} silos"
+            self._fail(GaveUpError(f"{who} gave up after {outage.seconds:.0f} s: {error}"))
+        else:
+            level = logging.WARNING if outage.new else logging.DEBUG
+            log.log(level, "%s Trying again, for another %.0f s.", error, left_s)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
-        self._stop.set()
-
-    def _disconnect_all(self) -> None:
-        """All at once, as many as there are threads: every silo signs off at the SuperLink."""
-        left = deque(seat for seat in self._seats if seat.link is not None)
-
-        def sign_off() -> None:
-            while left:
-                try:
-                    seat = left.popleft()
-                except IndexError:  # another thread was quicker
-                    return
-                seat.disconnect()
-
-        threads = [Thread(target=sign_off) for _ in range(self.parallel)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        self.stop()

@@ -1,1 +1,5 @@
-"""What a silo is asked to do: train, evaluate, and the phases of algorithms."""
+"""What a silo does for a message.
+
+``train``, ``evaluate`` and ``discriminate`` answer messages; the other modules are what they work
+with: the message itself (``request``), the silo's task and data (``workbench``), and the numerics.
+"""

@@ -22,10 +22,10 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from coterie.client.work.training import seed_of
+from coterie.client.work.sgd import seed_of
 from coterie.client.work.workbench import Workbench
 from coterie.tasks.models import Discriminator
-from coterie.wire import Model
+from coterie.wire import HITS, Model
 
 CHUNK = 1024
 """Held-out samples that are scored at once."""
@@ -287,6 +287,6 @@ def count_hits(pairs: Pairs) -> Model:
     whole = torch.cat(right, dim=1)
     halves = [whole[:, half::2] for half in (0, 1)]
     return {
-        "hits": torch.stack([half.sum(dim=1) for half in halves], dim=1).cpu().numpy(),
+        HITS: torch.stack([half.sum(dim=1) for half in halves], dim=1).cpu().numpy(),
         "counts": np.array([half.shape[1] for half in halves], dtype=np.int64),
     }

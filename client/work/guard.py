@@ -10,16 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from coterie.client.home import rounds
-from coterie.client.work.training import (
+from coterie.client.work.sgd import TrainPlan, seed_of, train
+from coterie.client.work.tensors import (
     Evaluation,
     Tensors,
-    TrainPlan,
     evaluate,
     hold_out,
     load_weights,
     read_weights,
-    seed_of,
-    train,
 )
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
@@ -46,36 +44,38 @@ class Choice:
     test_alone: Evaluation
 
 
-def without_validation(bench: Workbench, share: float, *, run_seed: int) -> Tensors:
+def split_validation(bench: Workbench, share: float, *, run_seed: int) -> Tensors:
     """The training data less its validation part, which is where the test data were."""
     return hold_out(bench.data, share, seed=seed_of(run_seed, bench.settings.name, 0, "holdout"))
 
 
-def sparing(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
+def leave_out_validation(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
     """The bench without the validation part of its training data; as it is if the guard is off."""
     if not share:
         return bench
-    spared = without_validation(bench, share, run_seed=run_seed)
+    spared = split_validation(bench, share, run_seed=run_seed)
     data = replace(bench.data, x_train=spared.x_train, y_train=spared.y_train)
     return replace(bench, data=data)
 
 
-def train_alone(bench: Workbench, plan: TrainPlan, *, run: str, run_seed: int, round: int) -> None:
+def train_alone(
+    bench: Workbench, plan: TrainPlan, *, run: str, run_seed: int, round_number: int
+) -> None:
     """One more round of the silo's own model. The bench's model is overwritten.
 
     Its randomness is that of the federation's training, so it is the model that the strategy
     ``independent`` gives this silo.
     """
-    own = _own(bench, run=run, before=round)
+    own = _own(bench, run=run, before=round_number)
     load_weights(bench.model, read_weights(bench.fresh_model(run_seed)) if own is None else own)
     alone = replace(plan, proximal_mu=0.0)  # there is no model of others to stay close to
-    seed = seed_of(run_seed, bench.settings.name, round, "")
+    seed = seed_of(run_seed, bench.settings.name, round_number, "")
     train(bench.task, bench.model, bench.data, alone, seed=seed)
-    rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, round=round)
+    rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, round=round_number)
 
 
 def choose(
-    bench: Workbench, model: Model, share: float, *, run: str, run_seed: int, round: int
+    bench: Workbench, model: Model, share: float, *, run: str, run_seed: int, round_number: int
 ) -> Choice | None:
     """Compare the federation's model with the silo's own; None if it has none in this run.
 
@@ -83,12 +83,12 @@ def choose(
         bench: of the silo; its model is overwritten.
         model: the federation's, whole.
         share: of the training data, kept out for this.
-        run, run_seed, round: whose own model, and that of which round at the latest.
+        run, run_seed, round_number: whose own model, and that of which round at the latest.
     """
-    own = _own(bench, run=run, before=round + 1)
+    own = _own(bench, run=run, before=round_number + 1)
     if own is None:
         return None
-    kept_out = without_validation(bench, share, run_seed=run_seed)
+    kept_out = split_validation(bench, share, run_seed=run_seed)
     load_weights(bench.model, model)
     together = evaluate(bench.task, bench.model, kept_out)
     load_weights(bench.model, own)

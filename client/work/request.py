@@ -11,30 +11,14 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal
-from coterie.client.work.benches import workbench_of
-from coterie.client.work.own_model import DITTO, FINETUNE, Personalisation
-from coterie.client.work.training import (
-    Tensors,
-    TooFewError,
-    TrainPlan,
-    has_batch_norm,
-    load_weights,
-    seed_of,
-)
-from coterie.client.work.workbench import Workbench
+from coterie.client.work.personalisation import DITTO, FINETUNE, Ditto, Personalisation
+from coterie.client.work.sgd import TooFewError, TrainPlan, has_batch_norm, seed_of
+from coterie.client.work.tensors import Tensors, load_weights
+from coterie.client.work.workbench import Workbench, workbench_of
 
 
 class RefusedError(ValueError):
     """The silo will not do what was asked. The text goes to the server."""
-
-
-@dataclass(frozen=True)
-class Adaptation:
-    """Steps on the whole training data before a model is tested; see ``personalised``."""
-
-    steps: int
-    lr: float
-    mu: float
 
 
 @dataclass(frozen=True)
@@ -66,9 +50,9 @@ class Request:
 
     def seed(self) -> int:
         """Of what this message makes the silo draw: by run, silo, round and purpose."""
-        return seed_of(self.run_seed, self.bench.settings.name, self.round(), self.purpose)
+        return self._seed(self.purpose)
 
-    def round(self, *, default: int | None = None) -> int:
+    def round_number(self, *, default: int | None = None) -> int:
         """Number of the round."""
         return self.integer(wire.ROUND, minimum=0, default=default)
 
@@ -76,15 +60,15 @@ class Request:
         """Refuse another protocol or task. A plain Flower server says neither, and may go on."""
         protocol = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL)
         if protocol != wire.PROTOCOL:
-            self.object(
+            self.refuse_for(
                 f"speaks protocol {wire.PROTOCOL}, the run speaks {protocol!r}. Install the same "
                 "coterie version on both sides."
             )
         own = self.bench.task.name
         task = self.config.get(wire.TASK, own)
         if task != own:
-            self.object(f"serves task {own!r}, the run is of task {task!r}.")
-        self.object(self.bench.settings.policy.objection(self.config))
+            self.refuse_for(f"serves task {own!r}, the run is of task {task!r}.")
+        self.refuse_for(self.bench.settings.policy.objection(self.config))
         if self.message.metadata.message_type == wire.DESCRIBE:
             self._check_terms()
 
@@ -93,12 +77,12 @@ class Request:
         plan = self.plan()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
-            self._object_to_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
+            self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
 
-    def object(self, reason: str) -> None:
-        """Refuse in the silo's name, if there is a reason."""
-        if reason:
-            raise RefusedError(f"silo {self.bench.settings.name!r} {reason}")
+    def refuse_for(self, objection: str) -> None:
+        """Refuse in the silo's name, unless the objection is empty."""
+        if objection:
+            raise RefusedError(f"silo {self.bench.settings.name!r} {objection}")
 
     def personal(self) -> tuple[str, ...]:
         """Names of the arrays that stay at this silo in this run."""
@@ -110,7 +94,9 @@ class Request:
             raise RefusedError(str(error)) from None
         if not set(kept) <= set(names):
             asked = self.config.get(wire.PERSONAL) or "none"
-            self.object(f"keeps its layers {layers!r}; this run leaves {asked!r} there (personal).")
+            self.refuse_for(
+                f"keeps its layers {layers!r}; this run leaves {asked!r} there (personal)."
+            )
         return names
 
     def receive(self, names: tuple[str, ...], *, before: int) -> bool:
@@ -149,7 +135,7 @@ class Request:
             precision=self._precision(),
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
-        self._object_to_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
+        self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
         return plan
 
     def inner_steps(self) -> int:
@@ -157,10 +143,14 @@ class Request:
         return self.integer(wire.INNER_STEPS, minimum=1, default=1)
 
     def personalisation(self, *, before: int) -> Personalisation | None:
-        """The model of its own that the silo makes of the one received, if the run has any."""
+        """What the silo makes of the model received before it evaluates it, if anything.
+
+        Ditto's own model is the last one of a round before ``before``.
+        """
+        steps = self._steps_before_a_test()
         kind = self.config.get(wire.PERSONALISE)
         if kind is None:
-            return None
+            return steps
         if kind not in (FINETUNE, DITTO):
             raise RefusedError(f"{wire.PERSONALISE} must be {FINETUNE} or {DITTO}. Got {kind!r}.")
         plan = TrainPlan(
@@ -171,22 +161,19 @@ class Request:
             weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
             precision=self._precision(),
         )
-        return Personalisation(
-            kind=FINETUNE if kind == FINETUNE else DITTO,
-            plan=plan,
-            strength=self.real(wire.DITTO_LAMBDA, default=0.0),
-            run=self.run,
-            run_seed=self.run_seed,
-            round=self.round(),
-            before=before,
-        )
+        strength = self.real(wire.DITTO_LAMBDA, default=0.0)
+        ditto = Ditto(strength, self.run, self.round_number(), before) if kind == DITTO else None
+        return Personalisation(plan, self._seed(str(kind)), ditto)
 
-    def adaptation(self) -> Adaptation | None:
-        """Steps before a model is tested, if the run has any."""
-        steps = self.integer(wire.ADAPT_STEPS, minimum=0, default=0)
-        lr = self.real(wire.ADAPT_LR, default=0.0)
-        mu = self.real(wire.ADAPT_MU, default=0.0)
-        return Adaptation(steps, lr, mu) if steps else None
+    def _steps_before_a_test(self) -> Personalisation | None:
+        """Steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
+        plan = TrainPlan(
+            epochs=self.integer(wire.ADAPT_STEPS, minimum=0, default=0),
+            batch_size=len(self.bench.data.x_train),
+            lr=self.real(wire.ADAPT_LR, default=0.0),
+            proximal_mu=self.real(wire.ADAPT_MU, default=0.0),
+        )
+        return Personalisation(plan, seed=0) if plan.epochs else None
 
     def held_out_share(self, key: str, *, of: Tensors | None = None) -> float:
         """Share of the training samples that is not trained with; 0 if the run has none.
@@ -200,7 +187,7 @@ class Request:
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
         if share and len(left.x_train) < 2:
-            self.object(
+            self.refuse_for(
                 f"has too few training samples for {key}: 1 is left, and at least 2 are needed to "
                 "hold out one of them."
             )
@@ -220,13 +207,16 @@ class Request:
             raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
         return float(value)
 
+    def _seed(self, purpose: str) -> int:
+        return seed_of(self.run_seed, self.bench.settings.name, self.round_number(), purpose)
+
     def _batch_size(self) -> int:
         size = self.integer(wire.BATCH_SIZE, minimum=1, default=32)
         if size == 1 and has_batch_norm(self.bench.model):
             raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
         return size
 
-    def _object_to_passes(self, plan: TrainPlan, key: str) -> None:
+    def _check_passes(self, plan: TrainPlan, key: str) -> None:
         """Refuse a training that goes over the silo's samples too often, a part counted as all.
 
         Those held out count too: a server that plans steps knows no other number.
@@ -236,7 +226,7 @@ class Request:
             an_epoch = ceil(len(self.bench.data.x_train) / plan.batch_size)
             epochs = ceil(plan.steps / an_epoch)
         passes = epochs * self.inner_steps()
-        self.object(self.bench.settings.policy.passes_objection(passes, key))
+        self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
 
     def _precision(self) -> str:
         precision = str(self.config.get(wire.PRECISION, "float32"))

@@ -1,4 +1,7 @@
-"""What a silo keeps warm between messages: its task, its data on the device, a model."""
+"""What a silo keeps warm between messages: its task, its data on the device, a model.
+
+A process has one workbench for each silo that it is, opened once.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from threading import Lock
 
 import numpy as np
 import torch
+from flwr.app import Context
 from torch import nn
 
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.work.latent import describe_head
-from coterie.client.work.training import Tensors, tensors
+from coterie.client.work.generators import describe_head
+from coterie.client.work.tensors import Tensors, to_device
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, SiloData
 from coterie.tasks.simulation import load_silos
 from coterie.wire import Description
 
 PARTS = ("x_train", "y_train", "x_test", "y_test")
+
+_workbenches: dict[str, Workbench] = {}
+_opening = Lock()
 
 
 @dataclass(frozen=True)
@@ -62,6 +70,30 @@ class Workbench:
         return self.task.model().to(self.device)
 
 
+def workbench_of(context: Context) -> Workbench:
+    """The workbench that belongs to this node's settings, opened once per process.
+
+    Raises:
+        TaskError, SettingsError: as ``open_workbench``.
+    """
+    settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+    with _opening:
+        key = _key(settings)
+        if key not in _workbenches:
+            _workbenches[key] = open_workbench(settings)
+        return _workbenches[key]
+
+
+def keep_open(benches: Sequence[Workbench]) -> None:
+    """Let ``workbench_of`` give these."""
+    with _opening:
+        _workbenches.update({_key(bench.settings): bench for bench in benches})
+
+
+def _key(settings: SiloSettings) -> str:
+    return json.dumps(settings.to_node_config(), sort_keys=True, default=str)
+
+
 def open_workbench(settings: SiloSettings) -> Workbench:
     """Load task and data and put them on the device.
 
@@ -97,7 +129,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     on_device: dict[int, torch.Tensor] = {}
     benches = []
     for own, data in zip(settings, loaded, strict=True):
-        moved = tensors({key: getattr(data, key) for key in PARTS}, device, on_device)
+        moved = to_device({key: getattr(data, key) for key in PARTS}, device, on_device)
         schema = _schema(task, model, moved)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
         benches.append(Workbench(own, task, moved, model, device, schema, data.scale, known))

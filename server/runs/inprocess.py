@@ -17,9 +17,9 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 
-CLIENT_APP, BENCHES = "coterie.client.app", "coterie.client.work.benches"
+CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.work.prepare"
 """Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:
 the server imports no silo code except where it plays all silos itself."""
 
@@ -142,7 +142,7 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
         FederationError: a task or settings that cannot be.
     """
     try:
-        import_module(BENCHES).prepare_nodes(node_configs)
+        import_module(PREPARE).prepare_nodes(node_configs)
     except ValueError as error:  # what tasks and settings raise are ValueErrors
         told = f"{whose}: {error}" if whose else str(error)
         raise FederationError(told, exit_code=EXIT_CONFIG) from None

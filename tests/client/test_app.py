@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from safetensors.numpy import load_file
 from torch import nn
 
 import coterie.client.home.rounds
-import coterie.client.work.benches
+import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.__main__ import main
-from coterie.client.app import app
+from coterie.client.app import ANSWERS, app
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.ledger import read
-from coterie.client.work.benches import prepare, prepare_nodes, workbench_of
-from coterie.client.work.training import read_weights
+from coterie.client.work.prepare import prepare, prepare_nodes
+from coterie.client.work.tensors import read_weights
+from coterie.client.work.workbench import workbench_of
 from coterie.tasks import BUILT_IN, TaskError
 from coterie.tasks.base import SiloData
 from coterie.tasks.images.digits import Digits
@@ -32,7 +34,7 @@ from tests.conftest import assert_equal_models, digits_config
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 def context(node_config: dict[str, Any], node_id: int = 3) -> Context:
@@ -512,9 +514,9 @@ def test_a_named_silo_opens_its_workbench_once_and_an_unnamed_one_per_node() -> 
 
 def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = SiloSettings("a", options={"train": "5", "test": "5"}, device="cpu")
-    prepare(settings)
+    prepare([settings])
     monkeypatch.setattr(
-        coterie.client.work.benches, "open_workbench", lambda _: pytest.fail("opened twice")
+        coterie.client.work.workbench, "open_workbench", lambda _: pytest.fail("opened twice")
     )
     described = decode_description(ask(wire.DESCRIBE, settings.to_node_config()).content)
     assert (described.name, described.num_examples) == ("a", 5)
@@ -523,8 +525,8 @@ def test_a_prepared_silo_is_the_one_that_answers(monkeypatch: pytest.MonkeyPatch
 def test_warming_up_leaves_no_trace_in_what_is_trained() -> None:
     config = digits_config("a")
     cold = decode_arrays(train(initial(), config).content[wire.ARRAYS])
-    coterie.client.work.benches._workbenches.clear()
-    prepare(SiloSettings.from_node_config(config, node_id=3))
+    coterie.client.work.workbench._workbenches.clear()
+    prepare([SiloSettings.from_node_config(config, node_id=3)])
     assert_equal_models(decode_arrays(train(initial(), config).content[wire.ARRAYS]), cold)
 
 
@@ -544,7 +546,7 @@ def test_a_silo_that_cannot_train_is_refused_before_it_joins(
     changes: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        prepare(SiloSettings("a", **changes))
+        prepare([SiloSettings("a", **changes)])
 
 
 def test_opening_a_workbench_leaves_torchs_random_state_alone() -> None:
@@ -599,7 +601,7 @@ def test_personal_layers_go_on_from_round_to_round_also_after_a_restart(
     )
     if restart:
         coterie.client.home.rounds._memory.clear()
-        coterie.client.work.benches._workbenches.clear()
+        coterie.client.work.workbench._workbenches.clear()
     second = train(shared, config, server_round=2, personal="head", run="r")
     whole = decode_arrays(train(initial(), config).content["arrays"])
     plain = decode_arrays(train(whole, config, server_round=2).content["arrays"])
@@ -637,3 +639,10 @@ def test_personal_layers_that_are_not_there_are_refused(layers: str, said: str) 
     assert reply.has_error() is bool(said)
     if said:
         assert reply.error.code == wire.REFUSED and said in reply.error.reason
+
+
+def test_every_message_type_of_the_wire_has_an_answer() -> None:
+    words = [word for word in vars(wire.names).values() if isinstance(word, str)]
+    kinds = {word for word in words if re.fullmatch(r"(train|evaluate|query)(\.\w+)?", word)}
+    assert kinds == set(ANSWERS)
+    assert len(app._registered_funcs) == len(ANSWERS)

@@ -12,7 +12,7 @@ from coterie.client.cli.commands import run
 from coterie.client.home.folder import Home, create
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.work.benches import prepare
+from coterie.client.work.prepare import prepare
 from coterie.tasks import TaskError
 
 DIGITS = {"train": 40, "test": 30}
@@ -72,7 +72,7 @@ def test_layers_to_keep_that_the_model_does_not_have_are_named(
     said = "keep_layers = 'haed' cannot be kept: no array is named haed"
     assert said in capsys.readouterr().err
     with pytest.raises(SettingsError, match=said):
-        prepare(Home(tmp_path).settings())
+        prepare([Home(tmp_path).settings()])
 
 
 def test_the_command_reads_the_folder_and_needs_no_coordinator(

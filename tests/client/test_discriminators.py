@@ -16,7 +16,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 import coterie.client.app
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.benches import workbench_of
 from coterie.client.work.discriminators import (
     DiscriminatorPlan,
     Pairs,
@@ -24,7 +23,7 @@ from coterie.client.work.discriminators import (
     open_pairs,
     train_stack,
 )
-from coterie.client.work.workbench import Workbench
+from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.tasks.base import Task
 from coterie.tasks.images.digits import Digits
 from coterie.tasks.models import Discriminator, LabelwiseDiscriminator
@@ -37,7 +36,7 @@ PLAN = DiscriminatorPlan(steps=7, batch_size=4, lr=0.05)
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 def context(node_config: dict[str, Any] | None = None) -> Context:

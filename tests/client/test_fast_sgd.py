@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-import coterie.client.work.benches
+import coterie.client.work.workbench
 from benchmarks.papers.fedgroup.fast_sgd import fast_silos
 from coterie.client.app import app
 from coterie.client.home.folder import create
@@ -28,7 +28,7 @@ network = "mlp-128"
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 @pytest.mark.parametrize("mu", [0.0, 0.1])

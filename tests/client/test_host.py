@@ -1,175 +1,352 @@
-"""Many silos in one process: one reading, one model, and what the connections share."""
+"""The resident process with links and a clock that are played by the test."""
 
 from __future__ import annotations
 
-import argparse
-import time
-from pathlib import Path
-from threading import Event
+import logging
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 
-from coterie.client.__main__ import main
-from coterie.client.home.files import locked_all
-from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.resident import sharing
-from coterie.client.resident.virtual import settings_of
-from coterie.client.work.benches import workbench_of
-from coterie.client.work.workbench import open_workbench, open_workbenches
-from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.study.simulate import node_configs
-from coterie.tasks.simulation import Simulation
-
-
-def given(**changes: Any) -> argparse.Namespace:
-    common: dict[str, Any] = {
-        "name": None, "partitions": None, "simulation": None, "parallel": 4, "task": "digits",
-        "alpha": None, "device": "cpu", "threads": 1, "home": "",
-        "share_label_counts": False,
-    }  # fmt: skip
-    return argparse.Namespace(**common | changes)
+from coterie import wire
+from coterie.client.home.settings import SiloSettings
+from coterie.client.resident import host, schedule
+from coterie.client.resident.host import Connection, GaveUpError, Host
+from coterie.client.resident.ledger import outbound
+from coterie.client.resident.link import LinkError, LinkLostError, RunEndedError
+from coterie.client.resident.sharing import ObjectCache
 
 
-def silos(count: int = 3) -> list[SiloSettings]:
-    options = {"split": "iid", "split-seed": 2}
-    return settings_of(given(partitions=f"0-{count - 1}/9"), options)
+def message(kind: str = wire.TRAIN, text: str = "") -> Message:
+    content = RecordDict({"config": ConfigRecord({"text": text})})
+    made = Message(content, dst_node_id=1, message_type=kind, group_id="1")
+    made.metadata.__dict__["_message_id"] = "id"
+    made.metadata.__dict__["_run_id"] = 5
+    return made
 
 
-def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() -> None:
-    benches = open_workbenches(silos())
-    assert len({id(bench.model) for bench in benches}) == 1
-    assert len({bench.schema for bench in benches}) == 1
-    for bench in benches:
-        alone = open_workbench(bench.settings)
-        assert bench.data.x_train.equal(alone.data.x_train)
-        assert bench.data.y_test.equal(alone.data.y_test)
-    assert not benches[0].data.x_train.equal(benches[1].data.x_train)
+class FakeLink:
+    """Plays a script: what ``receive`` gives or raises, one step a call. When the scripts of all
+    silos have ended the host is stopped."""
+
+    def __init__(self, world: World, script: list[Any], node_id: int) -> None:
+        self.world, self.script, self.node_id = world, list(script), node_id
+
+    def receive(self) -> Message | None:
+        if not self.script:
+            self.world.at_end.add(self.node_id)
+            if len(self.world.at_end) == len(self.world.silos):
+                self.world.host.stop()
+            return None
+        step = self.script.pop(0)
+        if isinstance(step, Exception):
+            raise step
+        if isinstance(step, float):
+            self.world.now += step
+            return None
+        assert step is None or isinstance(step, Message)
+        return step
+
+    def send(self, reply: Message, *, seconds: float) -> None:
+        assert seconds >= 0
+        if self.world.send_errors:
+            raise self.world.send_errors.pop(0)
+        self.world.sent.append(reply)
 
 
-def test_each_silo_has_a_home_of_its_own(tmp_path: Path) -> None:
-    own = settings_of(given(partitions="3/9", home=str(tmp_path)), {"split": "iid"})
-    assert own[0].name == "silo-3" and own[0].home == str(tmp_path / "silo-3")
+class World:
+    """Connections in order: each a script for its link, or an error instead of a connection.
+
+    Attributes:
+        send_errors: raised by the next ``send``.
+        pauses: waits of the host's threads, in seconds; none of them takes any time.
+    """
+
+    def __init__(self, silos: Sequence[str] = ("north",)) -> None:
+        self.connections: list[list[Any] | Exception] = []
+        self.sent: list[Message] = []
+        self.send_errors: list[Exception] = []
+        self.opened = self.closed = 0
+        self.arguments: list[Any] = []
+        self.contexts: list[Context] = []
+        self.pauses: list[float] = []
+        self.at_end: set[int] = set()
+        self.now = 0.0
+        app = ClientApp(mods=[outbound])
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            self.contexts.append(context)
+            text = message.content["config"]["text"]
+            if text == "raise":
+                raise ValueError("patient 17 has no consent")
+            if text == "exit":
+                raise SystemExit(3)
+            if text == "signal":
+                signal.raise_signal(signal.SIGTERM)
+            return Message(RecordDict({"config": ConfigRecord({"text": text})}), reply_to=message)
+
+        self.silos = [SiloSettings(name, options={"train": 5}) for name in silos]
+        self.host = Host(app, self.silos, Connection("fl.example:9092", patience_s=30.0))
+
+    @contextmanager
+    def connect(self, address: str, **options: Any) -> Iterator[FakeLink]:
+        self.arguments.append((address, options))
+        plan = self.connections.pop(0) if self.connections else []
+        if isinstance(plan, Exception):
+            raise plan
+        self.opened += 1
+        try:
+            yield FakeLink(self, plan, 76 + self.opened)
+        finally:
+            self.closed += 1
 
 
-def test_a_folder_of_a_silo_that_runs_is_refused_before_anything_is_joined(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.fixture
+def silos() -> Sequence[str]:
+    return ("north",)
+
+
+@pytest.fixture
+def world(silos: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> World:
+    class Waits(threading.Condition):
+        def wait(self, timeout: float | None = None) -> bool:
+            if timeout is None:  # until another thread gives its silo back
+                return super().wait()
+            made.now += timeout
+            made.pauses.append(timeout)
+            return False
+
+    monkeypatch.setattr(schedule, "Condition", Waits)
+    monkeypatch.setattr(schedule.random, "uniform", lambda low, high: (low + high) / 2)
+    made = World(silos)
+    made.host._schedule._last_contact = 0.0
+    monkeypatch.setattr(schedule.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(host, "connect", made.connect)
+    return made
+
+
+def texts(world: World) -> list[str]:
+    return [
+        reply.error.reason if reply.has_error() else reply.content["config"]["text"]
+        for reply in world.sent
+    ]
+
+
+def test_messages_are_answered_in_order_until_it_is_told_to_stop(world: World) -> None:
+    world.connections = [[None, message(text="1"), None, message(text="2")]]
+    world.host.run()
+    assert texts(world) == ["1", "2"]
+    assert (world.opened, world.closed) == (1, 1)
+    expected = {"root_certificates": None, "keys": None, "cache": None}
+    assert world.arguments == [("fl.example:9092", expected)]
+
+
+def test_the_app_is_called_with_the_silos_own_settings_and_nothing_of_the_servers(
+    world: World,
 ) -> None:
-    with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3"), ""]):
-        several = ["--set", "split=iid", "--home", str(tmp_path)]
-        for asked in (
-            ["--name", "b", "--home", str(tmp_path / "a")],
-            ["--partitions", "3/9", *several],
-            ["--partitions", "2-3/9", *several],
-        ):
-            assert main([*asked, "--patience", "0.1"]) == 2
-            assert "a silo runs already from" in capsys.readouterr().err
-    with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3")]):
-        pass  # they are free again
+    world.connections = [[message(text="1")]]
+    world.host.run()
+    (context,) = world.contexts
+    assert context.node_config == world.silos[0].to_node_config()
+    assert (context.node_id, context.run_id, context.run_config) == (77, 5, {})
 
 
-def test_a_home_in_which_nothing_can_be_kept_is_refused_before_anything_is_joined(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_exception_is_answered_with_an_error_and_the_silo_goes_on(world: World) -> None:
+    world.connections = [[message(text="raise"), message(text="next")]]
+    world.host.run()
+    assert world.sent[0].error.code == wire.FAILED
+    assert texts(world)[1] == "next"
+    assert world.opened == 1
+
+
+def test_an_error_reply_names_the_silo_and_the_kind_but_never_the_data(world: World) -> None:
+    world.connections = [[message(text="raise")]]
+    world.host.run()
+    reason = world.sent[0].error.reason
+    assert "north" in reason and "ValueError" in reason
+    assert "patient" not in reason
+
+
+def test_a_task_that_exits_is_answered_with_an_error_too(world: World) -> None:
+    world.connections = [[message(text="exit"), message(text="next")]]
+    world.host.run()
+    assert world.sent[0].has_error()
+    assert texts(world)[1] == "next"
+
+
+def test_a_message_type_that_the_app_does_not_know_is_answered_with_an_error(world: World) -> None:
+    world.connections = [[message("query.nonsense"), message(text="next")]]
+    world.host.run()
+    assert world.sent[0].has_error()
+    assert texts(world)[1] == "next"
+
+
+def test_a_lost_connection_is_opened_again(world: World) -> None:
+    world.connections = [[message(text="1"), LinkLostError("gone")], [message(text="2")]]
+    world.host.run()
+    assert texts(world) == ["1", "2"]
+    assert (world.opened, world.closed) == (2, 2)
+
+
+def test_a_connection_lost_while_answering_is_opened_again(world: World) -> None:
+    world.send_errors = [LinkLostError("gone")]
+    world.connections = [[message(text="1")], [message(text="2")]]
+    world.host.run()
+    assert texts(world) == ["2"]
+
+
+def test_refused_attempts_are_repeated_with_growing_pauses(world: World) -> None:
+    world.connections = [*[LinkError("not there")] * 8, [message(text="1")]]
+    world.host.run()
+    assert texts(world) == ["1"]
+    attempts = [p for p in world.pauses if p > 0.1]
+    assert attempts == pytest.approx([0.25, 0.5, 1, 2, 4, 5, 5, 5])
+
+
+def test_a_lost_connection_is_not_opened_again_in_the_same_instant(world: World) -> None:
+    world.connections = [[message(text="1"), LinkLostError("gone")], [message(text="2")]] * 2
+    world.host.run()
+    assert [p for p in world.pauses if p > 0.1] == pytest.approx([0.25])
+
+
+def test_it_gives_up_after_its_patience_and_says_why(world: World) -> None:
+    world.connections = [LinkError("the SuperLink cannot be reached")] * 50
+    with pytest.raises(GaveUpError, match="silo 'north' gave up after 33 s: the SuperLink cannot"):
+        world.host.run()
+    assert len(world.connections) == 50 - 11  # patience is 30 s
+
+
+def test_patience_begins_anew_with_every_connection(world: World) -> None:
+    world.connections = [[1000.0, LinkLostError("gone")], LinkError("x"), [message(text="2")]]
+    world.host.run()
+    assert texts(world) == ["2"]
+
+
+def test_a_refusal_that_trying_again_cannot_mend_ends_the_silo(world: World) -> None:
+    world.connections = [LinkError("wrong CA certificate", retry=False)]
+    with pytest.raises(LinkError, match="wrong CA certificate"):
+        world.host.run()
+    assert world.pauses == []
+
+
+def test_a_message_of_a_run_that_has_ended_is_dropped(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("")
-    (tmp_path / "held" / "lock").mkdir(parents=True)  # cannot be opened
-    for home, said in (("file", "is a file"), ("file/b", "Not a directory"),
-                       ("held", "a silo cannot keep its models in")):  # fmt: skip
-        assert main(["--name", "b", "--patience", "0.1", "--home", str(tmp_path / home)]) == 2
-        assert said in capsys.readouterr().err
+    world.connections = [[RunEndedError("over"), message(text="next")]]
+    with caplog.at_level(logging.INFO, logger="coterie.silo"):
+        world.host.run()
+    assert texts(world) == ["next"]
+    assert world.opened == 1
+    assert "a message was dropped" in caplog.text
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_command_line(
-    shares: bool, tmp_path: Path
+def test_a_reply_to_a_run_that_has_ended_is_dropped(world: World) -> None:
+    world.send_errors = [RunEndedError("over")]
+    world.connections = [[message(text="1"), message(text="2")]]
+    world.host.run()
+    assert texts(world) == ["2"]
+    assert world.opened == 1
+
+
+def test_a_silo_stopped_before_it_begins_never_connects(world: World) -> None:
+    world.host.stop()
+    world.host.run()
+    assert world.opened == 0
+
+
+def test_an_error_that_is_no_link_error_is_not_hidden(world: World) -> None:
+    world.connections = [[KeyError("a mistake of ours")]]
+    with pytest.raises(KeyError):
+        world.host.run()
+    assert world.closed == 1
+
+
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    before = [(s, signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGINT)]
+    yield
+    for number, handler in before:
+        signal.signal(number, handler)
+
+
+def test_sigterm_in_the_middle_of_work_is_answered_and_ends_the_silo(
+    world: World, own_signals: None
 ) -> None:
-    file = tmp_path / "two.toml"
-    file.write_text(f"silos = 2\nlabel-counts = {str(shares).lower()}\n")
-    for asked, expected in (
-        (given(partitions="0-1/2", share_label_counts=shares), shares),
-        (given(simulation=file), shares),
-        (given(simulation=file, share_label_counts=True), True),
-    ):
-        assert {silo.policy.label_counts for silo in settings_of(asked, {})} == {expected}
-    (own, _) = node_configs(Simulation.read(file))
-    assert SiloSettings.from_node_config(own, node_id=0).policy.label_counts is shares
+    world.connections = [[message(text="signal"), message(text="never")]]
+    world.host.stop_on_signals()
+    world.host.run()
+    assert texts(world) == ["silo 'north' is shutting down."]
+    assert (world.opened, world.closed) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "options", "said"),
-    [
-        ({"partitions": "0/2", "name": "a"}, {}, "--name is for one silo"),
-        ({"partitions": "0/2", "parallel": 0}, {}, "--parallel must be at least 1"),
-        ({"simulation": Path("x.toml")}, {"train": "3"}, "belong into its file"),
-    ],
-)
-def test_what_does_not_go_together_is_refused(
-    changes: dict[str, Any], options: dict[str, str], said: str
+def test_sigterm_between_messages_ends_the_silo(world: World, own_signals: None) -> None:
+    world.host.stop_on_signals()
+    signal.raise_signal(signal.SIGTERM)
+    world.host.run()
+    assert world.opened == 0
+
+
+# ---------------------------------------------------------------- several silos
+
+several = pytest.mark.parametrize("silos", [("north", "south", "west")])
+
+
+@several
+def test_each_of_several_silos_answers_its_own_messages_under_its_own_name(world: World) -> None:
+    world.connections = [[message(text=f"{i}a"), None, message(text=f"{i}b")] for i in range(3)]
+    world.host.run()
+    assert sorted(texts(world)) == ["0a", "0b", "1a", "1b", "2a", "2b"]
+    called = {(context.node_config["name"], context.node_id) for context in world.contexts}
+    assert sorted(name for name, _ in called) == ["north", "south", "west"]
+    assert sorted(node for _, node in called) == [77, 78, 79]
+    assert world.closed == 3
+
+
+@several
+def test_several_silos_share_one_cache_of_what_they_receive(world: World) -> None:
+    world.host.run()
+    caches = [options["cache"] for _, options in world.arguments]
+    assert len(caches) == 3 and len({id(cache) for cache in caches}) == 1
+    assert isinstance(caches[0], ObjectCache)
+
+
+@several
+def test_one_of_several_that_is_lost_comes_back_and_the_others_go_on(world: World) -> None:
+    world.connections = [
+        [message(text="1"), LinkLostError("gone")], [message(text="2")], [message(text="3")],
+        LinkError("not yet"), [message(text="4")],
+    ]  # fmt: skip
+    world.host.run()
+    assert sorted(texts(world)) == ["1", "2", "3", "4"]
+    assert (world.opened, world.closed) == (4, 4)
+
+
+@several
+def test_several_silos_give_up_in_one_sentence(world: World) -> None:
+    world.connections = [LinkError("the SuperLink cannot be reached")] * 90
+    with pytest.raises(GaveUpError, match=r"^the 3 silos gave up after 3\d s: the SuperLink"):
+        world.host.run()
+
+
+@several
+def test_sigterm_in_the_middle_of_work_ends_all_silos_of_the_process(
+    world: World, own_signals: None
 ) -> None:
-    with pytest.raises(SettingsError, match=said):
-        settings_of(given(**changes), options)
+    world.connections = [[message(text="signal")] for _ in range(3)]
+    world.host.stop_on_signals()
+    world.host.run()
+    assert set(texts(world)) <= {f"silo {s.name!r} is shutting down." for s in world.silos}
+    assert world.sent and world.opened == world.closed
 
 
-def test_silos_prepared_by_node_config_are_not_loaded_again() -> None:
-    from flwr.app import Context, RecordDict
-
-    from coterie.client.app import app
-    from coterie.client.work.benches import prepare_nodes
-
-    nodes = [one.to_node_config() for one in silos(2)]
-    prepare_nodes(nodes)
-    assert InProcessGrid(app, nodes)
-    contexts = [Context(1, i, dict(own), RecordDict(), {}) for i, own in enumerate(nodes)]
-    first, second = (workbench_of(context) for context in contexts)
-    assert first.model is second.model
-
-
-def test_one_thread_beats_for_all_until_each_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "HEARTBEAT_S", 0.01)
-    heart = sharing._Heart()
-    monkeypatch.setattr(sharing, "_heart", heart)
-    beats = [0, 0, 0]
-    enough = Event()
-
-    def beat(i: int) -> bool:
-        beats[i] += 1
-        if i == 2:
-            raise RuntimeError("the SuperLink does not know this node")
-        if min(beats[:2]) >= 3:
-            enough.set()
-        return True
-
-    senders = [sharing._Heartbeat(lambda i=i: beat(i)) for i in range(3)]  # type: ignore[misc]
-    for sender in senders:
-        sender.start()
-    thread = heart._thread
-    assert enough.wait(10), "one that fails must not keep the others from beating"
-    for sender in senders:
-        sender.stop()
-    deadline = time.monotonic() + 10
-    while heart._thread is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert heart._thread is None and thread is not None and not thread.is_alive()
-
-
-def test_connections_to_one_address_share_a_channel_that_the_last_one_closes() -> None:
-    before = set(sharing._bases)
-    first, second = (sharing._shared_channel("127.0.0.1:1", True) for _ in range(2))
-    (key,) = set(sharing._bases) - before
-    first.close()
-    assert key in sharing._bases
-    second.close()
-    assert key not in sharing._bases
-
-
-def test_the_cache_pulls_an_object_once_and_stays_within_its_size() -> None:
-    cache = sharing.ObjectCache(num_bytes=10)
-    pulled: list[str] = []
-
-    def pull(name: str) -> bytes:
-        pulled.append(name)
-        return name.encode() * 4
-
-    for name in ("a", "b", "a", "c", "a", "b"):
-        assert cache.get(name, lambda name=name: pull(name)) == name.encode() * 4  # type: ignore[misc]
-    assert pulled == ["a", "b", "c", "b"], "b was the longest unused when c came"
+def test_several_silos_cannot_have_one_key() -> None:
+    keys: Any = ("private", "public")
+    silos = [SiloSettings("a"), SiloSettings("b")]
+    with pytest.raises(ValueError, match="a key is for one silo"):
+        Host(ClientApp(), silos, Connection("fl.example:9092", keys=keys))

@@ -20,11 +20,11 @@ from coterie.client.cli.predict import predict
 from coterie.client.home.card import CardError, keep_model, read_card
 from coterie.client.home.folder import create
 from coterie.client.resident.ledger import read, totals
-from coterie.client.work.benches import workbench_of
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
-from coterie.client.work.guard import sparing
-from coterie.client.work.training import evaluate, load_weights, read_weights, seed_of
-from coterie.client.work.workbench import Workbench
+from coterie.client.work.guard import leave_out_validation
+from coterie.client.work.sgd import seed_of
+from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
@@ -423,11 +423,11 @@ def test_the_silo_keeps_what_is_better_on_its_validation_data(tmp_path: Path) ->
 def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
     """With the guard a silo trains as one that never had those samples."""
     from coterie.client.home.settings import SiloSettings
-    from coterie.client.work.guard import without_validation
+    from coterie.client.work.guard import split_validation
     from coterie.client.work.workbench import open_workbench
 
     bench = open_workbench(SiloSettings("a", options={"train": 20, "test": 20}))
-    kept = without_validation(bench, 0.25, run_seed=0)
+    kept = split_validation(bench, 0.25, run_seed=0)
     everything = {row.numpy().tobytes() for row in bench.data.x_train}
     train, validation = (
         {row.numpy().tobytes() for row in part} for part in (kept.x_train, kept.x_test)
@@ -478,7 +478,7 @@ def guarded_bench() -> tuple[Workbench, Workbench]:
             run_id=1, node_id=3, node_config=digits_config("a"), state=RecordDict(), run_config={}
         )
     )
-    return bench, sparing(bench, 0.25, run_seed=4)
+    return bench, leave_out_validation(bench, 0.25, run_seed=4)
 
 
 def ask_about_guarded(kind: str, **records: Any) -> Message:

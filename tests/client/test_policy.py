@@ -25,7 +25,7 @@ from tests.conftest import digits_config
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 def silo(**policy: Any) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 from benchmarks.kit import Entry, Node, idle, nodes, numbered_groups, train
 from benchmarks.papers.fedcollab.data import true_distances
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS, MIN_AUTHORS_ROUNDS
-from coterie.client.work.benches import workbench_of
 from coterie.client.work.discriminators import (
     DiscriminatorPlan,
     count_hits,
     open_pairs,
     train_stack,
 )
+from coterie.client.work.workbench import workbench_of
 from coterie.strategies import FedCollab
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.tasks.base import Option

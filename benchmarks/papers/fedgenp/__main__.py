@@ -25,7 +25,7 @@ from benchmarks.papers.fedgenp.published import OwnStatistics
 from benchmarks.papers.fedgenp.tables import STORE
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.training import load_weights
+from coterie.client.work.tensors import load_weights
 from coterie.strategies import HCCT, FedEnsemble, FedGen, FedGenP, FedGroup
 from coterie.strategies.fedgenp.generative import Given
 from coterie.strategies.fedgenp.latent import GeneratorPlan
@@ -58,18 +58,22 @@ def _average(
     return Strategy(Sampled(active=column.active, draw=seed, factor=factor), **keys)
 
 
+PAPERS = Given()
+"""How the paper's silos use generators."""
+
+
 def _raised(number: int) -> float:
     """1 + a_t."""
     return 1 + AMPLITUDE * DECAY ** (number - 1)
 
 
-def _fedgen(column: Column, seed: int, keys: dict[str, Any], given: Given = Given()) -> Strategy:
+def _fedgen(column: Column, seed: int, keys: dict[str, Any], given: Given = PAPERS) -> Strategy:
     plan = GeneratorPlan(hidden=column.hidden)
     return FedGen(base=_average(column, seed, {}), given=given, plan=plan, seed=seed, **keys)
 
 
 def _fedgenp(
-    column: Column, seed: int, keys: dict[str, Any], given: Given = Given(), **plan: Any
+    column: Column, seed: int, keys: dict[str, Any], given: Given = PAPERS, **plan: Any
 ) -> Strategy:
     base = _average(column, seed, {})
     own = GeneratorPlan(**{"hidden": column.hidden, **plan})

@@ -33,7 +33,8 @@ from benchmarks.papers.fedgroup.tables import (
     SAMPLE,
     STORE,
 )
-from coterie.client.work.training import Tensors, TrainPlan, read_weights, seed_of, tensors
+from coterie.client.work.sgd import TrainPlan, seed_of
+from coterie.client.work.tensors import Tensors, read_weights, to_device
 from coterie.strategies import FedGroup
 from coterie.tasks import Task
 from coterie.tasks.base import SiloData
@@ -160,7 +161,7 @@ def pooled(
 def _tensors(silos: Sequence[SiloData]) -> Tensors:
     keys = ("x_train", "y_train", "x_test", "y_test")
     joined = {key: np.concatenate([getattr(silo, key) for silo in silos]) for key in keys}
-    return tensors(joined, torch.device("cpu"))
+    return to_device(joined, torch.device("cpu"))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.kit import nodes
-from coterie.client.work.training import Evaluation, Tensors, evaluate, load_weights, tensors
+from coterie.client.work.tensors import Evaluation, Tensors, evaluate, load_weights, to_device
 from coterie.tasks import Task
 from coterie.tasks.base import Option, SiloData, TaskError, read_options
 from coterie.tasks.images.datasets import EmnistLetters, Mnist, join
@@ -188,7 +188,7 @@ class TestSets:
 
     def __init__(self, task: Task, silos: Sequence[SiloData]) -> None:
         self._task, self._model = task, task.model()
-        self._all = tensors(
+        self._all = to_device(
             {
                 "x_train": silos[0].x_train[:1],
                 "y_train": silos[0].y_train[:1],

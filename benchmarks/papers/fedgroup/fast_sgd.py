@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from scipy.linalg.blas import sgemm
 from torch import nn
 
-from coterie.client.work import training
-from coterie.client.work.latent import AddedLoss
-from coterie.client.work.training import Tensors, TrainPlan
+from coterie.client.work import sgd
+from coterie.client.work.generators import AddedLoss
+from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.tensors import Tensors, load_weights, read_weights
 from coterie.strategies.rounds.models import difference
 from coterie.tasks import Task
 from coterie.wire import Model
@@ -33,7 +34,7 @@ TOLERANCE = 1e-3
 @contextmanager
 def fast_silos() -> Iterator[None]:
     """The ClientApp of this process trains with ``train`` of this module."""
-    with patch("coterie.client.work.train_phase.train", train):
+    with patch("coterie.client.work.train.train", train):
         yield
 
 
@@ -46,7 +47,7 @@ def train(
     seed: int,
     added: AddedLoss | None = None,
 ) -> float:
-    """As ``client.work.training.train``: linear layers with ReLU between, cross entropy, plain SGD.
+    """As ``client.work.sgd.train``: linear layers with ReLU between, cross entropy, plain SGD.
 
     Raises:
         ValueError: momentum, weight decay, another precision or an added loss is asked for.
@@ -109,12 +110,12 @@ def check(task: Task, data: Tensors, plan: TrainPlan) -> float:
     """
     torch.manual_seed(0)
     model = task.model()
-    start = training.read_weights(model)
+    start = read_weights(model)
     trained = []
-    for way in (training.train, train):
-        training.load_weights(model, start)
+    for way in (sgd.train, train):
+        load_weights(model, start)
         way(task, model, data, plan, seed=1)
-        trained.append(training.read_weights(model))
+        trained.append(read_weights(model))
     size, far = _distance(trained[0], start), _distance(trained[0], trained[1])
     assert far <= TOLERANCE * size, f"weights differ by {far:g}, updates are up to {size:g}"
     return far / size

@@ -10,13 +10,12 @@ from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.files import file_of, write_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
-from coterie.client.work.guard import Choice, choose, sparing
-from coterie.client.work.own_model import Personalisation, make_own
-from coterie.client.work.personalised import adapt
-from coterie.client.work.request import Adaptation, RefusedError, Request
-from coterie.client.work.training import (
+from coterie.client.work.guard import Choice, choose, leave_out_validation
+from coterie.client.work.personalisation import evaluate_own
+from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.sgd import Stopwatch
+from coterie.client.work.tensors import (
     Evaluation,
-    Stopwatch,
     Tensors,
     evaluate,
     load_weights,
@@ -32,18 +31,20 @@ LAST_ROUND = 2**31
 def evaluate_model(request: Request) -> RecordDict:
     """Evaluate the model received on this silo's test data; keep it if the server says so."""
     bench, run, run_seed = request.bench, request.run, request.run_seed
-    round_number = request.round(default=LAST_ROUND)
+    round_number = request.round_number(default=LAST_ROUND)
     before = 0 if request.purpose else round_number + 1
     request.receive(request.personal(), before=before)
-    adaptation, how = request.adaptation(), request.personalisation(before=before)
+    how = request.personalisation(before=before)
     guard = request.held_out_share(wire.GUARD)
     keep = request.config.get(wire.KEEP)
     choice = None
     with Stopwatch() as watch:
-        result = tested(sparing(bench, guard, run_seed=run_seed), adaptation, how)
+        result = evaluate_own(leave_out_validation(bench, guard, run_seed=run_seed), how)
         model = read_weights(bench.model)
         if guard and keep:
-            choice = choose(bench, model, guard, run=run, run_seed=run_seed, round=round_number)
+            choice = choose(
+                bench, model, guard, run=run, run_seed=run_seed, round_number=round_number
+            )
     if keep and bench.settings.home:
         kept = model if choice is None else choice.model
         of_kept = choice.test_alone if choice is not None and choice.alone else result
@@ -59,9 +60,9 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
     Without the guard's part: what a model was chosen by says nothing new of it.
     """
     bench, guard = request.bench, request.held_out_share(wire.GUARD)
-    request.receive(request.personal(), before=request.round(default=LAST_ROUND))
+    request.receive(request.personal(), before=request.round_number(default=LAST_ROUND))
     with Stopwatch() as watch:
-        data = sparing(bench, guard, run_seed=request.run_seed).data
+        data = leave_out_validation(bench, guard, run_seed=request.run_seed).data
         on_training = Tensors(data.x_train, data.y_train, data.x_train, data.y_train)
         result = evaluate(bench.task, bench.model, on_training)
     return _evaluation(bench, result, watch.seconds)
@@ -87,7 +88,7 @@ def evaluate_ensemble(request: Request) -> RecordDict:
 def count_labels(request: Request) -> RecordDict:
     """How many training samples of each label there are, if this silo consents to tell (FedGen)."""
     bench = request.bench
-    request.object(bench.settings.policy.label_counts_objection())
+    request.refuse_for(bench.settings.policy.label_counts_objection())
     counts = torch.bincount(bench.data.y_train, minlength=bench.task.num_classes).cpu().numpy()
     return RecordDict(
         {
@@ -95,18 +96,6 @@ def count_labels(request: Request) -> RecordDict:
             wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: len(bench.data.y_train)}),
         }
     )
-
-
-def tested(
-    bench: Workbench, adaptation: Adaptation | None, how: Personalisation | None
-) -> Evaluation:
-    """Evaluate what the silo makes of the model received; that is in ``bench.model`` then."""
-    if how is not None:
-        make_own(bench, how)
-    elif adaptation is not None:
-        a = adaptation
-        adapt(bench.task, bench.model, bench.data, steps=a.steps, lr=a.lr, mu=a.mu, seed=0)
-    return evaluate(bench.task, bench.model, bench.data)
 
 
 def _members(request: Request) -> list[Model]:

@@ -13,12 +13,13 @@ from safetensors.numpy import load_file
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-import coterie.client.work.benches
+import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.personalised import adapt, train_per_fedavg, train_pfedme
-from coterie.client.work.training import TrainPlan, evaluate, load_weights, read_weights
-from tests.client.test_training import fresh, some_data, with_batch_norm
+from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
+from coterie.client.work.sgd import TrainPlan, train
+from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from tests.client.test_sgd import fresh, some_data, with_batch_norm
 from tests.conftest import assert_equal_models, digits_config
 
 PLAN = TrainPlan(epochs=2, batch_size=4, lr=0.1)
@@ -57,8 +58,6 @@ def test_per_fedavg_is_the_first_order_formula() -> None:
 
 
 def test_per_fedavg_without_an_inner_step_is_sgd() -> None:
-    from coterie.client.work.training import train
-
     (task, model), data = fresh(), some_data()
     train_per_fedavg(task, model, data, PLAN, meta_lr=0.0, seed=1)
     plain_task, plain = fresh()
@@ -124,7 +123,7 @@ def test_adapting_takes_steps_on_all_data_with_the_pull() -> None:
     for _ in range(3):
         g = gradient(model, own, data.x_train, data.y_train)
         own = {k: own[k] - 0.1 * (g[k] + 2.0 * (own[k] - w[k])) for k in w}
-    adapt(task, model, data, steps=3, lr=0.1, mu=2.0, seed=0)
+    train(task, model, data, TrainPlan(3, len(data.x_train), 0.1, proximal_mu=2.0), seed=0)
     assert_near(model, own)
 
 
@@ -140,7 +139,7 @@ def test_a_last_batch_of_one_is_left_out_with_batch_norm() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any) -> Message:
@@ -156,7 +155,7 @@ def ask(kind: str, model: Any, node: dict[str, Any] | None = None, **config: Any
 
 
 def bench() -> Any:
-    (only,) = coterie.client.work.benches._workbenches.values()
+    (only,) = coterie.client.work.workbench._workbenches.values()
     return only
 
 
@@ -177,7 +176,8 @@ ADAPT = {"adapt_steps": 4, "adapt_lr": 0.2, "adapt_mu": 0.5}
 
 def adapted(model: Any) -> Any:
     load_weights(bench().model, model)
-    adapt(bench().task, bench().model, bench().data, steps=4, lr=0.2, mu=0.5, seed=0)
+    plan = TrainPlan(4, len(bench().data.x_train), 0.2, proximal_mu=0.5)
+    train(bench().task, bench().model, bench().data, plan, seed=0)
     return evaluate(bench().task, bench().model, bench().data)
 
 
@@ -197,7 +197,7 @@ def test_the_received_model_is_tested_adapted_and_trained_as_it_came(kind: str) 
 def test_the_kept_model_is_the_adapted_one(tmp_path: Path) -> None:
     node = digits_config("a", home=str(tmp_path))
     model = initial()
-    coterie.client.work.benches._workbenches.clear()
+    coterie.client.work.workbench._workbenches.clear()
     reply = ask(wire.EVALUATE, model, node, keep=True, run="r", **ADAPT)
     expected = adapted(model)
     assert wire.read_metrics(reply.content)[wire.ERROR] == expected.error

@@ -1,9 +1,8 @@
 """Local training of personalised methods: Per-FedAvg's meta-steps and pFedMe's Moreau envelope.
 
 Fallah et al. 2020, https://arxiv.org/abs/2002.07948, Algorithm 1 (first order); Dinh et al. 2020,
-https://arxiv.org/abs/2006.08848, Algorithm 1. And the steps that a silo takes before it tests such
-a model. As in ``work.training.train`` all is in place and seeded, and the mean loss of the last
-epoch is returned.
+https://arxiv.org/abs/2006.08848, Algorithm 1. As in ``sgd.train`` all is in place and seeded, and
+the mean loss of the last epoch is returned.
 """
 
 from __future__ import annotations
@@ -13,14 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
-from coterie.client.work.training import (
-    Tensors,
-    TrainPlan,
-    autocast,
-    has_batch_norm,
-    require_enough,
-    train,
-)
+from coterie.client.work.sgd import TrainPlan, autocast, has_batch_norm, require_enough
+from coterie.client.work.tensors import Tensors
 from coterie.tasks.base import Task
 
 
@@ -79,14 +72,6 @@ def train_pfedme(
             total, seen = total + loss * len(batch), seen + len(batch)
         mean = total / seen
     return mean
-
-
-def adapt(
-    task: Task, model: nn.Module, data: Tensors, *, steps: int, lr: float, mu: float, seed: int
-) -> None:
-    """``steps`` steps along the gradient of all training data, with FedProx's pull ``mu``."""
-    whole = TrainPlan(epochs=steps, batch_size=len(data.x_train), lr=lr, proximal_mu=mu)
-    train(task, model, data, whole, seed=seed)
 
 
 def _start(model: nn.Module, data: Tensors, seed: int) -> list[nn.Parameter]:

@@ -14,16 +14,9 @@ import coterie.client.app
 import coterie.client.home.rounds
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.benches import workbench_of
-from coterie.client.work.training import (
-    TrainPlan,
-    evaluate,
-    load_weights,
-    read_weights,
-    seed_of,
-    train,
-)
-from coterie.client.work.workbench import Workbench
+from coterie.client.work.sgd import TrainPlan, seed_of, train
+from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.wire import Model, decode_arrays, encode_arrays
 from tests.conftest import assert_equal_models, digits_config
 
@@ -43,7 +36,7 @@ KEYS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def fresh_silo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
     monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
 
 
@@ -138,7 +131,7 @@ def test_ditto_s_own_model_survives_a_restart_and_belongs_to_its_run(
     model = start()
     ask(wire.TRAIN, model, node=home, server_round=1, personalise="ditto")
     own = ditto(1, str(tmp_path))
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
     monkeypatch.setattr(coterie.client.home.rounds, "_memory", {})
     reply = ask(wire.EVALUATE, model, node=home, server_round=1, personalise="ditto")
     assert wire.read_metrics(reply.content)[wire.ERROR] == pytest.approx(error_of(own))

@@ -17,7 +17,7 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.work.latent import describe_head, latent_loss
+from coterie.client.work.generators import describe_head, latent_loss
 from coterie.strategies.fedgenp.generators import generate
 from coterie.strategies.fedgenp.latent import fresh_generator
 from coterie.tasks import load_task
@@ -52,7 +52,7 @@ def generator(num_classes: int = 3, latent: int = 5, seed: int = 0) -> Model:
 
 @pytest.fixture(autouse=True)
 def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coterie.client.work.benches, "_workbenches", {})
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
 
 
 # ---------------------------------------------------------------- the split

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -20,10 +20,9 @@ import torch
 from torch import nn
 from torch.optim.sgd import sgd
 
+from coterie.client.work.tensors import Tensors
 from coterie.tasks.base import Task, TaskError
 from coterie.wire import Model
-
-EVALUATION_BATCH = 1024
 
 
 class TooFewError(TaskError):
@@ -54,56 +53,10 @@ class TrainPlan:
     steps: int = 0
 
 
-@dataclass(frozen=True)
-class Tensors:
-    """A silo's data on its device."""
-
-    x_train: torch.Tensor
-    y_train: torch.Tensor
-    x_test: torch.Tensor
-    y_test: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Mean loss, share of wrong answers in [0, 1], number of samples."""
-
-    loss: float
-    error: float
-    num_examples: int
-
-
 def seed_of(run_seed: int, silo: str, round_number: int, purpose: str) -> int:
     """A 63-bit seed that depends on nothing but its arguments."""
     text = f"{run_seed}/{silo}/{round_number}/{purpose}"
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
-
-
-def load_weights(model: nn.Module, weights: Model) -> None:
-    """Copy arrays into the model's parameters and buffers.
-
-    Raises:
-        ValueError: names or shapes differ from the model's.
-    """
-    state = model.state_dict()
-    if list(state) != list(weights):
-        missing = sorted(set(state) ^ set(weights))
-        raise ValueError(f"the model received has other arrays than the task's: {missing[:3]}")
-    with torch.no_grad():
-        for name, own in state.items():
-            received = weights[name]
-            if tuple(own.shape) != received.shape:
-                raise ValueError(
-                    f"array {name!r} must have shape {tuple(own.shape)}. Got {received.shape}."
-                )
-            own.copy_(torch.from_numpy(np.array(received, copy=True)))
-
-
-def read_weights(model: nn.Module) -> Model:
-    """The model's parameters and buffers as numpy copies, in the model's order."""
-    return {
-        name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()
-    }
 
 
 def train(
@@ -237,59 +190,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return nullcontext()
 
 
-@torch.no_grad()
-def evaluate(
-    task: Task, model: nn.Module, data: Tensors, *, members: Sequence[Model] = ()
-) -> Evaluation:
-    """Loss and error on the silo's test data; of the members' mean logits if there are any."""
-    model.eval()
-    n = len(data.x_test)
-    loss = torch.zeros((), device=data.x_test.device)
-    wrong = torch.zeros((), device=data.x_test.device)
-    for x, y in zip(
-        data.x_test.split(EVALUATION_BATCH), data.y_test.split(EVALUATION_BATCH), strict=True
-    ):
-        outputs = _mean_outputs(model, members, x) if members else model(x)
-        loss += task.loss(outputs, y) * len(x)
-        wrong += task.errors(outputs, y)
-    return Evaluation(float(loss) / n, float(wrong) / n, n)
-
-
-def _mean_outputs(model: nn.Module, members: Sequence[Model], x: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros((), device=x.device)
-    for member in members:
-        load_weights(model, member)
-        total = total + model(x)
-    return total / len(members)
-
-
-def hold_out(data: Tensors, share: float, *, seed: int) -> Tensors:
-    """The training data without a share of it, which takes the place of the test data.
-
-    Args:
-        data: of the silo, at least 2 training samples.
-        share: in (0, 0.5]; at least one sample is held out.
-        seed: of the choice; the same seed holds out the same samples.
-    """
-    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))
-    count = max(1, round(share * len(order)))
-    held, kept = order[:count].to(data.x_train.device), order[count:].to(data.x_train.device)
-    return Tensors(data.x_train[kept], data.y_train[kept], data.x_train[held], data.y_train[held])
-
-
-def warm_up(task: Task, model: nn.Module, data: Tensors) -> None:
-    """Run every kind of work once on a few samples: first calls are slow, and fail early here.
-
-    The model's weights are changed; every message overwrites them.
-
-    Raises:
-        TooFewError: the model cannot be trained with so few samples.
-    """
-    few = Tensors(data.x_train[:4], data.y_train[:4], data.x_test[:4], data.y_test[:4])
-    evaluate(task, model, few)
-    train(task, model, few, TrainPlan(epochs=1, batch_size=4, lr=1e-6), seed=0)
-
-
 class Stopwatch(AbstractContextManager["Stopwatch"]):
     """Seconds between enter and exit, as ``seconds``."""
 
@@ -301,23 +201,3 @@ class Stopwatch(AbstractContextManager["Stopwatch"]):
 
     def __exit__(self, *_: object) -> None:
         self.seconds = time.perf_counter() - self._start
-
-
-def tensors(
-    data: Mapping[str, np.ndarray],
-    device: torch.device,
-    moved: dict[int, torch.Tensor] | None = None,
-) -> Tensors:
-    """Move numpy arrays ``x_train, y_train, x_test, y_test`` to the device.
-
-    Args:
-        data: the four arrays.
-        device: where to.
-        moved: what was moved before, by the array's ``id``: an array that several silos have in
-            common is on the device once.
-    """
-    moved = {} if moved is None else moved
-    for array in data.values():
-        if id(array) not in moved:
-            moved[id(array)] = torch.from_numpy(array).to(device)
-    return Tensors(**{key: moved[id(array)] for key, array in data.items()})

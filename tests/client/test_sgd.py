@@ -10,18 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.client.work.personalised import train_per_fedavg
-from coterie.client.work.training import (
-    Tensors,
-    TooFewError,
-    TrainPlan,
-    evaluate,
-    load_weights,
-    read_weights,
-    seed_of,
-    train,
-    warm_up,
-)
+from coterie.client.work.meta_sgd import train_per_fedavg
+from coterie.client.work.prepare import warm_up
+from coterie.client.work.sgd import TooFewError, TrainPlan, seed_of, train
+from coterie.client.work.tensors import Tensors, evaluate, load_weights, read_weights
 from coterie.tasks.base import SiloData, Task
 from tests.conftest import assert_equal_models
 
@@ -340,7 +332,7 @@ def test_evaluation_in_several_batches_weighs_the_last_by_its_size(
     task, model = fresh()
     data = some_data(4, 50)
     whole = evaluate(task, model, data)
-    monkeypatch.setattr("coterie.client.work.training.EVALUATION_BATCH", 16)
+    monkeypatch.setattr("coterie.client.work.tensors.EVALUATION_BATCH", 16)
     assert evaluate(task, model, data).loss == pytest.approx(whole.loss, rel=1e-5)
     assert evaluate(task, model, data).error == whole.error
 

@@ -14,9 +14,9 @@ from coterie.client.work.discriminators import (
     open_pairs,
     train_stack,
 )
-from coterie.client.work.guard import sparing
+from coterie.client.work.guard import leave_out_validation
 from coterie.client.work.request import RefusedError, Request
-from coterie.client.work.training import Stopwatch
+from coterie.client.work.sgd import Stopwatch
 from coterie.client.work.workbench import Workbench
 
 
@@ -24,7 +24,7 @@ def train_discriminators(request: Request) -> RecordDict:
     """Score the discriminators received on held-out samples, train them, send both back."""
     pairs = _pairs(request)
     if not len(pairs.pool.x):
-        request.object("has no sample to train with.")
+        request.refuse_for("has no sample to train with.")
     plan = DiscriminatorPlan(
         steps=request.integer(wire.STEPS, minimum=1),
         batch_size=request.integer(wire.BATCH_SIZE, minimum=1, default=32),
@@ -54,10 +54,9 @@ def evaluate_discriminators(request: Request) -> RecordDict:
 
 def _pairs(request: Request) -> Pairs:
     policy = request.bench.settings.policy
-    if not policy.auxiliary:
-        request.object("lets no model leave beside the task's; this run trains discriminators.")
+    request.refuse_for(policy.auxiliary_objection())
     # Whatever the message says: a discriminator is averaged with that of one other silo.
-    request.object(policy.group_objection({wire.GROUP_SIZE: 2}))
+    request.refuse_for(policy.group_objection({wire.GROUP_SIZE: 2}))
     labels = str(request.config.get(wire.PAIR_LABELS, ""))
     if set(labels) - {"0", "1"}:
         raise RefusedError(f"{wire.PAIR_LABELS} must be of the digits 0 and 1. Got {labels!r}.")
@@ -65,7 +64,7 @@ def _pairs(request: Request) -> Pairs:
     guard = request.held_out_share(wire.GUARD)
     try:
         return open_pairs(
-            sparing(request.bench, guard, run_seed=request.run_seed),
+            leave_out_validation(request.bench, guard, run_seed=request.run_seed),
             None if record is None else wire.decode_arrays(record),
             [int(label) for label in labels],
             samples=request.integer(wire.SAMPLES, minimum=1, default=500),

@@ -1,0 +1,50 @@
+"""What a process does before its silos join, so that no round waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from coterie.client.home.personal import check_policy
+from coterie.client.home.settings import SiloSettings
+from coterie.client.work.sgd import TrainPlan, train
+from coterie.client.work.tensors import Tensors, evaluate
+from coterie.client.work.workbench import keep_open, open_workbenches
+from coterie.tasks.base import Option, Task
+
+
+def prepare(silos: Sequence[SiloSettings]) -> None:
+    """Open the workbenches of a process's silos and warm them up.
+
+    Args:
+        silos: one, or several of a simulation, which share all but their data.
+
+    Raises:
+        TaskError, SettingsError: a silo cannot train as it is set up.
+    """
+    benches = open_workbenches(silos)
+    for bench in benches:
+        check_policy(bench)
+    # The largest: a simulation may go on without silos that are too small to train.
+    largest = max(benches, key=lambda bench: len(bench.data.x_train))
+    warm_up(largest.task, largest.model, largest.data)
+    keep_open(benches)
+
+
+def prepare_nodes(node_configs: Sequence[Mapping[str, Option]]) -> None:
+    """``prepare`` by node configs, as a Grid in one process has them."""
+    prepare([SiloSettings.from_node_config(own, node_id=0) for own in node_configs])
+
+
+def warm_up(task: Task, model: nn.Module, data: Tensors) -> None:
+    """Run every kind of work once on a few samples: first calls are slow, and fail early here.
+
+    The model's weights are changed; every message overwrites them.
+
+    Raises:
+        TooFewError: the model cannot be trained with so few samples.
+    """
+    few = Tensors(data.x_train[:4], data.y_train[:4], data.x_test[:4], data.y_test[:4])
+    evaluate(task, model, few)
+    train(task, model, few, TrainPlan(epochs=1, batch_size=4, lr=1e-6), seed=0)

@@ -1,0 +1,191 @@
+"""Answers to ``train`` messages: the model received, trained on this silo's data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from flwr.app import RecordDict
+
+from coterie import wire
+from coterie.client.home import personal
+from coterie.client.home.card import card_of, keep_model
+from coterie.client.home.journal import note
+from coterie.client.home.policy import permitted
+from coterie.client.work.generators import AddedLoss, latent_loss
+from coterie.client.work.guard import leave_out_validation, split_validation, train_alone
+from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
+from coterie.client.work.personalisation import Personalisation, evaluate_own, train_own
+from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.sgd import Stopwatch, TrainPlan, train
+from coterie.client.work.tensors import (
+    Tensors,
+    evaluate,
+    load_weights,
+    read_weights,
+)
+from coterie.client.work.workbench import Workbench
+from coterie.wire import Model
+
+
+class Training(Protocol):
+    """Trains the bench's model in place on some data; returns the loss."""
+
+    def __call__(self, data: Tensors, plan: TrainPlan, *, seed: int) -> float:
+        """See ``coterie.client.work.sgd.train``."""
+        ...
+
+
+def train_model(request: Request) -> RecordDict:
+    """Train the model received on this silo's data and send it back.
+
+    With a generator beside the model, on generated latents as well.
+    """
+    bench = request.bench
+    return _train(request, partial(train, bench.task, bench.model, added=_added_loss(request)))
+
+
+def train_model_per_fedavg(request: Request) -> RecordDict:
+    """The same with Per-FedAvg's steps."""
+    bench, meta_lr = request.bench, request.real(wire.META_LR, default=0.03)
+    return _train(request, partial(train_per_fedavg, bench.task, bench.model, meta_lr=meta_lr))
+
+
+def train_model_pfedme(request: Request) -> RecordDict:
+    """The same with pFedMe's steps."""
+    training = partial(
+        train_pfedme,
+        request.bench.task,
+        request.bench.model,
+        moreau_lambda=request.real(wire.MOREAU_LAMBDA, default=15.0),
+        moreau_lr=request.real(wire.MOREAU_LR, default=0.005),
+        inner_steps=request.inner_steps(),
+    )
+    return _train(request, training)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """What a train message asks for, checked.
+
+    Attributes:
+        plan: how to train.
+        bench: with the model received, and without the guard's part of the training data.
+        data: what to train with: the bench's, less a part if ``holdout`` is positive.
+        guard, holdout: shares of the training data.
+        own: what the silo makes of the model received for itself, if anything.
+        received: that model, where something else is made of it.
+        staying: names of the arrays that do not leave.
+        packed: how the model came, and so how it goes back.
+    """
+
+    plan: TrainPlan
+    bench: Workbench
+    data: Tensors
+    guard: float
+    holdout: float
+    own: Personalisation | None
+    received: Model
+    staying: tuple[str, ...]
+    packed: bool
+
+
+def _train(request: Request, training: Training) -> RecordDict:
+    order = _read_order(request)
+    metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(request.bench.data.x_train)}
+    with Stopwatch() as watch:
+        metrics |= _evaluate_received(request, order)
+        metrics[wire.TRAIN_LOSS] = training(order.data, order.plan, seed=request.seed())
+        trained = read_weights(order.bench.model)
+        if not request.purpose:
+            metrics |= _train_own_models(request, order, trained)
+    metrics[wire.SECONDS] = watch.seconds
+    settings, staying = request.bench.settings, order.staying
+    note(settings.home, wire.TRAIN, request.run, request.config, metrics)
+    if not request.purpose:
+        round_number = request.round_number()
+        personal.keep(request.bench, trained, staying, run=request.run, round=round_number)
+    leaving = personal.without(trained, staying)
+    return RecordDict(
+        {
+            wire.ARRAYS: wire.encode_arrays(leaving, packed=order.packed),
+            wire.METRICS: permitted(metrics, settings.policy),
+        }
+    )
+
+
+def _read_order(request: Request) -> _Order:
+    """Check everything before any work, and load the model received."""
+    bench, run_seed = request.bench, request.run_seed
+    request.refuse_for(bench.settings.policy.group_objection(request.config))
+    plan, staying, round_number = request.plan(), request.personal(), request.round_number()
+    before = 0 if request.purpose else round_number
+    packed = request.receive(staying, before=before)
+    guard, own = request.held_out_share(wire.GUARD), request.personalisation(before=before)
+    bench = leave_out_validation(bench, guard, run_seed=run_seed)
+    holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
+    data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
+    received = {} if own is None else read_weights(bench.model)
+    return _Order(plan, bench, data, guard, holdout, own, received, staying, packed)
+
+
+def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int]:
+    """Evaluate the model received, if asked; it is in the bench before and after."""
+    bench, metrics = order.bench, dict[str, float | int]()
+    if request.config.get(wire.EVALUATE_RECEIVED):
+        result = evaluate_own(bench, order.own)
+        metrics[wire.RECEIVED_LOSS] = result.loss
+        metrics[wire.RECEIVED_ERROR] = result.error
+        metrics[wire.RECEIVED_EXAMPLES] = result.num_examples
+        if order.own is not None:
+            load_weights(bench.model, order.received)
+    if order.holdout:
+        metrics[wire.HOLDOUT_ERROR] = evaluate(bench.task, bench.model, order.data).error
+    return metrics
+
+
+def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[str, float | int]:
+    """After the group's training, those that the silo has beside it; return what is measured.
+
+    ``trained`` is in the bench, which is overwritten.
+    """
+    bench, metrics = order.bench, dict[str, float | int]()
+    if request.config.get(wire.EVALUATE_TRAINED):
+        result = evaluate(bench.task, bench.model, bench.data)
+        metrics = {wire.TRAINED_LOSS: result.loss, wire.TRAINED_ERROR: result.error}
+        finite = all(np.isfinite(array).all() for array in trained.values())
+        if bench.settings.home and finite:  # what it kept before is worth more than one of NaN
+            card = card_of(bench, request.config, trained, result, here=True)
+            keep_model(bench.settings.home, card, trained)
+    if order.own is not None:
+        train_own(bench, order.received, order.own)
+    if order.guard:
+        train_alone(
+            bench,
+            order.plan,
+            run=request.run,
+            run_seed=request.run_seed,
+            round_number=request.round_number(),
+        )
+    return metrics
+
+
+def _added_loss(request: Request) -> AddedLoss | None:
+    """What a generator that came with the message adds to the loss."""
+    record = request.message.content.array_records.get(wire.GENERATOR)
+    if record is None:
+        return None
+    try:
+        return latent_loss(
+            request.bench.task,
+            request.bench.model,
+            wire.decode_arrays(record),
+            seed=request.seed(),
+            device=request.bench.device,
+            generated_weight=request.real(wire.GENERATED_WEIGHT, default=1.0),
+            distil_weight=request.real(wire.DISTIL_WEIGHT, default=0.0),
+        )
+    except (wire.WireError, ValueError) as error:
+        raise RefusedError(str(error)) from None

@@ -1,0 +1,61 @@
+"""What the connections of one process share: a channel, a thread of heartbeats, objects."""
+
+from __future__ import annotations
+
+import time
+from threading import Event
+
+import pytest
+
+from coterie.client.resident import sharing
+
+
+def test_one_thread_beats_for_all_until_each_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "HEARTBEAT_S", 0.01)
+    heart = sharing._Heart()
+    monkeypatch.setattr(sharing, "_heart", heart)
+    beats = [0, 0, 0]
+    enough = Event()
+
+    def beat(i: int) -> bool:
+        beats[i] += 1
+        if i == 2:
+            raise RuntimeError("the SuperLink does not know this node")
+        if min(beats[:2]) >= 3:
+            enough.set()
+        return True
+
+    senders = [sharing._Heartbeat(lambda i=i: beat(i)) for i in range(3)]  # type: ignore[misc]
+    for sender in senders:
+        sender.start()
+    thread = heart._thread
+    assert enough.wait(10), "one that fails must not keep the others from beating"
+    for sender in senders:
+        sender.stop()
+    deadline = time.monotonic() + 10
+    while heart._thread is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert heart._thread is None and thread is not None and not thread.is_alive()
+
+
+def test_connections_to_one_address_share_a_channel_that_the_last_one_closes() -> None:
+    before = set(sharing._bases)
+    first, second = (sharing._shared_channel("127.0.0.1:1", True) for _ in range(2))
+    (key,) = set(sharing._bases) - before
+    first.close()
+    assert key in sharing._bases
+    second.close()
+    assert key not in sharing._bases
+
+
+def test_the_cache_pulls_an_object_once_and_stays_within_its_size() -> None:
+    cache = sharing.ObjectCache(num_bytes=10)
+    pulled: list[str] = []
+
+    def pull(name: str) -> bytes:
+        pulled.append(name)
+        return name.encode() * 4
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        assert cache.get(name, lambda name=name: pull(name)) == name.encode() * 4  # type: ignore[misc]
+    assert pulled == ["a", "b", "c", "b"], "b was the longest unused when c came"

@@ -1,0 +1,120 @@
+"""Many silos in one process: what the command line asks for, one reading, one model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coterie.client.__main__ import main
+from coterie.client.home.files import locked_all
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.resident.virtual import settings_of
+from coterie.client.work.workbench import open_workbench, open_workbenches, workbench_of
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.study.simulate import node_configs
+from coterie.tasks.simulation import Simulation
+
+
+def given(**changes: Any) -> argparse.Namespace:
+    common: dict[str, Any] = {
+        "name": None, "partitions": None, "simulation": None, "parallel": 4, "task": "digits",
+        "alpha": None, "device": "cpu", "threads": 1, "home": "",
+        "share_label_counts": False,
+    }  # fmt: skip
+    return argparse.Namespace(**common | changes)
+
+
+def silos(count: int = 3) -> list[SiloSettings]:
+    options = {"split": "iid", "split-seed": 2}
+    return settings_of(given(partitions=f"0-{count - 1}/9"), options)
+
+
+def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() -> None:
+    benches = open_workbenches(silos())
+    assert len({id(bench.model) for bench in benches}) == 1
+    assert len({bench.schema for bench in benches}) == 1
+    for bench in benches:
+        alone = open_workbench(bench.settings)
+        assert bench.data.x_train.equal(alone.data.x_train)
+        assert bench.data.y_test.equal(alone.data.y_test)
+    assert not benches[0].data.x_train.equal(benches[1].data.x_train)
+
+
+def test_each_silo_has_a_home_of_its_own(tmp_path: Path) -> None:
+    own = settings_of(given(partitions="3/9", home=str(tmp_path)), {"split": "iid"})
+    assert own[0].name == "silo-3" and own[0].home == str(tmp_path / "silo-3")
+
+
+def test_a_folder_of_a_silo_that_runs_is_refused_before_anything_is_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3"), ""]):
+        several = ["--set", "split=iid", "--home", str(tmp_path)]
+        for asked in (
+            ["--name", "b", "--home", str(tmp_path / "a")],
+            ["--partitions", "3/9", *several],
+            ["--partitions", "2-3/9", *several],
+        ):
+            assert main([*asked, "--patience", "0.1"]) == 2
+            assert "a silo runs already from" in capsys.readouterr().err
+    with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3")]):
+        pass  # they are free again
+
+
+def test_a_home_in_which_nothing_can_be_kept_is_refused_before_anything_is_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "held" / "lock").mkdir(parents=True)  # cannot be opened
+    for home, said in (("file", "is a file"), ("file/b", "Not a directory"),
+                       ("held", "a silo cannot keep its models in")):  # fmt: skip
+        assert main(["--name", "b", "--patience", "0.1", "--home", str(tmp_path / home)]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_command_line(
+    shares: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "two.toml"
+    file.write_text(f"silos = 2\nlabel-counts = {str(shares).lower()}\n")
+    for asked, expected in (
+        (given(partitions="0-1/2", share_label_counts=shares), shares),
+        (given(simulation=file), shares),
+        (given(simulation=file, share_label_counts=True), True),
+    ):
+        assert {silo.policy.label_counts for silo in settings_of(asked, {})} == {expected}
+    (own, _) = node_configs(Simulation.read(file))
+    assert SiloSettings.from_node_config(own, node_id=0).policy.label_counts is shares
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "said"),
+    [
+        ({"partitions": "0/2", "name": "a"}, {}, "--name is for one silo"),
+        ({"partitions": "0/2", "parallel": 0}, {}, "--parallel must be at least 1"),
+        ({"simulation": Path("x.toml")}, {"train": "3"}, "belong into its file"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    changes: dict[str, Any], options: dict[str, str], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        settings_of(given(**changes), options)
+
+
+def test_silos_prepared_by_node_config_are_not_loaded_again() -> None:
+    from flwr.app import Context, RecordDict
+
+    from coterie.client.app import app
+    from coterie.client.work.prepare import prepare_nodes
+
+    nodes = [one.to_node_config() for one in silos(2)]
+    prepare_nodes(nodes)
+    assert InProcessGrid(app, nodes)
+    contexts = [Context(1, i, dict(own), RecordDict(), {}) for i, own in enumerate(nodes)]
+    first, second = (workbench_of(context) for context in contexts)
+    assert first.model is second.model
