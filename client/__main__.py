@@ -143,7 +143,7 @@ def _reported(work: Callable[[], int]) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from coterie.client.home.files import locked_all
+    from coterie.client.home.lock import locked_all
     from coterie.client.home.policy import Policy
     from coterie.client.home.settings import SettingsError, SiloSettings, options_of
 
@@ -180,7 +180,7 @@ def serve(settings: SiloSettings, connection: Connection) -> int:
 
 def _serve_partitions(given: argparse.Namespace) -> int:
     from coterie.client.app import app
-    from coterie.client.home.files import locked_all
+    from coterie.client.home.lock import locked_all
     from coterie.client.home.settings import options_of
     from coterie.client.resident.host import Host
     from coterie.client.resident.silo import Connection

@@ -7,9 +7,7 @@ removed stays in the list: it is never let in again.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +16,11 @@ from pathlib import Path
 from typing import Protocol
 
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.files import LockedError, locked, write_atomically
 from coterie.wire.enrolment import Request, fingerprint_of_key
+
+LOCK_DEADLINE_S = 60.0
+"""How long one change of the list may take; it includes calls to the SuperLink."""
 
 
 @dataclass(frozen=True)
@@ -162,19 +164,23 @@ def sync(file: Path, superlink: Nodes) -> dict[str, Node]:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One writer at a time; the lock is gone with its process."""
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    """One writer at a time; the lock is gone with its process.
+
+    Raises:
+        FederationError: another process holds it for longer than the deadline.
+    """
+    try:
+        with locked(file.parent, name=f"{file.stem}.lock", deadline_s=LOCK_DEADLINE_S):
+            yield
+    except LockedError as error:
+        raise _wrong(
+            f"{file} cannot be changed: another command has been changing it for more than "
+            f"{LOCK_DEADLINE_S:.0f} s ({error}). End that process, and try again."
+        ) from None
 
 
 def _write(file: Path, entries: Sequence[Entry]) -> None:
-    unfinished = file.with_suffix(".tmp")
-    with unfinished.open("w", encoding="utf-8") as opened:
-        json.dump([asdict(entry) for entry in entries], opened, indent=1)
-        opened.flush()
-        os.fsync(opened.fileno())
-    unfinished.replace(file)
+    write_atomically(file, json.dumps([asdict(entry) for entry in entries], indent=1).encode())
 
 
 def _now() -> str:

@@ -20,9 +20,10 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from coterie.server.paths import place
 from coterie.server.site import certificates
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.files import place
+from coterie.system.files import make_folder, write_atomically
 
 ENVIRONMENT = "COTERIE_FEDERATION"
 """The folder, for commands that are not told one, and for the ServerApp."""
@@ -132,12 +133,14 @@ class Federation:
 
     def renew_certificate(self, *, always: bool = False) -> str:
         """Make the server's certificate anew if it has to be; return why, or an empty text."""
-        file = self.tls / "server.pem"
+        file, key = self.tls / "server.pem", self.tls / "server.key"
         reason = ""
         if always:
             reason = "asked for"
-        elif not file.exists() or not (self.tls / "server.key").exists():
+        elif not file.exists() or not key.exists():
             reason = "there was none"
+        elif not certificates.belongs_to(file, key):  # a crash came between the two files
+            reason = "the old one was of another key"
         elif certificates.days_left(file) < RENEW_BELOW_DAYS:
             reason = f"the old one had {certificates.days_left(file):.0f} days left"
         elif not certificates.covers(file, self.names):
@@ -182,12 +185,10 @@ def create(
         serverapp=f"127.0.0.1:{runtime_port}",
     )
     _read(text, "--address")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the database holds models
+    make_folder(folder, private=True)  # the database holds models
     certificates.make_ca(folder / "tls", _split(complete[0])[0])
-    (folder / "runs").mkdir(exist_ok=True)
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(file)  # last: what has a coterie.toml is whole
+    make_folder(folder / "runs")
+    write_atomically(file, text.encode())  # last: what has a coterie.toml is whole
     federation = load(folder)
     federation.renew_certificate()
     return federation

@@ -404,7 +404,7 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
             f"{folder} holds a comparison over other silos than {file} describes now: its silos, "
             "the task's declaration or files of the data have changed. Take another folder."
         )
-    note.write_text(digest + "\n", encoding="utf-8")
+    write_atomically(note, f"{digest}\n".encode())
 
 
 def _data_files(comparison: Comparison) -> list[tuple[str, int, int]]:
