@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
-from coterie.system.files import make_folder, replacing
+from coterie.system.files import make_folder, write_atomically
 from coterie.wire import Model
 
 
@@ -30,5 +30,5 @@ def _as_file_name(run: str) -> str:
 def write_model(file: Path, model: Model, *, metadata: Mapping[str, str] | None = None) -> None:
     """Write arrays as safetensors, whole or not at all."""
     make_folder(file.parent)
-    with replacing(file) as unfinished:
-        save_file(model, unfinished, metadata=dict(metadata) if metadata else None)
+    content = save(dict(model), metadata=dict(metadata) if metadata else None)
+    write_atomically(file, content, private=True)

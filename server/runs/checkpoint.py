@@ -89,10 +89,9 @@ class Checkpoints:
         return sorted(self.folder.glob("round-*.safetensors"))
 
     def _drop_old(self) -> None:
-        for old in self._files()[:-KEPT]:
-            old.unlink()
-        for unfinished in self.folder.glob("round-*.tmp"):  # left by a process that was killed
-            unfinished.unlink()
+        """Also what a process that was killed has left, under whatever name."""
+        for other in set(self.folder.iterdir()) - set(self._files()[-KEPT:]):
+            other.unlink()
 
 
 def _read(file: Path) -> Any:
