@@ -259,7 +259,7 @@ class Home:
         file = self.folder / "ca.pem"
         try:
             joined = json.loads((self.folder / "coordinator.json").read_text(encoding="utf-8"))
-            ca = str(joined.get("ca", "")).encode()  # of who joined earlier there is only the file
+            ca = str(joined.get("ca", "")).encode()  # earlier versions wrote only the file
             if ca and (not file.exists() or file.read_bytes() != ca):
                 write_atomically(file, ca)  # a crash came between the two files
             return str(joined["address"]), file
