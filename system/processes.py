@@ -1,7 +1,7 @@
 """Processes of this machine: started, watched, restarted, ended; who descends from whom; memory.
 
-Linux only: descendants and memory are read from its /proc, and its kernel ends a child with its
-parent. Elsewhere there are no descendants, no memory is known, and a child may outlive its parent.
+On Linux the kernel ends a child with its parent. Elsewhere a child may outlive its parent, and
+memory is not known.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import psutil
 
 PARENT_OPTION = "--parent-pid"
 PARENT_PAUSE_S, PARENT_GRACE_S = 0.5, 3.0
@@ -233,11 +235,13 @@ class Program:
 
     def stop(self, *, deadline_s: float, rest: signal.Signals) -> None:
         """End it, and send ``rest`` to the processes that it leaves behind."""
-        others = set() if self.ended else family([self.process.pid]) - {self.process.pid}
+        if self.ended:
+            return
+        others = psutil.Process(self.process.pid).children(recursive=True)
         stop_all([self], deadline_s=deadline_s)
-        for pid in others:
-            with suppress(ProcessLookupError):
-                os.kill(pid, rest)
+        for other in others:
+            with suppress(psutil.NoSuchProcess):
+                other.send_signal(rest)
 
 
 def stop_all(programs: Iterable[Program], *, deadline_s: float) -> None:
@@ -276,40 +280,21 @@ def end_with_parent(exit_code: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _parents() -> tuple[int, int | None]:
-    parent = os.getppid()
-    return parent, _parent_of(parent)
+def _parents() -> list[int]:
+    return [process.pid for process in psutil.Process().parents()[:2]]
 
 
-def _parent_of(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None  # it ended meanwhile, or there is no /proc
-
-
-def family(pids: Sequence[int]) -> set[int]:
+def family(pids: Iterable[int]) -> set[int]:
     """These processes and all that descend from them."""
-    if not Path("/proc").is_dir():
-        return set(pids)
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (parent := _parent_of(int(entry.name))) is not None:
-            parents[int(entry.name)] = parent
     found = set(pids)
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            return found
-        found |= more
+    for pid in tuple(found):
+        with suppress(psutil.NoSuchProcess):
+            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return found
 
 
 def proportional_memory(pid: int) -> int:
     """Bytes of a process's memory, pages shared by n processes counted as 1/n; 0 if it ended."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # it ended meanwhile
+    with suppress(psutil.NoSuchProcess):
+        return int(getattr(psutil.Process(pid).memory_full_info(), "pss", 0))
     return 0
