@@ -71,11 +71,11 @@ min_group_size = 1
 # Layers that never leave: "head", or the beginning of array names. Empty: the whole model may
 # leave. Runs that do not leave them here are refused.
 keep_layers = ""
-# What may leave beside the model and the numbers of samples; without this line, whatever the run
+# What may leave besides the model and the numbers of samples; without this line, whatever the run
 # needs. [] lets no metric leave.
 # metrics = ["train-loss", "loss", "error", "seconds"]
-# Whether models beside the task's may leave: FedCollab trains discriminators on this silo's data.
-# The server, and of each pair the other silo, can read from them which labels this silo has, and
+# Whether models other than the task's may leave: FedCollab trains discriminators on this silo's
+# data. The server, and of each pair the other silo, can read from them which labels this silo has, and
 # estimate how many of each.
 auxiliary = true
 # Whether the server may be told how many training samples of each label there are. FedGen needs it;
@@ -159,7 +159,7 @@ class Home:
             folder: or None for ``$COTERIE_SILO``, else the current folder.
 
         Raises:
-            SettingsError: it is no silo's folder, or its ``silo.toml`` is wrong.
+            SettingsError: it is not a silo's folder, or its ``silo.toml`` is wrong.
         """
         self.folder = _place(folder_of(folder)).resolve()
         self.file = self.folder / "silo.toml"
@@ -374,8 +374,8 @@ def _read(file: Path) -> _File:
         return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise SettingsError(
-            f"{file.parent} is no silo's folder (no silo.toml). Make one with `coterie silo init "
-            f"--name NAME`, or name it with --home or {ENVIRONMENT}."
+            f"{file.parent} is not a silo's folder (no silo.toml). Make one with `coterie silo "
+            f"init --name NAME`, or name it with --home or {ENVIRONMENT}."
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file} is not TOML: {error}.") from None

@@ -11,7 +11,7 @@ from coterie.client.home.settings import SettingsError
 from coterie.system import files
 
 OTHER_FILES = 512
-"""Files that a process needs open beside the locks of its silos' folders."""
+"""Files that a process needs open besides the locks of its silos' folders."""
 
 
 @contextmanager
@@ -36,8 +36,8 @@ def locked(home: Path) -> Iterator[None]:
             ) from None
         except files.LockedError:
             raise SettingsError(
-                f"a silo runs already from {home}. End that process first, or give this silo a "
-                "folder of its own (--home)."
+                f"a silo is already running from {home}. End that process first, or give this silo "
+                "a folder of its own (--home)."
             ) from None
         yield
 

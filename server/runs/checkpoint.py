@@ -59,7 +59,7 @@ class Checkpoints:
             make_folder(self.folder)
             with replacing(target) as unfinished:
                 save_file(arrays, unfinished, metadata=about)
-            self._drop_old()
+            self._remove_old()
             return target.stat().st_size
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
@@ -81,14 +81,14 @@ class Checkpoints:
         if found:
             raise CheckpointError(
                 f"none of the {len(found)} checkpoints can be read: {'; '.join(self.damaged)}. "
-                "The run cannot be resumed: start it anew."
+                "The run cannot be resumed: start a new one with `coterie run`."
             )
         return None
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.safetensors"))
 
-    def _drop_old(self) -> None:
+    def _remove_old(self) -> None:
         """Also what a process that was killed has left, under whatever name."""
         for other in set(self.folder.iterdir()) - set(self._files()[-KEPT:]):
             other.unlink()

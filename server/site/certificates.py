@@ -1,6 +1,6 @@
 """The federation's own CA, and the SuperLink's certificate that it signs.
 
-A silo is given the CA once. The SuperLink's certificate is short-lived and can be made anew, for
+A silo is given the CA once. The SuperLink's certificate is short-lived and can be renewed, for
 other names too, without any silo noticing.
 """
 

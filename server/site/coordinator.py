@@ -2,7 +2,7 @@
 
 Two processes are kept alive: the SuperLink, and the executor that starts ServerApps. A ServerApp
 is not the SuperLink's child, so with the database on a run carries on while a crashed SuperLink
-is started anew.
+is restarted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
     """
     reason = federation.renew_certificate()
     if reason:
-        say(f"The server's certificate was made anew: {reason}.")
+        say(f"The server's certificate was renewed: {reason}.")
     listen = federation.config.listen
     for address in (listen.silos, listen.operators, listen.serverapp):
         _require_free(address)

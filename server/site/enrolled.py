@@ -1,8 +1,8 @@
 """Who is enrolled: the operator's list of names and keys, and how the SuperLink is told.
 
 ``roster.json`` is the truth; the SuperLink's table of nodes is made to follow it whenever one of
-the two changes or the SuperLink starts, so that a lost database loses nobody. A key that was
-removed stays in the list: it is never let in again.
+the two changes or the SuperLink starts, so that a lost database loses no silo. A key that
+was removed stays in the list: it is never let in again.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Nodes(Protocol):
         ...
 
     def unregister(self, node_id: int) -> None:
-        """Shut a key out, for good."""
+        """Shut a key out permanently."""
         ...
 
 
@@ -83,7 +83,9 @@ def read(file: Path) -> list[Entry]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        raise _wrong(f"{file} cannot be read: {error}. Restore it from a backup.") from None
+        raise _enrolment_error(
+            f"{file} cannot be read: {error}. Restore it from a backup."
+        ) from None
     return sorted(entries, key=lambda entry: (entry.name, entry.enrolled))
 
 
@@ -104,17 +106,17 @@ def enrol(file: Path, request: Request) -> Entry:
         entries = read(file)
         for entry in entries:
             if entry.key == key and entry.removed:
-                raise _wrong(
+                raise _enrolment_error(
                     f"this key was removed on {entry.removed[:10]}, and a removed key is never let "
                     "in again. The silo makes a new one with `coterie silo init --name NAME "
                     "--new-key`."
                 )
             if entry.key == key and entry.name != request.name:
-                raise _wrong(f"this key is enrolled already, as {entry.name!r}.")
+                raise _enrolment_error(f"this key is enrolled already, as {entry.name!r}.")
             if entry.name == request.name and not entry.removed:
                 if entry.key == key:
                     return entry
-                raise _wrong(
+                raise _enrolment_error(
                     f"the name {request.name!r} belongs to another key "
                     f"({entry.fingerprint}). Choose another name, or first "
                     f"`coterie remove {request.name}`."
@@ -128,14 +130,14 @@ def remove(file: Path, name: str) -> Entry:
     """Take a silo off the list.
 
     Raises:
-        FederationError: nobody of that name is enrolled.
+        FederationError: no silo of that name is enrolled.
     """
     with _locked(file):
         entries = read(file)
         found = [e for e in entries if e.name == name and not e.removed]
         if not found:
-            known = ", ".join(e.name for e in entries if not e.removed) or "nobody"
-            raise _wrong(f"no silo {name!r} is enrolled. Enrolled: {known}.")
+            known = ", ".join(e.name for e in entries if not e.removed) or "no silo"
+            raise _enrolment_error(f"no silo {name!r} is enrolled. Enrolled: {known}.")
         gone = replace(found[0], removed=_now())
         _write(file, [gone if e == found[0] else e for e in entries])
         return gone
@@ -173,7 +175,7 @@ def _locked(file: Path) -> Iterator[None]:
         with locked(file.parent, name=f"{file.stem}.lock", deadline_s=LOCK_DEADLINE_S):
             yield
     except LockedError as error:
-        raise _wrong(
+        raise _enrolment_error(
             f"{file} cannot be changed: another command has been changing it for more than "
             f"{LOCK_DEADLINE_S:.0f} s ({error}). End that process, and try again."
         ) from None
@@ -187,5 +189,5 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _wrong(text: str) -> FederationError:
+def _enrolment_error(text: str) -> FederationError:
     return FederationError(text, phase="enrolment", exit_code=EXIT_CONFIG)

@@ -173,7 +173,7 @@ def test_the_certificate_is_that_of_the_coordinator_joined(tmp_path: Path) -> No
 
 def test_a_folder_serves_one_process(tmp_path: Path) -> None:
     home = create(tmp_path, "a")
-    with home.locked(), pytest.raises(SettingsError, match="runs already from"), home.locked():
+    with home.locked(), pytest.raises(SettingsError, match="already running from"), home.locked():
         pass
     with home.locked():
         pass

@@ -63,7 +63,7 @@ def test_a_folder_of_a_silo_that_runs_is_refused_before_anything_is_joined(
             ["--partitions", "2-3/9", *several],
         ):
             assert main([*asked, "--patience", "0.1"]) == 2
-            assert "a silo runs already from" in capsys.readouterr().err
+            assert "a silo is already running from" in capsys.readouterr().err
     with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3")]):
         pass  # they are free again
 

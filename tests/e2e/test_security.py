@@ -359,7 +359,7 @@ def test_a_second_process_with_the_same_key_is_refused(
     assert elsewhere.returncode == 5
     assert "another process uses it" in elsewhere.stderr
     assert same.returncode == 2
-    assert "runs already from" in same.stderr
+    assert "already running from" in same.stderr
     assert finished(folder) == undisturbed
 
 

@@ -219,7 +219,7 @@ def check_federation(root: Path, completed: bool) -> str:
 def check_renewed(root: Path, completed: bool) -> str:
     before = (root / "study" / "tls" / "server.pem").read_bytes()
     reason = federation.load(root / "study").renew_certificate()
-    assert reason in ("", "the old one was of another key") and not (completed and reason)
+    assert reason in ("", "the old one belonged to another key") and not (completed and reason)
     check_federation(root, completed)
     return "new" if before != (root / "before.pem").read_bytes() else "old"
 
