@@ -75,8 +75,8 @@ keep_layers = ""
 # needs. [] lets no metric leave.
 # metrics = ["train-loss", "loss", "error", "seconds"]
 # Whether models other than the task's may leave: FedCollab trains discriminators on this silo's
-# data. The server, and of each pair the other silo, can read from them which labels this silo has, and
-# estimate how many of each.
+# data. The server, and of each pair the other silo, can read from them which labels this silo
+# has, and estimate how many of each.
 auxiliary = true
 # Whether the server may be told how many training samples of each label there are. FedGen needs it;
 # nothing else asks. The shares of the labels in all silos together then go to every silo: where

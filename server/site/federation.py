@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from coterie.server.paths import place
 from coterie.server.site import certificates
@@ -238,20 +239,18 @@ def _read(text: str, source: str) -> _Config:
     except tomllib.TOMLDecodeError as error:
         raise _config_error(f"{source} is not TOML: {error}.") from None
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in entry['loc'])}: {_problem(entry['type'], entry['msg'])}"
-            for entry in error.errors()
-        )
+        problems = "; ".join(_problem(entry) for entry in error.errors())
         raise _config_error(f"{source} is wrong: {problems}.") from None
 
 
-def _problem(kind: str, message: str) -> str:
+def _problem(entry: ErrorDetails) -> str:
     known = {
         "extra_forbidden": "there is no such key",
         "string_pattern_mismatch": "must be HOST:PORT, an IPv6 address in brackets",
     }
-    text = message.removeprefix("Value error, ")
-    return known.get(kind, text[:1].lower() + text[1:])
+    where = ".".join(str(part) for part in entry["loc"])
+    text = entry["msg"].removeprefix("Value error, ")
+    return f"{where}: {known.get(entry['type'], text[:1].lower() + text[1:])}"
 
 
 def _split(address: str) -> tuple[str, int]:
