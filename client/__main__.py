@@ -137,7 +137,7 @@ def _reported(work: Callable[[], int]) -> int:
 
 
 def _serve(given: argparse.Namespace) -> int:
-    from coterie.client.home.files import locked_all
+    from coterie.client.home.lock import locked_all
     from coterie.client.home.policy import Policy
     from coterie.client.home.settings import SettingsError, SiloSettings, options_of
 
@@ -165,7 +165,7 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 def _serve_partitions(given: argparse.Namespace) -> int:
-    from coterie.client.home.files import locked_all
+    from coterie.client.home.lock import locked_all
     from coterie.client.home.settings import options_of
     from coterie.client.resident.host import Connection
     from coterie.client.resident.serve import serve

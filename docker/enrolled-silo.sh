@@ -5,8 +5,8 @@ set -eu
 name=$1 share=$2
 home=/silo/$name
 if [ ! -e "$home/silo.toml" ]; then
-    mkdir -m 700 "$home"
-    cat > "$home/silo.toml" <<END
+    mkdir -p -m 700 "$home"
+    cat > "$home/silo.toml.tmp" <<END
 name = "$name"
 task = "digits"
 
@@ -16,6 +16,9 @@ split-permutations = 3
 silos = 7
 silo = $share
 END
+    sync "$home/silo.toml.tmp"
+    mv "$home/silo.toml.tmp" "$home/silo.toml"
+    sync "$home"
 fi
 if [ ! -e "$home/coordinator.json" ]; then
     coterie silo init --name "$name" --home "$home" > /exchange/request.unfinished

@@ -1,4 +1,9 @@
-"""Files that a crash must not damage: written whole or not at all, by one process at a time."""
+"""Files that a kill or a power cut must not damage.
+
+A file is written under another name, synced, and renamed, and its folder is synced: whatever
+happens, what is there afterwards is the old file or the new one, whole. Two processes that may
+write into one folder at the same time take turns by locking it.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +15,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.tasks.base import TaskError, place_of
-
 LOCK = "lock"
 UNKNOWN = 0
 """In place of a process: there may be one."""
-LOCK_DEADLINE_S = 60.0
-"""How long to wait for the process before: one that lost its SuperLink needs some time to end."""
+LOOK_S = 0.1
+"""How long to wait before a lock is tried again."""
 
 
-def place(named: str | Path) -> Path:
-    """The file or folder that a user names.
-
-    Raises:
-        FederationError: it begins with ``~`` and somebody who has no home here.
-    """
-    try:
-        return place_of(str(named))
-    except TaskError as error:
-        raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
+class LockedError(Exception):
+    """Another process holds a lock for longer than the deadline."""
 
 
 def sync(path: Path) -> None:
@@ -41,48 +35,113 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def commit_file(unfinished: Path, target: Path) -> None:
-    """Put a file that was written under another name in its place, for good."""
-    sync(unfinished)
-    unfinished.replace(target)
-    sync(target.parent)
+def make_folder(folder: Path, *, private: bool = False) -> None:
+    """Make a folder, and those above it, so that they are still there after a power cut.
+
+    Args:
+        folder: may be there already.
+        private: only the owner may look into it, if it is made here.
+
+    Raises:
+        OSError: it is a file, or cannot be made.
+    """
+    if folder.is_dir():
+        return
+    if not folder.parent.exists():
+        make_folder(folder.parent)
+    folder.mkdir(mode=0o700 if private else 0o777, exist_ok=True)
+    sync(folder.parent)
 
 
-def write_atomically(target: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all: temporary file, fsync, rename."""
+@contextmanager
+def replacing(target: Path, *, private: bool = False) -> Iterator[Path]:
+    """A new file to write; it takes the target's place when the block ends without an error.
+
+    Args:
+        target: in a folder into which no other process writes this file meanwhile.
+        private: only the owner may read it, from the first byte on.
+
+    Raises:
+        OSError: nothing was changed, unless the folder itself could not be synced at the end.
+    """
     unfinished = target.with_name(target.name + ".tmp")
     try:
-        unfinished.write_bytes(content)
-        commit_file(unfinished, target)
-    except OSError:
+        unfinished.unlink(missing_ok=True)  # left by a process that was killed
+        mode = 0o600 if private else 0o666
+        os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+        yield unfinished
+        sync(unfinished)
+        unfinished.replace(target)
+        sync(target.parent)
+    except BaseException:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
         raise
 
 
+def write_atomically(target: Path, content: bytes, *, private: bool = False) -> None:
+    """Write a file so that it is there whole or not at all; arguments as for ``replacing``."""
+    with replacing(target, private=private) as unfinished:
+        descriptor = os.open(unfinished, os.O_WRONLY)
+        try:
+            _write(descriptor, content)
+        finally:
+            os.close(descriptor)
+
+
+def append_line(file: Path, line: bytes, *, synced: bool) -> None:
+    """Append a line, after a line break if a crash has cut off the last one.
+
+    Args:
+        file: made if it is not there.
+        line: without its end.
+        synced: whether the line must be on the disk before going on.
+    """
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        size = os.fstat(descriptor).st_size
+        if synced and size == 0:
+            sync(file.parent)  # the file's name must be on the disk as well
+        is_cut_off = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        _write(descriptor, (b"\n" if is_cut_off else b"") + line + b"\n")
+        if synced:
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
 def is_full(error: BaseException) -> bool:
-    """Whether a write failed for want of room; safetensors says so in words alone."""
+    """Whether a write failed because the disk is full; safetensors says so in its text alone."""
     return getattr(error, "errno", None) == errno.ENOSPC or "(os error 28)" in str(error)
 
 
 @contextmanager
-def locked(folder: Path, *, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[None]:
-    """Hold a run's folder: two processes that wrote one record would ruin it.
+def locked(folder: Path, *, name: str = LOCK, deadline_s: float = 0.0) -> Iterator[None]:
+    """Hold a folder: two processes that wrote the same files would ruin them.
 
     The lock ends with the process, however that ends.
 
+    Args:
+        folder: must be there.
+        name: of the lock's file.
+        deadline_s: how long to wait for the process that holds it.
+
     Raises:
-        FederationError: another process holds it for longer than the deadline.
+        LockedError: that process held it for longer.
+        OSError: the folder cannot be written, or its disk knows no locks.
     """
     deadline = time.monotonic() + deadline_s
-    with (folder / LOCK).open("a+") as file:
+    with (folder / name).open("a+") as file:
         while not _try_lock(file.fileno()):
-            if time.monotonic() > deadline:
-                raise FederationError(
-                    f"the run in {folder} is still going on, in process {held_by(folder)}. "
-                    "Stop that one first."
-                )
-            time.sleep(0.1)
+            if time.monotonic() >= deadline:
+                raise LockedError(f"{folder / name} is held by process {held_by(folder, name)}")
+            time.sleep(LOOK_S)
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
@@ -90,13 +149,13 @@ def locked(folder: Path, *, deadline_s: float = LOCK_DEADLINE_S) -> Iterator[Non
         file.truncate(0)
 
 
-def held_by(folder: Path) -> int | None:
-    """The process that holds a run's folder, ``UNKNOWN`` if that cannot be told, None if none does.
+def held_by(folder: Path, name: str = LOCK) -> int | None:
+    """The process that holds a folder, ``UNKNOWN`` if that cannot be told, None if none does.
 
-    Looking takes no more than leave to read: the run may be another account's.
+    Looking takes no more than leave to read: the folder may be another account's.
     """
     try:
-        with (folder / LOCK).open() as file:
+        with (folder / name).open() as file:
             if _try_lock(file.fileno(), fcntl.LOCK_SH):
                 return None
             return int(file.read() or UNKNOWN)

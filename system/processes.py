@@ -1,7 +1,7 @@
-"""Processes of this machine: who descends from whom, what ends with whom, and memory.
+"""Processes of this machine: started, watched, restarted, ended; who descends from whom; memory.
 
-Linux only: descendants and memory are read from its /proc, and its kernel ends a child with its
-parent. Elsewhere there are no descendants, no memory is known, and a child may outlive its parent.
+On Linux the kernel ends a child with its parent. Elsewhere a child may outlive its parent, and
+memory is not known.
 """
 
 from __future__ import annotations
@@ -12,20 +12,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
+
 PARENT_OPTION = "--parent-pid"
 PARENT_PAUSE_S, PARENT_GRACE_S = 0.5, 3.0
-
-
 AGAIN_S = 2.0
-"""After a Ctrl-C that nobody has heard it is raised again."""
+"""After so long, a Ctrl-C that was dropped is raised again."""
+LOOK_S = 0.05
+"""How often something that is waited for is looked at."""
+SHORTEST_LIFE_S = 5.0
+"""A program that ends sooner than this after its start is restarted after a longer pause."""
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 ENDING = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a process beside Ctrl-C: a person or a service manager, a terminal that is closed."""
+"""What ends a process besides Ctrl-C: a person or a service manager, or a closed terminal."""
 
 TIE = """
 import os, signal, sys
@@ -65,19 +70,16 @@ def closing_on_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_IGN)
         raise SystemExit(128 + signum)
 
-    before = {number: signal.signal(number, close) for number in taken}
-    try:
+    with _handled(taken, close):
         yield
-    finally:
-        _restore(before)
 
 
 @contextmanager
 def insistent_interrupts() -> Iterator[None]:
-    """Have Ctrl-C raise ``KeyboardInterrupt`` until it is heard, that is, until this is left.
+    """Have Ctrl-C raise ``KeyboardInterrupt`` again and again until this block is left.
 
-    What is raised in a finaliser or in a callback of C code is dropped by Python, and a person
-    would have to press it again.
+    Python drops what is raised in a finaliser or in a callback of C code, and a person would have
+    to press it again.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -90,34 +92,173 @@ def insistent_interrupts() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
         raise KeyboardInterrupt
 
-    before = {s: signal.signal(s, interrupt) for s in (signal.SIGINT, signal.SIGALRM)}
-    try:
-        yield
-    finally:
-        if came:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-        _restore(before)
+    with _handled((signal.SIGINT, signal.SIGALRM), interrupt):
+        try:
+            yield
+        finally:
+            if came:
+                signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Let no signal break off what is done here, which has deadlines of its own."""
-    numbers = (signal.SIGINT, *ENDING) if _in_main_thread() else ()
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
+    """Let no signal interrupt what is done here, which has deadlines of its own."""
+    with _handled((signal.SIGINT, *ENDING) if _in_main_thread() else (), signal.SIG_IGN):
         yield
-    finally:
-        _restore(before)
+
+
+@contextmanager
+def noting_signals() -> Iterator[Callable[[], bool]]:
+    """Whether SIGTERM, SIGINT or SIGHUP has come; none of them ends the process meanwhile."""
+    came: list[int] = []
+    numbers = [signal.SIGINT, *(s for s in ENDING if signal.getsignal(s) != signal.SIG_IGN)]
+    with _handled(numbers, lambda signum, frame: came.append(signum)):
+        yield lambda: bool(came)
 
 
 def _in_main_thread() -> bool:
-    """Others are told of no signal."""
+    """Python runs the handlers of signals in no other."""
     return threading.current_thread() is threading.main_thread()
 
 
-def _restore(handlers: Mapping[signal.Signals, Any]) -> None:
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+@contextmanager
+def _handled(numbers: Iterable[signal.Signals], handler: Any) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+class ProgramError(Exception):
+    """A program did not start. The text says what was waited for, and how its log ends."""
+
+
+class Program:
+    """A program that this process starts and watches.
+
+    It writes into a log, has a session of its own so that no signal of the terminal reaches it, and
+    ends with this process.
+
+    Args:
+        name: for people.
+        command: its command line.
+        log: its output is appended to it.
+        environment: the whole of it.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str]
+    ) -> None:
+        self.name = name
+        self.log = log
+        self._command = command
+        self._environment = dict(environment)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._pause = FIRST_PAUSE_S
+
+    def start(self) -> None:
+        """Start it, without waiting for anything."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                tied(self._command),  # left behind, it would hold its ports and folders
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=self._environment,
+                start_new_session=True,
+            )
+        self._started = time.monotonic()
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The process that was started last."""
+        assert self._process is not None
+        return self._process
+
+    @property
+    def ended(self) -> bool:
+        """Whether it does not run."""
+        return self._process is None or self._process.poll() is not None
+
+    def last_lines(self) -> str:
+        """How its log ends."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+
+    def wait_until(
+        self,
+        ready: Callable[[], bool],
+        *,
+        deadline_s: float,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until it is ready, or ``stopped``.
+
+        Raises:
+            ProgramError: it ended, or was not ready by the deadline.
+        """
+        deadline = time.monotonic() + deadline_s
+        while not (ready() or stopped()):
+            late = time.monotonic() > deadline
+            if self.ended or late:
+                within = f" within {deadline_s:.0f} s" if late else ""
+                raise ProgramError(
+                    f"the {self.name} did not start{within}. Its log ends:\n{self.last_lines()}"
+                )
+            time.sleep(LOOK_S)
+
+    def restart(self, say: Callable[[str], None], stopped: Callable[[], bool]) -> bool:
+        """Start it again after a pause, longer each time it ends at once.
+
+        Args:
+            say: is told that it ended.
+            stopped: whether not to start it after all.
+
+        Returns:
+            Whether it was started.
+        """
+        lived = time.monotonic() - self._started
+        longer = min(2 * self._pause, MAX_PAUSE_S)
+        self._pause = FIRST_PAUSE_S if lived > SHORTEST_LIFE_S else longer
+        status = self.process.returncode
+        say(f"The {self.name} ended (status {status}); starting it again. Its log: {self.log}")
+        due = time.monotonic() + self._pause
+        while time.monotonic() < due:
+            if stopped():
+                return False
+            time.sleep(LOOK_S)
+        self.start()
+        return True
+
+    def stop(self, *, deadline_s: float, rest: signal.Signals) -> None:
+        """End it, and send ``rest`` to the processes that it leaves behind."""
+        if self.ended:
+            return
+        others = psutil.Process(self.process.pid).children(recursive=True)
+        stop_all([self], deadline_s=deadline_s)
+        for other in others:
+            with suppress(psutil.NoSuchProcess):
+                other.send_signal(rest)
+
+
+def stop_all(programs: Iterable[Program], *, deadline_s: float) -> None:
+    """End programs, each in order if it does so before the deadline."""
+    running = [program.process for program in programs if not program.ended]
+    for process in running:
+        process.terminate()
+    for process in running:
+        _wait_or_kill(process, deadline_s)
+
+
+def _wait_or_kill(process: subprocess.Popen[bytes], deadline_s: float) -> None:
+    try:
+        process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(deadline_s)
 
 
 def end_with_parent(exit_code: int) -> None:
@@ -128,10 +269,10 @@ def end_with_parent(exit_code: int) -> None:
     """
     if PARENT_OPTION not in sys.argv:
         return
-    before = _forebears()
+    before = _parents()
 
     def watch() -> None:
-        while _forebears() == before:
+        while _parents() == before:
             time.sleep(PARENT_PAUSE_S)
         time.sleep(PARENT_GRACE_S)
         os._exit(exit_code)
@@ -139,56 +280,21 @@ def end_with_parent(exit_code: int) -> None:
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
-def _forebears() -> tuple[int, int | None]:
-    parent = os.getppid()
-    return parent, _parent_of(parent)
+def _parents() -> list[int]:
+    return [process.pid for process in psutil.Process().parents()[:2]]
 
 
-def _parent_of(pid: int) -> int | None:
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return None  # it ended meanwhile, or there is no /proc
-
-
-def family(pids: Sequence[int]) -> set[int]:
+def family(pids: Iterable[int]) -> set[int]:
     """These processes and all that descend from them."""
-    if not Path("/proc").is_dir():
-        return set(pids)
-    parents: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (parent := _parent_of(int(entry.name))) is not None:
-            parents[int(entry.name)] = parent
     found = set(pids)
-    while True:
-        more = {pid for pid, parent in parents.items() if parent in found} - found
-        if not more:
-            return found
-        found |= more
-
-
-def stop_with_family(
-    process: subprocess.Popen[bytes], *, deadline_s: float, rest: signal.Signals
-) -> None:
-    """End a process, in order if it does so in time; what it leaves behind is sent ``rest``."""
-    others = family([process.pid]) - {process.pid}
-    process.terminate()
-    try:
-        process.wait(deadline_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(deadline_s)
-    for pid in others:
-        with suppress(ProcessLookupError):
-            os.kill(pid, rest)
+    for pid in tuple(found):
+        with suppress(psutil.NoSuchProcess):
+            found |= {child.pid for child in psutil.Process(pid).children(recursive=True)}
+    return found
 
 
 def proportional_memory(pid: int) -> int:
     """Bytes of a process's memory, pages shared by n processes counted as 1/n; 0 if it ended."""
-    try:
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass  # it ended meanwhile
+    with suppress(psutil.NoSuchProcess):
+        return int(getattr(psutil.Process(pid).memory_full_info(), "pss", 0))
     return 0

@@ -71,7 +71,7 @@ def breaches(package: str, allowed: set[str]) -> list[str]:
     ("package", "allowed"),
     [
         ("wire", {"wire"}),
-        ("system", {"strategies", "system", "tasks"}),
+        ("system", {"system"}),
         ("strategies", {"strategies", "wire"}),
         ("tasks", {"tasks"}),
         ("pictures", {"pictures"}),

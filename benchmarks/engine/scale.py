@@ -77,7 +77,7 @@ def cpu_seconds(pid: int) -> float:
 
 def processes_of(federation: LocalFederation) -> dict[str, set[int]]:
     """The SuperLink, its ServerApp, and every process of silos."""
-    superlink = federation.superlink.pid
+    superlink = federation.superlink.program.process.pid
     groups = {name: {process.pid} for name, process in federation.processes.items()}
     return {"SuperLink": {superlink}, "ServerApp": family([superlink]) - {superlink}, **groups}
 

@@ -16,9 +16,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coterie.client.home.files import file_of
 from coterie.client.home.journal import JOURNAL
+from coterie.client.home.models import file_of
 from coterie.client.home.settings import SettingsError
+from coterie.system.files import write_atomically
 
 LEDGER = "ledger.jsonl"
 
@@ -358,7 +359,7 @@ def main(arguments: Sequence[str]) -> int:
         home = folder_of(given.home)
         page = build_page(read_silo(home, given.run), home)
         target: Path = given.out or home / "report.html"
-        target.write_text(render(page), encoding="utf-8")
+        write_atomically(target, render(page).encode())
     except (SettingsError, OSError) as error:
         print(f"coterie silo report: {error}", file=sys.stderr)
         return 2

@@ -13,10 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.client.home.folder import Home, add_home, folder_of
+from coterie.system.terminal import wide
 from coterie.tasks.base import Option
-
-WIDE = 10_000
-"""Columns of a table that no terminal shows: more than its longest line."""
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -82,10 +80,7 @@ def _ledger(given: argparse.Namespace) -> int:
         for entry in read(home, run=given.run):
             print(json.dumps(entry))
         return 0
-    console = Console()
-    if not console.is_terminal:
-        # What reads a file or a pipe has no width, and rich takes it for 80 columns.
-        console = Console(width=WIDE)
+    console = wide(Console())
     table = Table(box=None, padding=(0, 1))
     for column in ("run", "message", "rounds", "replies", "refused", "bytes", "arrays", "values"):
         is_text = column in ("run", "message", "values")

@@ -16,10 +16,11 @@ from flwr.app import ConfigRecord
 from safetensors import SafetensorError, safe_open
 
 from coterie import wire
-from coterie.client.home.files import file_of, write_atomically, write_model
+from coterie.client.home.models import file_of, write_model
 from coterie.client.work.guard import Choice
 from coterie.client.work.tensors import Evaluation
 from coterie.client.work.workbench import Workbench
+from coterie.system.files import write_atomically
 from coterie.tasks.base import ColumnScale
 from coterie.wire import Model, model_hash
 

@@ -5,7 +5,7 @@
     silo.toml           what the silo trains on and what it agrees to; the silo's own
     key.pem             private key; it never leaves this folder
     coordinator.json    address and CA certificate of the coordinator
-    ca.pem              that certificate
+    ca.pem              that certificate, for programs that take a file
     models/, personal/  what the silo keeps of its runs
 """
 
@@ -16,7 +16,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -29,9 +29,10 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coterie.client.home.files import locked
+from coterie.client.home.lock import locked
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings
+from coterie.system.files import make_folder, write_atomically
 from coterie.tasks.base import TaskError, place_of
 from coterie.wire import is_silo_name
 from coterie.wire.enrolment import (
@@ -70,18 +71,18 @@ min_group_size = 1
 # Layers that never leave: "head", or the beginning of array names. Empty: the whole model may
 # leave. Runs that do not leave them here are refused.
 keep_layers = ""
-# What may leave beside the model and the numbers of samples; without this line, whatever the run
+# What may leave besides the model and the numbers of samples; without this line, whatever the run
 # needs. [] lets no metric leave.
 # metrics = ["train-loss", "loss", "error", "seconds"]
-# Whether models beside the task's may leave: FedCollab trains discriminators on this silo's data.
-# The server, and of each pair the other silo, can read from them which labels this silo has, and
-# estimate how many of each.
+# Whether models other than the task's may leave: FedCollab trains discriminators on this silo's
+# data. The server, and of each pair the other silo, can read from them which labels this silo
+# has, and estimate how many of each.
 auxiliary = true
 # Whether the server may be told how many training samples of each label there are. FedGen needs it;
 # nothing else asks. The shares of the labels in all silos together then go to every silo: where
 # there are two, each can work out the other's counts.
 label_counts = false
-# This silo's own hunger for data in HCCT; without it, the run's.
+# This silo's own preference for more data in HCCT; without it, the run's.
 # alpha = 50.0
 
 [limits]
@@ -96,7 +97,7 @@ device = "auto"
 threads = 1
 # Share of the GPU's memory that may be used, above 0 and at most 1.
 gpu_memory = 1.0
-# 0 to 19: how far to stand back behind other work on this machine.
+# 0 to 19: how much other work on this machine comes before this silo's.
 nice = 0
 """
 
@@ -158,7 +159,7 @@ class Home:
             folder: or None for ``$COTERIE_SILO``, else the current folder.
 
         Raises:
-            SettingsError: it is no silo's folder, or its ``silo.toml`` is wrong.
+            SettingsError: it is not a silo's folder, or its ``silo.toml`` is wrong.
         """
         self.folder = _place(folder_of(folder)).resolve()
         self.file = self.folder / "silo.toml"
@@ -225,9 +226,9 @@ class Home:
 
     def new_key(self) -> None:
         """Replace the key: after a removal, or if somebody else may have seen it."""
-        _write_key(self.folder)
-        for file in ("coordinator.json", "ca.pem"):
+        for file in ("coordinator.json", "ca.pem"):  # first: they are of no use to another key
             (self.folder / file).unlink(missing_ok=True)
+        _write_key(self.folder)
 
     def join(self, text: str) -> Bundle:
         """Take a join bundle.
@@ -244,10 +245,9 @@ class Home:
                 f"this bundle was made for silo {bundle.name!r} with key {bundle.silo}; here is "
                 f"{self.config.name!r} with key {self.fingerprint()}."
             )
-        (self.folder / "ca.pem").write_bytes(bundle.ca)
-        unfinished = self.folder / "coordinator.tmp"
-        unfinished.write_text(json.dumps({"address": bundle.address}), encoding="utf-8")
-        unfinished.replace(self.folder / "coordinator.json")
+        joined = {"address": bundle.address, "ca": bundle.ca.decode()}
+        write_atomically(self.folder / "coordinator.json", json.dumps(joined).encode())
+        self.coordinator()
         return bundle
 
     def coordinator(self) -> tuple[str, Path]:
@@ -256,16 +256,20 @@ class Home:
         Raises:
             SettingsError: the silo has not joined.
         """
+        file = self.folder / "ca.pem"
         try:
-            text = (self.folder / "coordinator.json").read_text(encoding="utf-8")
-            return str(json.loads(text)["address"]), self.folder / "ca.pem"
+            joined = json.loads((self.folder / "coordinator.json").read_text(encoding="utf-8"))
+            ca = str(joined.get("ca", "")).encode()  # earlier versions wrote only the file
+            if ca and (not file.exists() or file.read_bytes() != ca):
+                write_atomically(file, ca)  # a crash came between the two files
+            return str(joined["address"]), file
         except FileNotFoundError:
             raise SettingsError(
                 f"silo {self.config.name!r} has not joined a federation. Give the operator the "
                 "line that `coterie silo init` printed, then run `coterie silo join` with the "
                 "answer."
             ) from None
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, AttributeError) as error:
             raise SettingsError(f"coordinator.json cannot be read: {error}. Join again.") from None
 
     @contextmanager
@@ -311,7 +315,7 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
             f"letter or digit. Got {name!r}."
         )
     folder = _place(folder)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, private=True)
     file = folder / "silo.toml"
     if task.endswith(".toml"):
         task = str(_place(task).resolve())
@@ -319,7 +323,7 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     if not file.exists():
         told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
         text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
-        file.write_bytes(text.encode())
+        write_atomically(file, text.encode())
     home = Home(folder)
     if home.config.name != name:
         raise SettingsError(f"{folder} is the folder of silo {home.config.name!r}, not {name!r}.")
@@ -362,13 +366,7 @@ def _place(named: str | Path) -> Path:
 def _write_key(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
     content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    unfinished = folder / "key.tmp"
-    with suppress(FileNotFoundError):
-        unfinished.unlink()
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(content)
-    unfinished.replace(folder / "key.pem")
+    write_atomically(folder / "key.pem", content, private=True)
 
 
 def _read(file: Path) -> _File:
@@ -376,8 +374,8 @@ def _read(file: Path) -> _File:
         return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8-sig")))
     except FileNotFoundError:
         raise SettingsError(
-            f"{file.parent} is no silo's folder (no silo.toml). Make one with `coterie silo init "
-            f"--name NAME`, or name it with --home or {ENVIRONMENT}."
+            f"{file.parent} is not a silo's folder (no silo.toml). Make one with `coterie silo "
+            f"init --name NAME`, or name it with --home or {ENVIRONMENT}."
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{file} is not TOML: {error}.") from None

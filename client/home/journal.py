@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import ConfigRecord
 
 from coterie import wire
+from coterie.system.files import append_line, make_folder
 
 log = logging.getLogger("coterie.silo")
 
@@ -51,8 +52,7 @@ def note(
         **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
     }
     try:
-        Path(home).mkdir(parents=True, exist_ok=True)
-        with (Path(home) / JOURNAL).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        make_folder(Path(home))
+        append_line(Path(home) / JOURNAL, json.dumps(line).encode(), synced=False)
     except OSError as error:
         log.warning("the journal could not be written: %s", error)

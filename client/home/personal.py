@@ -102,7 +102,7 @@ def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, ro
         ):
             log.warning(
                 "the layers of run %s that stay here (%s) are in this process's memory only: a "
-                "restart begins them anew. Give the silo a folder with --home.",
+                "restart starts them from scratch. Give the silo a folder with --home.",
                 run,
                 ", ".join(names),
             )

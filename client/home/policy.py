@@ -37,8 +37,8 @@ class Policy:
         min_group_size: the fewest silos whose updates may be averaged with this one's.
         keep_layers: ``head`` or a prefix of array names that never leave; empty keeps none.
         metrics: names in ``METRICS`` that may leave; None allows all.
-        auxiliary: whether models beside the task's may leave, e.g. FedCollab's discriminators, from
-            which the silo's labels can be read.
+        auxiliary: whether models other than the task's may leave, e.g. FedCollab's discriminators,
+            from which the silo's labels can be read.
         max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
             passes over the silo's training data, in each training by itself: of the round's model,
             however it is counted, of the silo's own, and before a test.

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from coterie.client.home.files import folder_of, write_model
+from coterie.client.home.models import folder_of, write_model
 from coterie.client.home.settings import SiloSettings
 from coterie.wire import Model
 

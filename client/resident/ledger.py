@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from flwr.app import Context, Message
 
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
+from coterie.system.files import append_line, make_folder
 
 log = logging.getLogger("coterie.silo")
 
@@ -85,21 +85,8 @@ def _plain(value: Any) -> Any:
 
 def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:
     if settings.home:
-        file = ledger_of(Path(settings.home))
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a+b") as ledger:
-            line = json.dumps(entry).encode() + b"\n"
-            ledger.write(line if _ends_whole(ledger) else b"\n" + line)
-            ledger.flush()
-            os.fsync(ledger.fileno())
-
-
-def _ends_whole(ledger: BinaryIO) -> bool:
-    """Whether the last line was written to its end; a crash may have cut it off."""
-    if ledger.seek(0, os.SEEK_END) == 0:
-        return True
-    ledger.seek(-1, os.SEEK_END)
-    return ledger.read(1) == b"\n"
+        make_folder(Path(settings.home))
+        append_line(ledger_of(Path(settings.home)), json.dumps(entry).encode(), synced=True)
 
 
 def ledger_of(home: Path) -> Path:

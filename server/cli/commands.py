@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import collaboration_text, percent, showing, wide
+from coterie.server.cli.view import collaboration_text, percent, showing
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import follow_run
+from coterie.server.paths import place
 from coterie.server.report.explain import find_run, newest_run
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.follow import Progress, events
@@ -26,8 +27,9 @@ from coterie.server.runs.metrics import final_errors, personalised_errors
 from coterie.server.runs.record import default_runs_dir, read_record, read_unfinished
 from coterie.server.runs.run import run_folder
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
-from coterie.system.files import UNKNOWN, held_by, place
+from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
+from coterie.system.terminal import wide
 
 MAX_SILOS_LISTED = 60
 LOG_DEADLINE_S = 7 * 24 * 3600.0

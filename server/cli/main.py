@@ -25,7 +25,7 @@ MAX_PORT = 65535
 
 def _place(value: Path | None) -> Path | None:
     """A path as a person writes it, with ``~``."""
-    from coterie.system.files import place
+    from coterie.server.paths import place
 
     return value if value is None else place(value)
 
@@ -594,7 +594,7 @@ def watch(
 
 def _resumed(run: str) -> dict[str, Any]:
     """The keys that resume a run: by its folder where it is one here, else by its name."""
-    from coterie.system.files import place
+    from coterie.server.paths import place
 
     folder = place(run)
     if run and (folder / "run.json").exists():
@@ -613,7 +613,7 @@ def _with_folders(keys: dict[str, Any]) -> dict[str, Any]:
 
     What is no folder here is a name or an id, which the coordinator looks up.
     """
-    from coterie.system.files import place
+    from coterie.server.paths import place
 
     folder = place(str(keys.get("alone", "")))
     if "alone" in keys and (folder / "run.json").exists():

@@ -18,24 +18,6 @@ from coterie.server.runs.follow import Progress
 GROUP_STYLES = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
 MAX_SILOS_SHOWN = 24
 MAX_NAMED = 4
-WIDE = 200
-"""Columns of a table that goes into a file or a pipe."""
-
-
-def wide(console: Console, *, on_terminals: bool = False) -> Console:
-    """The same output with room for every cell of a table.
-
-    What reads a file or a pipe has no width, and rich cuts names at 80 columns there. On a terminal
-    a table folds; where it cannot (``on_terminals``), lines run on, but no figure is cut.
-    """
-    if console.is_terminal and not on_terminals:
-        return console
-    return Console(
-        file=console.file,
-        width=max(console.width, WIDE),
-        quiet=console.quiet,
-        force_terminal=console.is_terminal,
-    )
 
 
 @contextmanager

@@ -25,6 +25,7 @@ import tomli_w
 from coterie.server.runs.config import RunConfig
 from coterie.server.site.enrolled import Node
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.system.ports import split_address
 
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
 CALL_DEADLINE_S = 30.0
@@ -214,7 +215,7 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
     try:
         with (
             closing(_connected(address)) as plain,
-            closing(context.wrap_socket(plain, server_hostname=_host_and_port(address)[0])),
+            closing(context.wrap_socket(plain, server_hostname=split_address(address)[0])),
         ):
             pass
     except ssl.SSLCertVerificationError as error:
@@ -242,12 +243,7 @@ def _what_to_do(address: str, *, tls: bool) -> str:
 
 def _connected(address: str) -> socket.socket:
     """A connection; ``OSError``, ``ValueError`` or ``OverflowError`` if there is none."""
-    return socket.create_connection(_host_and_port(address), timeout=HANDSHAKE_DEADLINE_S)
-
-
-def _host_and_port(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+    return socket.create_connection(split_address(address), timeout=HANDSHAKE_DEADLINE_S)
 
 
 def _read_certificates(file: Path) -> bytes:

@@ -22,10 +22,11 @@ from coterie.server.runs.run import run_folder
 from coterie.strategies.errors import FederationError
 from coterie.system.files import held_by
 from coterie.system.processes import (
+    Program,
     closing_on_signals,
     family,
     proportional_memory,
-    tied,
+    stop_all,
     uninterrupted,
 )
 from coterie.tasks.base import Option
@@ -80,7 +81,7 @@ class LocalFederation:
         self.folder = folder
         self.runs_dir = folder / "runs"
         self.superlink = SuperLink(folder / "superlink", ports=ports)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.programs: dict[str, Program] = {}
         self._signals = ExitStack()
 
     def __enter__(self) -> LocalFederation:
@@ -96,21 +97,14 @@ class LocalFederation:
     def __exit__(self, *_: object) -> None:
         with self._signals, uninterrupted():  # a second signal leaves nothing running either
             try:
-                for process in self.processes.values():
-                    if process.poll() is None:
-                        process.terminate()
-                for process in self.processes.values():
-                    self._reap(process)
+                stop_all(self.programs.values(), deadline_s=STOP_DEADLINE_S)
             finally:
                 self.superlink.stop()
 
-    @staticmethod
-    def _reap(process: subprocess.Popen[bytes]) -> None:
-        try:
-            process.wait(STOP_DEADLINE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(STOP_DEADLINE_S)
+    @property
+    def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
+        """Those of the silos, by the name of a silo or of those that share one."""
+        return {name: program.process for name, program in self.programs.items()}
 
     def log_of(self, name: str) -> Path:
         """A silo's log file."""
@@ -158,16 +152,13 @@ class LocalFederation:
             self._start(name, [*line, "--home", str(self.folder / "silos")], environment)
 
     def _start(self, name: str, line: Sequence[str], environment: Mapping[str, str] | None) -> None:
-        self.log_of(name).parent.mkdir(parents=True, exist_ok=True)
-        with self.log_of(name).open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                tied([sys.executable, "-m", "coterie.client", *line]),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **(environment or {})},
-                start_new_session=True,
-            )
+        self.programs[name] = Program(
+            f"silo {name!r}",
+            [sys.executable, "-m", "coterie.client", *line],
+            log=self.log_of(name),
+            environment={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **(environment or {})},
+        )
+        self.programs[name].start()
 
     def end_silo(self, name: str, *, how: signal.Signals = signal.SIGTERM) -> None:
         """Signal a silo's process."""
@@ -177,7 +168,7 @@ class LocalFederation:
         """Wait until so many silos are connected.
 
         Raises:
-            FederationError: a silo ended, with its last words, or too few came in two minutes.
+            FederationError: a silo ended, with the end of its log, or too few came in two minutes.
         """
         within_s = JOIN_DEADLINE_S + JOIN_MORE_S * count
         deadline = time.monotonic() + within_s
@@ -193,12 +184,11 @@ class LocalFederation:
                 time.sleep(0.1)
 
     def _raise_for_ended(self) -> None:
-        for name, process in self.processes.items():
-            if process.poll() not in (None, 0):
-                log = self.log_of(name)
-                words = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        for name, program in self.programs.items():
+            if status := program.process.poll():
                 raise FederationError(
-                    f"silo {name!r} ended with status {process.returncode}. Its log ends:\n{words}",
+                    f"{program.name} ended with status {status}. Its log ends:\n"
+                    f"{program.last_lines()}",
                     silo=name,
                 )
 
@@ -227,7 +217,8 @@ class LocalFederation:
 
     def memory(self) -> int:
         """Bytes of memory of all processes together, shared pages counted once."""
-        own = [self.superlink.pid, *(p.pid for p in self.processes.values() if p.poll() is None)]
+        programs = [self.superlink.program, *self.programs.values()]
+        own = [program.process.pid for program in programs if not program.ended]
         return sum(proportional_memory(pid) for pid in family(own))
 
 

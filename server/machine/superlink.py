@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
-import subprocess
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.server.site.federation import ENVIRONMENT
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.processes import stop_with_family, tied
+from coterie.system.ports import check_free, free_ports, listens
+from coterie.system.processes import Program, ProgramError
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
@@ -32,14 +30,7 @@ class Ports:
     @classmethod
     def free(cls) -> Ports:
         """Three ports that nothing listens on."""
-        sockets = [socket.socket() for _ in range(3)]
-        try:
-            for s in sockets:
-                s.bind(("127.0.0.1", 0))
-            return cls(*(s.getsockname()[1] for s in sockets))
-        finally:
-            for s in sockets:
-                s.close()
+        return cls(*free_ports(3))
 
 
 def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
@@ -51,17 +42,15 @@ def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
     for name in ("runtime", "fleet", "control"):
         port = getattr(ports, name)
         where = host if name == "fleet" else operators or host
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((where, port))
-            except OSError as error:
-                raise FederationError(
-                    f"port {port} on {where} ({name} API) cannot be used: {error.strerror}. "
-                    f"Stop what listens there, or choose another with --{name}-port.",
-                    phase="start",
-                    exit_code=EXIT_CONFIG,
-                ) from None
+        try:
+            check_free(f"{where}:{port}")
+        except OSError as error:
+            raise FederationError(
+                f"port {port} on {where} ({name} API) cannot be used: {error.strerror}. "
+                f"Stop what listens there, or choose another with --{name}-port.",
+                phase="start",
+                exit_code=EXIT_CONFIG,
+            ) from None
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -149,18 +138,14 @@ class SuperLink:
         ports: Ports | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self.home = home
-        self.options = tuple(options)
         self.host = host
         self.ports = ports or Ports.free()
-        self.log = home / "superlink.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def pid(self) -> int:
-        """Of the SuperLink's process."""
-        assert self._process is not None
-        return self._process.pid
+        self.program = Program(
+            "SuperLink",
+            [*command(self.host, self.ports), *options],
+            log=home / "superlink.log",
+            environment=environment(home),
+        )
 
     @property
     def fleet_address(self) -> str:
@@ -172,46 +157,29 @@ class SuperLink:
         """Where runs are submitted."""
         return f"{self.host}:{self.ports.control}"
 
-    def start(self, *, extra_environment: Mapping[str, str] | None = None) -> None:
+    def start(self) -> None:
         """Start without waiting until it answers; see ``wait``."""
         require_free(self.host, self.ports)
-        self.home.mkdir(parents=True, exist_ok=True)
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                tied([*command(self.host, self.ports), *self.options]),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env={**environment(self.home), **(extra_environment or {})},
-                start_new_session=True,
-            )
+        self.program.start()
 
     def wait(self) -> None:
-        """Wait until every API listens.
+        """Wait until silos and operators can connect.
 
         Raises:
-            FederationError: it ended, or does not answer within a minute; with its last words.
+            FederationError: it ended, or does not answer within a minute; with the end of its log.
         """
-        deadline = time.monotonic() + START_DEADLINE_S
-        while not all(self._listens(p) for p in (self.ports.fleet, self.ports.control)):
-            ended = self._process is None or self._process.poll() is not None
-            if ended or time.monotonic() > deadline:
-                words = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
-                raise FederationError(f"the SuperLink did not start. Its log ends:\n{words}")
-            time.sleep(0.05)
+        try:
+            self.program.wait_until(self._answers, deadline_s=START_DEADLINE_S)
+        except ProgramError as error:
+            raise FederationError(str(error), phase="start") from None
 
-    def _listens(self, port: int) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(0.2)
-            return probe.connect_ex((self.host, port)) == 0
+    def _answers(self) -> bool:
+        return listens(self.fleet_address) and listens(self.control_address)
 
     def stop(self) -> None:
         """End it and its helpers."""
-        if self._process is None:
-            return
         # A ServerApp runs in a session of its own and would outlive a SuperLink that is ended.
-        stop_with_family(self._process, deadline_s=STOP_DEADLINE_S, rest=signal.SIGKILL)
-        self._process = None
+        self.program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGKILL)
 
     def __enter__(self) -> SuperLink:
         self.start()

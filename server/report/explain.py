@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import wide
+from coterie.server.paths import place
 from coterie.server.runs.record import default_runs_dir, read_record
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.coalition import HCCTUtility, evaluate
 from coterie.strategies.partition.hcct import stay_intervals
-from coterie.system.files import place
+from coterie.system.terminal import wide
 
 FloatArray = NDArray[np.float64]
 

@@ -1,15 +1,14 @@
 """A run's checkpoints: what was committed after each of the last rounds, each in one file.
 
 A file is safetensors, so that any tool can look at the arrays; its metadata hold the tree that
-they hang in (``coterie.server.runs.codec``) and a SHA-256 over everything. It is written to a temporary file,
-synced and renamed, and the folder is synced, so a crash at any moment leaves the one before.
+they hang in (``coterie.server.runs.codec``) and a SHA-256 over everything. A crash while one is
+written leaves the one before.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from coterie.server.runs.codec import (Arrays, CodecError, decode, encode)
-from coterie.system.files import (commit_file, is_full)
+from coterie.server.runs.codec import Arrays, CodecError, decode, encode
 from coterie.strategies.errors import FederationError
+from coterie.system.files import is_full, make_folder, replacing
 
 FORMAT = "coterie-checkpoint-1"
 KEPT = 3
@@ -55,21 +54,17 @@ class Checkpoints:
                 f"round {round} cannot be committed: {error}", round=round, phase="commit"
             ) from None
         target = self.folder / f"round-{round:06d}.safetensors"
-        unfinished = target.with_suffix(".tmp")
         about = {"format": FORMAT, "tree": tree, "sha256": _digest(tree, arrays)}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            save_file(arrays, unfinished, metadata=about)
-            size = unfinished.stat().st_size
-            commit_file(unfinished, target)
-            self._drop_old()
+            make_folder(self.folder)
+            with replacing(target) as unfinished:
+                save_file(arrays, unfinished, metadata=about)
+            self._remove_old()
+            return target.stat().st_size
         except (OSError, SafetensorError) as error:
-            with suppress(OSError):
-                unfinished.unlink(missing_ok=True)
             raise CheckpointError(
                 _write_failure(round, self.folder, error), phase="commit"
             ) from error
-        return size
 
     def load(self) -> tuple[int, Any] | None:
         """The newest checkpoint that is whole, with its round; None where there are none.
@@ -86,18 +81,17 @@ class Checkpoints:
         if found:
             raise CheckpointError(
                 f"none of the {len(found)} checkpoints can be read: {'; '.join(self.damaged)}. "
-                "The run cannot be resumed: start it anew."
+                "The run cannot be resumed: start a new one with `coterie run`."
             )
         return None
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("round-*.safetensors"))
 
-    def _drop_old(self) -> None:
-        for old in self._files()[:-KEPT]:
-            old.unlink()
-        for unfinished in self.folder.glob("round-*.tmp"):  # of a write that was killed
-            unfinished.unlink()
+    def _remove_old(self) -> None:
+        """Also what a process that was killed has left, under whatever name."""
+        for other in set(self.folder.iterdir()) - set(self._files()[-KEPT:]):
+            other.unlink()
 
 
 def _read(file: Path) -> Any:

@@ -29,7 +29,8 @@ from typing import Any
 from safetensors.numpy import save
 
 from coterie.server.runs.config import RunConfig
-from coterie.system.files import (place, write_atomically)
+from coterie.server.paths import place
+from coterie.system.files import make_folder, write_atomically
 from coterie.server.runs.metrics import (collaboration, final_errors, ipr, mean_accuracy, not_worse)
 from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
 from coterie.strategies.rounds.reports import (GuardReport, RoundReport)
@@ -71,7 +72,7 @@ class RunRecord:
         self, folder: Path, config: RunConfig, *, run_id: int, resumed_after: int | None = None
     ) -> None:
         self.folder = folder
-        (folder / "models").mkdir(parents=True, exist_ok=True)
+        make_folder(folder / "models")
         self._started = time.time()
         _drop_torn_line(folder / "events.jsonl")
         self._events = (folder / "events.jsonl").open("a", encoding="utf-8")

@@ -19,7 +19,9 @@ from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, train_config
 from coterie.server.report.explain import find_run
-from coterie.system.files import (is_full, locked, place)
+from coterie.server.paths import place
+from coterie.server.runs.lock import locked_run
+from coterie.system.files import is_full, make_folder
 from coterie.server.runs.metrics import final_errors
 from coterie.server.runs.record import (RunRecord, default_runs_dir, read_record, read_unfinished)
 from coterie.server.runs.tracking import Tracking
@@ -144,8 +146,8 @@ def execute(
     if config.resume:
         read_unfinished(folder)  # before anything is written where no run can go on
     else:
-        folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder):
+        make_folder(folder)
+    with locked_run(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         standing: Standing | None = None
         after = None

@@ -1,15 +1,13 @@
 """The federation's own CA, and the SuperLink's certificate that it signs.
 
-A silo is given the CA once. The SuperLink's certificate is short-lived and can be made anew, for
+A silo is given the CA once. The SuperLink's certificate is short-lived and can be renewed, for
 other names too, without any silo noticing.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -23,6 +21,8 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coterie.system.files import make_folder, write_atomically
 
 CA_DAYS, SERVER_DAYS = 3650, 397
 LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -83,15 +83,11 @@ def covers(certificate: Path, names: Sequence[str]) -> bool:
     return {_alternative(name) for name in names} <= set(held)
 
 
-def write_private(file: Path, content: bytes) -> None:
-    """Write a secret that only its owner may read; it never exists with other permissions."""
-    unfinished = file.with_suffix(".tmp")
-    with suppress(FileNotFoundError):
-        unfinished.unlink()
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as opened:
-        opened.write(content)
-    unfinished.replace(file)
+def belongs_to(certificate: Path, key: Path) -> bool:
+    """Whether a certificate is of this private key."""
+    loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
+    private = load_pem_private_key(key.read_bytes(), password=None)
+    return loaded.public_key() == private.public_key()
 
 
 def _builder(
@@ -133,7 +129,7 @@ def _alternative(name: str) -> x509.GeneralName:
 def _write(
     folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_folder(folder, private=True)
     private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_private(folder / f"{name}.key", private)
-    (folder / f"{name}.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
+    write_atomically(folder / f"{name}.key", private, private=True)
+    write_atomically(folder / f"{name}.pem", certificate.public_bytes(Encoding.PEM))

@@ -1,15 +1,13 @@
 """Who is enrolled: the operator's list of names and keys, and how the SuperLink is told.
 
 ``roster.json`` is the truth; the SuperLink's table of nodes is made to follow it whenever one of
-the two changes or the SuperLink starts, so that a lost database loses nobody. A key that was
-removed stays in the list: it is never let in again.
+the two changes or the SuperLink starts, so that a lost database loses no silo. A key that
+was removed stays in the list: it is never let in again.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -18,7 +16,11 @@ from pathlib import Path
 from typing import Protocol
 
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.files import LockedError, locked, write_atomically
 from coterie.wire.enrolment import Request, fingerprint_of_key
+
+LOCK_DEADLINE_S = 60.0
+"""How long one change of the list may take; it includes calls to the SuperLink."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Nodes(Protocol):
         ...
 
     def unregister(self, node_id: int) -> None:
-        """Shut a key out, for good."""
+        """Shut a key out permanently."""
         ...
 
 
@@ -81,7 +83,9 @@ def read(file: Path) -> list[Entry]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, TypeError) as error:
-        raise _wrong(f"{file} cannot be read: {error}. Restore it from a backup.") from None
+        raise _enrolment_error(
+            f"{file} cannot be read: {error}. Restore it from a backup."
+        ) from None
     return sorted(entries, key=lambda entry: (entry.name, entry.enrolled))
 
 
@@ -102,17 +106,17 @@ def enrol(file: Path, request: Request) -> Entry:
         entries = read(file)
         for entry in entries:
             if entry.key == key and entry.removed:
-                raise _wrong(
+                raise _enrolment_error(
                     f"this key was removed on {entry.removed[:10]}, and a removed key is never let "
                     "in again. The silo makes a new one with `coterie silo init --name NAME "
                     "--new-key`."
                 )
             if entry.key == key and entry.name != request.name:
-                raise _wrong(f"this key is enrolled already, as {entry.name!r}.")
+                raise _enrolment_error(f"this key is enrolled already, as {entry.name!r}.")
             if entry.name == request.name and not entry.removed:
                 if entry.key == key:
                     return entry
-                raise _wrong(
+                raise _enrolment_error(
                     f"the name {request.name!r} belongs to another key "
                     f"({entry.fingerprint}). Choose another name, or first "
                     f"`coterie remove {request.name}`."
@@ -126,14 +130,14 @@ def remove(file: Path, name: str) -> Entry:
     """Take a silo off the list.
 
     Raises:
-        FederationError: nobody of that name is enrolled.
+        FederationError: no silo of that name is enrolled.
     """
     with _locked(file):
         entries = read(file)
         found = [e for e in entries if e.name == name and not e.removed]
         if not found:
-            known = ", ".join(e.name for e in entries if not e.removed) or "nobody"
-            raise _wrong(f"no silo {name!r} is enrolled. Enrolled: {known}.")
+            known = ", ".join(e.name for e in entries if not e.removed) or "no silo"
+            raise _enrolment_error(f"no silo {name!r} is enrolled. Enrolled: {known}.")
         gone = replace(found[0], removed=_now())
         _write(file, [gone if e == found[0] else e for e in entries])
         return gone
@@ -162,24 +166,28 @@ def sync(file: Path, superlink: Nodes) -> dict[str, Node]:
 
 @contextmanager
 def _locked(file: Path) -> Iterator[None]:
-    """One writer at a time; the lock is gone with its process."""
-    with file.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+    """One writer at a time; the lock is gone with its process.
+
+    Raises:
+        FederationError: another process holds it for longer than the deadline.
+    """
+    try:
+        with locked(file.parent, name=f"{file.stem}.lock", deadline_s=LOCK_DEADLINE_S):
+            yield
+    except LockedError as error:
+        raise _enrolment_error(
+            f"{file} cannot be changed: another command has been changing it for more than "
+            f"{LOCK_DEADLINE_S:.0f} s ({error}). End that process, and try again."
+        ) from None
 
 
 def _write(file: Path, entries: Sequence[Entry]) -> None:
-    unfinished = file.with_suffix(".tmp")
-    with unfinished.open("w", encoding="utf-8") as opened:
-        json.dump([asdict(entry) for entry in entries], opened, indent=1)
-        opened.flush()
-        os.fsync(opened.fileno())
-    unfinished.replace(file)
+    write_atomically(file, json.dumps([asdict(entry) for entry in entries], indent=1).encode())
 
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _wrong(text: str) -> FederationError:
+def _enrolment_error(text: str) -> FederationError:
     return FederationError(text, phase="enrolment", exit_code=EXIT_CONFIG)

@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
+from coterie.server.paths import place
 from coterie.server.site import certificates
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.files import place
+from coterie.system.files import make_folder, write_atomically
 
 ENVIRONMENT = "COTERIE_FEDERATION"
 """The folder, for commands that are not told one, and for the ServerApp."""
@@ -44,7 +46,7 @@ silos = "{silos}"
 # For operators: whoever reaches it may start runs and let silos in, and it asks for no password.
 # Keep it on this machine; operators log in here.
 operators = "{operators}"
-# For the ServerApp, which runs beside the SuperLink.
+# For the ServerApp, which runs next to the SuperLink.
 serverapp = "{serverapp}"
 
 [state]
@@ -131,13 +133,15 @@ class Federation:
         return [_split(address)[0] for address in self.config.addresses]
 
     def renew_certificate(self, *, always: bool = False) -> str:
-        """Make the server's certificate anew if it has to be; return why, or an empty text."""
-        file = self.tls / "server.pem"
+        """Renew the server's certificate if needed; return why, or an empty text."""
+        file, key = self.tls / "server.pem", self.tls / "server.key"
         reason = ""
         if always:
-            reason = "asked for"
-        elif not file.exists() or not (self.tls / "server.key").exists():
-            reason = "there was none"
+            reason = "you asked for it"
+        elif not file.exists() or not key.exists():
+            reason = "there was no certificate"
+        elif not certificates.belongs_to(file, key):  # a crash came between the two files
+            reason = "the old one belonged to another key"
         elif certificates.days_left(file) < RENEW_BELOW_DAYS:
             reason = f"the old one had {certificates.days_left(file):.0f} days left"
         elif not certificates.covers(file, self.names):
@@ -170,7 +174,7 @@ def create(
     """
     file = folder / "coterie.toml"
     if file.exists():
-        raise _wrong(
+        raise _config_error(
             f"{folder} holds a federation already. To renew its certificate: "
             f"coterie init {folder} --renew"
         )
@@ -182,12 +186,10 @@ def create(
         serverapp=f"127.0.0.1:{runtime_port}",
     )
     _read(text, "--address")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the database holds models
+    make_folder(folder, private=True)  # the database holds models
     certificates.make_ca(folder / "tls", _split(complete[0])[0])
-    (folder / "runs").mkdir(exist_ok=True)
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(file)  # last: what has a coterie.toml is whole
+    make_folder(folder / "runs")
+    write_atomically(file, text.encode())  # last: what has a coterie.toml is whole
     federation = load(folder)
     federation.renew_certificate()
     return federation
@@ -207,14 +209,14 @@ def load(folder: Path | None = None) -> Federation:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise _wrong(
+        raise _config_error(
             f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name "
             f"its folder with --federation or {ENVIRONMENT}."
         ) from None
     except OSError as error:
-        raise _wrong(f"{file} cannot be read: {error.strerror}.") from None
+        raise _config_error(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise _wrong(
+        raise _config_error(
             f"{file} must be UTF-8. Byte {error.start} is {error.object[error.start]:#04x}: save "
             "the file as UTF-8."
         ) from None
@@ -235,22 +237,20 @@ def _read(text: str, source: str) -> _Config:
     try:
         return _Config.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise _wrong(f"{source} is not TOML: {error}.") from None
+        raise _config_error(f"{source} is not TOML: {error}.") from None
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in entry['loc'])}: {_said(entry['type'], entry['msg'])}"
-            for entry in error.errors()
-        )
-        raise _wrong(f"{source} is wrong: {problems}.") from None
+        problems = "; ".join(_problem(entry) for entry in error.errors())
+        raise _config_error(f"{source} is wrong: {problems}.") from None
 
 
-def _said(kind: str, message: str) -> str:
+def _problem(entry: ErrorDetails) -> str:
     known = {
         "extra_forbidden": "there is no such key",
         "string_pattern_mismatch": "must be HOST:PORT, an IPv6 address in brackets",
     }
-    text = message.removeprefix("Value error, ")
-    return known.get(kind, text[:1].lower() + text[1:])
+    where = ".".join(str(part) for part in entry["loc"])
+    text = entry["msg"].removeprefix("Value error, ")
+    return f"{where}: {known.get(entry['type'], text[:1].lower() + text[1:])}"
 
 
 def _split(address: str) -> tuple[str, int]:
@@ -264,5 +264,5 @@ def _with_port(address: str, port: int) -> str:
     return address if has_port else f"{f'[{address}]' if bare_v6 else address}:{port}"
 
 
-def _wrong(text: str) -> FederationError:
+def _config_error(text: str) -> FederationError:
     return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import wide
 from coterie.server.site import enrolled, federation
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.enrolled import Node
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.terminal import wide
 from coterie.wire import is_silo_name
 from coterie.wire.enrolment import (
     Bundle,
@@ -51,7 +51,7 @@ def print_init(
 
 
 def renew(folder: Path) -> None:
-    """Make the server's certificate anew; silos keep what they have."""
+    """Renew the server's certificate; silos keep what they have."""
     made = federation.load(folder)
     made.renew_certificate(always=True)
     _console().print(
@@ -80,7 +80,7 @@ def take_request(made: Federation, text: str) -> None:
         "Compare it with the silo, by telephone for example. If it differs: coterie remove "
         f"{entry.name}"
     )
-    _, reason = _told(made)
+    _, reason = _update_superlink(made)
     if reason:
         aside.print(f"{reason}. It will know the silo when it starts.", markup=False)
     aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
@@ -90,13 +90,13 @@ def take_request(made: Federation, text: str) -> None:
 
 def print_roster(made: Federation) -> None:
     """Who is enrolled, and whether it is connected."""
-    nodes, reason = _told(made)
+    nodes, reason = _update_superlink(made)
     entries = enrolled.read(made.roster)
     console = _console()
     if reason:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"{reason}.", markup=False)
     if not entries:
-        console.print("Nobody is enrolled. A silo asks with `coterie silo init --name NAME`.")
+        console.print("No silo is enrolled yet. A silo asks with `coterie silo init --name NAME`.")
         return
     table = Table(box=None, padding=(0, 1))
     for column in ("silo", "status", "enrolled", "key fingerprint"):
@@ -115,14 +115,14 @@ def print_remove(made: Federation, name: str) -> None:
     """Shut a silo out, at once if the SuperLink runs.
 
     Raises:
-        FederationError: nobody of that name is enrolled, or the SuperLink was not told.
+        FederationError: no silo of that name is enrolled, or the SuperLink was not told.
     """
     gone = enrolled.remove(made.roster, name)
     console = _console()
     if not answers(made):
         console.print(f"{gone.name} is removed. No SuperLink runs here.")
         return
-    _, reason = _told(made)
+    _, reason = _update_superlink(made)
     if reason:  # an error all the same: it may still be connected
         raise FederationError(
             f"{gone.name} is removed from the roster. {reason}. The silo is shut out "
@@ -132,7 +132,7 @@ def print_remove(made: Federation, name: str) -> None:
     console.print(f"{gone.name} is removed. Its connection ends now; runs go on without it.")
 
 
-def _told(made: Federation) -> tuple[dict[str, Node], str]:
+def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
     """Have the SuperLink follow the roster; its nodes, or why it was not told.
 
     The roster is written by then, and every start of a SuperLink reads it.

@@ -55,7 +55,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import percent, wide
+from coterie.server.cli.view import percent
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
@@ -74,6 +74,7 @@ from coterie.server.study.comparison import (
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.strategies.rounds.options import dashed
 from coterie.system.files import write_atomically
+from coterie.system.terminal import wide
 from coterie.tasks.base import Option, TaskError, place_of
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.simulation import PLACES, Simulation, placed, split_problem
@@ -404,7 +405,7 @@ def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
             f"{folder} holds a comparison over other silos than {file} describes now: its silos, "
             "the task's declaration or files of the data have changed. Take another folder."
         )
-    note.write_text(digest + "\n", encoding="utf-8")
+    write_atomically(note, f"{digest}\n".encode())
 
 
 def _data_files(comparison: Comparison) -> list[tuple[str, int, int]]:

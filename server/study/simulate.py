@@ -21,6 +21,7 @@ from rich.console import Console
 from coterie.server.cli.commands import print_final
 from coterie.server.cli.view import showing
 from coterie.server.machine.local import LocalFederation
+from coterie.server.paths import place
 from coterie.server.report.gains import DATA_NOTE
 from coterie.server.runs.config import RunConfig, require_silos
 from coterie.server.runs.follow import Progress, events
@@ -28,7 +29,7 @@ from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
 from coterie.server.runs.record import default_runs_dir
 from coterie.server.runs.run import execute, run_folder
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
-from coterie.system.files import place, write_atomically
+from coterie.system.files import write_atomically
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.simulation import Simulation
 

@@ -153,9 +153,27 @@ def test_a_bundle_for_another_silo_or_key_is_refused(tmp_path: Path) -> None:
         home.coordinator()
 
 
+def test_the_certificate_is_that_of_the_coordinator_joined(tmp_path: Path) -> None:
+    """A crash may come between the two files; earlier versions wrote only one."""
+    make_ca(tmp_path / "tls", "study")
+    ca = (tmp_path / "tls" / "ca.pem").read_bytes()
+    home = create(tmp_path / "a", "a")
+    home.join(write_bundle(Bundle("a", home.fingerprint(), "fl.example.org:9092", ca)))
+    for left in (None, b"of another coordinator"):
+        (home.folder / "ca.pem").unlink()
+        if left:
+            (home.folder / "ca.pem").write_bytes(left)
+        assert home.coordinator()[1].read_bytes() == ca
+    (home.folder / "coordinator.json").write_text('{"address": "fl.example.org:9092"}')
+    assert home.coordinator()[1].read_bytes() == ca
+    (home.folder / "coordinator.json").write_text('["fl.example.org:9092"]')
+    with pytest.raises(SettingsError, match=r"cannot be read: .* Join again"):
+        home.coordinator()
+
+
 def test_a_folder_serves_one_process(tmp_path: Path) -> None:
     home = create(tmp_path, "a")
-    with home.locked(), pytest.raises(SettingsError, match="runs already from"), home.locked():
+    with home.locked(), pytest.raises(SettingsError, match="already running from"), home.locked():
         pass
     with home.locked():
         pass

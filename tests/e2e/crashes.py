@@ -55,9 +55,8 @@ def kill_server_app(folder: Path) -> None:
 
 def kill_superlink(federation: LocalFederation) -> None:
     """SIGKILL to the SuperLink; its helpers are left to find out."""
-    os.kill(federation.superlink.pid, signal.SIGKILL)
-    assert federation.superlink._process is not None
-    federation.superlink._process.wait(10)
+    os.kill(federation.superlink.program.process.pid, signal.SIGKILL)
+    federation.superlink.program.process.wait(10)
 
 
 def restart_superlink(federation: LocalFederation, folder: Path) -> None:

@@ -119,10 +119,10 @@ def test_the_second_silo_of_a_name_is_refused(federation: LocalFederation) -> No
     federation.start_silo(spec("a", 0))
     federation.start_silo(spec("b", 1))
     federation.wait_for_silos(2)
-    first = federation.processes["a"]
-    # It replaces only this test's note of the process; a's folder would be refused, too.
+    first = federation.programs["a"]
+    # It replaces only the federation's note of the process; a's folder would be refused, too.
     federation.start_silo(spec("a", 2), home=federation.folder / "silos" / "elsewhere")
-    federation.processes["a-first"] = first
+    federation.programs["a-first"] = first
     federation.wait_for_silos(3)
     folder, last = federation.run(**{**KEYS, "min-silos": 2})
     assert last["status"] == "completed"

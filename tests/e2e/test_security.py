@@ -116,7 +116,9 @@ def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(
 ) -> None:
     home = stranger(organisations, "careful")
     with Organisations(tmp_path) as other:
-        shutil.copy(other.federation.ca, home / "ca.pem")
+        joined = json.loads((home / "coordinator.json").read_text())
+        joined["ca"] = other.federation.ca.read_text()
+        (home / "coordinator.json").write_text(json.dumps(joined))
     folder, done = disturbed(organisations, lambda: start(home, patience=60))
     assert done.returncode == 5
     assert "TLS with the SuperLink" in done.stderr and "CERTIFICATE_VERIFY_FAILED" in done.stderr
@@ -357,7 +359,7 @@ def test_a_second_process_with_the_same_key_is_refused(
     assert elsewhere.returncode == 5
     assert "another process uses it" in elsewhere.stderr
     assert same.returncode == 2
-    assert "runs already from" in same.stderr
+    assert "already running from" in same.stderr
     assert finished(folder) == undisturbed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing import get_context
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.server.site.enrolled import Node, enrol, names_by_node, read, remove, sync
 from coterie.strategies.errors import FederationError
+from coterie.system.files import locked
 from coterie.wire.enrolment import Request, public_pem
 
 
@@ -103,6 +105,16 @@ def test_a_damaged_list_is_not_taken_for_an_empty_one(file: Path) -> None:
     file.write_text("[{")
     with pytest.raises(FederationError, match="cannot be read"):
         read(file)
+
+
+def test_a_list_that_another_command_holds_is_not_waited_for_without_end(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.server.site.enrolled.LOCK_DEADLINE_S", 0.2)
+    said = rf"cannot be changed: .* held by process {os.getpid()}\). End that process"
+    with locked(file.parent, name="roster.lock"), pytest.raises(FederationError, match=said):
+        enrol(file, request("a"))
+    assert read(file) == []
 
 
 def _enrol_some(file: Path, start: int) -> None:

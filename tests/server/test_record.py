@@ -21,13 +21,14 @@ from coterie.server.report.model import read_run
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.follow import events
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.record import RunRecord, default_runs_dir, model_hash, write_atomically
+from coterie.server.runs.record import RunRecord, default_runs_dir, model_hash
 from coterie.server.runs.run import _line, execute
 from coterie.server.study.comparison import measure
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.reports import RoundReport
+from coterie.system import files
 from tests.conftest import arrays_of, digits_config
 
 SHORT = {
@@ -88,32 +89,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, RunResult]
     """A run of HCCT over three silos, recorded."""
     folder = tmp_path_factory.mktemp("runs") / "hcct-42"
     return folder, execute_in(folder)
-
-
-# ---------------------------------------------------------------- files
-
-
-def test_a_file_is_written_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
-    target = tmp_path / "run.json"
-    write_atomically(target, b"first")
-    write_atomically(target, b"second")
-    assert target.read_bytes() == b"second"
-    assert list(tmp_path.iterdir()) == [target]
-
-
-def test_a_crash_while_writing_leaves_the_last_good_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "run.json"
-    write_atomically(target, b"good")
-
-    def crash(descriptor: int) -> None:
-        raise OSError("no space left on device")
-
-    monkeypatch.setattr(coterie.server.runs.record.os, "fsync", crash)
-    with pytest.raises(OSError, match="no space"):
-        write_atomically(target, b"half of it")
-    assert target.read_bytes() == b"good"
 
 
 def test_equal_models_have_equal_hashes_whatever_the_order_and_others_do_not() -> None:
@@ -361,7 +336,7 @@ def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
     def full(target: Path, content: bytes) -> None:
         if target.suffix == ".safetensors":
             raise OSError(errno.ENOSPC, "No space left on device", str(target))
-        write_atomically(target, content)
+        files.write_atomically(target, content)
 
     monkeypatch.setattr(coterie.server.runs.record, "write_atomically", full)
     with pytest.raises(FederationError, match=r"the disk is full.*coterie run --resume run"):

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.table import Table
 
-from coterie.server.cli.view import line_of, megabytes, percent, picture, showing, wide
+from coterie.server.cli.view import line_of, megabytes, percent, picture, showing
 from coterie.server.runs.follow import Progress
 
 START = {"event": "start", "config": {"rounds": 5}}
@@ -186,18 +185,3 @@ def test_numbers_are_written_for_people() -> None:
     assert percent(0.0761) == "7.6 %"
     assert percent(None) == percent(float("nan")) == "–"
     assert megabytes(2_540_000) == "2.5 MB moved"
-
-
-def test_a_wide_console_cuts_no_cell_whatever_the_width_it_is_given() -> None:
-    out = io.StringIO()
-    narrow = Console(file=out, width=40)
-    table = Table()
-    for number in range(6):
-        table.add_column(f"a long heading {number}", no_wrap=True)
-    table.add_row(*[f"cell-{number}-of-the-row" for number in range(6)])
-    wide(narrow).print(table)
-    assert "…" not in out.getvalue() and "cell-5-of-the-row" in out.getvalue()
-    quiet = Console(file=out, quiet=True)
-    before = out.getvalue()
-    wide(quiet).print(table)
-    assert out.getvalue() == before
