@@ -130,7 +130,7 @@ def measure(
                         batch_size=10,
                         lr=0.03,
                     )
-                assert last["status"] == "completed", last
+                assert last.status == "completed", last
                 found[name] = summary(record, usage, at_start)
     return found
 

@@ -8,12 +8,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import wide
 from coterie.server.site import enrolled, federation
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.enrolled import Node
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.terminal import wide
 from coterie.wire import is_silo_name
 from coterie.wire.enrolment import (
     Bundle,
