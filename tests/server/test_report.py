@@ -516,7 +516,7 @@ def test_a_record_that_cannot_be_read_is_replaced_by_its_events(
     folder = damaged(runs, tmp_path / "run", lambda record: None)
     (folder / "run.json").write_text(content)
     run = read_run(folder)
-    assert [one.number for one in run.rounds] == list(range(1, 10))
+    assert [one.round for one in run.rounds] == list(range(1, 10))
     assert run.last_errors() == pytest.approx(read_run(runs / "hcct-1").last_errors())
     assert any("run.json" in text for text in run.missing)
     assert make_pictures(tell(run))[0]
@@ -537,7 +537,7 @@ def test_rounds_before_a_resumption_count_once(runs: Path, tmp_path: Path) -> No
     told = [start, *rounds[:4], lost, {"event": "resume", "after": 4, "config": start["config"]}]
     told += rounds[4:7]
     tmp_path.joinpath("events.jsonl").write_text("\n".join(map(json.dumps, told)))
-    assert [one.number for one in read_run(tmp_path).rounds] == list(range(1, 8))
+    assert [one.round for one in read_run(tmp_path).rounds] == list(range(1, 8))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from coterie.server.runs.record.contents import (
     Run,
     SiloFacts,
 )
-from coterie.server.runs.record.values import Fields, clean_within, dashed, known, read_amounts
+from coterie.server.runs.record.values import Fields, amounts, clean_within, dashed, known
 from coterie.strategies.rounds.loop import GuardReport, PhaseReport, SiloReport
 
 FORMAT = 1
@@ -34,7 +35,6 @@ ROUND_KEYS = frozenset(
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
-GUARD_KEYS = ("error", "alone-error", "validation-error", "alone-validation-error")
 
 
 # ---------------------------------------------------------------- a round
@@ -51,13 +51,18 @@ def _round_of(told: Fields, *, final: bool = False) -> Round:
         silos={name: _silo_of(one) for name, one in told.each("silos")},
         evaluated_round=told.whole("evaluated-round"),
         evaluation=told.evaluation("evaluation"),
-        personalised={n: told_of[:2] for n, told_of in told.evaluation("personalised").items()},
+        personalised={name: own[:2] for name, own in told.evaluation("personalised").items()},
         seconds=told.numbers("seconds"),
-        phases={kind: read_amounts(PhaseReport, one) for kind, one in told.each("phases")},
+        phases=_phases_of(told, "phases"),
         details={k: clean_within(v) for k, v in told.values.items() if k not in ROUND_KEYS},
         final=final,
         after=told.evaluation("evaluation-after"),
     )
+
+
+def _phases_of(told: Fields, key: str) -> dict[str, PhaseReport]:
+    names = [each.name for each in fields(PhaseReport)]
+    return {kind: PhaseReport(**amounts(names, one)) for kind, one in told.each(key)}
 
 
 def _silo_of(told: Fields) -> SiloReport:
@@ -156,14 +161,19 @@ def _final_of(told: Fields, last: int) -> Round | None:
         groups=told.groups("final-groups"),
         evaluated_round=last,
         evaluation=told.evaluation("final-evaluation"),
-        phases={kind: read_amounts(PhaseReport, one) for kind, one in told.each("final-phases")},
-        guard={
-            name: GuardReport(
-                *(one.number(key) for key in GUARD_KEYS), one.values.get("kept-alone") is True
-            )
-            for name, one in told.inside("guard").each("silos")
-        },
+        phases=_phases_of(told, "final-phases"),
+        guard={name: _guard_of(one) for name, one in told.inside("guard").each("silos")},
         final=True,
+    )
+
+
+def _guard_of(told: Fields) -> GuardReport:
+    return GuardReport(
+        error=told.number("error"),
+        alone_error=told.number("alone-error"),
+        validation_error=told.number("validation-error"),
+        alone_validation_error=told.number("alone-validation-error"),
+        kept_alone=told.values.get("kept-alone") is True,
     )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.server.runs.record.values import Fields, Groups
+from coterie.server.runs.record.values import Fields, Groups, Kind
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 
 FloatArray = NDArray[np.float64]
@@ -113,7 +113,7 @@ class Grouping:
     @property
     def num_groups(self) -> int:
         """Of FedGroup, empty ones too; 0 if it does not say."""
-        return len(self._whole("members", lambda told, key: told.of(key, list)))
+        return len(self._whole("members", _members))
 
     @property
     def separation(self) -> float:
@@ -164,7 +164,7 @@ class Grouping:
             if key not in VECTORS and key in holder
         )
 
-    def _whole(self, key: str, read: Any) -> Any:
+    def _whole(self, key: str, read: Callable[[Fields, str], Kind]) -> Kind:
         told = Fields(self.details, "", [])
         value = read(told, key)
         self._check(key, told)
@@ -182,6 +182,10 @@ class Grouping:
         if not names or holder.get(key) is None:
             return None
         return Square(names, _array(key, holder[key], (len(names), len(names))))
+
+
+def _members(told: Fields, key: str) -> list[Any]:
+    return told.of(key, list)
 
 
 def _interval(ends: list[Any]) -> tuple[float, float] | None:

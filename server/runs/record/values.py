@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import asdict, fields
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
+Kind = TypeVar("Kind")
 Groups = tuple[tuple[str, ...], ...]
 
 
@@ -26,7 +26,7 @@ class Fields:
     def lose(self, key: str) -> None:
         self.lost.append(f"{self.place}{key} is damaged")
 
-    def of(self, key: str, kind: type) -> Any:
+    def of(self, key: str, kind: type[Kind]) -> Kind:
         """A value of this kind, else an empty one."""
         value = self.values.get(key)
         if isinstance(value, kind):
@@ -47,9 +47,10 @@ class Fields:
 
     def amount(self, key: str) -> float:
         """At least 0; 0 where it is not known."""
-        value = self.values.get(key)
+        value: Any = self.values.get(key)
         if type(value) in (int, float) and 0 <= value < 1e300:
-            return value  # type: ignore[no-any-return]
+            amount: float = value
+            return amount
         self.number(key)
         return 0
 
@@ -57,11 +58,10 @@ class Fields:
         return int(self.amount(key))
 
     def text(self, key: str) -> str:
-        value = self.values.get(key)
-        return "" if value is None else clean(value)
+        return _lines(self.values.get(key))
 
     def texts(self, key: str) -> dict[str, str]:
-        return {clean(k): "" if v is None else clean(v) for k, v in self.of(key, dict).items()}
+        return {clean(name): _lines(value) for name, value in self.of(key, dict).items()}
 
     def names(self, key: str) -> tuple[str, ...]:
         return self._names(key, self.of(key, list))
@@ -107,6 +107,11 @@ class Fields:
         }
 
 
+def _lines(text: object) -> str:
+    """Text of several lines."""
+    return "" if text is None else "\n".join(map(_cleaned, str(text).split("\n")))
+
+
 def clean(text: object) -> str:
     """Text without what neither a page nor a picture nor a terminal can hold."""
     return _cleaned(str(text))
@@ -139,10 +144,10 @@ def dashed(value: Any) -> dict[str, Any]:
     """A dataclass of numbers as JSON."""
     return {
         name.replace("_", "-"): known(one) if isinstance(one, float) else one
-        for name, one in asdict(value).items()
+        for name, one in vars(value).items()
     }
 
 
-def read_amounts(kind: type, told: Fields) -> Any:
-    """The same the other way, for counts and amounts."""
-    return kind(**{f.name: told.amount(f.name.replace("_", "-")) for f in fields(kind)})
+def amounts(names: Iterable[str], told: Fields) -> dict[str, Any]:
+    """The same the other way, of counts and amounts."""
+    return {name: told.amount(name.replace("_", "-")) for name in names}
