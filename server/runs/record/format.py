@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from coterie.server.runs.record.contents import (
     Run,
     SiloFacts,
 )
-from coterie.server.runs.record.values import Fields, amounts, clean_within, dashed, known
+from coterie.server.runs.record.values import Fields, clean_within, dashed, known
 from coterie.strategies.rounds.loop import GuardReport, PhaseReport, SiloReport
 
 FORMAT = 1
@@ -48,7 +47,7 @@ def _round_of(told: Fields, *, final: bool = False) -> Round:
         joined=told.names("joined"),
         left=told.names("left"),
         left_out=told.texts("left-out"),
-        silos={name: _silo_of(one) for name, one in told.each("silos")},
+        silos={name: one.scalars(SiloReport) for name, one in told.each("silos")},
         evaluated_round=told.whole("evaluated-round"),
         evaluation=told.evaluation("evaluation"),
         personalised={name: own[:2] for name, own in told.evaluation("personalised").items()},
@@ -61,18 +60,7 @@ def _round_of(told: Fields, *, final: bool = False) -> Round:
 
 
 def _phases_of(told: Fields, key: str) -> dict[str, PhaseReport]:
-    names = [each.name for each in fields(PhaseReport)]
-    return {kind: PhaseReport(**amounts(names, one)) for kind, one in told.each(key)}
-
-
-def _silo_of(told: Fields) -> SiloReport:
-    return SiloReport(
-        num_examples=told.number("num-examples"),
-        train_loss=told.number("train-loss"),
-        seconds=told.number("seconds"),
-        bytes_sent=told.whole("bytes-sent"),
-        bytes_received=told.whole("bytes-received"),
-    )
+    return {kind: one.scalars(PhaseReport) for kind, one in told.each(key)}
 
 
 def plain_round(one: Round) -> dict[str, Any]:
@@ -116,7 +104,7 @@ def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = No
         lost: what is damaged is added to it, in words.
     """
     told = Fields(record, "", [] if lost is None else lost)
-    rounds = tuple(_rounds(told))
+    rounds, beside = tuple(_rounds(told)), told.inside("collaboration")
     return Run(
         folder=folder,
         run_id=told.text("run-id"),
@@ -127,19 +115,16 @@ def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = No
         seconds_to_first_training=told.number("seconds-to-first-training"),
         config=told.of("config", dict),
         versions=told.texts("versions"),
-        silos={
-            name: SiloFacts(one.number("num-examples"), one.number("alpha"), one.text("node-id"))
-            for name, one in told.each("silos")
-        },
+        silos={name: one.scalars(SiloFacts) for name, one in told.each("silos")},
         refused=told.texts("refused"),
         rounds=rounds,
         initial=told.evaluation("initial-evaluation"),
         final=_final_of(told, max((one.round for one in rounds), default=0)),
-        collaboration=_collaboration_of(told.inside("collaboration")),
+        collaboration=beside.scalars(Collaboration) if beside.values else None,
         model_hashes=told.texts("model-hashes"),
         resumed=tuple(
-            Resumption(one.whole("after-round"), one.text("at"), one.text("previous-run-id"))
-            for one in (Fields(e, "resumed: ", told.lost) for e in told.of("resumed", list))
+            Fields(one, "resumed: ", told.lost).scalars(Resumption)
+            for one in told.of("resumed", list)
         ),
     )
 
@@ -162,26 +147,9 @@ def _final_of(told: Fields, last: int) -> Round | None:
         evaluated_round=last,
         evaluation=told.evaluation("final-evaluation"),
         phases=_phases_of(told, "final-phases"),
-        guard={name: _guard_of(one) for name, one in told.inside("guard").each("silos")},
+        guard={name: one.scalars(GuardReport) for name, one in told.inside("guard").each("silos")},
         final=True,
     )
-
-
-def _guard_of(told: Fields) -> GuardReport:
-    return GuardReport(
-        error=told.number("error"),
-        alone_error=told.number("alone-error"),
-        validation_error=told.number("validation-error"),
-        alone_validation_error=told.number("alone-validation-error"),
-        kept_alone=told.values.get("kept-alone") is True,
-    )
-
-
-def _collaboration_of(told: Fields) -> Collaboration | None:
-    if not told.values:
-        return None
-    keys = ("mean-accuracy", "mean-accuracy-alone", "ipr", "rsd")
-    return Collaboration(told.whole("silos"), *map(told.number, keys))
 
 
 def json_of(run: Run, rounds: Iterable[str]) -> str:
@@ -209,10 +177,6 @@ def _plain_scalar(value: Any) -> Any:
 
 def _plain(run: Run) -> dict[str, Any]:
     """A run as JSON values, without its rounds."""
-    silos = {
-        name: {"num-examples": known(s.num_examples), "alpha": known(s.alpha), "node-id": s.node_id}
-        for name, s in run.silos.items()
-    }
     return {
         "format": FORMAT,
         "run-id": run.run_id,
@@ -220,7 +184,7 @@ def _plain(run: Run) -> dict[str, Any]:
         "started": run.started,
         "config": dict(run.config),
         "versions": dict(run.versions),
-        "silos": silos,
+        "silos": {name: dashed(silo) for name, silo in run.silos.items()},
         "refused": dict(run.refused),
         **({"resumed": [dashed(one) for one in run.resumed]} if run.resumed else {}),
         **_told("seconds-to-first-training", run.seconds_to_first_training),
@@ -286,7 +250,6 @@ def event_of(line: str) -> Event | None:
     kind = told.text("event")
     if not kind:
         return None
-    counts = ("pairs", "silos", "rounds", "bytes")
     return Event(
         kind=kind,
         number=told.whole("after" if kind == "resume" else "round"),
@@ -294,7 +257,7 @@ def event_of(line: str) -> Event | None:
         config=told.of("config", dict),
         silos=told.names("silos") if kind in ("here", "ready", "answer") else (),
         work=told.text("work"),
-        budget=Budget(told.text("work"), *map(told.whole, counts)) if kind == "budget" else None,
+        budget=told.scalars(Budget) if kind == "budget" else None,
         report=_round_of(told, final=kind == "final") if kind in ("round", "final") else None,
         refused=told.texts("refused"),
         status=told.text("status"),

@@ -143,8 +143,7 @@ class Grouping:
     def discriminators(self) -> DiscriminatorWork | None:
         """FedCollab's, of a round in which there are some."""
         told = self._whole("discriminators", Fields.inside)
-        names = ("pairs", "rounds", "bytes")
-        return DiscriminatorWork(*map(told.whole, names)) if told.values else None
+        return told.scalars(DiscriminatorWork) if told.values else None
 
     def without_matrices(self) -> dict[str, Any]:
         """The details, and the structure in them, without what is large."""

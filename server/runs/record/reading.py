@@ -146,16 +146,16 @@ def read_run(folder: Path) -> Run:
 def _read_record(path: Path, missing: list[str]) -> dict[str, Any]:
     try:
         read = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        if isinstance(read, dict):
+            return read
+        damage = "not an object"
     except FileNotFoundError:
         missing.append("run.json is not there")
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        missing.append(f"run.json is damaged ({_short(error)}); what follows is from events.jsonl")
-        return {}
-    if not isinstance(read, dict):
-        missing.append("run.json is damaged (not an object); what follows is from events.jsonl")
-        return {}
-    return read
+        damage = _short(error)
+    missing.append(f"run.json is damaged ({damage}); what follows is from events.jsonl")
+    return {}
 
 
 def _read_events(path: Path, missing: list[str]) -> list[Event]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 Kind = TypeVar("Kind")
@@ -91,6 +92,18 @@ class Fields:
         found = {clean(name): own.number(name) for name in own.values}
         return {name: value for name, value in found.items() if 0 <= value < math.inf}
 
+    def scalars(self, kind: type[Kind]) -> Kind:
+        """A dataclass of scalars whose fields are called like the keys; see ``dashed``.
+
+        What is unknown, NaN, has the field's default if there is one.
+        """
+        read = {"int": self.whole, "float": self.number, "str": self.text, "bool": self.flag}
+        told = ((name, required, read[of](key)) for name, key, of, required in _scalars(kind))
+        return kind(**{name: value for name, required, value in told if required or value == value})
+
+    def flag(self, key: str) -> bool:
+        return self.values.get(key) is True
+
     def inside(self, key: str) -> Fields:
         return Fields(self.of(key, dict), f"{self.place}{key}: ", self.lost)
 
@@ -140,14 +153,18 @@ def known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+@cache
+def _scalars(kind: type) -> list[tuple[str, str, str, bool]]:
+    """Name, key, type, and whether it must be there, of each field."""
+    return [
+        (one.name, one.name.replace("_", "-"), str(one.type), one.default is MISSING)
+        for one in fields(kind)
+    ]
+
+
 def dashed(value: Any) -> dict[str, Any]:
     """A dataclass of numbers as JSON."""
     return {
         name.replace("_", "-"): known(one) if isinstance(one, float) else one
         for name, one in vars(value).items()
     }
-
-
-def amounts(names: Iterable[str], told: Fields) -> dict[str, Any]:
-    """The same the other way, of counts and amounts."""
-    return {name: told.amount(name.replace("_", "-")) for name in names}
