@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from functools import cache, lru_cache
 from typing import Any, TypeVar
@@ -39,24 +39,26 @@ class Fields:
     def number(self, key: str) -> float:
         """NaN where there is none."""
         value = self.values.get(key)
-        if value is None:
-            return math.nan
-        if type(value) in (int, float) and (abs(value) < 1e300 or value in (math.inf, -math.inf)):
+        kind = type(value)
+        if (kind is float or kind is int) and (-1e300 < value < 1e300 or abs(value) == math.inf):
             return float(value)
-        self.lose(key)
+        if value is not None:
+            self.lose(key)
         return math.nan
 
     def amount(self, key: str) -> float:
         """At least 0; 0 where it is not known."""
-        value: Any = self.values.get(key)
-        if type(value) in (int, float) and 0 <= value < 1e300:
+        value = self.values.get(key)
+        kind = type(value)
+        if (kind is float or kind is int) and 0 <= value < 1e300:
             amount: float = value
             return amount
         self.number(key)
         return 0
 
     def whole(self, key: str) -> int:
-        return int(self.amount(key))
+        value = self.values.get(key)
+        return value if type(value) is int and value >= 0 else int(self.amount(key))
 
     def text(self, key: str) -> str:
         return _lines(self.values.get(key))
@@ -97,9 +99,10 @@ class Fields:
 
         What is unknown, NaN, has the field's default if there is one.
         """
-        read = {"int": self.whole, "float": self.number, "str": self.text, "bool": self.flag}
-        told = ((name, required, read[of](key)) for name, key, of, required in _scalars(kind))
-        return kind(**{name: value for name, required, value in told if required or value == value})
+        required, others = _readers(kind)
+        told = {name: read(self, key) for name, key, read in required}
+        known = ((name, read(self, key)) for name, key, read in others)
+        return kind(**told, **{name: value for name, value in known if value == value})
 
     def flag(self, key: str) -> bool:
         return self.values.get(key) is True
@@ -153,13 +156,18 @@ def known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+_Readers = list[tuple[str, str, Callable[[Fields, str], Any]]]
+
+
 @cache
-def _scalars(kind: type) -> list[tuple[str, str, str, bool]]:
-    """Name, key, type, and whether it must be there, of each field."""
-    return [
-        (one.name, one.name.replace("_", "-"), str(one.type), one.default is MISSING)
-        for one in fields(kind)
-    ]
+def _readers(kind: Any) -> tuple[_Readers, _Readers]:
+    """Name, key and what reads it, of the fields without and of those with a default."""
+    by_type = {"int": Fields.whole, "float": Fields.number, "str": Fields.text, "bool": Fields.flag}
+    found: tuple[_Readers, _Readers] = [], []
+    for one in fields(kind):
+        read: Callable[[Fields, str], Any] = by_type[str(one.type)]
+        found[one.default is not MISSING].append((one.name, one.name.replace("_", "-"), read))
+    return found
 
 
 def dashed(value: Any) -> dict[str, Any]:
