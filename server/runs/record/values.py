@@ -38,7 +38,7 @@ class Fields:
 
     def number(self, key: str) -> float:
         """NaN where there is none."""
-        value = self.values.get(key)
+        value: Any = self.values.get(key)
         kind = type(value)
         if (kind is float or kind is int) and (-1e300 < value < 1e300 or abs(value) == math.inf):
             return float(value)
@@ -48,7 +48,7 @@ class Fields:
 
     def amount(self, key: str) -> float:
         """At least 0; 0 where it is not known."""
-        value = self.values.get(key)
+        value: Any = self.values.get(key)
         kind = type(value)
         if (kind is float or kind is int) and 0 <= value < 1e300:
             amount: float = value
@@ -99,7 +99,8 @@ class Fields:
 
         What is unknown, NaN, has the field's default if there is one.
         """
-        required, others = _readers(kind)
+        shape: Any = kind
+        required, others = _readers(shape)
         told = {name: read(self, key) for name, key, read in required}
         known = ((name, read(self, key)) for name, key, read in others)
         return kind(**told, **{name: value for name, value in known if value == value})
