@@ -23,7 +23,7 @@ from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import (
     EVENTS,
     RECORD,
-    Evaluation,
+    Evaluations,
     Run,
     default_runs_dir,
     find_run,
@@ -290,7 +290,7 @@ def print_final(console: Console, folder: Path) -> None:
     console.print(f"as pictures: {report}", markup=False, soft_wrap=True)
 
 
-def _last(run: Run) -> Evaluation:
+def _last(run: Run) -> Evaluations:
     return run.final.evaluation if run.final else {}
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.server.report.story import MANY, MOST_POINTS, Story, bytes_of
-from coterie.strategies.rounds.loop import PhaseReport, SiloReport
+from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
 def seconds_picture(story: Story) -> Picture | None:

@@ -5,7 +5,7 @@ Nothing outside this folder knows the keys of ``run.json`` and ``events.jsonl``.
 
 from coterie.server.runs.record.contents import (
     Budget,
-    Evaluation,
+    Evaluations,
     Event,
     Round,
     Run,
@@ -32,7 +32,7 @@ __all__ = [
     "EVENTS",
     "RECORD",
     "Budget",
-    "Evaluation",
+    "Evaluations",
     "Event",
     "FloatArray",
     "Grouping",

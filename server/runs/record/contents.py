@@ -16,13 +16,13 @@ from typing import Any
 from coterie.server.runs.metrics import Collaboration
 from coterie.server.runs.record.grouping import Grouping
 from coterie.server.runs.record.values import Groups, clean
-from coterie.strategies.rounds.loop import PhaseReport, RoundReport, SiloReport
+from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
 
-Evaluation = Mapping[str, tuple[float, float, int]]
-"""Silo → (loss, error in [0, 1], number of test samples); NaN where a silo does not say it."""
+Evaluations = Mapping[str, Evaluation]
+"""Silo → loss, error in [0, 1], number of test samples; NaN where a silo does not say it."""
 
 
-def errors_of(evaluation: Evaluation) -> dict[str, float]:
+def errors_of(evaluation: Evaluations) -> dict[str, float]:
     """Silo → error in [0, 1], of those that say it."""
     return {name: told[1] for name, told in evaluation.items() if math.isfinite(told[1])}
 
@@ -36,7 +36,7 @@ class Round(RoundReport):
             round's replies and is of the models held after round ``evaluated_round``.
     """
 
-    after: Evaluation = field(default_factory=dict)
+    after: Evaluations = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: RoundReport) -> Round:
@@ -129,7 +129,7 @@ class Run:
     silos: Mapping[str, SiloFacts] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     rounds: tuple[Round, ...] = ()
-    initial: Evaluation = field(default_factory=dict)
+    initial: Evaluations = field(default_factory=dict)
     final: Round | None = None
     collaboration: Collaboration | None = None
     model_hashes: Mapping[str, str] = field(default_factory=dict)
@@ -206,9 +206,8 @@ class Run:
         phases = dict(self.rounds[-1].phases)
         for kind, cost in self.final.phases.items():
             before = phases.get(kind, PhaseReport())
-            summed = {n: getattr(before, n) + getattr(cost, n) for n in vars(cost)}
             # The seconds after the last round are in no round's wall time.
-            phases[kind] = PhaseReport(**summed | {"seconds": before.seconds})
+            phases[kind] = replace(before + cost, seconds=before.seconds)
         return *self.rounds[:-1], replace(self.rounds[-1], phases=phases)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from coterie.server.runs.metrics import Collaboration, ipr, mean_accuracy, not_worse
 from coterie.server.runs.record.contents import (
     Budget,
-    Evaluation,
+    Evaluations,
     Event,
     Resumption,
     Round,
@@ -23,7 +23,7 @@ from coterie.server.runs.record.contents import (
     SiloFacts,
 )
 from coterie.server.runs.record.values import Fields, clean_within, dashed, known
-from coterie.strategies.rounds.loop import GuardReport, PhaseReport, SiloReport
+from coterie.strategies.rounds.reports import GuardReport, PhaseReport, SiloReport
 
 FORMAT = 1
 ROUND_KEYS = frozenset(
@@ -85,7 +85,7 @@ def plain_round(one: Round) -> dict[str, Any]:
     return entry | ({"evaluation-after": _plain_evaluation(one.after)} if one.after else {})
 
 
-def _plain_evaluation(evaluation: Evaluation) -> dict[str, Any]:
+def _plain_evaluation(evaluation: Evaluations) -> dict[str, Any]:
     return {
         name: {"loss": known(loss), "error": known(error), "num-examples": count}
         for name, (loss, error, count) in evaluation.items()

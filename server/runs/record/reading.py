@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coterie.server.runs.record.contents import Evaluation, Event, Round, Run, SiloFacts
+from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.format import event_of, run_of
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds.reports import Evaluation
 from coterie.system.files import place
 
 RECORD, EVENTS = "run.json", "events.jsonl"
@@ -208,9 +209,9 @@ def _standing(events: Iterable[Event]) -> list[Round]:
     return standing
 
 
-def _evaluations(events: Iterable[Event]) -> dict[int, dict[str, tuple[float, float, int]]]:
+def _evaluations(events: Iterable[Event]) -> dict[int, dict[str, Evaluation]]:
     """Round → evaluation of the models held after it, which comes with a later event."""
-    found: dict[int, dict[str, tuple[float, float, int]]] = {}
+    found: dict[int, dict[str, Evaluation]] = {}
     for report in (event.report for event in events):
         if report is not None:
             told = found.setdefault(report.evaluated_round, {})
@@ -219,7 +220,7 @@ def _evaluations(events: Iterable[Event]) -> dict[int, dict[str, tuple[float, fl
     return found
 
 
-def _evaluated(one: Round, told: Mapping[int, Evaluation]) -> Round:
+def _evaluated(one: Round, told: Mapping[int, Evaluations]) -> Round:
     missing = {n: e for n, e in told.get(one.round, {}).items() if n not in one.errors}
     return replace(one, after={**one.after, **missing}) if missing else one
 

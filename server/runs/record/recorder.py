@@ -31,7 +31,7 @@ from coterie.server.runs.metrics import collaboration
 from coterie.server.runs.record.contents import Round, Run, SiloFacts
 from coterie.server.runs.record.format import json_of, line_of, plain_round
 from coterie.server.runs.record.reading import EVENTS, RECORD
-from coterie.strategies.rounds.loop import RoundReport
+from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.system.files import write_atomically
 from coterie.wire import Model, model_hash

@@ -9,6 +9,8 @@ from dataclasses import MISSING, fields
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
+from coterie.strategies.rounds.reports import Evaluation
+
 Kind = TypeVar("Kind")
 Groups = tuple[tuple[str, ...], ...]
 
@@ -117,7 +119,7 @@ class Fields:
         for name, value in self.of(key, dict).items():
             yield clean(name), Fields(value, place, self.lost)
 
-    def evaluation(self, key: str) -> dict[str, tuple[float, float, int]]:
+    def evaluation(self, key: str) -> dict[str, Evaluation]:
         return {
             name: (one.number("loss"), one.number("error"), one.whole("num-examples"))
             for name, one in self.each(key)
