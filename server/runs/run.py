@@ -17,7 +17,7 @@ from flwr.serverapp import Grid
 from coterie import wire
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import RunConfig, train_config
+from coterie.server.runs.config import RunConfig, foreign_keys, train_config
 from coterie.system.files import (is_full, locked, place)
 from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import (Recorder, Run, default_runs_dir, find_run, read_unfinished, read_whole)
@@ -149,7 +149,7 @@ def execute(
         after, earlier = 0, None
         if config.resume:
             earlier = read_unfinished(folder)
-            config = RunConfig.read(earlier.config)
+            config = recorded_config(earlier)
             found = checkpoints.load()
             after, standing = found if found is not None else (0, None)
         alone = _alone(config, folder)
@@ -190,6 +190,12 @@ def execute(
             raise
     log.info("run %s is complete: %s", run_id, folder)
     return result
+
+
+def recorded_config(run: Run) -> RunConfig:
+    """The configuration of a record; earlier releases wrote the keys of every strategy into it."""
+    foreign = foreign_keys(run.config)
+    return RunConfig.read({key: v for key, v in run.config.items() if key not in foreign})
 
 
 def _alone(config: RunConfig, folder: Path) -> Run | None:

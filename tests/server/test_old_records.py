@@ -20,6 +20,7 @@ from coterie.server.report.explain import explain
 from coterie.server.report.page import build_page, summary
 from coterie.server.runs.record import Recorder, event_of, read_run, read_whole, run_of
 from coterie.server.runs.record.format import json_of, line_of, plain_round
+from coterie.server.runs.run import recorded_config
 from coterie.strategies.errors import FederationError
 
 RECORDS = Path(__file__).parent / "records"
@@ -91,6 +92,17 @@ def test_a_run_goes_on_after_a_round_of_its_record(tmp_path: Path) -> None:
     assert not {"final-evaluation", "final-groups", "guard", "model-hashes"} & told.keys()
     for key in ("started", "config", "silos", "initial-evaluation"):
         assert told[key] == before[key]
+
+
+@pytest.mark.parametrize(("name", "key"), [("hcct-1", "alpha"), ("fedcollab-1", "c")])
+def test_its_configuration_is_taken_without_the_keys_of_other_strategies(
+    name: str, key: str
+) -> None:
+    run = read_whole(RECORDS / name)
+    config = recorded_config(run).plain()
+    assert "pretrain-epochs" in run.config and "pretrain-epochs" not in config
+    assert config[key] == run.config[key]
+    assert {k: run.config[k] for k in config if k in run.config}.items() <= config.items()
 
 
 # ---------------------------------------------------------------- damage
