@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,44 @@ def breaches(package: str, allowed: set[str]) -> list[str]:
 )
 def test_packages_import_one_way(package: str, allowed: set[str]) -> None:
     assert breaches(package, allowed) == []
+
+
+@pytest.mark.parametrize("engine", ["server/runs", "server/site", "server/machine"])
+def test_the_engine_of_the_server_knows_no_presentation(engine: str) -> None:
+    shown = ("coterie.server.report", "coterie.server.cli", "coterie.server.study")
+    for file in sources(engine):
+        names = {name for name in imports(file) if name.startswith((*shown, "coterie.pictures"))}
+        assert names == set(), file
+
+
+def keys_read(file: Path, keys: set[str]) -> set[str]:
+    """Of these keys, what a file reads from any mapping that is not a run's configuration."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        key: ast.expr | None = None
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            key, holder = node.slice, node.value
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
+            if node.func.attr in ("get", "pop", "setdefault"):
+                key, holder = node.args[0], node.func.value
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            key, holder = node.left, node.comparators[0]
+        known = isinstance(key, ast.Constant) and key.value in keys
+        if known and not ast.unparse(holder).endswith(("config", "keys")):
+            found.add(ast.unparse(node))
+    return found
+
+
+def test_only_the_record_knows_the_keys_of_its_json() -> None:
+    folder = ROOT / "tests/server/records/hcct-1"
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    events = [json.loads(x) for x in (folder / "events.jsonl").read_text("utf-8").splitlines()]
+    keys = {key for told in [record, *record["rounds"], *events] for key in told} - {"format"}
+    assert {"rounds", "similarity", "left-out", "final-evaluation", "event"} <= keys
+    own = sources("server/runs/record")
+    assert len({key for file in own for key in keys_read(file, keys)}) > 2, "it would be seen"
+    for file in sorted(set(sources("server")) - set(own)):
+        assert keys_read(file, keys) == set(), file
 
 
 def test_nothing_is_imported_by_the_name_of_its_folder() -> None:

@@ -128,7 +128,7 @@ def measure(
                         batch_size=10,
                         lr=0.03,
                     )
-                assert last["status"] == "completed", last
+                assert last.status == "completed", last
                 yield {
                     **{"silos": silos, "strategy": name, "processes": processes, "rounds": rounds},
                     "seconds-to-connect": connected,

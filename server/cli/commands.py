@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import time
@@ -16,15 +15,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import collaboration_text, percent, showing
+from coterie.server.cli.view import collaboration_text, showing
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import follow_run
 from coterie.server.paths import place
-from coterie.server.report.explain import find_run, newest_run
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.follow import Progress, events
-from coterie.server.runs.metrics import final_errors, personalised_errors
-from coterie.server.runs.record import default_runs_dir, read_record, read_unfinished
+from coterie.server.runs.metrics import percent
+from coterie.server.runs.record import (
+    EVENTS,
+    RECORD,
+    Evaluations,
+    Run,
+    default_runs_dir,
+    find_run,
+    newest_run,
+    read_run,
+    read_unfinished,
+    read_whole,
+)
+from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.system.files import UNKNOWN, held_by
@@ -102,8 +111,8 @@ def submit_and_follow(
         except KeyboardInterrupt:
             _print_going_on(console, folder.name if here else str(run_id), options, here=here)
             return EXIT_INTERRUPTED
-    if last["status"] != "completed":
-        console.print(f"the run failed: {last.get('error')}", style="red", markup=False)
+    if last.status != "completed":
+        console.print(f"the run failed: {last.error}", style="red", markup=False)
         _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
@@ -111,7 +120,7 @@ def submit_and_follow(
 
 
 def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -> None:
-    """After Ctrl-C, which ends the looking on and not the run."""
+    """After Ctrl-C, which stops showing the run, not the run itself."""
     look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
     console.print(
         f"\nthe run goes on. Look at it with `{look}`, end it with "
@@ -168,8 +177,8 @@ def stop_run(
             )
             return EXIT_RUN
         time.sleep(STOP_POLL_S)
-    record = read_record(folder)
-    rounds = f"{len(record['rounds'])} of {record['config']['rounds']}"
+    run = read_run(folder)
+    rounds = f"{len(run.rounds)} of {run.planned_rounds}"
     console.print(f"run {run_id} is stopped after round {rounds}; its record: {folder}")
     _print_resumption(console, name if folder == Path(name) else folder.name, options)
     return 0
@@ -180,7 +189,7 @@ def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
     number = re.search(r"\d+$", name)
     try:
         folder = find_run(name, root)
-        recorded = str(read_record(folder).get("run-id"))
+        recorded = read_run(folder).run_id
     except FederationError:
         if number is None:
             raise
@@ -201,8 +210,8 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
         FederationError: there is no such run, it is complete, or it is still going on.
     """
     folder = find_run(config.resume, Path(config.runs_dir))
-    record = read_unfinished(folder)
-    before = [info for info in calls.runs() if str(info.run_id) == record["run-id"]]
+    run = read_unfinished(folder)
+    before = [info for info in calls.runs() if str(info.run_id) == run.run_id]
     if any(not info.ended for info in before):
         holder = held_by(folder)
         if holder == UNKNOWN:
@@ -213,7 +222,7 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
             )
         if holder is not None:
             raise FederationError(f"the run in {folder} is still going on.", exit_code=EXIT_CONFIG)
-        calls.stop(int(record["run-id"]))  # its process was killed and Flower has not noticed yet
+        calls.stop(int(run.run_id))  # its process was killed and Flower has not noticed yet
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
 
 
@@ -229,7 +238,7 @@ def watch_run(name: str | None, root: Path | None) -> int:
         raise FederationError(
             f"no run is recorded in {root or default_runs_dir()}.", exit_code=EXIT_CONFIG
         )
-    file = folder / "events.jsonl"
+    file = folder / EVENTS
     progress = Progress(folder.name)
 
     def ended() -> str | None:
@@ -243,7 +252,7 @@ def watch_run(name: str | None, root: Path | None) -> int:
     with showing(Console(), progress) as show:
         for event in events(folder, start_deadline_s=60.0, ended=ended):
             show(event)
-            status = event.get("status", status)
+            status = event.status or status
     return 0 if status == "completed" else EXIT_RUN
 
 
@@ -263,37 +272,11 @@ def _follow_log(console: Console, calls: Control, run_id: int) -> int:
 
 def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    final = record.get("final-evaluation", {})
-    known = final_errors(record)
-    groups, own = record.get("final-groups", []), personalised_errors(record)
-    if len(final) <= MAX_SILOS_LISTED:
-        table = Table("silo", "samples", "group", "error", *(["Per"] if own else []))
-        group_of = {n: i + 1 for i, group in enumerate(groups) for n in group}
-        for name, entry in final.items():
-            samples = record["silos"][name]["num-examples"]
-            group = str(group_of.get(name, "–"))
-            cells = [str(samples), group, percent(entry["error"])]
-            cells += [percent(own.get(name))] if own else []
-            table.add_row(Text(name), *cells)
-    else:
-        columns = ("group", "silos", "samples", "mean error", "lowest", "highest")
-        table = Table(*columns, *(["mean Per"] if own else []))
-        for i, group in enumerate(groups, start=1):
-            errors = [known[n] for n in group if n in known]
-            samples = sum(record["silos"][n]["num-examples"] for n in group)
-            figures: list[float | None] = [None] * 3
-            if errors:
-                figures = [sum(errors) / len(errors), min(errors), max(errors)]
-            per = [own[n] for n in group if n in own and n in final]
-            figures += [sum(per) / len(per)] if per else []
-            table.add_row(str(i), str(len(group)), str(samples), *map(percent, figures))
-    console.print(table)
-    if "collaboration" in record:
-        console.print(collaboration_text(record["collaboration"]), soft_wrap=True)
-    console.print(
-        f"{record['seconds']:.1f} s; models and record: {folder}", markup=False, soft_wrap=True
-    )
+    run = read_whole(folder)
+    console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
+    if run.collaboration:
+        console.print(collaboration_text(run.collaboration), soft_wrap=True)
+    console.print(f"{run.seconds:.1f} s; models and record: {folder}", markup=False, soft_wrap=True)
     from coterie.server.report.command import write_report  # draws: loaded late
 
     try:
@@ -306,6 +289,37 @@ def print_final(console: Console, folder: Path) -> None:
         )
         return
     console.print(f"as pictures: {report}", markup=False, soft_wrap=True)
+
+
+def _last(run: Run) -> Evaluations:
+    return run.final.evaluation if run.final else {}
+
+
+def _silo_table(run: Run) -> Table:
+    own = run.last_personal_errors()
+    table = Table("silo", "samples", "group", "error", *(["Per"] if own else []))
+    group_of = {n: i for i, group in enumerate(run.final_groups, start=1) for n in group}
+    for name, (_, error, _) in _last(run).items():
+        cells = [f"{run.silos[name].num_examples:.0f}", str(group_of.get(name, "–"))]
+        cells += [percent(error)] + ([percent(own.get(name))] if own else [])
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def _group_table(run: Run) -> Table:
+    final, known, own = _last(run), run.final_errors, run.last_personal_errors()
+    columns = ("group", "silos", "samples", "mean error", "lowest", "highest")
+    table = Table(*columns, *(["mean Per"] if own else []))
+    for i, group in enumerate(run.final_groups, start=1):
+        errors = [known[n] for n in group if n in known]
+        samples = sum(run.silos[n].num_examples for n in group)
+        figures: list[float | None] = [None] * 3
+        if errors:
+            figures = [sum(errors) / len(errors), min(errors), max(errors)]
+        per = [own[n] for n in group if n in own and n in final]
+        figures += [sum(per) / len(per)] if per else []
+        table.add_row(str(i), str(len(group)), f"{samples:.0f}", *map(percent, figures))
+    return table
 
 
 def print_status(address: str, certificates: Path | None) -> None:
@@ -329,7 +343,7 @@ def print_runs(folder: Path | None) -> None:
     """Recorded runs, newest last."""
     console = Console()
     root = folder or default_runs_dir()
-    records = sorted(root.glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    records = sorted(root.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
     if not records:
         console.print(f"no runs are recorded in {root}", markup=False, soft_wrap=True)
         return
@@ -338,7 +352,7 @@ def print_runs(folder: Path | None) -> None:
     for column in ("strategy", "status", "started", "rounds", "silos", "error"):
         table.add_column(column, no_wrap=True)
     for path in records:
-        table.add_row(*(Text(cell) for cell in _summary(path)))
+        table.add_row(*(Text(cell) for cell in _summary(path.parent)))
     wide(console).print(table)
 
 
@@ -350,29 +364,33 @@ def _local_time(told: str) -> str:
         return told
 
 
-def _status(record: dict[str, Any], folder: Path) -> str:
+def _status(run: Run) -> str:
     """A run whose process was killed could not say that it ended."""
-    status = str(record["status"])
-    if status not in ("starting", "running"):
-        return status
-    holder = held_by(folder)
+    if run.status not in ("starting", "running"):
+        return run.status
+    holder = held_by(run.folder)
     if holder is None:
         return "interrupted"
-    return f"{status} (lock unreadable)" if holder == UNKNOWN else status
+    return f"{run.status} (lock unreadable)" if holder == UNKNOWN else run.status
 
 
-def _summary(path: Path) -> list[str]:
+def _summary(folder: Path) -> list[str]:
+    damage = ""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        errors = final_errors(record).values()
-        return [
-            path.parent.name,
-            str(record["config"]["strategy"]),
-            _status(record, path.parent),
-            _local_time(record["started"])[5:16],
-            f"{len(record['rounds'])}/{record['config']['rounds']}",
-            str(len(record["silos"])),
-            percent(sum(errors) / len(errors)) if errors else "–",
-        ]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [path.parent.name, "", f"damaged: {type(error).__name__}", "", "", "", ""]
+        run = read_whole(folder)
+    except FederationError:
+        damage = ", damaged"
+        try:
+            run = read_run(folder)
+        except FederationError:
+            return [folder.name, "", "damaged", "", "", "", ""]
+    errors = run.final_errors.values()
+    return [
+        folder.name,
+        run.strategy,
+        _status(run) + damage,
+        _local_time(run.started)[5:16],
+        f"{len(run.rounds)}/{run.planned_rounds}",
+        str(len(run.silos)),
+        percent(sum(errors) / len(errors) if errors else None),
+    ]

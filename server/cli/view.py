@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,7 +11,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.runs.follow import Progress
+from coterie.server.runs.metrics import Collaboration, percent
+from coterie.server.runs.record import Budget, Event, Round
+from coterie.server.runs.record.follow import Progress
 
 GROUP_STYLES = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
 MAX_SILOS_SHOWN = 24
@@ -21,70 +21,67 @@ MAX_NAMED = 4
 
 
 @contextmanager
-def showing(console: Console, progress: Progress) -> Iterator[Callable[[dict[str, Any]], None]]:
+def showing(console: Console, progress: Progress) -> Iterator[Callable[[Event], None]]:
     """Show a run; the callable that is given takes its events."""
     if not console.is_terminal:
         yield lambda event: _print_line(console, progress, event)
         return
     with Live(picture(progress), console=console, refresh_per_second=8, transient=False) as live:
 
-        def take(event: dict[str, Any]) -> None:
+        def take(event: Event) -> None:
             progress.feed(event)
-            if event["event"] == "budget":  # stays above the picture
+            if event.kind == "budget":  # stays above the picture
                 live.console.print(Text(line_of(progress, event)), soft_wrap=True)
             live.update(picture(progress))
 
         yield take
 
 
-def _print_line(console: Console, progress: Progress, event: dict[str, Any]) -> None:
+def _print_line(console: Console, progress: Progress, event: Event) -> None:
     progress.feed(event)
     line = line_of(progress, event)
     if line:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def line_of(progress: Progress, event: dict[str, Any]) -> str:
+def line_of(progress: Progress, event: Event) -> str:
     """One event as a line of text, or nothing where it says nothing new."""
-    kind = event["event"]
-    if kind == "start":
+    if event.kind == "start":
         return f"{progress.title}: waiting for silos"
-    if kind == "ready":
-        return (
-            f"{progress.title}: {len(event['silos'])} silos are here: {', '.join(event['silos'])}"
-        )
-    if kind == "budget":
-        return f"{progress.title}: {_budget_text(event)}"
-    if kind == "round":
-        return _round_line(progress, event)
-    if kind == "end":
+    if event.kind == "ready":
+        return f"{progress.title}: {len(event.silos)} silos are here: {', '.join(event.silos)}"
+    if event.budget:
+        return f"{progress.title}: {_budget_text(event.budget)}"
+    if event.report and not event.report.final:
+        return _round_line(progress, event.report)
+    if event.kind == "end":
         why = f": {progress.error}" if progress.error else ""
-        return f"{progress.title}: {progress.status} after {event['seconds']:.1f} s{why}"
+        return f"{progress.title}: {progress.status} after {event.seconds:.1f} s{why}"
     return ""
 
 
-def _budget_text(event: Mapping[str, Any]) -> str:
-    size = event["bytes"]
+def _budget_text(budget: Budget) -> str:
+    size = budget.bytes
     most = f"{size / 1e9:.3g} GB" if size >= 1e9 else f"{size / 1e6:.3g} MB"
     return (
-        f"{event['work']} before the training: {event['pairs']} pairs of {event['silos']} silos, "
-        f"at most {event['rounds']} rounds and {most} of weights"
+        f"{budget.work} before the training: {budget.pairs} pairs of {budget.silos} silos, "
+        f"at most {budget.rounds} rounds and {most} of weights"
     )
 
 
-def _round_line(progress: Progress, event: dict[str, Any]) -> str:
-    parts = [f"{progress.title}: round {event['round']}/{progress.rounds}"]
+def _round_line(progress: Progress, report: Round) -> str:
+    parts = [f"{progress.title}: round {report.round}/{progress.rounds}"]
     if progress.regrouped:
-        parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in event["groups"]))
+        parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in report.groups))
     else:
-        parts.append(f"the same {len(event['groups'])} group(s)")
-    if event["round"] > 1:
-        parts += [f"{name} joined" for name in event["joined"]]
-    parts += [f"{name} left" for name in event["left"]]
-    parts += [f"{name} left out ({why})" for name, why in event["left-out"].items()]
+        parts.append(f"the same {len(report.groups)} group(s)")
+    if report.round > 1:
+        parts += [f"{name} joined" for name in report.joined]
+    parts += [f"{name} left" for name in report.left]
+    parts += [f"{name} left out ({why})" for name, why in report.left_out.items()]
     if progress.mean_error is not None:
         parts.append(f"mean error {percent(progress.mean_error)}")
-    parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in event["seconds"].items()))
+    parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in report.seconds.items()))
     return " · ".join(parts)
 
 
@@ -167,18 +164,13 @@ def _footer(progress: Progress) -> RenderableType:
     return Text(" · ".join(parts + gone + progress.left_out[-2:]), style="dim")
 
 
-def percent(share: float | None) -> str:
-    """A share in [0, 1] as per cent with one decimal; a dash where it is not known."""
-    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def collaboration_text(figures: Mapping[str, Any]) -> str:
+def collaboration_text(figures: Collaboration) -> str:
     """IPR, RSD and accuracy beside training alone, in one line."""
     parts = [
-        (f"mean accuracy of {figures['silos']} silos", figures["mean-accuracy"]),
-        ("alone", figures["mean-accuracy-alone"]),
-        ("IPR (better than alone)", figures["ipr"]),
-        ("RSD (spread of the gain)", figures["rsd"]),
+        (f"mean accuracy of {figures.silos} silos", figures.mean_accuracy),
+        ("alone", figures.mean_accuracy_alone),
+        ("IPR (better than alone)", figures.ipr),
+        ("RSD (spread of the gain)", figures.rsd),
     ]
     return ", ".join(f"{name} {percent(v)}" for name, v in parts)
 

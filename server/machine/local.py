@@ -17,7 +17,8 @@ from typing import Any
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.superlink import Ports, SuperLink
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.follow import events
+from coterie.server.runs.record import Event
+from coterie.server.runs.record.follow import events
 from coterie.server.runs.run import run_folder
 from coterie.strategies.errors import FederationError
 from coterie.system.files import held_by
@@ -203,14 +204,12 @@ class LocalFederation:
         """Go on with a run of this federation; return the id under which it does."""
         return self.submit(resume=folder.name)[0]
 
-    def follow(
-        self, run_id: int, folder: Path, take: Callable[[dict[str, Any]], None]
-    ) -> dict[str, Any]:
+    def follow(self, run_id: int, folder: Path, take: Callable[[Event], None]) -> Event:
         """Give a run's events to ``take`` until it ends; return the last one."""
         with control(self.superlink.control_address) as calls:
             return follow_run(calls, run_id, folder, take)
 
-    def run(self, **keys: Any) -> tuple[Path, dict[str, Any]]:
+    def run(self, **keys: Any) -> tuple[Path, Event]:
         """Submit and wait; return the record's folder and the last event."""
         run_id, folder = self.submit(**keys)
         return folder, self.follow(run_id, folder, lambda event: None)
@@ -222,9 +221,7 @@ class LocalFederation:
         return sum(proportional_memory(pid) for pid in family(own))
 
 
-def follow_run(
-    calls: Control, run_id: int, folder: Path, take: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
+def follow_run(calls: Control, run_id: int, folder: Path, take: Callable[[Event], None]) -> Event:
     """Follow a run whose record is on this machine; the SuperLink may be away for a while."""
     seen = time.monotonic()
     over: float | None = None
@@ -245,11 +242,9 @@ def follow_run(
             return None  # its process is about to write how it ended
         return f"{found[0].sub_status}: {found[0].details}"
 
-    last: dict[str, Any] = {}
     for event in events(folder, start_deadline_s=START_DEADLINE_S, ended=ended, run_id=run_id):
         take(event)
-        last = event
-    return last
+    return event
 
 
 def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 from coterie.pictures.page import render, save
-from coterie.server.report.explain import find_run
 from coterie.server.report.gains import compare, find_comparison
-from coterie.server.report.model import Run, read_run
 from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.story import Story
+from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.tracking import export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.server.report.story import MANY, MOST_POINTS, Story, bytes_of
+from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
 def seconds_picture(story: Story) -> Picture | None:
     """Wall seconds per phase."""
-    rounds = [one for one in story.run.rounds if one.seconds]
-    if not rounds:
+    found = [(one.round, seconds) for one in story.run.rounds if (seconds := one.phase_seconds)]
+    if not found:
         return None
-    phases = list(dict.fromkeys(phase for one in rounds for phase in one.seconds))
-    totals = {p: sum(one.seconds.get(p, 0.0) for one in rounds) for p in phases}
+    numbers, rounds = zip(*found, strict=True)
+    phases = list(dict.fromkeys(phase for seconds in rounds for phase in seconds))
+    totals = {p: sum(seconds.get(p, 0.0) for seconds in rounds) for p in phases}
     phases.sort(key=lambda p: -totals[p])
     bins = np.array_split(np.arange(len(rounds)), min(len(rounds), MOST_POINTS))
-    x = [rounds[b[0]].number for b in bins]
+    x = [numbers[b[0]] for b in bins]
     layers = {
-        p: [float(np.mean([rounds[i].seconds.get(p, 0.0) for i in b.tolist()])) for b in bins]
+        p: [float(np.mean([rounds[i].get(p, 0.0) for i in b.tolist()])) for b in bins]
         for p in phases
     }
     mean = sum(totals.values()) / len(rounds)
@@ -47,17 +48,26 @@ def seconds_picture(story: Story) -> Picture | None:
 
 
 def _per_silo(
-    story: Story, values: Callable[[Any], Mapping[str, float]]
+    story: Story, values: Callable[[SiloReport], Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
     """Silo → part → sum over rounds of what is known."""
     totals: dict[str, dict[str, float]] = {}
     for one in story.run.rounds:
-        for name, work in one.work.items():
+        for name, silo in one.silos.items():
             own = totals.setdefault(name, {})
-            for part, value in values(work).items():
+            for part, value in values(silo).items():
                 if math.isfinite(value):
                     own[part] = own.get(part, 0.0) + value
     return {name: own for name, own in totals.items() if sum(own.values()) > 0}
+
+
+def _per_phase(story: Story, value: Callable[[PhaseReport], float]) -> dict[str, float]:
+    """Kind of work beside the training → sum over rounds."""
+    kinds: dict[str, float] = {}
+    for one in story.run.rounds_to_end():
+        for kind, cost in one.phases.items():
+            kinds[kind] = kinds.get(kind, 0.0) + value(cost)
+    return kinds
 
 
 def _silo_bars(
@@ -93,11 +103,8 @@ def _silo_bars(
 
 def silo_seconds_picture(story: Story) -> Picture | None:
     """Each silo's own seconds."""
-    totals = _per_silo(story, lambda work: {"training": work.seconds})
-    kinds: dict[str, float] = {}
-    for one in story.run.rounds:
-        for kind, seconds in one.phase_silo_seconds.items():
-            kinds[kind] = kinds.get(kind, 0.0) + seconds
+    totals = _per_silo(story, lambda silo: {"training": silo.seconds})
+    kinds = _per_phase(story, lambda cost: cost.silo_seconds)
     beside = "; ".join(f"{kind}: {seconds:.1f} s" for kind, seconds in kinds.items() if seconds)
     caption = "The silos' own time for the rounds' training, without waiting and transport." + (
         f" Beside it all silos together took {beside}." if beside else ""
@@ -116,20 +123,13 @@ def bytes_picture(story: Story) -> Picture | None:
     """Bytes to and from each silo."""
     totals = _per_silo(
         story,
-        lambda work: {
-            "from the silo": work.bytes_received / 1e6,
-            "to the silo": work.bytes_sent / 1e6,
+        lambda silo: {
+            "from the silo": silo.bytes_received / 1e6,
+            "to the silo": silo.bytes_sent / 1e6,
         },
     )
-    kinds: dict[str, list[float]] = {}
-    for one in story.run.rounds:
-        for kind, (sent, received) in one.phase_bytes.items():
-            pair = kinds.setdefault(kind, [0.0, 0.0])
-            pair[0] += sent
-            pair[1] += received
-    beside = "; ".join(
-        f"{kind}: {bytes_of(sum(pair))}" for kind, pair in kinds.items() if sum(pair)
-    )
+    kinds = _per_phase(story, lambda cost: cost.bytes_sent + cost.bytes_received)
+    beside = "; ".join(f"{kind}: {bytes_of(count)}" for kind, count in kinds.items() if count)
     caption = "Arrays of the rounds' training, in megabytes (10⁶ bytes)." + (
         f" Beside it there went, for all silos together, {beside}." if beside else ""
     )

@@ -6,25 +6,29 @@ group and in the best other group, its cosines, and the interval of α in which 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.paths import place
-from coterie.server.runs.record import default_runs_dir, read_record
+from coterie.server.runs.record import (
+    FloatArray,
+    Round,
+    Run,
+    Square,
+    find_run,
+    read_run,
+)
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.coalition import HCCTUtility, evaluate
 from coterie.strategies.partition.hcct import stay_intervals
 from coterie.system.terminal import wide
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -55,50 +59,21 @@ class Reason:
     alpha: float
 
 
-def find_run(name: str, root: Path | None) -> Path:
-    """A run's folder by path, by name, or by the end of its name (the run's id).
-
-    Raises:
-        FederationError: none, or several.
-    """
-    files = ("run.json", "events.jsonl")  # a damaged run may have only one of them
-    own = place(name)
-    if any((own / file).exists() for file in files):
-        return own
-    folder = root or default_runs_dir()
-    runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
-    found = sorted(run for run in runs if run.name.endswith(name))
-    if len(found) != 1:
-        raise FederationError(
-            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them.",
-            exit_code=EXIT_CONFIG,
-        )
-    return found[0]
-
-
-def newest_run(root: Path | None) -> Path | None:
-    """The folder of the run that was written to last, or None."""
-    events = (root or default_runs_dir()).glob("*/events.jsonl")
-    newest = max(events, key=lambda path: path.stat().st_mtime, default=None)
-    return None if newest is None else newest.parent
-
-
-def explain(record: dict[str, Any], *, round: int | None = None) -> tuple[int, list[Reason]]:
+def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
     """The reasons of all silos after a round (the last by default), and that round.
 
     Raises:
         FederationError: the run is of another strategy, or the record has no similarities.
     """
-    entry = _entry(record, round)
-    names: list[str] = entry["compared"]
-    alphas, sizes = _terms(record, entry)
-    cosines, norms = np.array(entry["similarity"]), np.array(entry["norms"])
-    gram = cosines * np.outer(norms, norms)
-    groups = [[names.index(n) for n in group if n in names] for group in entry["planned"]]
+    one, similarity = _compared(run, number)
+    names, grouping = similarity.names, one.grouping
+    alphas, sizes = _terms(run, one, names)
+    gram = similarity.values * np.outer(grouping.norms, grouping.norms)
+    groups = [[names.index(n) for n in group if n in names] for group in grouping.planned]
     groups = sorted(group for group in groups if group)
     objective = HCCTUtility.from_gram(gram, sizes, alpha=alphas)
     chosen = evaluate(objective, groups)
-    own = [i for i, name in enumerate(names) if name in entry.get("own-alpha", ())]
+    own = [i for i, name in enumerate(names) if name in grouping.own_alpha]
     stays = stay_intervals(gram, sizes, groups, alpha=alphas, own=own)
     reasons = []
     for i, name in enumerate(names):
@@ -120,46 +95,51 @@ def explain(record: dict[str, Any], *, round: int | None = None) -> tuple[int, l
                 alpha=float(alphas[i]),
             )
         )
-    return int(entry["round"]), reasons
+    return one.round, reasons
 
 
-def _entry(record: dict[str, Any], round: int | None) -> dict[str, Any]:
-    if record["config"]["strategy"] != "hcct":
+def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
+    if run.strategy != "hcct":
         raise FederationError(
-            f"explain is for hcct; this run is {record['config']['strategy']}.",
-            exit_code=EXIT_CONFIG,
+            f"explain is for hcct; this run is {run.strategy}.", exit_code=EXIT_CONFIG
         )
-    rounds = record["rounds"]
-    found = [e for e in rounds if round is None or e["round"] == round]
+    found = [one for one in run.rounds if number in (None, one.round)]
     if not found:
         raise FederationError(
-            f"round must be in [1, {len(rounds)}]. Got {round}.", exit_code=EXIT_CONFIG
+            f"round must be in [1, {len(run.rounds)}]. Got {number}.", exit_code=EXIT_CONFIG
         )
-    if "similarity" not in found[-1]:
-        raise FederationError(_why_none(record, found[-1]), exit_code=EXIT_CONFIG)
-    entry: dict[str, Any] = found[-1]
-    return entry
+    one = found[-1]
+    similarity = one.grouping.similarity
+    if similarity is None:
+        raise FederationError(_why_none(run, one), exit_code=EXIT_CONFIG)
+    return one, similarity
 
 
-def _terms(record: dict[str, Any], entry: dict[str, Any]) -> tuple[FloatArray, FloatArray]:
+def _terms(run: Run, one: Round, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
     """Every compared silo's α and samples at that time; of an older release, the last known."""
-    names = entry["compared"]
-    if "alphas" in entry and "sizes" in entry:
-        return np.array(entry["alphas"], float), np.array(entry["sizes"], float)
-    common = entry.get("alpha", record["config"]["alpha"])
-    silos = [record["silos"][name] for name in names]
-    alphas = [common if silo["alpha"] is None else silo["alpha"] for silo in silos]
-    return np.array(alphas, float), np.array([silo["num-examples"] for silo in silos], float)
+    if (terms := one.grouping.terms) is not None:
+        return terms
+    common = alpha_of(run, one)
+    silos = [run.silos[name] for name in names]
+    alphas = [common if math.isnan(silo.alpha) else silo.alpha for silo in silos]
+    return np.array(alphas), np.array([silo.num_examples for silo in silos])
 
 
-def _why_none(record: dict[str, Any], entry: dict[str, Any]) -> str:
-    if record["config"]["alpha"] == "auto" and not entry.get("compared"):
+def alpha_of(run: Run, one: Round) -> float:
+    """The run's α at that time: found by ``auto``, else as configured; NaN if unknown."""
+    given = run.config.get("alpha")
+    found = one.grouping.alpha
+    return float(given) if math.isnan(found) and isinstance(given, int | float) else found
+
+
+def _why_none(run: Run, one: Round) -> str:
+    if run.config.get("alpha") == "auto" and not one.grouping.compared:
         return (
-            f"in round {entry['round']} no groups were formed: alpha = auto was still looking for "
+            f"in round {one.round} no groups were formed: alpha = auto was still looking for "
             "α. Name a later round with --round."
         )
     return (
-        f"the record holds no similarities of round {entry['round']}: of many silos only those of "
+        f"the record holds no similarities of round {one.round}: of many silos only those of "
         "the last rounds are kept."
     )
 
@@ -172,8 +152,7 @@ def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
 def print_explanation(name: str, *, silo: str | None, round: int | None, root: Path | None) -> None:
     """Print the reasons as a table."""
     folder = find_run(name, root)
-    record = read_record(folder)
-    at, reasons = explain(record, round=round)
+    at, reasons = explain(read_run(folder), number=round)
     shown = [reason for reason in reasons if silo in (None, reason.silo)]
     if not shown:
         known = ", ".join(reason.silo for reason in reasons)

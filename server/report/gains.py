@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from coterie.server.report.model import Run, SiloFacts, read_run
 from coterie.server.runs import metrics
+from coterie.server.runs.record import EVENTS, Run, SiloFacts, errors_of, event_of, read_run
 from coterie.strategies.errors import FederationError
 
 DATA_NOTE = "silos.txt"
@@ -80,7 +79,9 @@ def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
     """Put this run's last errors beside those of the others."""
     return Gains(
         together=run.last_errors(),
-        stayed=frozenset(next((o.errors for o in reversed(run.rounds) if o.errors), run.initial)),
+        stayed=frozenset(
+            next((o.errors for o in reversed(run.rounds) if o.errors), errors_of(run.initial))
+        ),
         alone={} if alone is None else alone.last_errors(),
         common={} if common is None else common.last_errors(),
         alone_run="" if alone is None else alone.name,
@@ -96,10 +97,10 @@ def find_comparison(run: Run, strategy: str) -> Run | None:
     """
     if run.strategy == strategy:
         return None
-    folders = [path.parent for path in run.folder.resolve().parent.glob("*/events.jsonl")]
+    folders = [path.parent for path in run.folder.resolve().parent.glob(f"*/{EVENTS}")]
     fitting = [f for f in folders if f != run.folder.resolve() and _fits(f, run.config, strategy)]
     best, most = None, 0
-    for folder in sorted(fitting, key=lambda f: (f / "events.jsonl").stat().st_mtime, reverse=True):
+    for folder in sorted(fitting, key=lambda f: (f / EVENTS).stat().st_mtime, reverse=True):
         try:
             found = read_run(folder)
         except FederationError:
@@ -117,12 +118,11 @@ def _num_alike(run: Run, other: Run) -> int:
     notes = [note for note in (_data_note(run.folder), _data_note(other.folder)) if note]
     if len(set(notes)) > 1:
         return 0
-    count = 0
+    count, tested, its_tested = 0, run.test_counts(), other.test_counts()
     for name in set(other.last_errors()) & set(run.silos):
         own, its = run.silos[name], other.silos.get(name, SiloFacts())
-        if _differ(own.num_examples, its.num_examples) or _differ(
-            own.num_test_examples, its.num_test_examples
-        ):
+        both = tested.get(name), its_tested.get(name)
+        if _differ(own.num_examples, its.num_examples) or (all(both) and both[0] != both[1]):
             return 0
         count += math.isfinite(own.num_examples + its.num_examples)
     return count
@@ -144,11 +144,13 @@ def _data_note(folder: Path) -> str:
 def _fits(folder: Path, config: Mapping[str, Any], strategy: str) -> bool:
     """Judged by the first line of its events: reading whole records would take long."""
     try:
-        with (folder / "events.jsonl").open(encoding="utf-8", errors="replace") as file:
-            other = json.loads(file.readline(1_000_000))["config"]
-        return other["strategy"] == strategy and _values(other) == _values(config)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        with (folder / EVENTS).open(encoding="utf-8", errors="replace") as file:
+            first = event_of(file.readline(1_000_000))
+    except OSError:
         return False
+    if first is None or first.config.get("strategy") != strategy:
+        return False
+    return _values(first.config) == _values(config)
 
 
 def _values(config: Mapping[str, Any]) -> dict[str, Any]:

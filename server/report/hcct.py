@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT
-from coterie.server.report.similarity import recorded
+from coterie.server.report.explain import Reason, alpha_of, explain
+from coterie.server.report.similarity import last_similarity
 from coterie.server.report.story import MANY, Story, two_digits
 
 
-def _reasons(story: Story) -> tuple[int, list[Any]] | None:
+def _reasons(story: Story) -> tuple[int, list[Reason]] | None:
     """What ``coterie explain`` knows, after the last round that holds similarities."""
-    from coterie.server.report.explain import explain
-
-    run = story.run
-    if run.strategy != "hcct":
-        return None
-    holds = [
-        one for one in run.rounds if "similarity" in one.details and one.details.get("compared")
-    ]
-    if not holds:
-        return None
-    last = holds[-1]
-    silos = {
-        n: {"num-examples": s.num_examples, "alpha": None if math.isnan(s.alpha) else s.alpha}
-        for n, s in run.silos.items()
-    }
-    entry = {"round": last.number, **last.details}
-    return explain({"config": run.config, "silos": silos, "rounds": [entry]})
+    found = last_similarity(story.run) if story.run.strategy == "hcct" else None
+    return None if found is None else explain(story.run, number=found[0].round)
 
 
 def utilities_picture(story: Story) -> Picture | str | None:
@@ -121,9 +106,9 @@ def stay_picture(story: Story) -> Picture | None:
         )
     title = "How firm each silo's place is"
     caption = (
-        "The interval of α, the hunger for data, in which no move of this silo alone would be"
-        f" better, after round {number}. The mark is the present α: near an end, a small change"
-        f" moves the silo.{note}"
+        "The interval of α, the preference for more data, in which no move of this silo alone"
+        f" would be better, after round {number}. The mark is the present α: near an end, a small"
+        f" change moves the silo.{note}"
     )
     return Picture(
         "stay",
@@ -149,18 +134,16 @@ def path_picture(story: Story) -> Picture | None:
     from coterie.strategies.partition.coalition import Solver
     from coterie.strategies.partition.hcct import alpha_path
 
-    found = recorded(story, "similarity") if story.run.strategy == "hcct" else None
-    if found is None or len(found.names) > MANY:
+    found = last_similarity(story.run) if story.run.strategy == "hcct" else None
+    if found is None or len(found[1].names) > MANY:
         return None
-    entry = next(one for one in story.run.rounds if one.number == found.round)
-    norms = np.array(entry.details["norms"], dtype=float)
-    sizes = [story.run.silos[name].num_examples for name in found.names]
-    solver: Solver = "optimal" if len(found.names) <= 12 else "agglomerative"
-    path = alpha_path(found.values * np.outer(norms, norms), sizes, solver=solver)
+    one, (names, cosines) = found[0], (found[1].names, found[1].values)
+    norms = one.grouping.norms
+    sizes = [story.run.silos[name].num_examples for name in names]
+    solver: Solver = "optimal" if len(names) <= 12 else "agglomerative"
+    path = alpha_path(cosines * np.outer(norms, norms), sizes, solver=solver)
     lasting = [s for s in path if s.ratio >= 1.15 or len(s.groups) in (1, len(sizes))]
-    now = story.run.config.get("alpha")
-    now = entry.details.get("alpha", now)
-    at = float(now) if isinstance(now, int | float) else math.nan
+    at = alpha_of(story.run, one)
     rows = [
         charts.Span(
             f"{len(s.groups)} group{'s' if len(s.groups) > 1 else ''}",
@@ -175,7 +158,7 @@ def path_picture(story: Story) -> Picture | None:
     return Picture(
         "path",
         title,
-        f"The groups that the updates of round {found.round} give, from all alone (small α) to all"
+        f"The groups that the updates of round {one.round} give, from all alone (small α) to all"
         " together (large α); partitions that hold over a short stretch only are left out.",
         lambda layout: charts.spans(
             rows, layout=layout, title=title, unit="α (logarithmic)", place="α"
@@ -187,7 +170,7 @@ def path_picture(story: Story) -> Picture | None:
                     str(len(s.groups)),
                     f"{s.alpha_low:.3g}",
                     "∞" if math.isinf(s.alpha_high) else f"{s.alpha_high:.3g}",
-                    " | ".join(", ".join(found.names[i] for i in g) for g in s.groups),
+                    " | ".join(", ".join(names[i] for i in g) for g in s.groups),
                 )
                 for s in lasting
             ],

@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 
 from coterie.pictures.charts import Block, Column
 from coterie.pictures.style import GROUPS, LIGHT, colour_of
-from coterie.server.report.model import Groups, Round
+from coterie.server.runs.record import Groups, Round
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,11 @@ def follow_groups(rounds: Sequence[Round]) -> History:
         ):
             last = stretches[-1]
             stretches[-1] = Stretch(
-                last.first, one.number, last.groups, last.labels, last.joined, last.left
+                last.first, one.round, last.groups, last.labels, last.joined, last.left
             )
             continue
         labels, fresh = _continued(stretches[-1] if stretches else None, one.groups, fresh)
-        stretches.append(Stretch(one.number, one.number, one.groups, labels, one.joined, one.left))
+        stretches.append(Stretch(one.round, one.round, one.groups, labels, one.joined, one.left))
     letters = _letters(stretches)
     colours = {
         label: colour_of(GROUPS[i]) if i < len(GROUPS) else LIGHT["muted"]

@@ -10,7 +10,6 @@ from typing import Any
 from coterie.pictures.page import Page, Picture, Table
 from coterie.server.report.costs import bytes_picture, seconds_picture, silo_seconds_picture
 from coterie.server.report.hcct import path_picture, stay_picture, utilities_picture
-from coterie.server.report.model import Run
 from coterie.server.report.similarity import embedding_picture, matrix_picture, structure_picture
 from coterie.server.report.story import (
     NO_NUMBER,
@@ -19,7 +18,6 @@ from coterie.server.report.story import (
     count_of,
     duration,
     finite,
-    percent,
     signed_points,
 )
 from coterie.server.report.training import (
@@ -29,6 +27,8 @@ from coterie.server.report.training import (
     outcomes_picture,
 )
 from coterie.server.runs.config import defaults, foreign_keys
+from coterie.server.runs.metrics import percent
+from coterie.server.runs.record import Run
 
 
 def build_page(story: Story) -> Page:
@@ -102,8 +102,7 @@ def _figures(story: Story) -> dict[str, str]:
         together = [group for group in now.groups if len(group) > 1]
         figures["groups of several silos"] = str(len(together))
         figures["silos alone"] = str(len(now.groups) - len(together))
-    moved = sum(w.bytes_sent + w.bytes_received for r in story.run.rounds for w in r.work.values())
-    moved += sum(sum(pair) for r in story.run.rounds for pair in r.phase_bytes.values())
+    moved = sum(sum(one.num_bytes) for one in story.run.rounds_to_end())
     if moved:
         figures["arrays moved"] = bytes_of(moved)
     return figures
@@ -111,7 +110,7 @@ def _figures(story: Story) -> dict[str, str]:
 
 def _tables(story: Story) -> dict[str, Table]:
     run = story.run
-    left_out = [(one.number, n, why) for one in run.rounds for n, why in one.left_out.items()]
+    left_out = [(one.round, n, why) for one in run.rounds for n, why in one.left_out.items()]
     shown = left_out[-200:]
     return {
         "Every silo": _silo_table(story),
@@ -137,9 +136,9 @@ def _tables(story: Story) -> dict[str, Table]:
 
 def _silo_table(story: Story) -> Table:
     gains, since, now = story.gains, story.history.since, story.history.now
-    joined = {n: one.number for one in reversed(story.run.rounds) for n in one.joined}
-    left = {n: one.number for one in story.run.rounds for n in one.left}
-    own = story.run.last_personal()
+    joined = {n: one.round for one in reversed(story.run.rounds) for n in one.joined}
+    left = {n: one.round for one in story.run.rounds for n in one.left}
+    own = story.run.last_personal_errors()
     rows = []
     for name in story.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"

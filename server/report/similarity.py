@@ -3,68 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT
-from coterie.server.report.model import Round
 from coterie.server.report.story import MANY, Story, two_digits
+from coterie.server.runs.record import Grouping, Round, Run, Square, Structure
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A square matrix over silos, from the round that recorded it."""
-
-    round: int
-    names: list[str]
-    values: NDArray[np.float64]
+def last_similarity(run: Run) -> tuple[Round, Square] | None:
+    """The last cosines of updates that a round holds, and that round."""
+    return _first(reversed(run.rounds), lambda grouping: grouping.similarity)
 
 
-def recorded(story: Story, key: str) -> Compared | None:
-    """The last matrix of that name that a round holds."""
-    for one in reversed(story.run.rounds):
-        found = square_of(one, key)
-        if found is not None:
-            return found
-    return None
+def _first(
+    rounds: Iterable[Round], matrix: Callable[[Grouping], Square | None]
+) -> tuple[Round, Square] | None:
+    found = ((one, matrix(one.grouping)) for one in rounds)
+    return next(((one, square) for one, square in found if square is not None), None)
 
 
-def square_of(one: Round, key: str) -> Compared | None:
-    structure = one.details.get("structure")
-    holder = structure if isinstance(structure, dict) and key in structure else one.details
-    names, rows = holder.get("compared"), holder.get(key)
-    if not isinstance(names, list) or not isinstance(rows, list) or not names:
-        return None
-    values = np.array(
-        [[math.nan if v is None else float(v) for v in row] for row in rows], dtype=float
-    )
-    if values.shape != (len(names), len(names)):
-        raise ValueError(f"{key} must be {len(names)} × {len(names)}, got {values.shape}")
-    return Compared(one.number, [str(name) for name in names], values)
+def _distances(grouping: Grouping) -> Square | None:
+    return None if grouping.structure is None else grouping.structure.distances
 
 
 def matrix_picture(story: Story) -> Picture | str | None:
     """Similarities or distances, ordered by group."""
-    for key, measure, limits in (
-        ("distances", "distance of the silos' data, 0 is alike", (0.0, 1.0)),
-        ("similarity", "cosine of the silos' updates, 1 is alike", (-1.0, 1.0)),
-    ):
-        found = recorded(story, key)
-        if found is not None:
-            return _matrix(story, found, key, measure, limits)
+    if found := _first(reversed(story.run.rounds), _distances):
+        what = "distance of the silos' data, 0 is alike"
+        return _matrix(story, *found, what=what, measure="distance", limits=(0.0, 1.0))
+    if found := last_similarity(story.run):
+        what = "cosine of the silos' updates, 1 is alike"
+        return _matrix(story, *found, what=what, measure="cosine", limits=(-1.0, 1.0))
     if story.run.strategy in ("hcct", "fedgroup", "fedcollab"):
         return "no matrix of similarities or distances: the record holds none"
     return None
 
 
 def _matrix(
-    story: Story, found: Compared, key: str, measure: str, limits: tuple[float, float]
+    story: Story,
+    one: Round,
+    found: Square,
+    *,
+    what: str,
+    measure: str,
+    limits: tuple[float, float],
 ) -> Picture:
     names = story.order(found.names)
     rows = [found.names.index(name) for name in names]
@@ -85,7 +71,7 @@ def _matrix(
     off = ~np.eye(len(names), dtype=bool)
     within, between = values[inside & off], values[~inside & off]
     caption = (
-        f"{measure[0].upper()}{measure[1:]}; after round {found.round}, rows and columns by group,"
+        f"{what[0].upper()}{what[1:]}; after round {one.round}, rows and columns by group,"
         " each group framed."
         + (f" Inside groups {np.nanmean(within):.2f} on average" if within.size else "")
         + (f", between them {np.nanmean(between):.2f}." if within.size and between.size else "")
@@ -105,7 +91,7 @@ def _matrix(
             bands,
             layout=layout,
             title=title,
-            measure=key.rstrip("s") if key == "distances" else "cosine",
+            measure=measure,
             limits=limits,
         ),
         table if len(names) <= MANY else None,
@@ -120,16 +106,14 @@ def embedding_picture(story: Story) -> Picture | str | None:
         return None
     from coterie.strategies.partition.fedgroup import edc
 
-    one = next((r for r in story.run.rounds if square_of(r, "similarity") is not None), None)
-    found = None if one is None else square_of(one, "similarity")
-    if one is None or found is None:
+    found = _first(story.run.rounds, lambda grouping: grouping.similarity)
+    if found is None:
         return "no embedding: the record holds no updates that were compared"
-    names = found.names
-    norms = np.array(one.details["norms"], dtype=float)
-    members = one.details.get("members")
-    directions = len(members) if isinstance(members, list) else 2
+    one, cosines = found
+    names, norms = cosines.names, one.grouping.norms
+    directions = one.grouping.num_groups or 2
     points = edc(
-        found.values * np.outer(norms, norms), num_directions=max(1, min(directions, len(names)))
+        cosines.values * np.outer(norms, norms), num_directions=max(1, min(directions, len(names)))
     )
     shares = ""
     axes = ("similarity with direction 1", "similarity with direction 2")
@@ -146,23 +130,17 @@ def embedding_picture(story: Story) -> Picture | str | None:
     elif points.shape[1] == 1:
         points = np.column_stack([points[:, 0], np.zeros(len(points))])
         axes = ("similarity with the one direction", "")
-    separation = next(
-        (
-            o.details["separation"]
-            for o in story.run.rounds
-            if isinstance(o.details.get("separation"), float)
-        ),
-        None,
-    )
+    told = (one.grouping.separation for one in story.run.rounds)
+    separation = next((value for value in told if math.isfinite(value)), math.nan)
     title = "Where the cold start put each silo"
     labels = [(name, *story.place(name)) for name in names]
     caption = (
-        f"Every point is a silo's pre-training of round {one.number}, placed by its similarities"
+        f"Every point is a silo's pre-training of round {one.round}, placed by its similarities"
         " with the main directions; near silos learnt alike."
         + shares
         + (
             f" Separation of the groups (silhouette): {separation:.2f}."
-            if separation is not None
+            if math.isfinite(separation)
             else ""
         )
         + (" Letters mark the groups' middles." if len(names) > MANY else "")
@@ -189,32 +167,24 @@ def structure_picture(story: Story) -> Picture | str | None:
     """FedCollab's bound of the chosen structure beside others, and the interval of c."""
     if story.run.strategy != "fedcollab":
         return None
-    found = [one.details.get("structure") for one in story.run.rounds]
-    structures = [one for one in found if isinstance(one, dict) and one.get("bound")]
-    if not structures:
+    structure = _last_structure(story.run)
+    if structure is None:
         return "no bounds of other structures and no interval of c: the record holds none"
-    structure = structures[-1]
     names = {
         "chosen": "chosen",
         "second-best": "next best",
         "alone": "all alone",
         "together": "all together",
     }
-    values = {
-        label: float(structure["bound"][key])
-        for key, label in names.items()
-        if structure["bound"].get(key) is not None
-    }
+    bounds = structure.bounds
+    values = {label: bounds[key] for key, label in names.items() if key in bounds}
     rows = [
         charts.Bar(label, LIGHT["g0"] if label == "chosen" else LIGHT["alone"], {"L": value})
         for label, value in sorted(values.items(), key=lambda item: item[1])
     ]
     text = _interval_text(structure)
-    second = structure.get("second-groups")
-    if isinstance(second, list):
-        text += (
-            " The next best: " + " | ".join(", ".join(map(str, group)) for group in second) + "."
-        )
+    if structure.second_groups:
+        text += f" The next best: {' | '.join(map(', '.join, structure.second_groups))}."
     title = "The structure beside others"
     return Picture(
         "structure",
@@ -226,16 +196,18 @@ def structure_picture(story: Story) -> Picture | str | None:
     )
 
 
-def _interval_text(structure: Mapping[str, Any]) -> str:
+def _last_structure(run: Run) -> Structure | None:
+    found = (one.grouping.structure for one in reversed(run.rounds))
+    return next((structure for structure in found if structure and structure.bounds), None)
+
+
+def _interval_text(structure: Structure) -> str:
     """In which c the answer stays the same."""
-    interval, c = structure.get("c-interval"), structure.get("c")
-    if structure.get("kept") is True:
+    if structure.kept:
         return " Another structure has a smaller bound now; nobody else moves (newcomers=keep)."
-    if not isinstance(interval, list) or len(interval) != 2:
+    if structure.c_interval is None:
         return ""
-    if interval[0] is None:  # older records: there was none
-        return ""
-    low, high = (math.inf if end is None else float(end) for end in interval)
-    text = " The answer stays the same for c from"
-    text += f" {low:.3g} to {'∞' if math.isinf(high) else f'{high:.3g}'}"
-    return text + (f"; this run has c = {c:g}." if isinstance(c, int | float) else ".")
+    low, high = structure.c_interval
+    text = f" The answer stays the same for c from {low:.3g} to "
+    text += "∞" if math.isinf(high) else f"{high:.3g}"
+    return text + (f"; this run has c = {structure.c:g}." if math.isfinite(structure.c) else ".")

@@ -13,7 +13,7 @@ from coterie.pictures import charts
 from coterie.pictures.style import LIGHT
 from coterie.server.report.gains import Gains
 from coterie.server.report.history import History, follow_groups
-from coterie.server.report.model import Run
+from coterie.server.runs.record import Run
 
 MANY = 40
 """Silos above which a picture no longer has a row, a name or a line for each."""
@@ -77,10 +77,6 @@ def thinned(count: int) -> str:
 
 def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def percent(share: float | None) -> str:
-    return NO_NUMBER if share is None or math.isnan(share) else f"{100 * share:.1f} %"
 
 
 def hundred(share: float) -> str:

@@ -143,7 +143,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
 
 def curves_picture(story: Story) -> Picture | None:
     """Errors over rounds."""
-    points = {one.number: one.errors for one in story.run.rounds if one.errors}
+    points = {one.round: one.errors for one in story.run.rounds if one.errors}
     if not points:
         return None
     title = "Learning curves"
@@ -151,7 +151,7 @@ def curves_picture(story: Story) -> Picture | None:
     for other, label in ((story.alone, "alone"), (story.common, "one for all")):
         if other is not None:
             known = [
-                (one.number, mean_of(one.errors.values())) for one in other.rounds if one.errors
+                (one.round, mean_of(one.errors.values())) for one in other.rounds if one.errors
             ]
             x, y = thin([n for n, _ in known], [100 * v for _, v in known])
             lines.append(charts.Curve(x, y, LIGHT["muted"], label, dashed=True))
@@ -182,7 +182,7 @@ def curves_picture(story: Story) -> Picture | None:
 def loss_picture(story: Story) -> Picture | None:
     """Training loss over rounds."""
     points = {
-        one.number: {n: w.train_loss for n, w in one.work.items() if math.isfinite(w.train_loss)}
+        one.round: {n: s.train_loss for n, s in one.silos.items() if math.isfinite(s.train_loss)}
         for one in story.run.rounds
     }
     points = {number: values for number, values in points.items() if values}

@@ -19,10 +19,15 @@ from urllib.parse import quote
 
 from coterie.pictures.page import Page, render, render_body
 from coterie.server.report.command import tell
-from coterie.server.report.explain import find_run, newest_run
-from coterie.server.report.model import read_run
 from coterie.server.report.page import build_page
-from coterie.server.runs.record import default_runs_dir
+from coterie.server.runs.record import (
+    EVENTS,
+    RECORD,
+    default_runs_dir,
+    find_run,
+    newest_run,
+    read_run,
+)
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 
 REST = 4.0
@@ -82,7 +87,7 @@ def _state(folder: Path | None) -> tuple[object, ...]:
     """Changes whenever the record does."""
     if folder is None:
         return (None,)
-    files = [folder / "run.json", folder / "events.jsonl"]
+    files = [folder / RECORD, folder / EVENTS]
     stats = [file.stat() if file.exists() else None for file in files]
     return folder, *((s.st_mtime_ns, s.st_size) if s else None for s in stats)
 

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 
+
 class AnnouncingGrid(Grid):
     """Passes everything on to another Grid.
 

@@ -21,7 +21,7 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.options import Key, NotNegative, Options, Positive, Scalar, table_of
-from coterie.strategies.rounds.roster import (Churn)
+from coterie.strategies.rounds.roster import Churn
 
 GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
@@ -33,7 +33,9 @@ class RunConfig(Options):
     Keys are written with dashes: ``local-epochs``. Make one with ``read``.
     """
 
-    strategy: str = Field("hcct", description="Who trains with whom; see docs/how-to/choose-a-strategy.md.")
+    strategy: str = Field(
+        "hcct", description="Who trains with whom; see docs/how-to/choose-a-strategy.md."
+    )
     task: str = Field("digits", min_length=1, description="Task that every silo must serve.")
     rounds: int = Field(20, ge=1, le=100_000, description="Number of rounds.")
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Same seed, same models.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 Errors = Mapping[str, float]
 """Silo → error in [0, 1]."""
@@ -48,31 +48,29 @@ def mean_accuracy(errors: Errors) -> float:
     return 1 - sum(errors.values()) / len(errors) if errors else math.nan
 
 
-def final_errors(record: Mapping[str, Any]) -> dict[str, float]:
-    """Silo → error of its final model, from a run's record; who left before the end is not in."""
-    return known_errors(record.get("final-evaluation", {}))
+@dataclass(frozen=True)
+class Collaboration:
+    """What a run brought beside training alone: shares in [0, 1], of the silos in both runs."""
+
+    silos: int
+    mean_accuracy: float
+    mean_accuracy_alone: float
+    ipr: float
+    rsd: float
 
 
-def known_errors(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Silo → error, of one evaluation in a record; a silo may keep its error to itself."""
-    return {name: one["error"] for name, one in evaluation.items() if one["error"] is not None}
-
-
-def personalised_errors(record: Mapping[str, Any]) -> dict[str, float]:
-    """Silo → error of the model as it trained it itself last, where the run asked for it."""
-    found: dict[str, float] = {}
-    for entry in record.get("rounds", ()):
-        found |= known_errors(entry.get("personalised", {}))
-    return found
-
-
-def collaboration(errors: Errors, alone: Errors) -> dict[str, float]:
+def collaboration(errors: Errors, alone: Errors) -> Collaboration:
     """All of them, for a record. Every figure is of the silos that both runs measured."""
     both = {name: error for name, error in errors.items() if name in alone}
-    return {
-        "silos": len(both),
-        "mean-accuracy": mean_accuracy(both),
-        "mean-accuracy-alone": mean_accuracy({name: alone[name] for name in both}),
-        "ipr": ipr(both, alone),
-        "rsd": rsd(both, alone),
-    }
+    return Collaboration(
+        silos=len(both),
+        mean_accuracy=mean_accuracy(both),
+        mean_accuracy_alone=mean_accuracy({name: alone[name] for name in both}),
+        ipr=ipr(both, alone),
+        rsd=rsd(both, alone),
+    )
+
+
+def percent(share: float | None) -> str:
+    """A share in [0, 1] as per cent with one decimal; a dash where it is not known."""
+    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"

@@ -15,24 +15,29 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.server.paths import place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import RunConfig, train_config
-from coterie.server.report.explain import find_run
-from coterie.server.paths import place
+from coterie.server.runs.config import RunConfig, foreign_keys, train_config
 from coterie.server.runs.lock import locked_run
-from coterie.system.files import is_full, make_folder
-from coterie.server.runs.metrics import final_errors
-from coterie.server.runs.record import (RunRecord, default_runs_dir, read_record, read_unfinished)
+from coterie.server.runs.metrics import percent
+from coterie.server.runs.record import (
+    Recorder,
+    Run,
+    default_runs_dir,
+    find_run,
+    read_unfinished,
+    read_whole,
+)
 from coterie.server.runs.tracking import Tracking
-from coterie.server.cli.view import percent
-from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.rounds.loop import (Checkpoint, GroupStrategy, RunResult)
+from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.replies import check_finite
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import (Churn, DescribedRoster, Roster, Silo)
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, Roster, Silo
+from coterie.system.files import is_full, make_folder
 
 log = logging.getLogger("coterie.run")
 
@@ -101,7 +106,7 @@ def build_strategy(
 class _RecordingRoster:
     """A roster that tells the record whom it waits for and who is here."""
 
-    def __init__(self, inner: DescribedRoster, record: RunRecord) -> None:
+    def __init__(self, inner: DescribedRoster, record: Recorder) -> None:
         self.inner = inner
         self.record = record
         self.silos: dict[str, Silo] = {}
@@ -150,24 +155,25 @@ def execute(
     with locked_run(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)
         standing: Standing | None = None
-        after = None
+        after, earlier = 0, None
         if config.resume:
-            config = RunConfig.read(read_unfinished(folder)["config"])
+            earlier = read_unfinished(folder)
+            config = recorded_config(earlier)
             found = checkpoints.load()
             after, standing = found if found is not None else (0, None)
         alone = _alone(config, folder)
-        record = RunRecord(folder, config, run_id=run_id, resumed_after=after)
+        record = Recorder(folder, config.plain(), run_id=run_id, earlier=earlier, after=after)
         log.info("run %s: %s, record in %s", run_id, config.strategy, folder)
-        if after is not None:
+        if earlier is not None:
             for damage in checkpoints.damaged:
                 log.warning("%s. The one before is used.", damage)
             log.info("resumed after round %d of %d", after, config.rounds)
-        if alone is not None and alone["config"]["seed"] != config.seed:
+        if alone is not None and alone.config.get("seed") != config.seed:
             log.warning(
                 "alone: run %s has seed %s, this one %d: silos may have other data and other "
                 "initial models there",
                 config.alone,
-                alone["config"]["seed"],
+                alone.config.get("seed"),
                 config.seed,
             )
         try:
@@ -183,7 +189,7 @@ def execute(
                     enrolled=enrolled,
                 )
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
-            record.finish(models, alone=None if alone is None else final_errors(alone))
+            record.finish(models, alone=None if alone is None else alone.final_errors)
         except OSError as error:
             failure = _disk_failure(error, folder)
             record.fail(failure)
@@ -195,7 +201,13 @@ def execute(
     return result
 
 
-def _alone(config: RunConfig, folder: Path) -> dict[str, Any] | None:
+def recorded_config(run: Run) -> RunConfig:
+    """The configuration of a record; earlier releases wrote the keys of every strategy into it."""
+    foreign = foreign_keys(run.config)
+    return RunConfig.read({key: v for key, v in run.config.items() if key not in foreign})
+
+
+def _alone(config: RunConfig, folder: Path) -> Run | None:
     """The record of the independent run that the configuration names.
 
     Raises:
@@ -205,16 +217,15 @@ def _alone(config: RunConfig, folder: Path) -> dict[str, Any] | None:
     if not config.alone:
         return None
     found = find_run(config.alone, folder.parent)
-    record = read_record(found)
-    strategy, status = record["config"]["strategy"], record["status"]
-    if strategy != "independent" or status != "completed":
+    alone = read_whole(found)
+    if alone.strategy != "independent" or alone.status != "completed":
         raise FederationError(
-            f"alone must name a completed run of independent. {found.name} is of {strategy}, "
-            f"{status}.",
+            f"alone must name a completed run of independent. {found.name} is of "
+            f"{alone.strategy}, {alone.status}.",
             phase="configuration",
             exit_code=EXIT_CONFIG,
         )
-    task = record["config"]["task"]
+    task = alone.config.get("task")
     if task != config.task:
         raise FederationError(
             f"alone must name a run of the same task, {config.task}. {found.name} is of {task}: "
@@ -222,13 +233,13 @@ def _alone(config: RunConfig, folder: Path) -> dict[str, Any] | None:
             phase="configuration",
             exit_code=EXIT_CONFIG,
         )
-    return record
+    return alone
 
 
 def _execute(
     grid: Grid,
     config: RunConfig,
-    record: RunRecord,
+    record: Recorder,
     tracking: Tracking,
     checkpoints: Checkpoints,
     standing: Standing | None,
@@ -251,7 +262,7 @@ def _execute(
 
     def on_round(report: RoundReport) -> None:
         record.round(report, recording.silos, roster.refused)
-        tracking.round(record.data["rounds"], report)
+        tracking.round(record.run.rounds, report)
         log.info("%s", _line(report, config.rounds))
 
     def commit(checkpoint: Checkpoint[Any]) -> None:

@@ -16,9 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from coterie.server.report.model import (Round, Run, round_of)
-from coterie.strategies.errors import (EXIT_CONFIG, FederationError)
-from coterie.strategies.rounds.reports import (RoundReport)
+from coterie.server.runs.record import Round, Run
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds.reports import RoundReport
 
 log = logging.getLogger("coterie.run")
 
@@ -55,12 +55,10 @@ def scalars(one: Round) -> dict[str, float]:
         found["groups/alone"] = len(one.groups) - together
         found["silos/here"] = sum(len(group) for group in one.groups)
         found["silos/left-out"] = len(one.left_out)
-    found |= {f"train-loss/{name}": work.train_loss for name, work in one.work.items()}
-    found |= {f"seconds/{phase}": seconds for phase, seconds in one.seconds.items()}
-    if one.work:
-        phases = list(one.phase_bytes.values())
-        sent = sum(w.bytes_sent for w in one.work.values()) + sum(pair[0] for pair in phases)
-        received = sum(w.bytes_received for w in one.work.values()) + sum(p[1] for p in phases)
+    found |= {f"train-loss/{name}": silo.train_loss for name, silo in one.silos.items()}
+    found |= {f"seconds/{phase}": seconds for phase, seconds in one.phase_seconds.items()}
+    if one.silos:
+        sent, received = one.num_bytes
         found |= {"megabytes/to-silos": sent / 1e6, "megabytes/from-silos": received / 1e6}
     return {name: float(value) for name, value in found.items() if math.isfinite(value)}
 
@@ -82,14 +80,14 @@ class Tracking:
     def __enter__(self) -> Tracking:
         return self
 
-    def round(self, entries: Sequence[Mapping[str, Any]], report: RoundReport) -> None:
+    def round(self, rounds: Sequence[Round], report: RoundReport) -> None:
         """A report, and the record's rounds with it: errors belong to an earlier one."""
-        for entry in entries[-2:]:
-            figures = scalars(round_of(entry))
-            if entry["round"] == report.evaluated_round and report.evaluation:
-                self._each(_part(figures, errors=True), entry["round"])
-            if entry["round"] == report.round and not report.final:
-                self._each(_part(figures, errors=False), entry["round"])
+        for one in rounds[-2:]:
+            figures = scalars(one)
+            if one.round == report.evaluated_round and report.evaluation:
+                self._each(_part(figures, errors=True), one.round)
+            if one.round == report.round and not report.final:
+                self._each(_part(figures, errors=False), one.round)
 
     def _each(self, figures: Mapping[str, float], step: int) -> None:
         for tracker in list(self._open):
@@ -148,8 +146,8 @@ def export(kind: str, run: Run, out: Path | None) -> list[Path]:
     """
     folder = out or run.folder / "tensorboard"
     (tracker,) = open_trackers(kind, folder=folder, config=run.config, run_name=run.name)
-    for one in run.rounds:
-        tracker.log(scalars(one), one.number)
+    for one in run.rounds_to_end():
+        tracker.log(scalars(one), one.round)
     tracker.close(run.status)
     return [folder] if kind == "tensorboard" else []
 

@@ -55,10 +55,11 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import percent
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
+from coterie.server.runs.metrics import percent
+from coterie.server.runs.record import RECORD, Run, read_whole
 from coterie.server.runs.run import execute
 from coterie.server.study.comparison import (
     COLUMNS,
@@ -453,10 +454,10 @@ def _run_seed(
             if name != alone:
                 keys["alone"] = str(_record_of(comparison, alone, seed, folder).resolve())
             if local is None:
-                record = _run_here(silos, keys, target)
+                run = _run_here(silos, keys, target)
             else:
-                record = _run_there(local, keys, target)
-            found = measure(record)
+                run = _run_there(local, keys, target)
+            found = measure(run)
             console.print(
                 f"  seed {seed}, {name}: mean error {percent(found.mean)}, "
                 f"{len(found.groups)} group(s), {found.seconds:.1f} s",
@@ -466,7 +467,7 @@ def _run_seed(
             )
 
 
-def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> dict[str, Any]:
+def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> Run:
     """One run with silos that are called in this process, where there is nothing to wait for."""
     config = RunConfig.read({**keys, "wait-for-silos": 1.0})
     grid = InProcessGrid(client_app(), [silo.node_config() for silo in silos])
@@ -477,25 +478,20 @@ def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) 
         execute(grid, config, run_id=0, folder=target)
     finally:
         log.setLevel(before)
-    return _read(target)
+    return read_whole(target)
 
 
-def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> dict[str, Any]:
+def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> Run:
     """One run on processes that are there already; its record is copied to ``target``."""
     folder, last = local.run(**keys)
-    if last["status"] != "completed":
+    if last.status != "completed":
         raise FederationError(
-            f"the run {keys['label']!r} failed: {last.get('error')}. Its record: {folder}",
+            f"the run {keys['label']!r} failed: {last.error}. Its record: {folder}",
             exit_code=EXIT_RUN,
         )
     target.mkdir(parents=True, exist_ok=True)
-    write_atomically(target / "run.json", (folder / "run.json").read_bytes())
-    return _read(target)
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return record
+    write_atomically(target / RECORD, (folder / RECORD).read_bytes())
+    return read_whole(target)
 
 
 def _record_of(comparison: Comparison, name: str, seed: int, folder: Path) -> Path:
@@ -507,10 +503,10 @@ def _record_of(comparison: Comparison, name: str, seed: int, folder: Path) -> Pa
 
 def _stored(comparison: Comparison, name: str, seed: int, folder: Path) -> Measure | None:
     target = _record_of(comparison, name, seed, folder)
-    if not (target / "run.json").exists():
+    if not (target / RECORD).exists():
         return None
-    record = _read(target)
-    return measure(record) if record["status"] == "completed" else None
+    run = read_whole(target)
+    return measure(run) if run.status == "completed" else None
 
 
 def _slug(text: str) -> str:

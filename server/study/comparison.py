@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.server.runs.metrics import final_errors, ipr, known_errors, rsd
+from coterie.server.runs.metrics import ipr, rsd
+from coterie.server.runs.record import Run
 
 
 @dataclass(frozen=True)
@@ -81,25 +82,18 @@ class Row:
     p: float
 
 
-def measure(record: Mapping[str, Any]) -> Measure:
-    """Read a completed run's record (``run.json``)."""
-    rounds = record["rounds"]
-    curve = [
-        (entry["round"], float(np.mean(list(errors.values()))))
-        for entry in rounds
-        if (errors := known_errors(entry.get("evaluation-after", {})))
-    ]
-    costs = [silo for entry in rounds for silo in entry["silos"].values()]
-    phases = [phase for entry in rounds for phase in entry["phases"].values()]
-    phases += record.get("final-phases", {}).values()
+def measure(run: Run) -> Measure:
+    """What a completed run's record says."""
+    rounds = run.rounds_to_end()
+    own = [silo.seconds for one in rounds for silo in one.silos.values()]
+    beside = [cost.silo_seconds for one in rounds for cost in one.phases.values()]
     return Measure(
-        errors=final_errors(record),
-        curve=tuple(curve),
-        groups=tuple(tuple(group) for group in record.get("final-groups", ())),
-        num_bytes=sum(cost["bytes-sent"] + cost["bytes-received"] for cost in [*costs, *phases]),
-        seconds=sum(sum(entry["seconds"].values()) for entry in rounds),
-        silo_seconds=sum(silo["seconds"] or 0.0 for silo in costs)
-        + sum(phase.get("silo-seconds", 0.0) for phase in phases),  # older records do not say
+        errors=run.final_errors,
+        curve=tuple((one.round, _mean(list(one.errors.values()))) for one in rounds if one.errors),
+        groups=run.final_groups,
+        num_bytes=sum(sum(one.num_bytes) for one in rounds),
+        seconds=sum(sum(one.seconds.values()) for one in rounds),
+        silo_seconds=sum(s for s in own if math.isfinite(s)) + sum(beside),
     )
 
 

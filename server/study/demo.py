@@ -8,7 +8,7 @@ thirds. FedGenP, which shares one model, is shown on kinds that differ in their 
 
 from __future__ import annotations
 
-import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,12 +23,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.cli.view import collaboration_text, percent, showing
+from coterie.server.cli.view import collaboration_text, showing
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.follow import Progress
-from coterie.server.runs.metrics import final_errors, known_errors, personalised_errors
+from coterie.server.runs.metrics import percent
+from coterie.server.runs.record import Event, Run, Structure, read_whole
+from coterie.server.runs.record.follow import Progress
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.hcct import alpha_path
 
@@ -152,17 +153,17 @@ def demo(
         federation.wait_for_silos(len(specs))
         console.print(f"{len(specs)} silos are connected after {_since(started)}.")
         alone = _run(console, federation, "alone", strategy="independent", **common)
-        common["alone"] = alone["run-id"]
-        records = {
+        common["alone"] = alone.run_id
+        runs = {
             "alone": alone,
             "global": _run(console, federation, "global", strategy="fedavg", **common),
             "grouped": _run_grouped(console, federation, seed, rounds, grouping, common),
         }
-    outcome = _outcome(folder, records, time.monotonic() - started, memory.peak)
-    _print_outcome(console, outcome, records["grouped"])
+    outcome = _outcome(folder, runs, time.monotonic() - started, memory.peak)
+    _print_outcome(console, outcome, runs["grouped"])
     from coterie.server.report.command import write_report  # draws: loaded late
 
-    (report,) = write_report(records["grouped"]["run-id"], root=federation.runs_dir)
+    (report,) = write_report(runs["grouped"].run_id, root=federation.runs_dir)
     console.print(f"As pictures: {report}", markup=False, soft_wrap=True)
     return outcome
 
@@ -199,21 +200,21 @@ def _run(
     federation: LocalFederation,
     title: str,
     *,
-    on_event: Callable[[dict[str, Any]], None] = lambda event: None,
+    on_event: Callable[[Event], None] = lambda event: None,
     **keys: Any,
-) -> dict[str, Any]:
+) -> Run:
     """One run with its live view; return its record."""
     run_id, folder = federation.submit(label=title, **keys)
     with showing(console, Progress(title)) as show:
 
-        def take(event: dict[str, Any]) -> None:
+        def take(event: Event) -> None:
             show(event)
             on_event(event)
 
         last = federation.follow(run_id, folder, take)
-    if last["status"] != "completed":
-        raise FederationError(f"the run {title!r} failed: {last.get('error')}")
-    return _read(folder)
+    if last.status != "completed":
+        raise FederationError(f"the run {title!r} failed: {last.error}")
+    return read_whole(folder)
 
 
 def _run_grouped(
@@ -223,7 +224,7 @@ def _run_grouped(
     rounds: int,
     own: Mapping[str, Any],
     common: Mapping[str, Any],
-) -> dict[str, Any]:
+) -> Run:
     """The run in which one joins and one leaves.
 
     The rounds at which that happens are part of the run's configuration (``churn``), so that
@@ -232,11 +233,11 @@ def _run_grouped(
     join, leave = round(rounds / 3), round(2 * rounds / 3) + 1
     leaver = LEAVERS[own["strategy"] in WITHOUT_GROUPS]
 
-    def on_event(event: dict[str, Any]) -> None:
+    def on_event(event: Event) -> None:
         # Started two rounds early, because a Python with torch takes seconds to start.
-        if event["event"] == "look" and event["round"] == max(join - 2, 2):
+        if event.kind == "look" and event.number == max(join - 2, 2):
             federation.start_silo(newcomer(seed))
-        if event["event"] == "look" and event["round"] == leave:
+        if event.kind == "look" and event.number == leave:
             federation.end_silo(leaver)
 
     return _run(
@@ -250,60 +251,45 @@ def _run_grouped(
     )
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return record
-
-
-def _outcome(
-    folder: Path, records: Mapping[str, dict[str, Any]], seconds: float, peak: int
-) -> Outcome:
-    errors = {title: _last_errors(record) for title, record in records.items()}
-    grouped = records["grouped"]
-    personalised = personalised_errors(grouped)
+def _outcome(folder: Path, runs: Mapping[str, Run], seconds: float, peak: int) -> Outcome:
+    errors = {title: run.last_errors() for title, run in runs.items()}
+    grouped = runs["grouped"]
+    personalised = grouped.last_personal_errors()
     if personalised:
         errors["personalised"] = personalised
-    groups = sorted(grouped["final-groups"])
+    groups = sorted(map(list, grouped.final_groups))
     return Outcome(
         folder=folder,
         errors=errors,
-        samples={n: int(s["num-examples"]) for n, s in grouped["silos"].items()},
+        samples={name: int(silo.num_examples) for name, silo in grouped.silos.items()},
         groups=groups,
         hidden=hidden_groups([name for group in groups for name in group]),
         seconds=seconds,
         peak_memory=peak,
-        hashes={title: record["model-hashes"] for title, record in records.items()},
+        hashes={title: run.model_hashes for title, run in runs.items()},
     )
-
-
-def _last_errors(record: dict[str, Any]) -> dict[str, float]:
-    """Every silo's error when it was last measured: who left keeps its last."""
-    found: dict[str, float] = {}
-    for entry in record["rounds"]:
-        found |= known_errors(entry.get("evaluation-after", {}))
-    return found | final_errors(record)
 
 
 # ---------------------------------------------------------------- what is printed at the end
 
 
-def _print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -> None:
-    title = TITLES[record["config"]["strategy"]]
+def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
+    title = TITLES[run.strategy]
     console.print()
     console.print(_table(outcome, title))
-    grouping = record["config"]["strategy"] not in WITHOUT_GROUPS
+    grouping = run.strategy not in WITHOUT_GROUPS
     if grouping:
         found = "found exactly" if outcome.groups == outcome.hidden else "NOT found"
         console.print(f"The three hidden groups were [bold]{found}[/]:")
         console.print(_group_table(outcome, title))
     else:
         console.print(GENERATORS_TEXT, soft_wrap=True)
-    if record["config"]["strategy"] == "hcct":
-        console.print(_alpha_text(record), soft_wrap=True)
-    if record["config"]["strategy"] == "fedcollab":
-        console.print(_bound_text(record), soft_wrap=True)
-    if "collaboration" in record:
-        console.print(f"{collaboration_text(record['collaboration'])}.", soft_wrap=True)
+    if run.strategy == "hcct":
+        console.print(_alpha_text(run), soft_wrap=True)
+    if run.strategy == "fedcollab":
+        console.print(_bound_text(run), soft_wrap=True)
+    if run.collaboration:
+        console.print(f"{collaboration_text(run.collaboration)}.", soft_wrap=True)
     console.print(
         f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
         f"Models, records and logs: {outcome.folder}/",
@@ -363,12 +349,13 @@ def _group_table(outcome: Outcome, title: str) -> Table:
     return table
 
 
-def _alpha_text(record: dict[str, Any]) -> str:
+def _alpha_text(run: Run) -> str:
     """What α does, computed from this very run."""
-    alpha = record["config"]["alpha"]
-    final = record["rounds"][-1]
-    cosines, norms = np.array(final["similarity"]), np.array(final["norms"])
-    sizes = [record["silos"][name]["num-examples"] for name in final["compared"]]
+    alpha = run.config["alpha"]
+    last = run.rounds[-1].grouping
+    assert last.similarity is not None, "HCCT compares updates in every round"
+    cosines, norms = last.similarity.values, last.norms
+    sizes = [run.silos[name].num_examples for name in last.similarity.names]
     path = alpha_path(cosines * np.outer(norms, norms), sizes, solver="optimal")
     steps = []
     for stretch in path:
@@ -377,44 +364,44 @@ def _alpha_text(record: dict[str, Any]) -> str:
         high = "∞" if np.isinf(stretch.alpha_high) else f"{stretch.alpha_high:.0f}"
         steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
     return (
-        "α is the preference for more data: a silo's utility is "
-        "−α/D + cos(its update, its group's), with D the group's samples. "
-        f"This run had α = {alpha:g}. Its last updates give this "
-        f"many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
+        "α is the preference for more data: a silo's utility is −α/D + cos(its update, its "
+        f"group's), with D the group's samples. This run had α = {alpha:g}. Its last updates give "
+        f"this many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
         "together; in between, those stay together that learn the same."
     )
 
 
-def _bound_text(record: dict[str, Any]) -> str:
+def _bound_text(run: Run) -> str:
     """How firm the structure is, and what it took to find out."""
-    structure = record["rounds"][-1]["structure"]
-    phases = [e["discriminators"] for e in record["rounds"] if "discriminators" in e]
-    moved = sum(phase["bytes"] for phase in phases)
+    structure = run.rounds[-1].grouping.structure
+    assert structure is not None, "FedCollab says it in every round"
+    works = [work for one in run.rounds if (work := one.grouping.discriminators) is not None]
     spent = (
-        f"Discriminators: {sum(phase['pairs'] for phase in phases)} pairs, "
-        f"{phases[0]['rounds'] if phases else 0} rounds at the start, {moved / 1e6:.1f} MB."
+        f"Discriminators: {sum(work.pairs for work in works)} pairs, "
+        f"{works[0].rounds if works else 0} rounds at the start, "
+        f"{sum(work.bytes for work in works) / 1e6:.1f} MB."
     )
-    if "bound" not in structure:
+    bounds = structure.bounds
+    if not bounds:
         return f"FedCollab compared fewer than two silos: everybody trained alone. {spent}"
-    bound = structure["bound"]
     return (
-        f"FedCollab's bound of these groups is {bound['chosen']:.2f} (all alone "
-        f"{bound['alone']:.2f}, all together {bound['together']:.2f}, the next best "
-        f"{_number(bound['second-best'])}). This run had c = {structure['c']:.3g}"
+        f"FedCollab's bound of these groups is {bounds['chosen']:.2f} (all alone "
+        f"{bounds['alone']:.2f}, all together {bounds['together']:.2f}, the next best "
+        f"{_number(bounds.get('second-best', math.inf))}). This run had c = {structure.c:.3g}"
         f"{_firm_text(structure)}. {spent}"
     )
 
 
-def _firm_text(structure: dict[str, Any]) -> str:
-    if structure.get("kept"):
+def _firm_text(structure: Structure) -> str:
+    if structure.kept:
         return (
             "; another structure has a smaller bound now, nobody else moves because newcomers=keep"
         )
-    if "c-interval" not in structure:
+    if structure.c_interval is None:
         return ""
-    low, high = structure["c-interval"]
+    low, high = structure.c_interval
     return f"; the groups are the same for c from {_number(low)} to {_number(high)}"
 
 
-def _number(value: float | None) -> str:
-    return "∞" if value is None else f"{value:.3g}"
+def _number(value: float) -> str:
+    return "∞" if math.isinf(value) else f"{value:.3g}"

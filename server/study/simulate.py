@@ -24,9 +24,9 @@ from coterie.server.machine.local import LocalFederation
 from coterie.server.paths import place
 from coterie.server.report.gains import DATA_NOTE
 from coterie.server.runs.config import RunConfig, require_silos
-from coterie.server.runs.follow import Progress, events
 from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
 from coterie.server.runs.record import default_runs_dir
+from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import execute, run_folder
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.system.files import write_atomically
@@ -180,6 +180,6 @@ def _in_processes(
         run_id, record = federation.submit(**config.plain())
         with showing(console, Progress(config.strategy)) as show:
             last = federation.follow(run_id, record, show)
-    if last["status"] != "completed":
-        raise FederationError(f"the run failed: {last.get('error')}", exit_code=EXIT_RUN)
+    if last.status != "completed":
+        raise FederationError(f"the run failed: {last.error}", exit_code=EXIT_RUN)
     return record

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coterie.client.__main__ import main
-from coterie.client.home.files import locked_all
+from coterie.client.home.lock import locked_all
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.virtual import settings_of
 from coterie.client.work.workbench import open_workbench, open_workbenches, workbench_of

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.server.machine.local import LocalFederation
-from coterie.server.runs.follow import events
+from coterie.server.runs.record import Event
+from coterie.server.runs.record.follow import events
 from coterie.system.files import held_by
 from tests.e2e.conftest import coterie, record_of, spec, until
 
@@ -32,7 +33,7 @@ def start_silos(federation: LocalFederation) -> None:
     federation.wait_for_silos(len(NAMES))
 
 
-def until_event(folder: Path, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def until_event(folder: Path, wanted: Callable[[Event], bool]) -> Event:
     """Wait for an event of a run; fails if the run ends before."""
     for event in events(folder, start_deadline_s=150, ended=lambda: None):
         if wanted(event):
@@ -42,7 +43,7 @@ def until_event(folder: Path, wanted: Callable[[dict[str, Any]], bool]) -> dict[
 
 def committed(folder: Path, round: int) -> None:
     """Wait until a round is committed."""
-    until_event(folder, lambda e: e["event"] == "commit" and e["round"] >= round)
+    until_event(folder, lambda e: e.kind == "commit" and e.number >= round)
 
 
 def kill_server_app(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from coterie.server.machine.local import LocalFederation
-from coterie.server.runs.record import read_record
+from coterie.server.runs.record import read_whole
 from coterie.system.files import held_by
 from tests.e2e.conftest import coterie, record_of, spec
 from tests.e2e.crashes import (
@@ -63,7 +63,7 @@ def test_no_kill_changes_the_outcome(federation: LocalFederation) -> None:
     start_silos(federation)
     keys = {**KEYS, "rounds": ROUNDS, "local-epochs": 5}
     undisturbed, last = federation.run(**keys)
-    assert last["status"] == "completed"
+    assert last.status == "completed"
     _, folder = federation.submit(**keys)
     struck: dict[str, int] = {}
     kept = 0
@@ -84,7 +84,7 @@ def test_no_kill_changes_the_outcome(federation: LocalFederation) -> None:
         struck[kind] = struck.get(kind, 0) + 1
         assert checkpoints(folder) >= kept, "a committed round is lost"
         go_on(federation, folder)
-        assert read_record(folder)["resumed"][-1]["after-round"] >= kept
+        assert read_whole(folder).resumed[-1].after_round >= kept
     while record_of(folder)["status"] != "completed":
         assert record_of(folder)["status"] in ("starting", "running"), record_of(folder)
         time.sleep(0.2)
@@ -95,13 +95,13 @@ def test_no_kill_changes_the_outcome(federation: LocalFederation) -> None:
 
 def go_on(federation: LocalFederation, folder: Path) -> None:
     """``coterie run --resume --detach``, and wait until the run stands where it stood."""
-    times = len(read_record(folder).get("resumed", []))
+    times = len(read_whole(folder).resumed)
     done = coterie(
         "run", "--resume", folder.name, "--runs-dir", str(federation.runs_dir), "--detach",
         "--superlink", federation.superlink.control_address,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     deadline = time.monotonic() + 90
-    while len(read_record(folder).get("resumed", [])) == times:
+    while len(read_whole(folder).resumed) == times:
         assert time.monotonic() < deadline, "waited for the resumed run to begin"
         time.sleep(0.05)

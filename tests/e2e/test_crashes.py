@@ -15,7 +15,7 @@ import pytest
 
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
-from coterie.server.runs.record import read_record
+from coterie.server.runs.record import read_whole
 from coterie.system.files import held_by
 from tests.e2e.conftest import coterie, record_of, spec, until
 from tests.e2e.crashes import (
@@ -80,7 +80,7 @@ def test_a_run_that_goes_on_or_is_complete_is_not_resumed(federation: LocalFeder
     ]  # fmt: skip
     done = coterie(*again)
     assert done.returncode == 2 and "still going on" in done.stderr
-    assert federation.follow(run_id, folder, lambda event: None)["status"] == "completed"
+    assert federation.follow(run_id, folder, lambda event: None).status == "completed"
     done = coterie(*again)
     assert done.returncode == 2 and "is complete" in done.stderr
     done = coterie("run", "--resume", "nothing-7", *again[3:])
@@ -107,7 +107,7 @@ def test_a_server_app_killed_while_it_writes_a_checkpoint_loses_nothing(
         "lr": 0.001,
     }
     undisturbed, last = federation.run(**keys, rounds=4)
-    assert last["status"] == "completed", last
+    assert last.status == "completed", last
 
     _, folder = federation.submit(**keys, rounds=4)
     committed(folder, 1)
@@ -182,15 +182,15 @@ def test_a_silo_cut_off_for_90_s_is_left_out_and_comes_back(federation: LocalFed
         committed(folder, 2)
         proxy.cut()
         cut = time.monotonic()
-        until_event(folder, lambda e: e["event"] == "round" and "c" in e["left-out"])
+        until_event(folder, lambda e: e.report is not None and "c" in e.report.left_out)
         time.sleep(max(0.0, 90 - (time.monotonic() - cut)))
         proxy.mend()
-        before = read_record(folder)["rounds"][-1]["round"]
+        before = read_whole(folder).rounds[-1].round
         back = until_event(
             folder,
-            lambda e: e["event"] == "round" and e["round"] > before and "c" in e["silos"],
+            lambda e: e.report is not None and e.number > before and "c" in e.report.silos,
         )
-        assert set(back["silos"]) == {"a", "b", "c"}
+        assert back.report is not None and set(back.report.silos) == {"a", "b", "c"}
         assert federation.processes["c"].poll() is None
         for entry in record_of(folder)["rounds"]:
             assert {"a", "b"} <= set(entry["silos"]), "the others were not disturbed"

@@ -12,6 +12,7 @@ import pytest
 
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
+from coterie.server.runs.record import Event
 from tests.e2e.conftest import coterie, record_of, spec, until
 
 KEYS = {"strategy": "fedavg", "rounds": 3, "min-silos": 3, "seed": 1}
@@ -41,12 +42,12 @@ def test_a_silo_killed_in_a_round_is_left_out_and_the_run_goes_on(
     federation.wait_for_silos(3)
     run_id, folder = federation.submit(**KEYS, local_epochs=300, round_timeout=25.0)
 
-    def kill(event: dict[str, object]) -> None:
-        if event["event"] == "round" and event["round"] == 1:
+    def kill(event: Event) -> None:
+        if event.kind == "round" and event.number == 1:
             time.sleep(0.7)  # now it trains round 2
             federation.end_silo("b", how=signal.SIGKILL)
 
-    assert federation.follow(run_id, folder, kill)["status"] == "completed"
+    assert federation.follow(run_id, folder, kill).status == "completed"
     record = record_of(folder)
     assert record["rounds"][0]["left-out"] == {}
     assert set(record["rounds"][1]["left-out"]) == {"b"}
@@ -64,15 +65,15 @@ def test_a_silo_told_to_end_while_it_trains_says_so_and_ends_at_once(
     run_id, folder = federation.submit(**{**KEYS, "min-silos": 2}, local_epochs=400)
     ended: list[float] = []
 
-    def end(event: dict[str, object]) -> None:
-        if event["event"] == "round" and event["round"] == 1:
+    def end(event: Event) -> None:
+        if event.kind == "round" and event.number == 1:
             time.sleep(0.7)
             started = time.monotonic()
             federation.end_silo("b")
             assert federation.processes["b"].wait(20) == 0
             ended.append(time.monotonic() - started)
 
-    assert federation.follow(run_id, folder, end)["status"] == "completed"
+    assert federation.follow(run_id, folder, end).status == "completed"
     assert ended[0] < 10
     reason = record_of(folder)["rounds"][1]["left-out"]["b"]
     # Flower's own words, if the signal came before the silo had fetched its message.
@@ -90,7 +91,7 @@ def test_an_exception_in_a_task_is_an_error_reply_and_the_silo_lives_on(
         federation.start_silo(SiloSpec(name, "moody:Moody", options), environment=own)
     federation.wait_for_silos(3)
     folder, last = federation.run(**KEYS, task="moody:Moody", batch_size=64)
-    assert last["status"] == "completed"
+    assert last.status == "completed"
     left_out = record_of(folder)["rounds"][0]["left-out"]
     assert list(left_out) == ["b"]
     assert "ZeroDivisionError" in left_out["b"]
@@ -108,7 +109,7 @@ def test_a_silo_of_another_task_is_refused_with_the_reason_on_both_sides(
     federation.start_silo(SiloSpec("odd", "moody:Moody"), environment={"PYTHONPATH": str(tmp_path)})
     federation.wait_for_silos(3)
     folder, last = federation.run(**{**KEYS, "min-silos": 2})
-    assert last["status"] == "completed"
+    assert last.status == "completed"
     record = record_of(folder)
     assert set(record["silos"]) == {"a", "b"}
     assert any("serves task 'moody:Moody'" in why for why in record["refused"].values())
@@ -125,7 +126,7 @@ def test_the_second_silo_of_a_name_is_refused(federation: LocalFederation) -> No
     federation.programs["a-first"] = first
     federation.wait_for_silos(3)
     folder, last = federation.run(**{**KEYS, "min-silos": 2})
-    assert last["status"] == "completed"
+    assert last.status == "completed"
     record = record_of(folder)
     assert set(record["silos"]) == {"a", "b"}
     assert "another silo of that name" in record["refused"]["a"]
@@ -141,7 +142,7 @@ def test_silos_come_back_by_themselves_after_the_superlink_was_restarted(
     time.sleep(1)
     federation.superlink.start()
     federation.wait_for_silos(3)
-    assert federation.run(**KEYS)[1]["status"] == "completed"
+    assert federation.run(**KEYS)[1].status == "completed"
 
 
 def test_without_silos_a_run_says_what_it_waits_for_and_gives_up(

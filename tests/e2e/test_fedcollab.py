@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from coterie.server.machine.local import LocalFederation
+from coterie.server.runs.record import Event
 from coterie.server.study.demo import demo
 from tests.e2e.conftest import coterie, record_of, spec, until
 from tests.e2e.test_runs import KEYS, in_process_hashes
@@ -52,13 +53,13 @@ def test_a_silo_killed_in_the_middle_of_the_discriminators_is_lost_and_the_run_g
         round_timeout=120.0,
     )
 
-    def kill(event: dict[str, object]) -> None:
-        if event["event"] == "ready":
+    def kill(event: Event) -> None:
+        if event.kind == "ready":
             log = folder / "run.log"
             until(lambda: "discriminators: 3 pairs" in log.read_text(), "the discriminators")
             federation.end_silo("b", how=signal.SIGKILL)
 
-    assert federation.follow(run_id, folder, kill)["status"] == "completed"
+    assert federation.follow(run_id, folder, kill).status == "completed"
     record = record_of(folder)
     phase = record["rounds"][0]["discriminators"]
     assert set(phase["missing"]) == {"b"}

@@ -13,8 +13,9 @@ from coterie.client.app import app
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.record import model_hash
+from coterie.server.runs.record import Event
 from coterie.server.runs.run import execute
+from coterie.wire import model_hash
 from tests.e2e.conftest import record_of, spec
 
 KEYS: dict[str, Any] = {
@@ -67,11 +68,11 @@ def test_late_newcomers_are_placed_one_is_killed_in_its_cold_start_and_a_group_r
     churn = "up3+4, down2+4, lost+4, down1-3"
     run_id, folder = federation.submit(**keys, churn=churn)
 
-    def leave(event: dict[str, object]) -> None:
-        if event["event"] == "look" and event["round"] == 3:
+    def leave(event: Event) -> None:
+        if event.kind == "look" and event.number == 3:
             federation.end_silo("down1")
 
-    assert federation.follow(run_id, folder, leave)["status"] == "completed"
+    assert federation.follow(run_id, folder, leave).status == "completed"
     assert federation.processes["lost"].wait(5) == -9
     record = record_of(folder)
     one, two, three, four, five = record["rounds"]
@@ -108,7 +109,7 @@ def test_a_newcomers_cold_start_gives_the_models_of_the_in_process_grid(
 ) -> None:
     keys = {**KEYS, "min-silos": 2, "rounds": 4, "churn": "c+3"}
     folder, last = trio.run(**keys)
-    assert last["status"] == "completed"
+    assert last.status == "completed"
     record = record_of(folder)
     assert [list(entry["phases"]) for entry in record["rounds"]] == [
         [wire.COLD_START],

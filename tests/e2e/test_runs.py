@@ -18,8 +18,9 @@ from coterie.server.machine.local import LocalFederation
 from coterie.server.runs.baselines import BASELINES
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.record import model_hash
+from coterie.server.runs.record import Event
 from coterie.server.runs.run import execute
+from coterie.wire import model_hash
 from tests.e2e.conftest import COTERIE, coterie, record_of, spec, until
 
 KEYS = {"strategy": "hcct", "rounds": 4, "seed": 5, "alpha": 20.0, "min-silos": 3}
@@ -62,7 +63,7 @@ def test_generators_of_the_real_federation_are_those_of_the_in_process_grid(
     keys = {"strategy": "fedgenp", "generator-steps": 6, "generator-hidden": 16}
     folder, last = trio.run(**{**KEYS, **keys})
     record = record_of(folder)
-    assert last["status"] == "completed"
+    assert last.status == "completed"
     assert record["model-hashes"] == in_process_hashes(tmp_path, **keys)
     assert sorted(record["rounds"][-1]["generators"]["receivers"]) == ["a", "b", "c"]
     assert sorted(record["rounds"][-1]["personalised"]) == ["a", "b", "c"]
@@ -75,7 +76,7 @@ def test_who_does_not_consent_to_fedgen_says_so_at_the_join_on_both_sides(
     trio: LocalFederation,
 ) -> None:
     folder, last = trio.run(**{**KEYS, "strategy": "fedgen", "wait-for-silos": 5.0})
-    assert last["status"] == "failed"
+    assert last.status == "failed"
     for name in ("a", "b", "c"):
         said = f"silo '{name}' does not share its label counts"
         assert said in record_of(folder)["error"]
@@ -95,7 +96,7 @@ def test_every_baseline_takes_a_newcomer_on_real_processes(
         keys = {**short, "strategy": strategy, "rounds": 3, "churn": "late+2"}
         folder, last = federation.run(**{**KEYS, **keys})
         record = record_of(folder)
-        assert last["status"] == "completed", (strategy, last)
+        assert last.status == "completed", (strategy, last)
         assert record["rounds"][1]["joined"] == ["late"], strategy
         assert "late" in record["final-evaluation"], strategy
         expected = in_process_hashes(tmp_path, *names, label=strategy, **keys)
@@ -110,7 +111,7 @@ def test_another_seed_gives_other_models(trio: LocalFederation, tmp_path: Path) 
 def test_the_record_holds_models_groups_errors_times_and_bytes(trio: LocalFederation) -> None:
     folder, last = trio.run(**KEYS)
     record = record_of(folder)
-    assert last["status"] == record["status"] == "completed"
+    assert last.status == record["status"] == "completed"
     for name, digest in record["model-hashes"].items():
         assert model_hash(load_file(folder / "models" / f"{name}.safetensors")) == digest
     assert [entry["round"] for entry in record["rounds"]] == [1, 2, 3, 4]
@@ -136,11 +137,11 @@ def test_a_script_of_joins_and_leaves_is_followed(federation: LocalFederation) -
     federation.wait_for_silos(4)
     run_id, folder = federation.submit(**{**KEYS, "rounds": 5}, churn="late+3, b-4")
 
-    def leave(event: dict[str, object]) -> None:
-        if event["event"] == "look" and event["round"] == 4:
+    def leave(event: Event) -> None:
+        if event.kind == "look" and event.number == 4:
             federation.end_silo("b")
 
-    assert federation.follow(run_id, folder, leave)["status"] == "completed"
+    assert federation.follow(run_id, folder, leave).status == "completed"
     rounds = record_of(folder)["rounds"]
     present = [{n for group in entry["groups"] for n in group} for entry in rounds]
     first, later, last = {"a", "b", "c"}, {"a", "b", "c", "late"}, {"a", "c", "late"}
@@ -268,7 +269,7 @@ def test_the_same_client_app_serves_under_stock_supernodes(
         assert [node.poll() for node in nodes] == [None, None]
         keys = {**KEYS, "rounds": 1, "min-silos": 2, "strategy": "fedavg"}
         folder, last = federation.run(**keys)
-        assert last["status"] == "completed"
+        assert last.status == "completed"
         stock = record_of(folder)["model-hashes"]
     finally:
         for node in nodes:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from coterie.server.machine.local import LocalFederation
+from coterie.server.runs.record import Event
 from coterie.server.study.simulate import node_configs, read
 from tests.e2e.conftest import coterie, record_of, until
 
@@ -73,7 +74,7 @@ def test_silos_of_a_process_come_back_after_the_superlink_was_restarted_and_sign
     federation.wait_for_silos(12)
     _, config = read(file, tmp_path / "runs", {})
     folder, last = federation.run(**config.plain())
-    assert last["status"] == "completed"
+    assert last.status == "completed"
     assert all(not entry["left-out"] for entry in record_of(folder)["rounds"])
     (process,) = federation.processes.values()
     process.send_signal(signal.SIGTERM)
@@ -94,12 +95,12 @@ def test_a_process_of_silos_told_to_end_while_one_trains_answers_for_all(
     run_id, folder = federation.submit(**config.plain())
     first, second = federation.processes.values()
 
-    def end(event: dict[str, object]) -> None:
-        if event["event"] == "round" and event["round"] == 1:
+    def end(event: Event) -> None:
+        if event.kind == "round" and event.number == 1:
             time.sleep(0.5)
             first.send_signal(signal.SIGTERM)
 
-    assert federation.follow(run_id, folder, end)["status"] == "completed"
+    assert federation.follow(run_id, folder, end).status == "completed"
     assert first.wait(30) == 0 and second.poll() is None
     record = record_of(folder)
     assert len(record["final-evaluation"]) >= 6

@@ -19,6 +19,7 @@ from benchmarks.engine.synthetic import write_run
 from coterie.server.cli.main import NOT_WITH_FEDERATION, app, main, superlink
 from coterie.server.machine.link import RunInfo
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.record import Event
 from coterie.server.site.federation import Federation, create
 from coterie.strategies import FederationError
 
@@ -290,7 +291,7 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
 def test_how_to_go_on_names_the_options_that_were_given(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = {"status": "failed", "error": "no silos"}
+    failed = Event("end", status="failed", error="no silos")
     monkeypatch.setattr(coterie.server.cli.commands, "follow_run", lambda *_: failed)
     write_federation(tmp_path)
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from scipy.stats import wilcoxon
 
+from coterie.server.runs.record import run_of
 from coterie.server.study.compare import compare, read
 from coterie.server.study.comparison import (
     Measure,
@@ -107,7 +108,7 @@ def test_a_silo_that_tells_no_error_is_in_no_figure(secretive: str) -> None:
         "final-evaluation": told(0.25),
         "final-groups": [["a", "b"]],
     }
-    own = measure(record)
+    own = measure(run_of(record))
     seen = [name for name in "ab" if name not in secretive]
     assert dict(own.errors) == dict.fromkeys(seen, 0.25)
     assert own.curve == (((1, 0.3),) if seen else ())
@@ -134,11 +135,13 @@ def test_a_record_is_read_with_the_bytes_of_every_exchange() -> None:
         "evaluation-after": {"a": {"error": 0.5}, "b": {"error": 0.25}},
     }
     found = measure(
-        {
-            "rounds": [entry],
-            "final-evaluation": {"a": {"error": 0.5}, "b": {"error": 0.0}},
-            "final-groups": [["a", "b"]],
-        }
+        run_of(
+            {
+                "rounds": [entry],
+                "final-evaluation": {"a": {"error": 0.5}, "b": {"error": 0.0}},
+                "final-groups": [["a", "b"]],
+            }
+        )
     )
     assert found.num_bytes == 37 and found.seconds == 1.25 and found.silo_seconds == 0.5
     assert found.mean == 0.25 and found.curve == ((1, 0.375),)
@@ -151,12 +154,14 @@ def test_work_beside_the_training_costs_bytes_and_the_silos_seconds() -> None:
     after = {"bytes-sent": 100, "bytes-received": 0, "silo-seconds": 0.0}
     entry = {"round": 1, "silos": {"a": silo}, "phases": {"trial": trial}, "seconds": {}}
     found = measure(
-        {
-            "rounds": [entry],
-            "final-phases": {"train.ensemble": after},
-            "final-evaluation": {"a": {"error": 0.5}},
-            "final-groups": [["a"]],
-        }
+        run_of(
+            {
+                "rounds": [entry],
+                "final-phases": {"train.ensemble": after},
+                "final-evaluation": {"a": {"error": 0.5}},
+                "final-groups": [["a"]],
+            }
+        )
     )
     assert found.num_bytes == 175 and found.silo_seconds == 2.5
 

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coterie.server.report.explain import explain, find_run, print_explanation
+from coterie.server.report.explain import Reason, print_explanation
+from coterie.server.report.explain import explain as explain_run
+from coterie.server.runs.record import find_run, run_of
 from coterie.strategies.errors import FederationError
 
 ALPHA, SIZES = 20.0, {"a": 100, "b": 100, "c": 50}
@@ -31,6 +33,10 @@ def record(**changes: Any) -> dict[str, Any]:
         "config": {"strategy": "hcct", "alpha": ALPHA},
         "rounds": [entry | changes],
     }
+
+
+def explain(told: dict[str, Any]) -> tuple[int, list[Reason]]:
+    return explain_run(run_of(told))
 
 
 def test_utilities_are_those_of_the_definition() -> None:
@@ -116,7 +122,7 @@ def test_runs_are_found_by_folder_name_or_id(
     assert "group 1: a, b" in capsys.readouterr().out
     (folder / "events.jsonl").write_text("")
     (folder / "run.json").write_text("{")
-    with pytest.raises(FederationError, match="no run is recorded"):
+    with pytest.raises(FederationError, match="holds no record of a run"):
         print_explanation("123", silo=None, round=None, root=tmp_path)
     (folder / "run.json").write_text(json.dumps(record()))
     with pytest.raises(FederationError, match="no silo 'z'"):

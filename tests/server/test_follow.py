@@ -6,17 +6,19 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import coterie.server.runs.follow
+import coterie.server.runs.record.follow
 from benchmarks.engine.synthetic import write_run
 from coterie.server.cli.commands import watch_run
 from coterie.server.machine.link import RunInfo
 from coterie.server.machine.local import follow_run
-from coterie.server.runs.follow import Progress, events
+from coterie.server.runs.record import Event, event_of
+from coterie.server.runs.record.follow import Progress, events
 from coterie.strategies import FederationError
 from coterie.system.files import locked
 
@@ -50,6 +52,10 @@ def write(folder: Path, *parts: dict[str, Any] | str) -> None:
             file.write(part if isinstance(part, str) else json.dumps(part) + "\n")
 
 
+def kinds(told: Iterable[Event]) -> list[str]:
+    return [event.kind for event in told]
+
+
 def never() -> str | None:
     return None
 
@@ -60,7 +66,7 @@ def never() -> str | None:
 def test_who_watches_a_run_whose_process_was_killed_is_told_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.0)
+    monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.0)
     folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
     past = time.time() - 10  # no longer ago than a round may take
     os.utime(folder / "events.jsonl", (past, past))
@@ -71,7 +77,7 @@ def test_who_watches_a_run_whose_process_was_killed_is_told_soon(
 def test_a_run_that_somebody_holds_is_watched_however_long_it_says_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.0)
+    monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.0)
     folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
     past = time.time() - 10
     os.utime(folder / "events.jsonl", (past, past))
@@ -82,20 +88,19 @@ def test_a_run_that_somebody_holds_is_watched_however_long_it_says_nothing(
 
 
 def test_events_are_given_in_order_until_the_end(tmp_path: Path) -> None:
-    told = [{"event": "start"}, {"event": "round"}, {"event": "end"}, {"event": "after"}]
-    write(tmp_path, *told)
-    assert list(events(tmp_path, start_deadline_s=1, ended=never)) == told[:3]
+    write(tmp_path, *({"event": kind} for kind in ("start", "round", "end", "after")))
+    assert kinds(events(tmp_path, start_deadline_s=1, ended=never)) == ["start", "round", "end"]
 
 
 def test_an_end_before_a_resumption_is_not_the_last(tmp_path: Path) -> None:
     first, again = {"event": "end", "status": "failed"}, {"event": "resume", "run_id": "2"}
     write(tmp_path, {"event": "start", "run_id": "1"}, first, again)
     told = events(tmp_path, start_deadline_s=5, ended=never)
-    assert [next(told)["event"] for _ in range(3)] == ["start", "end", "resume"]
+    assert kinds(next(told) for _ in range(3)) == ["start", "end", "resume"]
     write(tmp_path, {"event": "end", "status": "completed"}, {"event": "after"})
-    assert [event["status"] for event in told] == ["completed"]
+    assert [event.status for event in told] == ["completed"]
     own = events(tmp_path, start_deadline_s=5, ended=never, run_id=1)
-    assert [event["event"] for event in own] == ["start", "end"]
+    assert kinds(own) == ["start", "end"]
 
 
 def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> None:
@@ -103,13 +108,13 @@ def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> Non
 
     def go_on() -> None:
         time.sleep(0.15)
-        write(tmp_path, 'und", "n": 1}\n{"event": "end"}\n')
+        write(tmp_path, 'und", "round": 3}\n{"event": "end"}\n')
 
     writer = threading.Thread(target=go_on)
     writer.start()
     told = list(events(tmp_path, start_deadline_s=5, ended=never))
     writer.join()
-    assert told == [{"event": "start"}, {"event": "round", "n": 1}, {"event": "end"}]
+    assert [(e.kind, e.number) for e in told] == [("start", 0), ("round", 3), ("end", 0)]
 
 
 def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
@@ -121,7 +126,7 @@ def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
     writer.start()
     told = list(events(tmp_path / "later", start_deadline_s=5, ended=never))
     writer.join()
-    assert told == [{"event": "end"}]
+    assert kinds(told) == ["end"]
 
 
 def test_a_run_that_does_not_begin_in_time_is_an_error(tmp_path: Path) -> None:
@@ -132,13 +137,13 @@ def test_a_run_that_does_not_begin_in_time_is_an_error(tmp_path: Path) -> None:
 def test_a_run_that_is_over_without_saying_so_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.01)
+    monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start"})
     told = []
     with pytest.raises(FederationError, match="without a record of its end: it was stopped"):
         for event in events(tmp_path, start_deadline_s=9, ended=lambda: "it was stopped"):
             told.append(event)
-    assert told == [{"event": "start"}]
+    assert kinds(told) == ["start"]
 
 
 def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
@@ -152,15 +157,15 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
         time.sleep(0.3)
         write(tmp_path, {"event": "end", "status": "failed"})
 
-    monkeypatch.setattr(coterie.server.runs.follow, "CHECK_S", 0.01)
+    monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start", "run_id": "1"})
-    told: list[dict[str, Any]] = []
+    told: list[Event] = []
     with locked(tmp_path):
         process = threading.Thread(target=end)
         process.start()
         last = follow_run(Calls(), 1, tmp_path, told.append)  # type: ignore[arg-type]
         process.join()
-    assert last["event"] == "end"
+    assert last.kind == "end"
     write(tmp_path, {"event": "resume", "run_id": "2"})
     with pytest.raises(FederationError, match="without a record of its end: stopped"):
         follow_run(Calls(), 2, tmp_path, told.append)  # type: ignore[arg-type]
@@ -172,7 +177,9 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
 def fed(*told: dict[str, Any]) -> Progress:
     progress = Progress("HCCT")
     for event in told:
-        progress.feed(event)
+        read = event_of(json.dumps(event))
+        assert read is not None
+        progress.feed(read)
     return progress
 
 
@@ -209,7 +216,7 @@ def test_progress_adds_up_bytes_and_takes_the_last_groups_and_errors() -> None:
         round_event(2, groups=[["a"], ["b", "c"]], evaluation=errors(a=0.2, b=None)),
     )
     assert progress.round == 2
-    assert progress.groups == [["a"], ["b", "c"]]
+    assert progress.groups == (("a",), ("b", "c"))
     assert progress.errors == {"a": 0.2, "b": 0.3, "c": 0.1}
     assert progress.bytes == 2 * 3 * 150
     beside = {"trial": {"bytes-sent": 30, "bytes-received": 20}}

@@ -27,10 +27,10 @@ def test_rsd_is_the_population_s_standard_deviation() -> None:
 
 def test_all_figures_of_a_record_are_of_the_same_silos() -> None:
     found = collaboration(TOGETHER, ALONE)
-    assert found["silos"] == 3
-    assert found["mean-accuracy"] == pytest.approx(1 - 0.7 / 3)
-    assert found["mean-accuracy-alone"] == pytest.approx(1 - 1.0 / 3)
-    assert (found["ipr"], found["rsd"]) == (ipr(TOGETHER, ALONE), rsd(TOGETHER, ALONE))
+    assert found.silos == 3
+    assert found.mean_accuracy == pytest.approx(1 - 0.7 / 3)
+    assert found.mean_accuracy_alone == pytest.approx(1 - 1.0 / 3)
+    assert (found.ipr, found.rsd) == (ipr(TOGETHER, ALONE), rsd(TOGETHER, ALONE))
 
 
 def test_no_silo_in_common_is_not_a_number() -> None:

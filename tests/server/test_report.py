@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from os import environ
 from pathlib import Path
@@ -21,8 +22,8 @@ from coterie.pictures.page import render
 from coterie.server.cli.commands import print_final, print_runs
 from coterie.server.report.command import tell, write_report
 from coterie.server.report.history import follow_groups
-from coterie.server.report.model import Round, read_run
 from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
+from coterie.server.runs.record import Round, read_run
 from coterie.server.site.federation import create
 from coterie.strategies.errors import FederationError
 
@@ -83,7 +84,7 @@ def test_the_last_table_has_it_too(
         "silos": {name: {"num-examples": 10} for name in "ab"},
         "final-evaluation": {name: {"error": 0.25} for name in "ab"},
         "final-groups": [["a", "b"]],
-        "rounds": [{"personalised": own} if asked else {}, {}],
+        "rounds": [{"round": 1, **({"personalised": own} if asked else {})}, {"round": 2}],
         "seconds": 1.0,
     }
     (tmp_path / "run.json").write_text(json.dumps(record))
@@ -331,7 +332,7 @@ def test_a_run_that_is_named_is_of_its_strategy_complete_and_of_the_task(
 def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:
     run = read_run(runs / "hcct-1")
     assert repeat_command(run) == "coterie run hcct --set rounds=9"
-    odd = type(run)(**{**run.__dict__, "config": {**run.config, "label": "a b", "lr": 0.5}})
+    odd = replace(run, config={**run.config, "label": "a b", "lr": 0.5})
     assert repeat_command(odd) == "coterie run hcct --set rounds=9 --set lr=0.5 --set 'label=a b'"
 
 
@@ -347,7 +348,8 @@ def test_work_beside_the_training_is_in_what_the_run_cost(runs: Path, tmp_path: 
     captions = {picture.key: picture.caption for picture in make_pictures(tell(changed))[0]}
     assert "all silos together, trial: 8 MB." in captions["bytes"]
     assert "Beside it all silos together took trial: 5.0 s." in captions["silo-seconds"]
-    before, after = read_run(runs / "hcct-1").rounds[0].seconds, changed.rounds[0].seconds
+    before = read_run(runs / "hcct-1").rounds[0].phase_seconds
+    after = changed.rounds[0].phase_seconds
     assert after["train"] == pytest.approx(before["train"] + 0.004)
     assert sum(after.values()) == pytest.approx(sum(before.values()))
 
@@ -514,7 +516,7 @@ def test_a_record_that_cannot_be_read_is_replaced_by_its_events(
     folder = damaged(runs, tmp_path / "run", lambda record: None)
     (folder / "run.json").write_text(content)
     run = read_run(folder)
-    assert [one.number for one in run.rounds] == list(range(1, 10))
+    assert [one.round for one in run.rounds] == list(range(1, 10))
     assert run.last_errors() == pytest.approx(read_run(runs / "hcct-1").last_errors())
     assert any("run.json" in text for text in run.missing)
     assert make_pictures(tell(run))[0]
@@ -535,7 +537,7 @@ def test_rounds_before_a_resumption_count_once(runs: Path, tmp_path: Path) -> No
     told = [start, *rounds[:4], lost, {"event": "resume", "after": 4, "config": start["config"]}]
     told += rounds[4:7]
     tmp_path.joinpath("events.jsonl").write_text("\n".join(map(json.dumps, told)))
-    assert [one.number for one in read_run(tmp_path).rounds] == list(range(1, 8))
+    assert [one.round for one in read_run(tmp_path).rounds] == list(range(1, 8))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.checkpoint import CheckpointError
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.follow import Progress, events
 from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.strategies.rounds.loop import RunResult
@@ -326,8 +326,8 @@ def test_the_followers_of_a_resumed_run_see_its_whole_history_and_its_own_end(
     seen = list(events(folder, start_deadline_s=1, ended=lambda: None, run_id=2))
     for event in seen:
         progress.feed(event)
-    assert [event["event"] for event in seen].count("end") == 2
-    assert (progress.status, progress.error, progress.round) == ("completed", None, 5)
+    assert [event.kind for event in seen].count("end") == 2
+    assert (progress.status, progress.error, progress.round) == ("completed", "", 5)
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(tmp_path: Path) -> None:

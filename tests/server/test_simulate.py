@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from coterie.server.report.command import tell
-from coterie.server.report.model import read_run
+from coterie.server.runs.record import read_run
 from coterie.server.study.simulate import read, simulate
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_CONFIG

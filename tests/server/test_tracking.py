@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 
 import coterie.server.runs.tracking
 from benchmarks.engine.synthetic import write_run
-from coterie.server.report.model import read_run
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.record import Round, read_run
 from coterie.server.runs.tracking import Tracking, export, open_trackers, scalars
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.reports import RoundReport
@@ -41,18 +42,18 @@ def test_a_finished_run_is_exported(tmp_path: Path) -> None:
     found = scalars_of(folder)
     for one in run.rounds:
         for name, value in scalars(one).items():
-            assert found[name, one.number] == pytest.approx(value), name
+            assert found[name, one.round] == pytest.approx(value), name
     assert ("error/site-001", 3) in found and ("groups/several", 2) in found
 
 
 def test_a_run_is_followed_and_errors_go_to_their_round(tmp_path: Path) -> None:
     pytest.importorskip("tensorboardX")
-    done = {"round": 1, "groups": [["a"]], "seconds": {"train": 2.0}}
-    later = {"round": 2, "groups": [["a"]]}
+    done = Round(1, groups=(("a",),), seconds={"train": 2.0})
+    later = Round(2, groups=(("a",),))
     with Tracking("tensorboard", tmp_path, {"lr": 0.1}) as tracking:
         tracking.round([done], RoundReport(round=1))
-        done["evaluation-after"] = {"a": {"error": 0.5}}
         evaluation = {"a": (1.0, 0.5, 10)}
+        done = replace(done, after=evaluation)
         report = RoundReport(round=2, evaluated_round=1, evaluation=evaluation)
         tracking.round([done, later], report)
     found = scalars_of(tmp_path / "tensorboard")
@@ -70,7 +71,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(
     monkeypatch.setattr(coterie.server.runs.tracking, "open_trackers", lambda *a, **k: [Broken()])
     with Tracking("tensorboard", tmp_path, {}) as tracking:
         for number in (1, 2):
-            tracking.round([{"round": number, "groups": [["a"]]}], RoundReport(round=number))
+            tracking.round([Round(number, groups=(("a",),))], RoundReport(round=number))
     assert caplog.text.count("given up: the disk is full") == 1
 
 

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from coterie.server.cli.view import line_of, megabytes, percent, picture, showing
-from coterie.server.runs.follow import Progress
+from coterie.server.cli.view import line_of, megabytes, picture, showing
+from coterie.server.runs.metrics import percent
+from coterie.server.runs.record import Event, event_of
+from coterie.server.runs.record.follow import Progress
 
-START = {"event": "start", "config": {"rounds": 5}}
 NAMES = ["[red]", "<script>alert(1)</script>", "[/bold]x", "[link=file:///x]y[/link]", "a\\"]
 
 
-def round_event(names: list[str], number: int = 2, **changes: Any) -> dict[str, Any]:
-    event: dict[str, Any] = {
-        "event": "round",
+def event(kind: str, **fields: Any) -> Event:
+    read = event_of(json.dumps({"event": kind, **fields}))
+    assert read is not None
+    return read
+
+
+START = event("start", config={"rounds": 5})
+
+
+def round_event(names: list[str], number: int = 2, **changes: Any) -> Event:
+    fields: dict[str, Any] = {
         "round": number,
         "groups": [names[:1], names[1:]] if len(names) > 1 else [names],
         "joined": [],
@@ -27,14 +37,14 @@ def round_event(names: list[str], number: int = 2, **changes: Any) -> dict[str, 
         "silos": {n: {"num-examples": 40, "bytes-sent": 10, "bytes-received": 10} for n in names},
         "evaluation": {n: {"error": 0.25} for n in names},
     }
-    return event | changes
+    return event("round", **fields | changes)
 
 
-def shown(event: dict[str, Any], *before: dict[str, Any]) -> str:
+def shown(last: Event, *before: Event) -> str:
     progress = Progress("HCCT")
-    for told in (*before, event):
+    for told in (*before, last):
         progress.feed(told)
-    return line_of(progress, event)
+    return line_of(progress, last)
 
 
 def drawn(progress: Progress, width: int = 160) -> str:
@@ -47,8 +57,8 @@ def drawn(progress: Progress, width: int = 160) -> str:
 def test_states_of_silos_are_counted_and_few_are_named() -> None:
     progress = Progress("HCCT")
     progress.feed(START)
-    progress.feed({"event": "here", "round": 1, "silos": [f"s{i}" for i in range(8)]})
-    progress.feed({"event": "answer", "work": "train", "silos": [f"s{i}" for i in range(6)]})
+    progress.feed(event("here", round=1, silos=[f"s{i}" for i in range(8)]))
+    progress.feed(event("answer", work="train", silos=[f"s{i}" for i in range(6)]))
     assert "silos: 6 answered · 2 training (s6, s7)" in drawn(progress)
 
 
@@ -63,17 +73,18 @@ def test_a_round_is_one_line_with_groups_error_and_times() -> None:
 
 
 def test_joins_leaves_and_replies_left_out_are_named() -> None:
-    event = round_event(["a"], joined=["a"], left=["z"], **{"left-out": {"b": "too late"}})
-    line = shown(event, START)
+    told = round_event(["a"], joined=["a"], left=["z"], **{"left-out": {"b": "too late"}})
+    line = shown(told, START)
     assert "a joined" in line and "z left" in line and "b left out (too late)" in line
     first = shown(round_event(["a"], 1, joined=["a"]), START)
     assert "joined" not in first  # everybody does in round 1
 
 
-BUDGET = {
-    "event": "budget", "work": "discriminators", "pairs": 36, "silos": 9, "rounds": 10,
-    "bytes": 2_340_000,
-}  # fmt: skip
+def budget(size: int) -> Event:
+    return event("budget", work="discriminators", pairs=36, silos=9, rounds=10, bytes=size)
+
+
+BUDGET = budget(2_340_000)
 BUDGET_LINE = (
     "HCCT: discriminators before the training: 36 pairs of 9 silos, at most 10 rounds and 2.34 MB"
     " of weights"
@@ -81,22 +92,22 @@ BUDGET_LINE = (
 
 
 @pytest.mark.parametrize(
-    ("event", "line"),
+    ("told", "line"),
     [
         (BUDGET, BUDGET_LINE),
-        (BUDGET | {"bytes": 5 * 10**9}, BUDGET_LINE.replace("2.34 MB", "5 GB")),
+        (budget(5 * 10**9), BUDGET_LINE.replace("2.34 MB", "5 GB")),
         (START, "HCCT: waiting for silos"),
-        ({"event": "ready", "silos": ["a", "b"]}, "HCCT: 2 silos are here: a, b"),
-        ({"event": "end", "status": "completed", "seconds": 3.21}, "HCCT: completed after 3.2 s"),
+        (event("ready", silos=["a", "b"]), "HCCT: 2 silos are here: a, b"),
+        (event("end", status="completed", seconds=3.21), "HCCT: completed after 3.2 s"),
         (
-            {"event": "end", "status": "failed", "seconds": 3.0, "error": "no silos"},
+            event("end", status="failed", seconds=3.0, error="no silos"),
             "HCCT: failed after 3.0 s: no silos",
         ),
-        ({"event": "look", "round": 3}, ""),
+        (event("look", round=3), ""),
     ],
 )
-def test_other_events_are_a_line_or_nothing(event: dict[str, Any], line: str) -> None:
-    assert shown(event) == line
+def test_other_events_are_a_line_or_nothing(told: Event, line: str) -> None:
+    assert shown(told) == line
 
 
 def test_without_a_terminal_every_event_is_a_plain_line() -> None:
@@ -104,7 +115,7 @@ def test_without_a_terminal_every_event_is_a_plain_line() -> None:
     progress = Progress("HCCT")
     with showing(console, progress) as take:
         take(START)
-        take({"event": "look", "round": 1})
+        take(event("look", round=1))
         take(round_event(["a", "b"], 1))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert len(text.splitlines()) == 2  # long lines are not broken
@@ -130,9 +141,9 @@ def test_names_with_markup_are_printed_as_they_are(name: str) -> None:
     console = Console(file=io.StringIO(), width=40, force_terminal=False)
     with showing(console, Progress(f"run {name}")) as take:
         take(START)
-        take({"event": "ready", "silos": [name]})
+        take(event("ready", silos=[name]))
         take(round_event([name], joined=[name], left=[name], **{"left-out": {name: "[b]no[/b]"}}))
-        take({"event": "end", "status": "failed", "seconds": 1.0, "error": f"lost {name}"})
+        take(event("end", status="failed", seconds=1.0, error=f"lost {name}"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == f"run {name}: waiting for silos"
     assert lines[1].endswith(f"1 silos are here: {name}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie.server.runs.record.contents import Event, Round, Run, errors_of
+from coterie.server.runs.record.format import event_of
+from coterie.server.runs.record.reading import EVENTS
+from coterie.server.runs.record.values import Groups
 from coterie.strategies.errors import FederationError
 
 POLL_S = 0.05
@@ -21,7 +24,7 @@ def events(
     start_deadline_s: float,
     ended: Callable[[], str | None],
     run_id: int | None = None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Event]:
     """The events of a run, until its last.
 
     Args:
@@ -35,7 +38,7 @@ def events(
     Raises:
         FederationError: nothing came in time, or the run ended without saying so.
     """
-    path = folder / "events.jsonl"
+    path = folder / EVENTS
     deadline, checked = time.monotonic() + start_deadline_s, time.monotonic()
     position, rest = 0, ""
     begun = run_id is None
@@ -47,13 +50,13 @@ def events(
                 position = file.tell()
             lines = (rest + text).split("\n")
             rest = lines.pop()  # a line that is still being written
-            told = [json.loads(line) for line in lines]
-            resumed = [i for i, event in enumerate(told) if event["event"] == "resume"]
+            told = [event for line in lines if (event := event_of(line)) is not None]
+            resumed = [i for i, event in enumerate(told) if event.kind == "resume"]
             past = max(resumed, default=-1) if run_id is None else -1
             for i, event in enumerate(told):
-                begun = begun or event.get("run_id") == str(run_id)
+                begun = begun or event.run_id == str(run_id)
                 yield event
-                if begun and i > past and event["event"] == "end":
+                if begun and i > past and event.kind == "end":
                     return
         now = time.monotonic()
         if (position == 0 or not begun) and now > deadline:
@@ -77,73 +80,62 @@ class Progress:
     rounds: int = 0
     round: int = 0
     status: str = "waiting"
-    config: dict[str, Any] = field(default_factory=dict)
-    groups: list[list[str]] = field(default_factory=list)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    groups: Groups = ()
     regrouped: bool = False
     joined: dict[str, int] = field(default_factory=dict)
     left: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
     samples: dict[str, float] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
     round_seconds: list[float] = field(default_factory=list)
     bytes: int = 0
     states: dict[str, str] = field(default_factory=dict)
-    error: str | None = None
+    error: str = ""
     started: float = field(default_factory=time.monotonic)
     elapsed: float = 0.0
 
-    def feed(self, event: dict[str, Any]) -> None:
+    def feed(self, event: Event) -> None:
         """Take one event."""
         self.elapsed = time.monotonic() - self.started
-        kind = event["event"]
-        if kind == "start":
-            self.config = event["config"]
-            self.rounds = self.config["rounds"]
-            self.status = "waiting for silos"
-        elif kind == "resume":
-            self.status, self.error = "waiting for silos", None
-            self.round = event["after"]
-        elif kind == "look" and event["round"] > 1:
-            self.status = f"round {event['round']}"
-        elif kind == "here":
-            gone = set(self.states) - set(event["silos"])
-            self.states |= dict.fromkeys(gone, "left") | dict.fromkeys(event["silos"], "training")
-        elif kind == "answer" and event["work"].startswith("train"):
-            self.states |= dict.fromkeys(event["silos"], "answered")
-        elif kind == "ready":
-            self.status = "training"
-        elif kind in ("round", "final"):
-            self._feed_round(event)
-        elif kind == "end":
-            self.states = {n: "done" if s == "answered" else s for n, s in self.states.items()}
-            self.status = event["status"]
-            self.error = event.get("error")
+        match event.kind:
+            case "start":
+                self.config = event.config
+                self.rounds = Run(config=event.config).planned_rounds
+                self.status = "waiting for silos"
+            case "resume":
+                self.status, self.error = "waiting for silos", ""
+                self.round = event.number
+            case "look" if event.number > 1:
+                self.status = f"round {event.number}"
+            case "here":
+                gone = set(self.states) - set(event.silos)
+                self.states |= dict.fromkeys(gone, "left") | dict.fromkeys(event.silos, "training")
+            case "answer" if event.work.startswith("train"):
+                self.states |= dict.fromkeys(event.silos, "answered")
+            case "ready":
+                self.status = "training"
+            case "end":
+                self.states = {n: "done" if s == "answered" else s for n, s in self.states.items()}
+                self.status, self.error = event.status, event.error
+        if event.report:
+            self._feed_round(event.report, event.refused)
 
-    def _feed_round(self, event: dict[str, Any]) -> None:
-        self.round = event["round"]
-        self.regrouped = event["groups"] != self.groups
-        self.groups = event["groups"]
-        for name in event["joined"]:
+    def _feed_round(self, report: Round, refused: Mapping[str, str]) -> None:
+        self.round, self.seconds = report.round, report.seconds
+        self.regrouped, self.groups = report.groups != self.groups, report.groups
+        for name in report.joined:
             self.joined.setdefault(name, self.round)
             self.left.pop(name, None)
-        for name in event["left"]:
-            self.left[name] = self.round
-        self.states |= dict.fromkeys(event["left-out"], "left out")
-        self.states |= dict.fromkeys(event.get("refused", {}), "not let in")
-        self.left_out += [
-            f"round {self.round}: {name}: {why}" for name, why in event["left-out"].items()
-        ]
-        for name, entry in event.get("evaluation", {}).items():
-            if entry["error"] is not None:
-                self.errors[name] = entry["error"]
-        for name, entry in event["silos"].items():
-            self.samples[name] = entry["num-examples"]
-            self.bytes += entry["bytes-sent"] + entry["bytes-received"]
-        for cost in event.get("phases", {}).values():
-            self.bytes += cost["bytes-sent"] + cost["bytes-received"]
-        self.seconds = event["seconds"]
-        if event["event"] == "round":
+        self.left |= dict.fromkeys(report.left, self.round)
+        self.states |= dict.fromkeys(report.left_out, "left out")
+        self.states |= dict.fromkeys(refused, "not let in")
+        self.left_out += [f"round {self.round}: {n}: {why}" for n, why in report.left_out.items()]
+        self.errors |= errors_of(report.evaluation)
+        self.samples |= {name: silo.num_examples for name, silo in report.silos.items()}
+        self.bytes += sum(report.num_bytes)
+        if not report.final:
             self.round_seconds.append(sum(self.seconds.values()))
 
     @property

@@ -1,0 +1,56 @@
+"""The record of a run: one typed value, written while it goes on and read by everybody else.
+
+Nothing outside this folder knows the keys of ``run.json`` and ``events.jsonl``.
+"""
+
+from coterie.server.runs.record.contents import (
+    Budget,
+    Evaluations,
+    Event,
+    Round,
+    Run,
+    SiloFacts,
+    errors_of,
+)
+from coterie.server.runs.record.format import event_of, run_of
+from coterie.server.runs.record.grouping import FloatArray, Grouping, Square, Structure
+from coterie.server.runs.record.reading import (
+    EVENTS,
+    RECORD,
+    default_home,
+    default_runs_dir,
+    find_run,
+    newest_run,
+    read_run,
+    read_unfinished,
+    read_whole,
+)
+from coterie.server.runs.record.recorder import Recorder
+from coterie.server.runs.record.values import Groups
+
+__all__ = [
+    "EVENTS",
+    "RECORD",
+    "Budget",
+    "Evaluations",
+    "Event",
+    "FloatArray",
+    "Grouping",
+    "Groups",
+    "Recorder",
+    "Round",
+    "Run",
+    "SiloFacts",
+    "Square",
+    "Structure",
+    "default_home",
+    "default_runs_dir",
+    "errors_of",
+    "event_of",
+    "find_run",
+    "newest_run",
+    "read_run",
+    "read_unfinished",
+    "read_whole",
+    "run_of",
+]

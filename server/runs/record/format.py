@@ -1,0 +1,266 @@
+"""A run and its events as JSON, in both directions: ``run.json`` and the lines of ``events.jsonl``.
+
+Whatever is read may be damaged: each value that is not what it should be is named in a list of what
+is lost, its field has the default, and everything else is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from coterie.server.runs.metrics import Collaboration, ipr, mean_accuracy, not_worse
+from coterie.server.runs.record.contents import (
+    Budget,
+    Evaluations,
+    Event,
+    Resumption,
+    Round,
+    Run,
+    SiloFacts,
+)
+from coterie.server.runs.record.values import Fields, clean_within, dashed, known
+from coterie.strategies.rounds.reports import GuardReport, PhaseReport, SiloReport
+
+FORMAT = 1
+ROUND_KEYS = frozenset(
+    {
+        "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
+        "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
+        "personalised",
+    }
+)  # fmt: skip
+"""Keys of a round that belong to the loop; every other one is the strategy's."""
+
+
+# ---------------------------------------------------------------- a round
+
+
+def _round_of(told: Fields, *, final: bool = False) -> Round:
+    told.place = f"round {told.whole('round')}: "
+    return Round(
+        round=told.whole("round"),
+        groups=told.groups("groups"),
+        joined=told.names("joined"),
+        left=told.names("left"),
+        left_out=told.texts("left-out"),
+        silos={name: one.scalars(SiloReport) for name, one in told.each("silos")},
+        evaluated_round=told.whole("evaluated-round"),
+        evaluation=told.evaluation("evaluation"),
+        personalised={name: own[:2] for name, own in told.evaluation("personalised").items()},
+        seconds=told.numbers("seconds"),
+        phases=_phases_of(told, "phases"),
+        details={k: clean_within(v) for k, v in told.values.items() if k not in ROUND_KEYS},
+        final=final,
+        after=told.evaluation("evaluation-after"),
+    )
+
+
+def _phases_of(told: Fields, key: str) -> dict[str, PhaseReport]:
+    return {kind: one.scalars(PhaseReport) for kind, one in told.each(key)}
+
+
+def plain_round(one: Round) -> dict[str, Any]:
+    """A round as JSON values."""
+    entry: dict[str, Any] = {
+        "round": one.round,
+        "groups": [list(group) for group in one.groups],
+        "joined": list(one.joined),
+        "left": list(one.left),
+        "left-out": dict(one.left_out),
+        "seconds": dict(one.seconds),
+        "phases": {kind: dashed(cost) for kind, cost in one.phases.items()},
+        "silos": {name: dashed(silo) for name, silo in one.silos.items()},
+    }
+    if one.personalised:
+        told = one.personalised.items()
+        entry["personalised"] = {n: {"loss": known(x), "error": known(e)} for n, (x, e) in told}
+    entry |= one.details
+    if one.evaluation:
+        entry["evaluated-round"] = one.evaluated_round
+        entry["evaluation"] = _plain_evaluation(one.evaluation)
+    return entry | ({"evaluation-after": _plain_evaluation(one.after)} if one.after else {})
+
+
+def _plain_evaluation(evaluation: Evaluations) -> dict[str, Any]:
+    return {
+        name: {"loss": known(loss), "error": known(error), "num-examples": count}
+        for name, (loss, error, count) in evaluation.items()
+    }
+
+
+# ---------------------------------------------------------------- a run
+
+
+def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = None) -> Run:
+    """A run from the JSON of its record.
+
+    Args:
+        record: of ``run.json``.
+        folder: where it is.
+        lost: what is damaged is added to it, in words.
+    """
+    told = Fields(record, "", [] if lost is None else lost)
+    rounds, beside = tuple(_rounds(told)), told.inside("collaboration")
+    return Run(
+        folder=folder,
+        run_id=told.text("run-id"),
+        status=told.text("status") or "unknown",
+        error=told.text("error"),
+        started=told.text("started"),
+        seconds=told.number("seconds"),
+        seconds_to_first_training=told.number("seconds-to-first-training"),
+        config=told.of("config", dict),
+        versions=told.texts("versions"),
+        silos={name: one.scalars(SiloFacts) for name, one in told.each("silos")},
+        refused=told.texts("refused"),
+        rounds=rounds,
+        initial=told.evaluation("initial-evaluation"),
+        final=_final_of(told, max((one.round for one in rounds), default=0)),
+        collaboration=beside.scalars(Collaboration) if beside.values else None,
+        model_hashes=told.texts("model-hashes"),
+        resumed=tuple(
+            Fields(one, "resumed: ", told.lost).scalars(Resumption)
+            for one in told.of("resumed", list)
+        ),
+    )
+
+
+def _rounds(told: Fields) -> Iterator[Round]:
+    for entry in told.of("rounds", list):
+        number = entry.get("round") if isinstance(entry, dict) else None
+        if type(number) is int and number >= 1:
+            yield _round_of(Fields(entry, "", told.lost))
+        else:
+            told.lost.append("a round's entry is damaged and left out")
+
+
+def _final_of(told: Fields, last: int) -> Round | None:
+    if not {"final-evaluation", "final-groups", "final-phases", "guard"} & told.values.keys():
+        return None
+    return Round(
+        round=last,
+        groups=told.groups("final-groups"),
+        evaluated_round=last,
+        evaluation=told.evaluation("final-evaluation"),
+        phases=_phases_of(told, "final-phases"),
+        guard={name: one.scalars(GuardReport) for name, one in told.inside("guard").each("silos")},
+        final=True,
+    )
+
+
+def json_of(run: Run, rounds: Iterable[str]) -> str:
+    """A record with a line for every key and for every round: long runs stay readable.
+
+    Args:
+        run: what is recorded; of its rounds the JSON is given.
+        rounds: see ``line_of``.
+    """
+    lines = [f"{line_of(key)}: {line_of(value)}" for key, value in _plain(run).items()]
+    lines.append('"rounds": [\n' + ",\n".join(rounds) + "\n]")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def line_of(value: Any) -> str:
+    """JSON in one line, also of what a strategy made with numpy."""
+    return json.dumps(value, default=_plain_scalar)
+
+
+def _plain_scalar(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _plain(run: Run) -> dict[str, Any]:
+    """A run as JSON values, without its rounds."""
+    return {
+        "format": FORMAT,
+        "run-id": run.run_id,
+        "status": run.status,
+        "started": run.started,
+        "config": dict(run.config),
+        "versions": dict(run.versions),
+        "silos": {name: dashed(silo) for name, silo in run.silos.items()},
+        "refused": dict(run.refused),
+        **({"resumed": [dashed(one) for one in run.resumed]} if run.resumed else {}),
+        **_told("seconds-to-first-training", run.seconds_to_first_training),
+        **({"initial-evaluation": _plain_evaluation(run.initial)} if run.initial else {}),
+        **(_plain_final(run.final) if run.final else {}),
+        **_plain_outcome(run),
+    }
+
+
+def _told(key: str, value: float) -> dict[str, float]:
+    return {key: value} if math.isfinite(value) else {}
+
+
+def _plain_final(final: Round) -> dict[str, Any]:
+    told: dict[str, Any] = {}
+    if final.phases:
+        told["final-phases"] = {kind: dashed(cost) for kind, cost in final.phases.items()}
+    if final.evaluation:
+        told["final-evaluation"] = _plain_evaluation(final.evaluation)
+        told["final-groups"] = [list(group) for group in final.groups]
+    return told | ({"guard": _plain_guard(final.guard)} if final.guard else {})
+
+
+def _plain_outcome(run: Run) -> dict[str, Any]:
+    errors = run.final_errors if run.status == "completed" else {}
+    return {
+        **({"error": run.error} if run.error else {}),
+        **_told("seconds", run.seconds),
+        **({"model-hashes": dict(run.model_hashes)} if run.status == "completed" else {}),
+        **({"mean-accuracy": mean_accuracy(errors)} if errors else {}),
+        **({"collaboration": dashed(run.collaboration)} if run.collaboration else {}),
+    }
+
+
+def _plain_guard(guard: Mapping[str, GuardReport]) -> dict[str, Any]:
+    """How often silos keep their own model, and IPR with and without.
+
+    IPR is the share of silos strictly better than alone. A silo that keeps its own model is exactly
+    as good as alone, so the guard shows in ``not-worse``, the share of silos no worse than alone.
+    """
+    alone = {name: entry.alone_error for name, entry in guard.items()}
+    without = {name: entry.error for name, entry in guard.items()}
+    kept = {n: e.alone_error if e.kept_alone else e.error for n, e in guard.items()}
+    return {
+        "kept-alone": [name for name, entry in guard.items() if entry.kept_alone],
+        "ipr": ipr(without, alone),
+        "ipr-with-guard": ipr(kept, alone),
+        "not-worse": not_worse(without, alone),
+        "not-worse-with-guard": not_worse(kept, alone),
+        "silos": {name: dashed(entry) for name, entry in guard.items()},
+    }
+
+
+# ---------------------------------------------------------------- events
+
+
+def event_of(line: str) -> Event | None:
+    """One line of ``events.jsonl``, or None if it is none."""
+    try:
+        told = Fields(json.loads(line), "", [])
+    except (ValueError, RecursionError):
+        return None
+    kind = told.text("event")
+    if not kind:
+        return None
+    return Event(
+        kind=kind,
+        number=told.whole("after" if kind == "resume" else "round"),
+        run_id=told.text("run_id"),
+        config=told.of("config", dict),
+        silos=told.names("silos") if kind in ("here", "ready", "answer") else (),
+        work=told.text("work"),
+        budget=told.scalars(Budget) if kind == "budget" else None,
+        report=_round_of(told, final=kind == "final") if kind in ("round", "final") else None,
+        refused=told.texts("refused"),
+        status=told.text("status"),
+        error=told.text("error"),
+        seconds=told.number("seconds") if kind == "end" else math.nan,
+    )

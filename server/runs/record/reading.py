@@ -1,0 +1,265 @@
+"""Finding and reading runs, so that damage costs only what is damaged.
+
+``run.json`` is the record; what it lacks, because the run was cut off while it was written or
+because it is damaged, is taken from ``events.jsonl``. Whatever cannot be read is named in
+``Run.missing`` and the rest goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
+from coterie.server.runs.record.format import event_of, run_of
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds.reports import Evaluation
+from coterie.system.files import place
+
+RECORD, EVENTS = "run.json", "events.jsonl"
+
+
+def default_home() -> Path:
+    """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it."""
+    return place(os.environ.get("COTERIE_HOME", "~/.coterie")).absolute()
+
+
+def default_runs_dir() -> Path:
+    """``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
+    if os.environ.get("COTERIE_RUNS"):
+        return place(os.environ["COTERIE_RUNS"]).absolute()
+    return default_home() / "runs"
+
+
+def find_run(name: str, root: Path | None) -> Path:
+    """A run's folder by path, by name, or by the end of its name (the run's id).
+
+    Raises:
+        FederationError: none, or several.
+    """
+    files = (RECORD, EVENTS)  # a damaged run may have only one of them
+    own = place(name)
+    if any((own / file).exists() for file in files):
+        return own
+    folder = root or default_runs_dir()
+    runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
+    found = sorted(run for run in runs if run.name.endswith(name))
+    if len(found) != 1:
+        raise FederationError(
+            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them.",
+            exit_code=EXIT_CONFIG,
+        )
+    return found[0]
+
+
+def newest_run(root: Path | None) -> Path | None:
+    """The folder of the run that was written to last, or None."""
+    events = (root or default_runs_dir()).glob(f"*/{EVENTS}")
+    newest = max(events, key=lambda path: path.stat().st_mtime, default=None)
+    return None if newest is None else newest.parent
+
+
+# ---------------------------------------------------------------- what must be whole
+
+
+def read_whole(folder: Path) -> Run:
+    """A run from its ``run.json`` alone, where nothing of that may be missing.
+
+    Raises:
+        FederationError: there is none, or a part of it is damaged.
+    """
+    lost: list[str] = []
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FederationError(
+            f"no run is recorded in {folder}: {error}. `coterie runs` lists those that are.",
+            exit_code=EXIT_CONFIG,
+        ) from None
+    run = run_of(record, folder=folder, lost=lost)
+    if lost:
+        raise FederationError(
+            f"{folder / RECORD} is damaged: {lost[0]}. `coterie report` shows what is left of it.",
+            exit_code=EXIT_CONFIG,
+        )
+    return run
+
+
+def read_unfinished(folder: Path) -> Run:
+    """The record of a run that can be resumed.
+
+    Raises:
+        FederationError: there is none, it is damaged, or the run is complete.
+    """
+    run = read_whole(folder)
+    if run.status == "completed":
+        raise FederationError(
+            f"the run in {folder} is complete: there is nothing to resume. Start another one with "
+            "`coterie run STRATEGY`.",
+            exit_code=EXIT_CONFIG,
+        )
+    return run
+
+
+# ---------------------------------------------------------------- what is left of a damaged one
+
+
+def read_run(folder: Path) -> Run:
+    """As much of a run as its folder says.
+
+    Raises:
+        FederationError: there is nothing in it that could be read.
+    """
+    missing: list[str] = []
+    record = _read_record(folder / RECORD, missing)
+    run = run_of(record, folder=folder, lost=missing)
+    rounds = {one.round: one for one in run.rounds}
+    ended = run.ended
+    whole = ended and 0 < len(rounds) == max(rounds, default=0)
+    events = [] if whole else _read_events(folder / EVENTS, missing)
+    if not record and not events:
+        raise FederationError(
+            f"{folder} holds no record of a run: expected run.json or events.jsonl that can be "
+            f"read ({'; '.join(missing) or 'both are empty'}).",
+            exit_code=EXIT_CONFIG,
+        )
+    if not record:
+        run = _run_of_events(folder, events)
+    found = {one.round: one for one in _standing(events) if one.round not in rounds}
+    if found and ended:
+        missing.append(f"run.json lacks {len(found)} round(s), which were taken from events.jsonl")
+    rounds |= found
+    told = _evaluations(events)
+    if run.final:
+        told.setdefault(max(rounds, default=0), {}).update(run.final.evaluation)
+    run = replace(
+        run,
+        rounds=tuple(_evaluated(rounds[number], told) for number in sorted(rounds)),
+        silos=_all_silos(run.silos, rounds.values()),
+    )
+    return replace(run, missing=tuple(dict.fromkeys([*missing, *_gaps(run)])))
+
+
+def _read_record(path: Path, missing: list[str]) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+        if isinstance(read, dict):
+            return read
+        damage = "not an object"
+    except FileNotFoundError:
+        missing.append("run.json is not there")
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        damage = _short(error)
+    missing.append(f"run.json is damaged ({damage}); what follows is from events.jsonl")
+    return {}
+
+
+def _read_events(path: Path, missing: list[str]) -> list[Event]:
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        missing.append("events.jsonl is not there")
+        return []
+    except OSError as error:
+        missing.append(f"events.jsonl cannot be read ({_short(error)})")
+        return []
+    events = [event_of(line) for line in lines if line.strip()]
+    whole = events[:-1] if lines[-1].strip() else events  # the last may still be in the writing
+    if damaged := whole.count(None):
+        missing.append(f"{damaged} line(s) of events.jsonl are damaged")
+    return [event for event in events if event is not None]
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:80]}"
+
+
+def _run_of_events(folder: Path, events: Iterable[Event]) -> Run:
+    """As much of a run as its events can give, without its rounds."""
+    run = Run(folder=folder, status="starting")
+    for event in events:
+        match event.kind:
+            case "start" | "resume":
+                run = replace(run, config=event.config, run_id=event.run_id)
+            case "ready":
+                run = replace(run, status="running")
+            case "final":
+                run = replace(run, refused=event.refused, final=event.report)
+            case "round" if event.report:
+                first = event.report.evaluation if event.report.evaluated_round == 0 else {}
+                run = replace(run, refused=event.refused, initial=first or run.initial)
+            case "end":
+                run = replace(run, status=event.status, error=event.error, seconds=event.seconds)
+    return run
+
+
+def _standing(events: Iterable[Event]) -> list[Round]:
+    """The rounds that count: a resumed run does again what came after its checkpoint."""
+    standing: list[Round] = []
+    for event in events:
+        if event.kind == "round" and event.report and event.report.round >= 1:
+            standing.append(event.report)
+        elif event.kind == "resume":
+            standing = [one for one in standing if one.round <= event.number]
+    return standing
+
+
+def _evaluations(events: Iterable[Event]) -> dict[int, dict[str, Evaluation]]:
+    """Round → evaluation of the models held after it, which comes with a later event."""
+    found: dict[int, dict[str, Evaluation]] = {}
+    for report in (event.report for event in events):
+        if report is not None:
+            told = found.setdefault(report.evaluated_round, {})
+            for name, one in report.evaluation.items():
+                told.setdefault(name, one)
+    return found
+
+
+def _evaluated(one: Round, told: Mapping[int, Evaluations]) -> Round:
+    missing = {n: e for n, e in told.get(one.round, {}).items() if n not in one.errors}
+    return replace(one, after={**one.after, **missing}) if missing else one
+
+
+def _all_silos(silos: Mapping[str, SiloFacts], rounds: Iterable[Round]) -> dict[str, SiloFacts]:
+    """Sorted, with those that only rounds name."""
+    named = {name for one in rounds for group in one.groups for name in group}
+    named |= {name for one in rounds for name in one.silos}
+    return {name: silos.get(name, SiloFacts()) for name in sorted(named | silos.keys())}
+
+
+def _gaps(run: Run) -> list[str]:
+    """What is not there, in words."""
+    missing = []
+    last = max((one.round for one in run.rounds), default=0)
+    gaps = sorted(set(range(1, last + 1)) - {one.round for one in run.rounds})
+    if gaps:
+        missing.append(f"round(s) {_ranges(gaps)} cannot be read")
+    if run.status != "completed":
+        done = f"{last} of {run.planned_rounds or '?'} rounds"
+        words = {
+            "failed": f"the run failed after {done}: {run.error or 'no reason is recorded'}",
+            "running": f"the run is going on or was cut off: {done} are recorded",
+            "starting": "the run had not begun to train when this was written",
+        }
+        missing.append(words.get(run.status, f"how the run ended is not recorded: {done}"))
+    if not run.config:
+        missing.append("the configuration is not readable")
+    if run.rounds and not any(one.errors for one in run.rounds):
+        missing.append("no silo ever said its error: no gains and no learning curves")
+    return missing
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``1–3, 7`` of ascending numbers."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{r[0]}–{r[-1]}" if len(r) > 1 else str(r[0]) for r in runs)

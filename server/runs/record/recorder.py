@@ -1,0 +1,225 @@
+"""Writing a run's folder while the run goes on, so that a crash leaves the last good state.
+
+<runs>/<label>-<id>/
+    run.json              configuration, versions, silos, every round, times, bytes, outcome
+    events.jsonl          the same as it happens, one JSON object a line; the live view reads it
+    run.log               what the coordinator logged
+    models/<silo>.safetensors   each silo's final model
+    checkpoints/          where the run stood after each of its last rounds
+    lock                  held by the process that writes all this
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import save
+
+from coterie.server.runs.metrics import collaboration
+from coterie.server.runs.record.contents import Round, Run, SiloFacts
+from coterie.server.runs.record.format import json_of, line_of, plain_round
+from coterie.server.runs.record.reading import EVENTS, RECORD
+from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.roster import Silo
+from coterie.system.files import write_atomically
+from coterie.wire import Model, model_hash
+
+MOST_CELLS = 100_000
+"""Of all matrices in ``run.json`` together: about 1 MB. The newest is always kept."""
+
+
+class Recorder:
+    """Writes a run's folder while the run goes on.
+
+    Args:
+        folder: made if it is not there.
+        config: of the run, as plain values.
+        run_id: Flower's id; every resumption has one of its own.
+        earlier: go on with this record; None begins one.
+        after: with ``earlier``: after this round.
+
+    Attributes:
+        run: what is recorded so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Mapping[str, Any],
+        *,
+        run_id: int,
+        earlier: Run | None = None,
+        after: int = 0,
+    ) -> None:
+        self.folder = folder
+        (folder / "models").mkdir(parents=True, exist_ok=True)
+        self._began = time.time()
+        _drop_torn_line(folder / EVENTS)
+        self._events = (folder / EVENTS).open("a", encoding="utf-8")
+        self._log = logging.FileHandler(folder / "run.log", encoding="utf-8")
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.getLogger("coterie").addHandler(self._log)
+        self._lines: dict[int, tuple[Round, str]] = {}
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        begun = earlier.until(after, now) if earlier else Run(started=now, config=dict(config))
+        self.run = replace(begun, run_id=str(run_id), status="starting", versions=_versions())
+        self._commit()
+        self.event(
+            "start" if earlier is None else "resume",
+            folder=str(folder),
+            config=dict(config),
+            run_id=str(run_id),
+            after=after,
+        )
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Append one line to ``events.jsonl``; the reader sees it at once."""
+        self._events.write(line_of({"event": kind, "at": time.time(), **fields}) + "\n")
+        self._events.flush()
+
+    def committed(self, round: int, *, bytes: int, seconds: float) -> None:
+        """A round's checkpoint is on the disk."""
+        self.event("commit", round=round, bytes=bytes, seconds=seconds)
+
+    def ready(self, silos: Mapping[str, Silo]) -> None:
+        """The first message to train goes out now."""
+        self._note(
+            status="running", silos=self._with(silos), seconds_to_first_training=self._elapsed()
+        )
+        self.event("ready", silos=sorted(silos))
+
+    def round(
+        self, report: RoundReport, silos: Mapping[str, Silo], refused: Mapping[str, str]
+    ) -> None:
+        """Commit a round."""
+        one = Round.of(report)
+        rounds = [_evaluated(earlier, report) for earlier in self.run.rounds]
+        changes: dict[str, Any] = {"final": one} if report.final else {}
+        if not report.final:
+            rounds = _thinned([*rounds, one])
+        if report.evaluation and report.evaluated_round == 0:
+            changes["initial"] = report.evaluation
+        self._note(silos=self._with(silos), refused=dict(refused), rounds=tuple(rounds), **changes)
+        told = plain_round(replace(one, details=one.grouping.without_matrices()))
+        self.event("final" if report.final else "round", refused=dict(refused), **told)
+
+    def finish(
+        self, models: Mapping[str, Model], *, alone: Mapping[str, float] | None = None
+    ) -> None:
+        """Write the final models, compare with training alone, and close the record.
+
+        Args:
+            models: silo → its final model.
+            alone: silo → error of an independent run.
+        """
+        hashes = {}
+        for name, model in sorted(models.items()):
+            write_atomically(self.folder / "models" / f"{name}.safetensors", save(dict(model)))
+            hashes[name] = model_hash(model)
+        beside = None if alone is None else collaboration(self.run.final_errors, alone)
+        self._close(status="completed", model_hashes=hashes, collaboration=beside)
+
+    def fail(self, error: BaseException) -> None:
+        """Close the record of a run that could not go on; what is there stays."""
+        try:
+            self._close(status="failed", error=_in_words(error))
+        except OSError as unwritten:  # the disk is full: that is why it could not go on
+            print(f"{self.folder} does not say that the run failed: {unwritten}", file=sys.stderr)
+
+    def _close(self, *, status: str, error: str = "", **changes: Any) -> None:
+        seconds = self._elapsed()
+        try:
+            self._note(status=status, error=error, seconds=seconds, **changes)
+            self.event("end", status=status, error=error or None, seconds=seconds)
+        finally:
+            logging.getLogger("coterie").removeHandler(self._log)
+            with suppress(OSError):  # what it could not write it tries again
+                self._log.close()
+            with suppress(OSError):
+                self._events.close()
+
+    def _elapsed(self) -> float:
+        return round(time.time() - self._began, 3)
+
+    def _with(self, silos: Mapping[str, Silo]) -> dict[str, SiloFacts]:
+        facts = dict(self.run.silos)
+        for name, silo in silos.items():
+            alpha = math.nan if silo.alpha is None else silo.alpha
+            facts[name] = SiloFacts(silo.num_examples, alpha, str(silo.node_id))
+        return facts
+
+    def _note(self, **changes: Any) -> None:
+        self.run = replace(self.run, **changes)
+        self._commit()
+
+    def _commit(self) -> None:
+        """Write the record; a round that has not changed keeps its line."""
+        for one in self.run.rounds:
+            if one.round not in self._lines or self._lines[one.round][0] is not one:
+                self._lines[one.round] = one, line_of(plain_round(one))
+        text = json_of(self.run, [self._lines[one.round][1] for one in self.run.rounds])
+        write_atomically(self.folder / RECORD, text.encode())
+
+
+def _evaluated(one: Round, report: RoundReport) -> Round:
+    """A round, with a report's evaluation if that is of the models held after it."""
+    if not report.evaluation or one.round != report.evaluated_round:
+        return one
+    return replace(one, after=report.evaluation)
+
+
+def _thinned(rounds: list[Round]) -> list[Round]:
+    """Without the oldest matrices, so that the others are small together."""
+    cells = [one.grouping.num_cells for one in rounds]
+    total = sum(cells)
+    kept = list(rounds)
+    for i in [i for i, own in enumerate(cells) if own][:-1]:
+        if total <= MOST_CELLS:
+            break
+        kept[i] = replace(rounds[i], details=rounds[i].grouping.without_matrices())
+        total -= cells[i]
+    return kept
+
+
+def _in_words(error: BaseException) -> str:
+    """Why a run could not go on. What is no ``Exception`` and says nothing is a person's wish.
+
+    Flower ends a ServerApp with ``SystemExit(0)`` whether its run was stopped at the SuperLink or
+    its process was sent a signal.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C (SIGINT)"
+    if not isinstance(error, Exception) and str(error) in ("", "0", "None"):
+        return "stopped by `coterie stop`, or by SIGTERM or SIGINT to its process"
+    return str(error) or type(error).__name__
+
+
+def _drop_torn_line(file: Path) -> None:
+    """End a file of lines after its last whole line: a crash may have cut one off."""
+    if file.exists():
+        content = file.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(file, whole)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("coterie", "flwr", "numpy"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
