@@ -168,7 +168,7 @@ class RunConfig(Options):
         """
         row = _row(values.get("strategy", "hcct"))
         around = values.get("generators", "off") != "off"
-        shared = {key: value for key, value in values.items() if key in cls.keys()}
+        shared = {key: value for key, value in values.items() if key in cls.own_keys()}
         own = {key: value for key, value in values.items() if key not in shared}
         problems = [*_foreign(own, row, around=around), *_generator_problems(values, row)]
         own = {key: value for key, value in own.items() if key in keys_of(row, around=around)}
@@ -197,7 +197,7 @@ class RunConfig(Options):
         A key of another strategy says nothing while it has its default.
         """
         row = _row(values.get("strategy", "hcct"))
-        own = keys_of(row, around=values.get("generators", "off") != "off") | cls.keys()
+        own = keys_of(row, around=values.get("generators", "off") != "off") | cls.own_keys()
         usual = defaults()
         return cls.read({k: v for k, v in values.items() if k in own or v != usual.get(k)})
 
@@ -254,8 +254,8 @@ def keys_of(row: Row, *, around: bool = False) -> dict[str, Key]:
         around: whether FedGenP's generators go around it.
     """
     base = keys_of(STRATEGIES[row.base]) if row.base else {}
-    own = {key: value for key, value in row.load().keys().items() if key not in _fixed(row)}
-    generators = GENERATORS.load().keys() if around and row.takes_generators else {}
+    own = {key: value for key, value in row.load().own_keys().items() if key not in _fixed(row)}
+    generators = GENERATORS.load().own_keys() if around and row.takes_generators else {}
     return {**base, **own, **generators}
 
 
@@ -273,12 +273,12 @@ def owners() -> dict[str, list[str]]:
 def defaults() -> dict[str, Scalar]:
     """Every key that there is, with its default: what Flower must be told beforehand."""
     own = {key.name: key.default for row in STRATEGIES.values() for key in keys_of(row).values()}
-    return {**{key.name: key.default for key in RunConfig.keys().values()}, **own}
+    return {**{key.name: key.default for key in RunConfig.own_keys().values()}, **own}
 
 
 def tables() -> dict[str, str]:
     """Tables of keys in Markdown: of every run under ``run``, and of each strategy by name."""
-    found = {"run": table_of(RunConfig.keys())}
+    found = {"run": table_of(RunConfig.own_keys())}
     for row in STRATEGIES.values():
         keys = keys_of(row)
         found[row.name] = table_of(keys) if keys else ""
@@ -291,14 +291,14 @@ def foreign_keys(values: Mapping[str, Any]) -> dict[str, str]:
         return {}
     row = STRATEGIES[name]
     around = values.get("generators", "off") != "off"
-    own = keys_of(row, around=around) | RunConfig.keys()
+    own = keys_of(row, around=around) | RunConfig.own_keys()
     return {key: _belongs(key) for key in values if key not in own and key in owners()}
 
 
 def _belongs(key: str) -> str:
     names = owners()[key]
     text = f"{key} belongs to {', '.join(names)}"
-    around = key in GENERATORS.load().keys()
+    around = key in GENERATORS.load().own_keys()
     return f"{text}, and to generators = silos or groups" if around else text
 
 
@@ -326,7 +326,7 @@ def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]
         if key in owners():
             yield f"{_belongs(key)}, and the strategy is {row.name}"
         else:
-            known = ", ".join(sorted({*mine, *RunConfig.keys()}))
+            known = ", ".join(sorted({*mine, *RunConfig.own_keys()}))
             yield f"unknown key {key!r} (known with {row.name}: {known})"
 
 
@@ -347,7 +347,7 @@ def _built(row: Row, own: Mapping[str, Any], seed: Any, **fields: Any) -> Algori
     kind = row.load()
     fields = {name: value for name, value in fields.items() if value is not None}
     fields |= {"seed": seed} if "seed" in kind.model_fields else {}
-    keys = {key: value for key, value in own.items() if key in kind.keys()}
+    keys = {key: value for key, value in own.items() if key in kind.own_keys()}
     return kind.build(keys, **row.fixed, **fields)
 
 

@@ -83,7 +83,7 @@ class Options(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
-    def keys(cls) -> dict[str, Key]:
+    def own_keys(cls) -> dict[str, Key]:
         """Its keys by name, in order."""
         return dict(_keys(cls))
 
@@ -96,7 +96,7 @@ class Options(BaseModel):
         """
         parts: dict[str, Any] = {}
         for name, value in values.items():
-            *path, last = cls.keys()[name].path
+            *path, last = cls.own_keys()[name].path
             part = parts
             for step in path:
                 part = part.setdefault(step, {})
@@ -104,11 +104,13 @@ class Options(BaseModel):
         try:
             return cls.model_validate({**parts, **fields})
         except ValidationError as error:
-            raise wrong_options(problems_of(error, cls, dashed, ", ".join(cls.keys()))) from None
+            raise wrong_options(
+                problems_of(error, cls, dashed, ", ".join(cls.own_keys()))
+            ) from None
 
     def plain(self) -> dict[str, Scalar]:
         """Its keys and their values."""
-        return {name: self._at(key.path) for name, key in self.keys().items()}
+        return {name: self._at(key.path) for name, key in self.own_keys().items()}
 
     def _at(self, path: tuple[str, ...]) -> Any:
         value: Any = self
@@ -130,7 +132,7 @@ class Options(BaseModel):
         Raises:
             FederationError: every problem is named.
         """
-        found = [respelled(text, self.keys(), spell) for text in self.problems(training)]
+        found = [respelled(text, self.own_keys(), spell) for text in self.problems(training)]
         if found:
             raise wrong_options(found)
 

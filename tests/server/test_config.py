@@ -36,7 +36,7 @@ from coterie.strategies.rounds.roster import NodeRoster
 ROOT = Path(__file__).parents[2]
 
 
-NAMES, RUN = tuple(STRATEGIES), RunConfig.keys()
+NAMES, RUN = tuple(STRATEGIES), RunConfig.own_keys()
 TAKERS = tuple(name for name, row in STRATEGIES.items() if row.takes_generators)
 
 

@@ -31,7 +31,7 @@ from coterie.client.home.folder import Home
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.record import RunRecord, read_record
+from coterie.server.runs.record import Recorder, read_unfinished, read_whole
 from coterie.server.site import enrolled, federation
 from coterie.server.site.certificates import make_ca
 from coterie.strategies.errors import FederationError
@@ -248,8 +248,11 @@ def check_checkpoints(root: Path, completed: bool) -> str:
     return old_or_new(number, 3, 4)
 
 
-def begin(root: Path) -> RunRecord:
-    return RunRecord(root / "run", RunConfig(strategy="fedavg"), run_id=1)
+CONFIG = RunConfig.read({"strategy": "fedavg"}).plain()
+
+
+def begin(root: Path) -> Recorder:
+    return Recorder(root / "run", CONFIG, run_id=1)
 
 
 def finish(root: Path) -> Change:
@@ -258,16 +261,17 @@ def finish(root: Path) -> Change:
 
 
 def check_record(root: Path, completed: bool) -> str:
-    record = read_record(root / "run")
-    if record["status"] == "completed":
+    record = read_whole(root / "run")
+    if record.status == "completed":
         for name in ("a", "b"):
             content = (root / "run" / "models" / f"{name}.safetensors").read_bytes()
-            assert wire.model_hash(load(content)) == record["model-hashes"][name]
+            assert wire.model_hash(load(content)) == record.model_hashes[name]
         return "new"
-    assert record["status"] == "starting"
-    again = RunRecord(root / "run", RunConfig(strategy="fedavg"), run_id=2, resumed_after=0)
+    assert record.status == "starting"
+    earlier = read_unfinished(root / "run")
+    again = Recorder(root / "run", CONFIG, run_id=2, earlier=earlier, after=0)
     again.finish({"a": model(1)})
-    assert read_record(root / "run")["status"] == "completed"
+    assert read_whole(root / "run").status == "completed"
     return "old"
 
 

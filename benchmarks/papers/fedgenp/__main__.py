@@ -50,7 +50,7 @@ Build = Callable[[Column, int, dict[str, Any]], Strategy]
 
 def _average(
     column: Column, seed: int, keys: dict[str, Any], raised: Callable[[int], float] | None = None
-) -> Sampled:
+) -> Strategy:
     def factor(number: int) -> float:
         fallen = 0.99 ** max(number - 2, 0) if column.lr_falls else 1.0
         return fallen * (1.0 if raised is None else raised(number))

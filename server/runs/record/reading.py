@@ -14,11 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coterie.server.paths import place
 from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.format import event_of, run_of
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds.reports import Evaluation
-from coterie.system.files import place
 
 RECORD, EVENTS = "run.json", "events.jsonl"
 
