@@ -63,14 +63,13 @@ def _print_line(console: Console, progress: Progress, event: dict[str, Any]) -> 
 
 
 def line_of(progress: Progress, event: dict[str, Any]) -> str:
-    """One event as a line of text, or nothing where it says nothing new."""
+    """One event as a line of text, or nothing if it says nothing new."""
     kind = event["event"]
     if kind == "start":
         return f"{progress.title}: waiting for silos"
     if kind == "ready":
-        return (
-            f"{progress.title}: {len(event['silos'])} silos are here: {', '.join(event['silos'])}"
-        )
+        names = event["silos"]
+        return f"{progress.title}: {len(names)} silos have joined: {', '.join(names)}"
     if kind == "budget":
         return f"{progress.title}: {_budget_text(event)}"
     if kind == "round":
@@ -95,7 +94,7 @@ def _round_line(progress: Progress, event: dict[str, Any]) -> str:
     if progress.regrouped:
         parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in event["groups"]))
     else:
-        parts.append(f"the same {len(event['groups'])} group(s)")
+        parts.append(f"groups unchanged ({len(event['groups'])})")
     if event["round"] > 1:
         parts += [f"{name} joined" for name in event["joined"]]
     parts += [f"{name} left" for name in event["left"]]

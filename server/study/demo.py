@@ -114,7 +114,7 @@ def demo(
         console: where to.
         seed: of data, models and training.
         rounds: at least 6, so that there is time to join and to leave.
-        alpha: HCCT's hunger for data.
+        alpha: HCCT's preference for more data.
         strategy: ``hcct``; ``fedgroup`` with three groups and a long pre-training; ``fedcollab``;
             ``fedgenp``.
         folder: for everything; by default a new one under ``runs/``.
@@ -141,8 +141,8 @@ def demo(
     }
     RunConfig.read({**common, "alpha": alpha, **GROUPING[strategy]})  # before anything is started
     console.print(
-        f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
-        f"talking gRPC to a SuperLink on this machine. Everything is in {escape(str(folder))}/",
+        f"[bold]coterie demo[/]: {len(specs)} silos, each a process of its own, "
+        f"talk gRPC to a SuperLink on this machine. All files are in {escape(str(folder))}/",
         soft_wrap=True,
     )
     with LocalFederation(folder, ports=ports) as federation, _MemoryWatch(federation) as memory:
@@ -164,7 +164,7 @@ def demo(
     from coterie.server.report.command import write_report  # draws: loaded late
 
     (report,) = write_report(records["grouped"]["run-id"], root=federation.runs_dir)
-    console.print(f"As pictures: {report}", markup=False, soft_wrap=True)
+    console.print(f"Report: {report}", markup=False, soft_wrap=True)
     return outcome
 
 
@@ -225,7 +225,7 @@ def _run_grouped(
     own: Mapping[str, Any],
     common: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The run in which one joins and one leaves.
+    """The run in which one silo joins and one leaves.
 
     The rounds at which that happens are part of the run's configuration (``churn``), so that
     two demos with one seed are equal; that it happens is real: a process starts, one ends.
@@ -278,7 +278,7 @@ def _outcome(
 
 
 def _last_errors(record: dict[str, Any]) -> dict[str, float]:
-    """Every silo's error when it was last measured: who left keeps its last."""
+    """Every silo's error when it was last measured: a silo that left keeps its last."""
     found: dict[str, float] = {}
     for entry in record["rounds"]:
         found |= known_errors(entry.get("evaluation-after", {}))
@@ -306,7 +306,7 @@ def _print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -
     if "collaboration" in record:
         console.print(f"{collaboration_text(record['collaboration'])}.", soft_wrap=True)
     console.print(
-        f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
+        f"{outcome.seconds:.0f} s in total{_memory_text(outcome.peak_memory)}. "
         f"Models, records and logs: {outcome.folder}/",
         markup=False,
         soft_wrap=True,
@@ -320,14 +320,14 @@ def _print_outcome(console: Console, outcome: Outcome, record: dict[str, Any]) -
 
 
 GENERATORS_TEXT = (
-    "Every silo got a generator of latents, trained on the server against its predictor and for "
-    "the others'. [bold]FedGenP[/] is the one model of all; [bold]Per[/] is each silo's own after "
-    "its last training with the generator."
+    "The server trained a generator of latents for every silo, against the silo's own predictor "
+    "and for those of the others. [bold]FedGenP[/] is the model that all share; [bold]Per[/] is "
+    "each silo's personalised model after its last training with the generator."
 )
 
 
 def _memory_text(peak: int) -> str:
-    return f", at most {peak / 1e9:.1f} GB of memory" if peak else ""
+    return f", peak memory {peak / 1e9:.1f} GB" if peak else ""
 
 
 def _table(outcome: Outcome, title: str) -> Table:
@@ -374,19 +374,20 @@ def _alpha_text(record: dict[str, Any]) -> str:
     steps = []
     for stretch in path:
         if stretch.ratio < 1.15 and len(stretch.groups) not in (1, len(sizes)):
-            continue  # passing states between two lasting ones
+            continue  # short ranges between two long ones
         high = "∞" if np.isinf(stretch.alpha_high) else f"{stretch.alpha_high:.0f}"
         steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
     return (
-        f"α is the hunger for data: a silo's utility is −α/D + cos(its update, its group's), with "
-        f"D the group's samples. This run had α = {alpha:g}. Its last updates give this "
-        f"many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
-        "together; in between, those stay together that learn the same."
+        "α is the preference for more data: a silo's utility is −α/D + cos(its update, its "
+        f"group's), where D is the number of samples in the group. This run had α = {alpha:g}. "
+        "With its last updates, other values of α give this many groups: "
+        f"{', '.join(steps)}. A small α leaves every silo alone, a large α puts all of them "
+        "together; in between, silos that learn the same thing stay together."
     )
 
 
 def _bound_text(record: dict[str, Any]) -> str:
-    """How firm the structure is, and what it took to find out."""
+    """How clear the choice of groups is, and what it cost to find out."""
     structure = record["rounds"][-1]["structure"]
     phases = [e["discriminators"] for e in record["rounds"] if "discriminators" in e]
     moved = sum(phase["bytes"] for phase in phases)
@@ -395,10 +396,10 @@ def _bound_text(record: dict[str, Any]) -> str:
         f"{phases[0]['rounds'] if phases else 0} rounds at the start, {moved / 1e6:.1f} MB."
     )
     if "bound" not in structure:
-        return f"FedCollab compared fewer than two silos: everybody trained alone. {spent}"
+        return f"FedCollab compared fewer than two silos: every silo trained alone. {spent}"
     bound = structure["bound"]
     return (
-        f"FedCollab's bound of these groups is {bound['chosen']:.2f} (all alone "
+        f"FedCollab's bound for these groups is {bound['chosen']:.2f} (every silo alone "
         f"{bound['alone']:.2f}, all together {bound['together']:.2f}, the next best "
         f"{_number(bound['second-best'])}). This run had c = {structure['c']:.3g}"
         f"{_firm_text(structure)}. {spent}"
@@ -407,9 +408,7 @@ def _bound_text(record: dict[str, Any]) -> str:
 
 def _firm_text(structure: dict[str, Any]) -> str:
     if structure.get("kept"):
-        return (
-            "; another structure has a smaller bound now, nobody else moves because newcomers=keep"
-        )
+        return "; other groups have a smaller bound now, but no silo moves because newcomers=keep"
     if "c-interval" not in structure:
         return ""
     low, high = structure["c-interval"]
