@@ -158,6 +158,8 @@ def loaded(statement: str) -> set[str]:
         ("import coterie.client.cli.main",
          {"torch", "flwr", "numpy", "coterie.server", "coterie.strategies"}),
         ("import coterie.tasks.images.digits", {"torch", "torchvision", "sklearn", "flwr"}),
+        ("import coterie.client.cli.serve",
+         {"torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
         ("import coterie.client.app", {
             "torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
     ],

@@ -38,25 +38,17 @@ EXIT_INTERRUPTED = 130
 
 
 def submit_and_follow(
-    keys: Mapping[str, Any],
-    address: str,
-    certificates: Path | None,
-    *,
-    detach: bool,
-    shared_records: bool = False,
-    options: Given | None = None,
+    keys: Mapping[str, Any], options: Given, *, detach: bool, shared_records: bool = False
 ) -> int:
     """Submit a run and show it until it ends; return the exit status.
 
     Args:
         keys: of the run.
-        address: of the SuperLink's Control API.
-        certificates: PEM file of the CA, or None for plain text.
+        options: where to submit it; repeated in commands that it says to type next.
         detach: do not wait for the end.
         shared_records: the coordinator's records can be read here although it is elsewhere.
-        options: repeated in commands that it says to type next.
     """
-    options = options or Given()
+    address, certificates, _ = options.place()
     here = shared_records or _is_local(address)
     keys = {**keys, "runs-dir": keys.get("runs-dir") or str(default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
@@ -289,8 +281,9 @@ def print_final(console: Console, folder: Path) -> None:
     console.print(f"report: {report}", markup=False, soft_wrap=True)
 
 
-def print_status(address: str, certificates: Path | None) -> None:
+def print_status(options: Given) -> None:
     """Connected silos and known runs."""
+    address, certificates, _ = options.place()
     console = Console()
     with control(address, root_certificates=certificates) as calls:
         online, known = calls.num_online(), calls.runs()

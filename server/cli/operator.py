@@ -9,10 +9,13 @@ from typing import Annotated
 
 import typer
 
-from coterie.server.cli.options import MAX_PORT, FederationOption, RunsOption, expand
+from coterie.server.cli.options import FederationOption, RunsOption, expand, file_option, port
 from coterie.system.commandline import given
 
 app = typer.Typer()
+
+ControlPortOption = Annotated[int, port("Port to listen on for operators.")]
+RuntimePortOption = Annotated[int, port("Port to listen on for the ServerApp.")]
 
 
 @app.command(epilog="Example:  coterie init lung-study --address fl.example.org:9092")
@@ -34,18 +37,10 @@ def init(
     ] = False,
     fleet_port: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            max=MAX_PORT,
-            help="Port to listen on for silos. [default: the port of the first address, or 9092]",
-        ),
+        port("Port to listen on for silos. [default: the port of the first address, or 9092]"),
     ] = None,
-    control_port: Annotated[
-        int, typer.Option(min=1, max=MAX_PORT, help="Port to listen on for operators.")
-    ] = 9093,
-    runtime_port: Annotated[
-        int, typer.Option(min=1, max=MAX_PORT, help="Port to listen on for the ServerApp.")
-    ] = 9091,
+    control_port: ControlPortOption = 9093,
+    runtime_port: RuntimePortOption = 9091,
     operators: Annotated[
         str, typer.Option(metavar="HOST", help="Address to listen on for operators.")
     ] = "127.0.0.1",
@@ -135,15 +130,9 @@ def superlink(
     context: typer.Context,
     federation: FederationOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    fleet_port: Annotated[
-        int, typer.Option(min=1, max=MAX_PORT, help="Port to listen on for silos.")
-    ] = 9092,
-    control_port: Annotated[
-        int, typer.Option(min=1, max=MAX_PORT, help="Port to listen on for operators.")
-    ] = 9093,
-    runtime_port: Annotated[
-        int, typer.Option(min=1, max=MAX_PORT, help="Port to listen on for the ServerApp.")
-    ] = 9091,
+    fleet_port: Annotated[int, port("Port to listen on for silos.")] = 9092,
+    control_port: ControlPortOption = 9093,
+    runtime_port: RuntimePortOption = 9091,
     operators: Annotated[
         str,
         typer.Option(
@@ -153,11 +142,7 @@ def superlink(
     ] = "",
     database: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep the SuperLink's state in this file, which must be on a local disk.",
-            dir_okay=False,
-            callback=expand,
-        ),
+        file_option("Keep the SuperLink's state in this file, which must be on a local disk."),
     ] = None,
     executor: Annotated[
         bool,

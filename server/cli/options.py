@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -20,42 +20,48 @@ def expand(value: Path | None) -> Path | None:
     return value if value is None else place(value)
 
 
+def folder_option(text: str, *names: str) -> Any:
+    """An option that is a folder."""
+    return typer.Option(*names, metavar="FOLDER", help=text, file_okay=False, callback=expand)
+
+
+def file_option(text: str, *names: str) -> Any:
+    """An option that is a file."""
+    return typer.Option(*names, metavar="FILE", help=text, dir_okay=False, callback=expand)
+
+
+def file_argument(text: str) -> Any:
+    """An argument that is a file."""
+    return typer.Argument(help=text, dir_okay=False, callback=expand)
+
+
+def port(text: str) -> Any:
+    """An option that is a port to listen on."""
+    return typer.Option(min=1, max=MAX_PORT, help=text)
+
+
 FederationOption = Annotated[
     Path | None,
-    typer.Option(
-        "--federation",
-        metavar="FOLDER",
-        help="Folder made by `coterie init`. [default: $COTERIE_FEDERATION, or the current folder]",
-        file_okay=False,
-        callback=expand,
+    folder_option(
+        "Folder made by `coterie init`. [default: $COTERIE_FEDERATION, or the current folder]"
     ),
 ]
 SuperLinkOption = Annotated[
     str | None,
     typer.Option(
-        "--superlink",
         metavar="HOST:PORT",
         help=f"Control API of the SuperLink. [default: the federation's, or {CONTROL_API}]",
     ),
 ]
 CertificateOption = Annotated[
     Path | None,
-    typer.Option(
-        "--root-certificates",
-        metavar="FILE",
-        help="CA certificate (PEM). Without it the connection does not use TLS.",
-        callback=expand,
-    ),
+    file_option("CA certificate (PEM). Without it the connection does not use TLS."),
 ]
 RunsOption = Annotated[
     Path | None,
-    typer.Option(
-        "--runs-dir",
-        metavar="FOLDER",
-        help="Folder of run records. [default: runs/ of the federation, else $COTERIE_RUNS, else "
-        "~/.coterie/runs]",
-        file_okay=False,
-        callback=expand,
+    folder_option(
+        "Folder of run records. [default: that of the federation if there is one, else "
+        "$COTERIE_RUNS or ~/.coterie/runs]"
     ),
 ]
 RunArgument = Annotated[str, typer.Argument(help="Folder, name or id of the run.")]

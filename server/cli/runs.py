@@ -62,8 +62,8 @@ def run(
     ] = False,
 ) -> None:
     """Submit a run to a SuperLink and follow it. Ctrl-C stops following; the run continues."""
-    place = Given(federation, superlink, root_certificates, runs_dir).place()
-    folder = None if place.runs_dir is None else str(place.runs_dir.resolve())
+    root = Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
+    folder = None if root is None else str(root.resolve())
     own = {"strategy": None, "resume": None, "runs_dir": folder}
     keys = keys_of(settings, context.params | own)
     if (strategy is None) == (resume is None):
@@ -75,16 +75,8 @@ def run(
 
     if keys.get("runs-dir") != folder:  # by --set, or with the folder to resume
         runs_dir = Path(keys["runs-dir"])
-    raise typer.Exit(
-        submit_and_follow(
-            keys,
-            place.superlink,
-            place.root_certificates,
-            detach=detach,
-            shared_records=shared_records,
-            options=Given(federation, superlink, root_certificates, runs_dir),
-        )
-    )
+    options = Given(federation, superlink, root_certificates, runs_dir)
+    raise typer.Exit(submit_and_follow(keys, options, detach=detach, shared_records=shared_records))
 
 
 @app.command(epilog="Example:  coterie stop hcct-1234 --federation lung-study")
@@ -110,8 +102,7 @@ def status(
     """Show how many silos are connected to a SuperLink, and its runs."""
     from coterie.server.cli.commands import print_status
 
-    place = Given(federation, superlink, root_certificates).place()
-    print_status(place.superlink, place.root_certificates)
+    print_status(Given(federation, superlink, root_certificates))
 
 
 @app.command(epilog="Example:  coterie runs --runs-dir ./runs")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.server.cli.keys import keys_of
-from coterie.server.cli.options import RunsOption, SetOption, expand
+from coterie.server.cli.options import RunsOption, SetOption, file_argument, folder_option
 
 app = typer.Typer()
 
@@ -26,12 +26,7 @@ def demo(
     strategy: Annotated[str, typer.Option(help="hcct, fedgroup, fedcollab or fedgenp.")] = "hcct",
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            metavar="FOLDER",
-            help="Folder for all files of the demo. [default: runs/demo-<time>]",
-            callback=expand,
-        ),
+        folder_option("Folder for all files of the demo. [default: runs/demo-<time>]", "--dir"),
     ] = None,
 ) -> None:
     """Watch ten silos find out who should train with whom.
@@ -47,9 +42,7 @@ def demo(
 
 @app.command(epilog="Example:  coterie simulate hundred.toml --processes 2")
 def simulate(
-    file: Annotated[
-        Path, typer.Argument(help="Simulation file; see docs/simulation.md.", callback=expand)
-    ],
+    file: Annotated[Path, file_argument("Simulation file; see docs/simulation.md.")],
     settings: SetOption = None,
     processes: Annotated[
         int,
@@ -62,12 +55,7 @@ def simulate(
     runs_dir: RunsOption = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            metavar="FOLDER",
-            help="With --processes: folder for the logs and the silos' models.",
-            callback=expand,
-        ),
+        folder_option("With --processes: folder for the logs and the silos' models.", "--dir"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print only the run's record, as JSON.")
@@ -103,25 +91,12 @@ def simulate(
 def compare(
     file: Annotated[
         Path,
-        typer.Argument(
-            help="TOML file that lists silos, seeds and strategies; see docs/choosing.md.",
-            callback=expand,
-        ),
+        file_argument("TOML file that lists silos, seeds and strategies; see docs/choosing.md."),
     ],
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", metavar="FOLDER", help="Folder of the data.", file_okay=False, callback=expand
-        ),
-    ] = None,
+    data: Annotated[Path | None, folder_option("Folder of the data.")] = None,
     folder: Annotated[
         Path | None,
-        typer.Option(
-            "--dir",
-            metavar="FOLDER",
-            help="Folder for records and the table. An existing one is continued.",
-            callback=expand,
-        ),
+        folder_option("Folder for records and the table. An existing one is continued.", "--dir"),
     ] = None,
     federation: Annotated[
         bool, typer.Option("--federation", help="Run the silos as processes that talk gRPC.")
