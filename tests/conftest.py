@@ -21,6 +21,7 @@ from flwr.clientapp import ClientApp
 from hypothesis import settings
 
 from coterie import wire
+from coterie.client.cli.main import app as silo_command
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.wire import Model
 
@@ -30,6 +31,14 @@ settings.load_profile("coterie")
 
 Fault = Callable[[Message, RecordDict], Message | RecordDict]
 """Takes the message and the plain app's good answer; gives another answer."""
+
+
+def silo(arguments: Sequence[str]) -> int:
+    """Run ``coterie silo`` in this process; return its exit status."""
+    with pytest.raises(SystemExit) as ended:
+        silo_command(arguments, prog_name="coterie silo")
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def plain_target(config: Mapping[str, Any]) -> Model:

@@ -14,6 +14,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = {"client", "pictures", "server", "strategies", "system", "tasks", "wire"}
 PUBLIC_FLWR = ("flwr.app", "flwr.serverapp", "flwr.clientapp")
+MOUNTS = {"server/cli/main.py: client"}
+"""The one import against the direction: there ``coterie`` takes in the commands of a silo."""
 INSIDE_FLWR = {"client/resident/link.py", "client/resident/sharing.py", "server/machine/link.py"}
 
 
@@ -81,7 +83,12 @@ def breaches(package: str, allowed: set[str]) -> list[str]:
     ],
 )
 def test_packages_import_one_way(package: str, allowed: set[str]) -> None:
-    assert breaches(package, allowed) == []
+    assert set(breaches(package, allowed)) - MOUNTS == set()
+
+
+def test_coterie_silo_is_mounted_in_one_place() -> None:
+    found = {breach for package in OURS for breach in breaches(package, OURS - {"client"})}
+    assert {one for one in found if not one.startswith("client/")} == MOUNTS
 
 
 @pytest.mark.parametrize("engine", ["server/runs", "server/site", "server/machine"])
@@ -187,8 +194,12 @@ def loaded(statement: str) -> set[str]:
         ("import coterie.strategies.partition.hcct, coterie.strategies.partition.search",
          {"torch", "flwr", "sklearn", "grpc"}),
         ("import coterie.server.cli.main", {"torch", "torchvision", "flwr", "sklearn"}),
+        ("import coterie.client.cli.main",
+         {"torch", "flwr", "numpy", "coterie.server", "coterie.strategies"}),
         ("import coterie.tasks.images.digits", {"torch", "torchvision", "sklearn", "flwr"}),
-        ("import client.app", {
+        ("import coterie.client.cli.serve",
+         {"torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
+        ("import coterie.client.app", {
             "torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
     ],
 )  # fmt: skip
@@ -196,9 +207,10 @@ def test_a_part_loads_only_what_it_needs(statement: str, without: set[str]) -> N
     assert loaded(statement) & without == set()
 
 
-def test_the_command_offers_help_without_torch_and_flower() -> None:
+@pytest.mark.parametrize("line", [["--help"], ["silo", "--help"], ["silo", "start", "--help"]])
+def test_the_command_offers_help_without_torch_and_flower(line: list[str]) -> None:
     statement = (
         "from coterie.server.cli.main import app\n"
-        "try:\n    app(['--help'], prog_name='coterie')\nexcept SystemExit:\n    pass"
+        f"try:\n    app({line}, prog_name='coterie')\nexcept SystemExit:\n    pass"
     )
-    assert loaded(statement) & {"torch", "flwr"} == set()
+    assert loaded(statement) & {"torch", "flwr", "pydantic"} == set()

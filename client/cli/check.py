@@ -66,12 +66,12 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     size = sum(array.nbytes for array in shared.values())
     described = bench.describe()
     yield ""
-    yield "When it joins, this would leave:"
+    yield "When the silo joins, this would leave it:"
     yield f"  name {described.name}, {described.num_examples} (the number of training samples),"
     yield f"  task {described.task}, schema {described.schema}, device {described.device},"
     yield f"  alpha {described.alpha}, min_group_size {described.min_group_size},"
     yield f"  max_local_epochs {described.max_local_epochs}, versions"
-    yield f"In every round, at most this: {len(shared)} arrays of the model, {size:,} bytes:"
+    yield f"In every round, at most: {len(shared)} arrays of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
     names = list(METRICS) if policy.metrics is None else list(policy.metrics)
@@ -80,14 +80,14 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
     if kept:
-        yield f"Kept here whatever a run asks for: {', '.join(kept)}"
+        yield f"Kept here, whatever a run asks for: {', '.join(kept)}"
     if policy.label_counts:
         yield "In runs of fedgen also the number of training samples of each label: you allow it."
-        yield "Every silo is told the labels' shares in all silos together: of two silos, each can"
-        yield "work out the other's numbers."
+        yield "Every silo is told the labels' shares over all silos: where there are only two, each"
+        yield "can work out the other's numbers."
         yield "Labels and samples do not leave."
     else:
-        yield "Labels, samples and counts per class do not leave."
+        yield "Labels, samples and counts per label do not leave."
     yield from _condition_lines(policy)
 
 
@@ -95,8 +95,8 @@ def _condition_lines(policy: Policy) -> Iterator[str]:
     if policy.strategies:
         yield f"Takes part only in: {', '.join(policy.strategies)}"
     if policy.min_group_size > 1:
-        yield f"Its updates are averaged in groups of at least {policy.min_group_size} silos only."
+        yield f"Its updates are only averaged in groups of at least {policy.min_group_size} silos."
     if policy.max_local_epochs:
-        yield f"Refuses runs of more than {policy.max_local_epochs} epochs a round."
+        yield f"Refuses runs of more than {policy.max_local_epochs} epochs per round."
     if policy.max_rounds:
         yield f"Refuses runs of more than {policy.max_rounds} rounds."

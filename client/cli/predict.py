@@ -1,4 +1,4 @@
-"""Answers of a model that the silo kept: ``coterie silo predict``."""
+"""Predictions of a model that the silo kept: ``coterie silo predict``."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def find_model(home: Path, run: str) -> Path:
     named = [file for name, file in called if name == wanted] if run else found
     if not named:
         kept = ", ".join(name for name, _ in called) or "none"
-        raise CardError(f"no model {run!r} is kept in {home}. Kept: {kept}.")
+        raise CardError(f"no model {run!r} is kept in {home}. The kept models are: {kept}.")
     return named[-1]
 
 
@@ -92,7 +92,9 @@ def predict(
         raise CardError(f"{file} is damaged: its arrays do not match the SHA-256 of its card.")
     task = load_task(source or card.source)
     if task.name != card.task:
-        raise TaskError(f"the model is of task {card.task!r}, {task.name!r} was loaded.")
+        raise TaskError(
+            f"the model was trained for task {card.task!r}, but task {task.name!r} was loaded."
+        )
     _check_declaration(card, task)
     if card.scale is not None:
         task.scale = card.scale
@@ -104,13 +106,13 @@ def predict(
     found, labels = _samples(task, samples, options, card)
     if odd := _not_finite(found.x, found.names):
         raise TaskError(
-            f"there is no answer to {odd}: values that the model would see are NaN, infinite or "
+            f"{odd} cannot be predicted: values that the model would see are NaN, infinite or "
             "beyond 3e38. Correct them, or leave the sample out."
         )
     classes, probabilities = _asked(model, found.x)
     if odd := _not_finite(probabilities, found.names):
         raise TaskError(
-            f"the model has no answer to {odd}: its scores are no numbers. Its weights have "
+            f"{odd} cannot be predicted: the model's scores are not numbers. Its weights have "
             "diverged, or the values of the sample are too large for it."
         )
     return Answers(
@@ -123,15 +125,15 @@ def _check_declaration(card: Card, task: Task) -> None:
     today = str(getattr(task, "fingerprint", ""))
     if card.fingerprint is None and today:
         raise TaskError(
-            f"the model's card is of an earlier version and does not say with which declaration of "
-            f"task {task.name!r} it was trained: columns or classes may mean something else today. "
-            "Train it again."
+            "the model's card was written by an earlier version and does not say with which "
+            f"declaration of task {task.name!r} it was trained: columns or classes may mean "
+            "something else today. Train it again."
         )
     if card.fingerprint is not None and card.fingerprint != today:
         raise TaskError(
-            f"task {task.name!r} is declared otherwise than when the model was trained "
+            f"task {task.name!r} has changed since the model was trained "
             f"(fingerprint {today or 'none'}, not {card.fingerprint or 'none'}): columns or "
-            "classes may mean something else. Name the declaration of that time with --task, or "
+            "classes may mean something else. Give the earlier declaration with --task, or "
             "train again."
         )
 
@@ -143,7 +145,7 @@ def _samples(
         data = task.load(options)
         return Samples(data.x_test, notes=_of_changed_data(data, card)), data.y_test
     if not place.exists():
-        raise TaskError(f"there is no {place} to predict from.")
+        raise TaskError(f"there is no file or folder {place} to predict from.")
     samples = task.inputs(place, options)
     if len(samples.x) == 0:
         raise TaskError(f"{place} holds no samples.")
@@ -155,8 +157,8 @@ def _of_changed_data(data: SiloData, card: Card) -> tuple[str, ...]:
         return ()
     return (
         "Note: the training data is not what the model was trained on: the data, the share kept "
-        "for testing or the options have changed since. So the model may have been trained on some "
-        f"of these test samples, and the error may be too low; when it was kept it was "
+        "for testing or the options have changed since. The model may have been trained on some "
+        "of these test samples, so the error may be too low; when the model was kept, it was "
         f"{100 * card.test_error:.2f} % of {card.test_examples}.",
     )
 

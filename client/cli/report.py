@@ -6,10 +6,8 @@ one, gives what left it. Neither is asked of the server.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,7 +17,6 @@ from typing import Any
 from coterie.client.home.journal import JOURNAL
 from coterie.client.home.models import file_of
 from coterie.client.home.settings import SettingsError
-from coterie.system.files import write_atomically
 
 LEDGER = "ledger.jsonl"
 
@@ -80,13 +77,13 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
     names = [str(line["run"]) for line in [*lines, *(ledger or [])] if line.get("run")]
     if not names:
         raise SettingsError(
-            f"{home} holds no journal of a run (expected {JOURNAL}): is it the --home with which "
-            "the silo was started, and has it trained since?"
+            f"{home} holds no journal of a run (expected {JOURNAL}): give the --home with "
+            "which the silo was started. A silo that has not trained yet has no journal."
         )
     name = names[-1] if run is None else run
     if name not in names:
         known = ", ".join(dict.fromkeys(names))
-        raise SettingsError(f"the silo took part in no run {name!r}. It knows: {known}.")
+        raise SettingsError(f"the silo took part in no run {name!r}. Its runs: {known}.")
     own = [line for line in lines if line.get("run") == name]
     return SiloRun(
         name=name,
@@ -213,9 +210,9 @@ def build_page(run: SiloRun, home: Path) -> Any:
     if run.outbound is None:
         missing.append(f"what left the silo: it keeps no {LEDGER}")
     if not run.errors:
-        missing.append("a curve: no error on the silo's own test data is noted yet")
+        missing.append("a curve: no error on the silo's own test data has been recorded yet")
     if not run.group_sizes:
-        missing.append("a group: the coordinator has not said how many train together")
+        missing.append("a group: the coordinator has not said how many silos train together")
     outbound = run.outbound or {}
     return Page(
         title=f"{home.name}: {run.name}",
@@ -271,7 +268,7 @@ def _lead(run: SiloRun) -> str:
         size = int(_latest(run.group_sizes))
         others = "alone" if size == 1 else f"with {size - 1} other{'s' if size > 2 else ''}"
         parts.append(f"It last trained {others}.")
-    return " ".join(parts) or "Nothing is noted of this run yet."
+    return " ".join(parts) or "Nothing has been recorded for this run yet."
 
 
 def _figures(run: SiloRun) -> dict[str, str]:
@@ -287,7 +284,7 @@ def _figures(run: SiloRun) -> dict[str, str]:
         figures["seconds of training"] = f"{sum(run.seconds.values()):.1f}"
     if run.outbound is not None:
         total = sum(one.num_bytes for one in run.outbound.values())
-        figures["arrays that left, MB"] = f"{total / 1e6:.3g}"
+        figures["arrays sent, MB"] = f"{total / 1e6:.3g}"
     return figures
 
 
@@ -312,20 +309,20 @@ def _pictures(run: SiloRun) -> list[Any]:
     found = []
     if run.errors:
         text = "Error on this silo's own test data of the model that it held after every round."
-        found.append(curve("errors", "Its curve", text, run.errors, "error, %", 100.0))
+        found.append(curve("errors", "Error", text, run.errors, "error, %", 100.0))
     if run.group_sizes:
         text = "How many silos trained together with this one, itself among them; 1 is alone."
-        found.append(curve("group", "Its group", text, run.group_sizes, "silos", 1.0))
+        found.append(curve("group", "Group size", text, run.group_sizes, "silos", 1.0))
     if run.losses:
         text = "Mean loss of this silo's own training in every round."
-        found.append(curve("loss", "Its training loss", text, run.losses, "loss", 1.0))
+        found.append(curve("loss", "Training loss", text, run.losses, "loss", 1.0))
     moved = {k: one for k, one in (run.outbound or {}).items() if one.num_bytes}
     if moved:
         rows = [
             charts.Bar(kind, LIGHT["g0"], {"MB": one.num_bytes / 1e6})
             for kind, one in moved.items()
         ]
-        title = "What left it"
+        title = "What left the silo"
         found.append(
             Picture(
                 "outbound",
@@ -335,33 +332,3 @@ def _pictures(run: SiloRun) -> list[Any]:
             )
         )
     return found
-
-
-# ---------------------------------------------------------------- the command
-
-
-def main(arguments: Sequence[str]) -> int:
-    """``coterie silo report``; return the exit status."""
-    from coterie.client.home.folder import add_home, folder_of
-
-    own = argparse.ArgumentParser(
-        prog="coterie silo report",
-        description="Draw a silo's own runs from its own home: its curve, its group, what left it.",
-        epilog="example:  coterie silo report --home /data/coterie",
-    )
-    add_home(own)
-    own.add_argument("--run", help="the run's name [default: the last]")
-    own.add_argument("--out", type=Path, help="file [default: report.html in the home folder]")
-    given = own.parse_args(arguments)
-    from coterie.pictures.page import render
-
-    try:
-        home = folder_of(given.home)
-        page = build_page(read_silo(home, given.run), home)
-        target: Path = given.out or home / "report.html"
-        write_atomically(target, render(page).encode())
-    except (SettingsError, OSError) as error:
-        print(f"coterie silo report: {error}", file=sys.stderr)
-        return 2
-    print(target)
-    return 0

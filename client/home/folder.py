@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tomllib
@@ -135,13 +134,6 @@ class _File(_Section):
     policy: _Policy = _Policy()
     limits: _Limits = _Limits()
     compute: _Compute = _Compute()
-
-
-def add_home(command: argparse.ArgumentParser) -> None:
-    """Let a command name the silo's folder; ``folder_of`` reads it."""
-    command.add_argument(
-        "--home", type=Path, help=f"the silo's folder [default: ${ENVIRONMENT}, or the current one]"
-    )
 
 
 def folder_of(given: Path | None) -> Path:

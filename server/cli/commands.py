@@ -6,7 +6,6 @@ import re
 import shlex
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coterie.server.cli.options import Given
 from coterie.server.cli.view import collaboration_text, showing
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import follow_run
@@ -48,44 +48,18 @@ STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
 EXIT_INTERRUPTED = 130
 
 
-@dataclass(frozen=True)
-class Given:
-    """Options that a command was given, so that it can say with them what to type next."""
-
-    federation: Path | None = None
-    superlink: str | None = None
-    root_certificates: Path | None = None
-    runs_dir: Path | None = None
-
-    def again(self, command: str, *, records_only: bool = False) -> str:
-        """A command line with the same options, or with those only that say where records are."""
-        options: dict[str, object] = {"federation": self.federation, "runs-dir": self.runs_dir}
-        if not records_only:
-            options |= {"superlink": self.superlink, "root-certificates": self.root_certificates}
-        named = [f"--{key} {shlex.quote(str(v))}" for key, v in options.items() if v is not None]
-        return " ".join([f"coterie {command}", *named])
-
-
 def submit_and_follow(
-    keys: Mapping[str, Any],
-    address: str,
-    certificates: Path | None,
-    *,
-    detach: bool,
-    shared_records: bool = False,
-    options: Given | None = None,
+    keys: Mapping[str, Any], options: Given, *, detach: bool, shared_records: bool = False
 ) -> int:
     """Submit a run and show it until it ends; return the exit status.
 
     Args:
         keys: of the run.
-        address: of the SuperLink's Control API.
-        certificates: PEM file of the CA, or None for plain text.
+        options: where to submit it; repeated in commands that it says to type next.
         detach: do not wait for the end.
         shared_records: the coordinator's records can be read here although it is elsewhere.
-        options: repeated in commands that it says to type next.
     """
-    options = options or Given()
+    address, certificates, _ = options.place()
     here = shared_records or _is_local(address)
     keys = {**keys, "runs-dir": keys.get("runs-dir") or str(default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
@@ -120,10 +94,10 @@ def submit_and_follow(
 
 
 def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -> None:
-    """After Ctrl-C, which stops showing the run, not the run itself."""
+    """After Ctrl-C, which stops following the run and not the run itself."""
     look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
     console.print(
-        f"\nthe run goes on. Look at it with `{look}`, end it with "
+        f"\nthe run continues. Check on it with `{look}`, stop it with "
         f"`{options.again(f'stop {run}')}`.",
         markup=False,
         highlight=False,
@@ -133,24 +107,20 @@ def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -
 
 def _print_resumption(console: Console, run: str, options: Given) -> None:
     line = options.again(f"run --resume {shlex.quote(run)}")
-    console.print(f"go on with it: {line}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"resume it with: {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def stop_run(
-    name: str, address: str, certificates: Path | None, root: Path | None, options: Given
-) -> int:
+def stop_run(name: str, options: Given) -> int:
     """Stop a run at the SuperLink and wait until its process has ended; return the exit status.
 
     Args:
         name: the run's folder, name or id; without a record of it here, what ends in its id.
-        address: of the SuperLink's Control API.
-        certificates: PEM file of the CA, or None for plain text.
-        root: folder of run records.
-        options: repeated in commands that it says to type next.
+        options: where to look; repeated in commands that it says to type next.
 
     Raises:
         FederationError: there is no such run, or the SuperLink does not know it.
     """
+    address, certificates, root = options.place()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     run_id, folder = _known_run(name, root)
     with control(address, root_certificates=certificates) as calls:
@@ -158,11 +128,11 @@ def stop_run(
         if not known:
             raise FederationError(
                 f"the SuperLink at {address} does not know run {run_id}. `coterie status` lists "
-                "those that it knows; --federation or --superlink name another.",
+                "the runs that it knows; --federation or --superlink choose another SuperLink.",
                 exit_code=EXIT_CONFIG,
             )
         if known[0].ended:
-            console.print(f"run {run_id} is over already: {known[0].sub_status}.")
+            console.print(f"run {run_id} has already ended: {known[0].sub_status}.")
             return 0
         calls.stop(run_id)
     if folder is None:
@@ -172,7 +142,7 @@ def stop_run(
     while held_by(folder):
         if time.monotonic() > deadline:
             console.print(
-                f"run {run_id} is stopped, but its process {held_by(folder)} has not ended within "
+                f"run {run_id} is stopped, but its process {held_by(folder)} did not end within "
                 f"{STOP_DEADLINE_S:.0f} s. Its log: {folder / 'run.log'}"
             )
             return EXIT_RUN
@@ -204,10 +174,10 @@ def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
 
 
 def _resumable(calls: Control, config: RunConfig) -> RunConfig:
-    """Look at the record of the run that is to go on, and end what is left of it.
+    """Look at the record of the run to resume, and end what is left of its process.
 
     Raises:
-        FederationError: there is no such run, it is complete, or it is still going on.
+        FederationError: there is no such run, it is complete, or it is still running.
     """
     folder = find_run(config.resume, Path(config.runs_dir))
     run = read_unfinished(folder)
@@ -216,12 +186,12 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
         holder = held_by(folder)
         if holder == UNKNOWN:
             raise FederationError(
-                f"whether the run in {folder} is still going on cannot be told: its lock cannot be "
-                "read. Resume it from the account that it runs under.",
+                f"whether the run in {folder} is still running cannot be determined, because its "
+                "lock cannot be read. Resume it from the account that it runs under.",
                 exit_code=EXIT_CONFIG,
             )
         if holder is not None:
-            raise FederationError(f"the run in {folder} is still going on.", exit_code=EXIT_CONFIG)
+            raise FederationError(f"the run in {folder} is still running.", exit_code=EXIT_CONFIG)
         calls.stop(int(run.run_id))  # its process was killed and Flower has not noticed yet
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
 
@@ -245,8 +215,12 @@ def watch_run(name: str | None, root: Path | None) -> int:
         limit = sum(progress.config.get(key, 600.0) for key in ("round-timeout", "wait-for-silos"))
         silent = time.time() - file.stat().st_mtime
         if silent > LAST_WORDS_S and held_by(folder) is None:
-            return f"its process is gone. Go on with it: coterie run --resume {folder.name}"
-        return f"nothing was written for {silent:.0f} s: cut off?" if silent > limit else None
+            return f"its process is gone. Resume it with: coterie run --resume {folder.name}"
+        return (
+            f"nothing was written for {silent:.0f} s; its process may hang"
+            if silent > limit
+            else None
+        )
 
     status = ""
     with showing(Console(), progress) as show:
@@ -283,12 +257,13 @@ def print_final(console: Console, folder: Path) -> None:
         (report,) = write_report(str(folder))
     except OSError as error:  # the run is complete all the same
         console.print(
-            f"no pictures: {error}. They can be made elsewhere: coterie report {folder} --out FILE",
+            f"no report was written: {error}. Write it elsewhere with: coterie report {folder} "
+            "--out FILE",
             markup=False,
             soft_wrap=True,
         )
         return
-    console.print(f"as pictures: {report}", markup=False, soft_wrap=True)
+    console.print(f"report: {report}", markup=False, soft_wrap=True)
 
 
 def _last(run: Run) -> Evaluations:
@@ -322,8 +297,9 @@ def _group_table(run: Run) -> Table:
     return table
 
 
-def print_status(address: str, certificates: Path | None) -> None:
+def print_status(options: Given) -> None:
     """Connected silos and known runs."""
+    address, certificates, _ = options.place()
     console = Console()
     with control(address, root_certificates=certificates) as calls:
         online, known = calls.num_online(), calls.runs()

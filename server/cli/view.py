@@ -49,7 +49,7 @@ def line_of(progress: Progress, event: Event) -> str:
     if event.kind == "start":
         return f"{progress.title}: waiting for silos"
     if event.kind == "ready":
-        return f"{progress.title}: {len(event.silos)} silos are here: {', '.join(event.silos)}"
+        return f"{progress.title}: {len(event.silos)} silos have joined: {', '.join(event.silos)}"
     if event.budget:
         return f"{progress.title}: {_budget_text(event.budget)}"
     if event.report and not event.report.final:
@@ -74,7 +74,7 @@ def _round_line(progress: Progress, report: Round) -> str:
     if progress.regrouped:
         parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in report.groups))
     else:
-        parts.append(f"the same {len(report.groups)} group(s)")
+        parts.append(f"groups unchanged ({len(report.groups)})")
     if report.round > 1:
         parts += [f"{name} joined" for name in report.joined]
     parts += [f"{name} left" for name in report.left]

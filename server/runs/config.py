@@ -270,10 +270,16 @@ def owners() -> dict[str, list[str]]:
 
 
 @cache
+def all_keys() -> dict[str, Key]:
+    """Every key that there is; one of several strategies as the first of them has it."""
+    own = [key for row in STRATEGIES.values() for key in keys_of(row).values()]
+    return {key.name: key for key in [*reversed(own), *RunConfig.own_keys().values()]}
+
+
 def defaults() -> dict[str, Scalar]:
-    """Every key that there is, with its default: what Flower must be told beforehand."""
-    own = {key.name: key.default for row in STRATEGIES.values() for key in keys_of(row).values()}
-    return {**{key.name: key.default for key in RunConfig.own_keys().values()}, **own}
+    """Every key with its default: what Flower must be told beforehand."""
+    shared = RunConfig.own_keys()
+    return {name: all_keys()[name].default for name in [*shared, *owners()]}
 
 
 def tables() -> dict[str, str]:

@@ -95,11 +95,11 @@ def _come_back(
 def _greet(federation: Federation, say: Callable[[str], None]) -> None:
     count = len(enrolled.names_by_node(federation.roster))
     silos, operators = ", ".join(federation.config.addresses), federation.control_address
-    say(f"SuperLink: silos come to {silos} (TLS, {count} enrolled), operators to {operators}")
+    say(f"SuperLink: silos connect to {silos} (TLS, {count} enrolled), operators to {operators}")
     if federation.is_open_to_operators_elsewhere:
         say(
             f"WARNING: operators' API listens on {federation.config.listen.operators}. It asks for "
-            "no password: whoever reaches it may start runs and let silos in."
+            "no password: anyone who can reach it can start runs and enrol silos."
         )
 
 

@@ -1,4 +1,4 @@
-"""What an operator does with a federation: make it, let silos in, list them, shut them out."""
+"""What an operator does with a federation: create it, enrol silos, list them, remove them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def print_init(
     runtime_port: int,
     operators: str,
 ) -> None:
-    """Make a federation and say what to do next."""
+    """Create a federation and say what to do next."""
     made = federation.create(
         folder,
         addresses,
@@ -43,9 +43,11 @@ def print_init(
         operators=operators,
     )
     console = _console()
-    console.print(f"A federation is in {made.folder}. Silos come to {made.config.addresses[0]}")
+    console.print(
+        f"Created a federation in {made.folder}. Silos connect to {made.config.addresses[0]}"
+    )
     console.print(f"CA fingerprint: {_ca_fingerprint(made)}")
-    console.print("Keep tls/ca.key private, and in a backup. Next:")
+    console.print("Keep tls/ca.key private and backed up. Next:")
     console.print(f"  coterie superlink --federation {folder}")
     console.print(f"  coterie enrol --federation {folder} REQUEST     (the line that a silo sent)")
 
@@ -55,8 +57,8 @@ def renew(folder: Path) -> None:
     made = federation.load(folder)
     made.renew_certificate(always=True)
     _console().print(
-        f"A new server certificate is in {made.tls}, for {', '.join(made.names)}. It is used from "
-        "the next start of `coterie superlink` on; silos need nothing."
+        f"The new server certificate, for {', '.join(made.names)}, is in {made.tls}. It takes "
+        "effect at the next start of `coterie superlink`. Nothing changes for the silos."
     )
 
 
@@ -77,12 +79,12 @@ def take_request(made: Federation, text: str) -> None:
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     aside.print(f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}", markup=False)
     aside.print(
-        "Compare it with the silo, by telephone for example. If it differs: coterie remove "
-        f"{entry.name}"
+        "Compare it with the silo's operator, for example by telephone. If it differs, run: "
+        f"coterie remove {entry.name}"
     )
     _, reason = _update_superlink(made)
     if reason:
-        aside.print(f"{reason}. It will know the silo when it starts.", markup=False)
+        aside.print(f"{reason}. It will accept the silo after its next start.", markup=False)
     aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
     address = made.config.addresses[0]
     print(write_bundle(Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
@@ -96,7 +98,9 @@ def print_roster(made: Federation) -> None:
     if reason:
         Console(stderr=True, highlight=False, soft_wrap=True).print(f"{reason}.", markup=False)
     if not entries:
-        console.print("No silo is enrolled yet. A silo asks with `coterie silo init --name NAME`.")
+        console.print(
+            "No silo is enrolled. `coterie silo init --name NAME` makes a silo's enrolment request."
+        )
         return
     table = Table(box=None, padding=(0, 1))
     for column in ("silo", "status", "enrolled", "key fingerprint"):
@@ -112,7 +116,7 @@ def print_roster(made: Federation) -> None:
 
 
 def print_remove(made: Federation, name: str) -> None:
-    """Shut a silo out, at once if the SuperLink runs.
+    """Remove a silo, at once if the SuperLink is running.
 
     Raises:
         FederationError: no silo of that name is enrolled, or the SuperLink was not told.
@@ -120,16 +124,16 @@ def print_remove(made: Federation, name: str) -> None:
     gone = enrolled.remove(made.roster, name)
     console = _console()
     if not answers(made):
-        console.print(f"{gone.name} is removed. No SuperLink runs here.")
+        console.print(f"{gone.name} is removed. No SuperLink is running here.")
         return
     _, reason = _update_superlink(made)
     if reason:  # an error all the same: it may still be connected
         raise FederationError(
-            f"{gone.name} is removed from the roster. {reason}. The silo is shut out "
-            "when the SuperLink starts.",
+            f"{gone.name} is removed from the roster. {reason}. The silo stays "
+            "connected until the SuperLink starts again, which then refuses it.",
             phase="enrolment",
         )
-    console.print(f"{gone.name} is removed. Its connection ends now; runs go on without it.")
+    console.print(f"{gone.name} is removed. Its connection ends now; runs continue without it.")
 
 
 def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
@@ -138,7 +142,7 @@ def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
     The roster is written by then, and every start of a SuperLink reads it.
     """
     if not answers(made):
-        return {}, "No SuperLink runs here"
+        return {}, "No SuperLink is running here"
     try:
         return tell_superlink(made), ""
     except FederationError as error:

@@ -143,8 +143,8 @@ def demo(
     grouping = dict(GROUPING[strategy]) | ({} if alpha is None else {"alpha": alpha})
     RunConfig.read({**common, **grouping})  # before anything is started
     console.print(
-        f"[bold]coterie demo[/]: {len(specs)} silos as processes of their own, "
-        f"talking gRPC to a SuperLink on this machine. Everything is in {escape(str(folder))}/",
+        f"[bold]coterie demo[/]: {len(specs)} silos, each a process of its own, "
+        f"talk gRPC to a SuperLink on this machine. All files are in {escape(str(folder))}/",
         soft_wrap=True,
     )
     with LocalFederation(folder, ports=ports) as federation, _MemoryWatch(federation) as memory:
@@ -164,7 +164,7 @@ def demo(
     from coterie.server.report.command import write_report  # draws: loaded late
 
     (report,) = write_report(runs["grouped"].run_id, root=federation.runs_dir)
-    console.print(f"As pictures: {report}", markup=False, soft_wrap=True)
+    console.print(f"Report: {report}", markup=False, soft_wrap=True)
     return outcome
 
 
@@ -225,7 +225,7 @@ def _run_grouped(
     own: Mapping[str, Any],
     common: Mapping[str, Any],
 ) -> Run:
-    """The run in which one joins and one leaves.
+    """The run in which one silo joins and one leaves.
 
     The rounds at which that happens are part of the run's configuration (``churn``), so that
     two demos with one seed are equal; that it happens is real: a process starts, one ends.
@@ -291,7 +291,7 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
     if run.collaboration:
         console.print(f"{collaboration_text(run.collaboration)}.", soft_wrap=True)
     console.print(
-        f"{outcome.seconds:.0f} s in all{_memory_text(outcome.peak_memory)}. "
+        f"{outcome.seconds:.0f} s in total{_memory_text(outcome.peak_memory)}. "
         f"Models, records and logs: {outcome.folder}/",
         markup=False,
         soft_wrap=True,
@@ -305,14 +305,14 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
 
 
 GENERATORS_TEXT = (
-    "Every silo got a generator of latents, trained on the server against its predictor and for "
-    "the others'. [bold]FedGenP[/] is the one model of all; [bold]Per[/] is each silo's own after "
-    "its last training with the generator."
+    "The server trained a generator of latents for every silo, against the silo's own predictor "
+    "and for those of the others. [bold]FedGenP[/] is the model that all share; [bold]Per[/] is "
+    "each silo's personalised model after its last training with the generator."
 )
 
 
 def _memory_text(peak: int) -> str:
-    return f", at most {peak / 1e9:.1f} GB of memory" if peak else ""
+    return f", peak memory {peak / 1e9:.1f} GB" if peak else ""
 
 
 def _table(outcome: Outcome, title: str) -> Table:
@@ -360,19 +360,20 @@ def _alpha_text(run: Run) -> str:
     steps = []
     for stretch in path:
         if stretch.ratio < 1.15 and len(stretch.groups) not in (1, len(sizes)):
-            continue  # passing states between two lasting ones
+            continue  # short ranges between two long ones
         high = "∞" if np.isinf(stretch.alpha_high) else f"{stretch.alpha_high:.0f}"
         steps.append(f"{stretch.alpha_low:.0f}–{high}: {len(stretch.groups)}")
     return (
         "α is the preference for more data: a silo's utility is −α/D + cos(its update, its "
-        f"group's), with D the group's samples. This run had α = {alpha:g}. Its last updates give "
-        f"this many groups: α {', '.join(steps)}. Small α leaves silos alone, large α puts all "
-        "together; in between, those stay together that learn the same."
+        f"group's), where D is the number of samples in the group. This run had α = {alpha:g}. "
+        "With its last updates, other values of α give this many groups: "
+        f"{', '.join(steps)}. A small α leaves every silo alone, a large α puts all of them "
+        "together; in between, silos that learn the same thing stay together."
     )
 
 
 def _bound_text(run: Run) -> str:
-    """How firm the structure is, and what it took to find out."""
+    """How clear the choice of groups is, and what it cost to find out."""
     structure = run.rounds[-1].grouping.structure
     assert structure is not None, "FedCollab says it in every round"
     works = [work for one in run.rounds if (work := one.grouping.discriminators) is not None]
@@ -383,9 +384,9 @@ def _bound_text(run: Run) -> str:
     )
     bounds = structure.bounds
     if not bounds:
-        return f"FedCollab compared fewer than two silos: everybody trained alone. {spent}"
+        return f"FedCollab compared fewer than two silos: every silo trained alone. {spent}"
     return (
-        f"FedCollab's bound of these groups is {bounds['chosen']:.2f} (all alone "
+        f"FedCollab's bound for these groups is {bounds['chosen']:.2f} (every silo alone "
         f"{bounds['alone']:.2f}, all together {bounds['together']:.2f}, the next best "
         f"{_number(bounds.get('second-best', math.inf))}). This run had c = {structure.c:.3g}"
         f"{_firm_text(structure)}. {spent}"
@@ -394,9 +395,7 @@ def _bound_text(run: Run) -> str:
 
 def _firm_text(structure: Structure) -> str:
     if structure.kept:
-        return (
-            "; another structure has a smaller bound now, nobody else moves because newcomers=keep"
-        )
+        return "; other groups have a smaller bound now, but no silo moves because newcomers=keep"
     if structure.c_interval is None:
         return ""
     low, high = structure.c_interval

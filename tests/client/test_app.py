@@ -18,7 +18,6 @@ from torch import nn
 import coterie.client.home.rounds
 import coterie.client.work.workbench
 from coterie import wire
-from coterie.client.__main__ import main
 from coterie.client.app import ANSWERS, app
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.ledger import read
@@ -29,7 +28,7 @@ from coterie.tasks import BUILT_IN, TaskError
 from coterie.tasks.base import SiloData
 from coterie.tasks.images.digits import Digits
 from coterie.wire import Model, decode_arrays, decode_description, encode_arrays
-from tests.conftest import assert_equal_models, digits_config
+from tests.conftest import assert_equal_models, digits_config, silo
 
 
 @pytest.fixture(autouse=True)
@@ -367,7 +366,7 @@ def test_one_sample_that_is_left_is_too_few_for_batch_norm(normed: dict[str, Any
 def test_a_silo_with_one_sample_for_batch_norm_says_so_before_it_joins(
     normed: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--name", "a", "--task", "normed", "--set", "train=1", "--set", "test=5"]) == 2
+    assert silo(["--name", "a", "--task", "normed", "--set", "train=1", "--set", "test=5"]) == 2
     assert "coterie silo: a model with BatchNorm cannot be trained on one sample" in (
         capsys.readouterr().err
     )

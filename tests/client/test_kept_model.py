@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 import coterie.client.home.rounds
 from coterie import wire
-from coterie.client.__main__ import main
 from coterie.client.app import app
 from coterie.client.cli.predict import predict
 from coterie.client.home.card import CardError, keep_model, read_card
@@ -31,7 +30,7 @@ from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from coterie.wire import model_hash
-from tests.conftest import assert_equal_models, digits_config
+from tests.conftest import assert_equal_models, digits_config, silo
 
 NAMES = ("a", "b", "c")
 SHORT = {"rounds": 3, "local-epochs": 2, "batch-size": 10, "min-silos": 3, "wait-for-silos": 1.0}
@@ -140,14 +139,14 @@ def test_the_ledger_command_totals_what_left(
     trained = found[("run-1", wire.TRAIN)]
     assert (trained.messages, trained.rounds, trained.refused) == (3, (1, 3), 0)
     assert trained.bytes == sum(e["bytes"] for e in read(home) if e["type"] == wire.TRAIN) > 0
-    assert main(["ledger", "--home", str(home)]) == 0
+    assert silo(["ledger", "--home", str(home)]) == 0
     said = capsys.readouterr().out
     assert f"{sum(e.get('bytes', 0) for e in read(home)):,} bytes" in said
     assert "train" in said and "query.describe" in said
-    assert main(["ledger", "--home", str(home), "--json", "--run", "run-1"]) == 0
+    assert silo(["ledger", "--home", str(home), "--json", "--run", "run-1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [json.loads(line) for line in lines] == list(read(home, run="run-1"))
-    assert main(["ledger", "--home", str(home / "nowhere")]) == 2
+    assert silo(["ledger", "--home", str(home / "nowhere")]) == 2
     assert "there is no ledger" in capsys.readouterr().err
 
 
@@ -159,11 +158,11 @@ def test_the_ledger_s_table_loses_nothing_in_a_pipe_or_on_a_terminal(
     entry["values"] = {"metrics": dict.fromkeys(values, 0.5)}
     (tmp_path / "ledger.jsonl").write_text(json.dumps(entry) + "\n")
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["ledger", "--home", str(tmp_path)]) == 0
+    assert silo(["ledger", "--home", str(tmp_path)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if name in line]
     assert all(word in line for word in ("query.evaluate-training", "123,456,789", *values))
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert main(["ledger", "--home", str(tmp_path)]) == 0
+    assert silo(["ledger", "--home", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()[1:-1]
     assert "123,456,789" in lines[0] and max(map(len, lines)) <= 80
     run_name, shown = lines[0].index("a-run"), lines[0].rindex("measured")
@@ -222,7 +221,7 @@ def test_predict_answers_as_the_silo_measured(
     home, record = hospital
     options = ["--set", "train=20", "--set", "test=20", "--set", "skip=40"]
     out = tmp_path / "out.csv"
-    assert main(["predict", "--home", str(home / "b"), *options, "--output", str(out)]) == 0
+    assert silo(["predict", "--home", str(home / "b"), *options, "--output", str(out)]) == 0
     error = record["final-evaluation"]["b"]["error"]
     assert f"error on this silo's own test data {100 * error:.2f} %" in capsys.readouterr().err
     rows = [line.split(",") for line in out.read_text().splitlines()]
@@ -248,12 +247,12 @@ def test_predict_knows_task_and_data_of_the_silos_folder(
     home = create(tmp_path / "a", "a", task=str(task), data=tmp_path / "own.npz")
     config = home.settings().to_node_config()
     run(tmp_path, grid=InProcessGrid(app, [config]), task="study", strategy="fedavg", min_silos=1)
-    assert main(["predict", "--home", str(home.folder), "--output", str(tmp_path / "o.csv")]) == 0
+    assert silo(["predict", "--home", str(home.folder), "--output", str(tmp_path / "o.csv")]) == 0
     assert "own test data" in capsys.readouterr().err
     rows = [line.split(",") for line in (tmp_path / "o.csv").read_text().splitlines()]
     assert rows[0] == ["sample", "class", "p_no", "p_yes", "label"]
     assert {row[1] for row in rows[1:]} | {row[-1] for row in rows[1:]} <= {"no", "yes"}
-    assert main(["predict", "--home", str(home.folder), "--set", "test-share=2"]) == 2
+    assert silo(["predict", "--home", str(home.folder), "--set", "test-share=2"]) == 2
     assert "test-share must be above 0" in capsys.readouterr().err
 
 
@@ -283,7 +282,7 @@ def test_a_kept_model_answers_as_on_the_day_it_was_trained(
     assert "mean and deviation of this silo's numbers: pass it on only" in text
 
     def asked(*more: str) -> tuple[int, str, str]:
-        status = main(["predict", "--home", str(home.folder), *more])
+        status = silo(["predict", "--home", str(home.folder), *more])
         return status, *capsys.readouterr()
 
     _, answers, _ = asked("--input", str(new))
@@ -292,16 +291,16 @@ def test_a_kept_model_answers_as_on_the_day_it_was_trained(
     data.write_text(table_of(60, ages_from=50))
     assert asked("--input", str(new))[:2] == (0, answers), "the scale of the training"
     status, _, said = asked()
-    assert status == 0 and "the model may have been trained on some of these test samples" in said
+    assert status == 0 and "The model may have been trained on some of these test samples" in said
     data.unlink()
     assert asked("--input", str(new))[:2] == (0, answers)
     for before, after in (('"no", "yes"', '"yes", "no"'), ('"age", "bmi"', '"bmi", "age"')):
         task.write_text(declaration.replace(before, after))
         status, out, said = asked("--input", str(new))
-        assert (status, out) == (2, "") and "is declared otherwise than when the model was" in said
+        assert (status, out) == (2, "") and "has changed since the model was trained" in said
     card = replace(read_card(model), fingerprint=None)
     keep_model(str(home.folder), card, load_file(model))
-    assert "card is of an earlier version" in asked("--input", str(new))[2]
+    assert "card was written by an earlier version" in asked("--input", str(new))[2]
 
 
 def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
@@ -319,13 +318,13 @@ def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
     asked = ["predict", "--home", str(home), "--output", out]
     for option in ("train=20", "test=20", "skip=40"):
         asked += ["--set", option]
-    assert main([*asked, "--model", model]) == 0
+    assert silo([*asked, "--model", model]) == 0
     said = capsys.readouterr().err
     assert "trained here" in said and f"test data {100 * error:.2f} %" in said
-    assert main(asked) == 0
+    assert silo(asked) == 0
     assert "trained together" in capsys.readouterr().err  # the newest of models/, as ever
-    assert main([*asked, "--model", "run-2"]) == 2
-    assert "Kept: run-1, personalised/run-1." in capsys.readouterr().err
+    assert silo([*asked, "--model", "run-2"]) == 2
+    assert "The kept models are: run-1, personalised/run-1." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["npz", "npy"])
@@ -359,11 +358,13 @@ def test_predict_says_what_is_wrong(
     x[2, 0, 0, 0], x[4:, 0, 3, 3] = np.nan, 1e300
     np.savez(tmp_path / "nan.npz", x=x)
     with pytest.raises(
-        TaskError, match=r"no answer to sample 2 .*, 4 .*, 5 .* and 3 more: .* are NaN"
+        TaskError, match=r"sample 2 .*, 4 .*, 5 .* and 3 more cannot be predicted: .* are NaN"
     ):
         predict(model, tmp_path / "nan.npz", options={})
     np.savez(tmp_path / "large.npz", x=np.full((1, 1, 8, 8), 3e38))
-    with pytest.raises(TaskError, match=r"no answer to sample 0 .*: its scores are no numbers"):
+    with pytest.raises(
+        TaskError, match=r"sample 0 .* cannot be predicted: the model's scores are not numbers"
+    ):
         predict(model, tmp_path / "large.npz", options={})
     (tmp_path / "text.npy").write_text("1, 2, 3")
     with pytest.raises(TaskError, match=r"must be an .npy file"):
@@ -379,7 +380,7 @@ def test_predict_says_what_is_wrong(
     (tmp_path / "damaged.safetensors").write_bytes(damaged)
     with pytest.raises(CardError, match="damaged"):
         predict(tmp_path / "damaged.safetensors", None, options={})
-    assert main(["predict", "--home", str(home), "--model", "other-7"]) == 2
+    assert silo(["predict", "--home", str(home), "--model", "other-7"]) == 2
     assert "no model 'other-7' is kept" in capsys.readouterr().err
 
 

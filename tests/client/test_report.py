@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord
 
-from coterie.client.__main__ import main as silo
 from coterie.client.app import app
 from coterie.client.cli.report import build_page, read_silo
 from coterie.client.home.journal import JOURNAL, note
@@ -17,7 +16,7 @@ from coterie.client.home.settings import SettingsError
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
-from tests.conftest import digits_config
+from tests.conftest import digits_config, silo
 
 TENSORS = [{"name": "fc.weight", "shape": [10, 4], "bytes": 160}]
 
@@ -93,7 +92,7 @@ def test_a_home_without_a_journal_is_named(
     assert silo(["report", "--home", str(tmp_path)]) == 2
     assert "holds no journal of a run" in capsys.readouterr().err
     note(str(tmp_path), "train", "r", ConfigRecord(), {})
-    with pytest.raises(SettingsError, match=r"no run 'q'\. It knows: r"):
+    with pytest.raises(SettingsError, match=r"no run 'q'\. Its runs: r"):
         read_silo(tmp_path, "q")
 
 

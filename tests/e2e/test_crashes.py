@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_or_is_complete_is_not_resumed(federation: LocalFeder
         "--superlink", federation.superlink.control_address,
     ]  # fmt: skip
     done = coterie(*again)
-    assert done.returncode == 2 and "still going on" in done.stderr
+    assert done.returncode == 2 and "still running" in done.stderr
     assert federation.follow(run_id, folder, lambda event: None).status == "completed"
     done = coterie(*again)
     assert done.returncode == 2 and "is complete" in done.stderr

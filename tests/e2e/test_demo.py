@@ -31,7 +31,7 @@ def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
     assert first.peak_memory < 5e9
     assert "upright-late joined" in text and "shifted-2 left" in text
     assert "found exactly" in text
-    assert "α is the hunger for data" in text
+    assert "α is the preference for more data" in text
     second, _ = run(tmp_path / "second")
     assert second.hashes == first.hashes
 

@@ -190,8 +190,8 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(
     assert follower.returncode == 130
     (folder,) = (f for f in trio.runs_dir.glob("fedavg-*") if f.name in said)
     options = f"--runs-dir . --superlink {trio.superlink.control_address}"
-    assert f"the run goes on. Look at it with `coterie watch {folder.name} --runs-dir .`" in said
-    assert f"end it with `coterie stop {folder.name} {options}`" in said
+    assert f"the run continues. Check on it with `coterie watch {folder.name} --runs-dir .`" in said
+    assert f"stop it with `coterie stop {folder.name} {options}`" in said
     assert record_of(folder)["status"] == "running"
 
     done = coterie("stop", folder.name, "--runs-dir", str(trio.runs_dir), *control)
@@ -200,7 +200,7 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(
     record = record_of(folder)
     assert record["status"] == "failed" and record["error"].startswith("stopped by `coterie stop`")
     again = coterie("stop", str(folder), *control)
-    assert (again.returncode, "is over already: stopped" in again.stdout) == (0, True)
+    assert (again.returncode, "has already ended: stopped" in again.stdout) == (0, True)
 
     resumed = trio.resume(folder)
     until(lambda: record_of(folder).get("run-id") == str(resumed), "the resumption")

@@ -236,8 +236,8 @@ def twice(self, reply, *, seconds):
     once(self, reply, seconds=seconds)
     once(self, reply, seconds=seconds)
 link.FleetLink.send = twice
-from client.__main__ import main
-sys.exit(main(sys.argv[1:]))
+from coterie.client.cli.main import app
+app(prog_name="coterie silo")
 """
 
 
@@ -316,8 +316,8 @@ from datetime import timedelta
 import flwr.client.grpc_rere_client.node_auth_client_interceptor as inside
 right = inside.now
 inside.now = lambda: right() + timedelta(seconds={seconds})
-from client.__main__ import main
-sys.exit(main(sys.argv[1:]))
+from coterie.client.cli.main import app
+app(prog_name="coterie silo")
 """
 
 

@@ -177,11 +177,11 @@ def test_a_silo_is_enrolled_and_removed_where_another_superlink_has_the_port(
     told = capsys.readouterr()
     assert read_bundle(told.out.strip()).name == "hospital-b"
     assert "something else listens at" in told.err and "not of the CA in" in told.err
-    assert "It will know the silo when it starts." in told.err
+    assert "It will accept the silo after its next start." in told.err
     print_roster(beside)
     told = capsys.readouterr()
     assert "unknown" in told.out and "The SuperLink was not told" in told.err
-    with pytest.raises(FederationError, match=r"(?s)is removed.*not told.*shut out when"):
+    with pytest.raises(FederationError, match=r"(?s)is removed.*not told.*which then refuses it"):
         print_remove(beside, "hospital-b")
     assert [bool(entry.removed) for entry in enrolled.read(beside.roster)] == [True]
 

@@ -90,7 +90,9 @@ class Calls:
         raise AssertionError(f"run {run_id} was stopped")
 
 
-@pytest.mark.parametrize(("modes", "why"), [(["r"], "still going on."), ([], "cannot be told")])
+@pytest.mark.parametrize(
+    ("modes", "why"), [(["r"], "still running."), ([], "cannot be determined")]
+)
 def test_a_run_of_another_account_is_not_stopped_to_be_resumed(
     modes: list[str], why: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

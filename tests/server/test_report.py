@@ -198,7 +198,7 @@ def test_a_folder_is_printed_as_it_is_called(
     console = Console(file=StringIO(), width=300)
     print_final(console, run)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert f"models and record: {run}" in text and f"as pictures: {run}" in text
+    assert f"models and record: {run}" in text and f"report: {run}" in text
 
 
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
@@ -246,7 +246,7 @@ def test_a_complete_run_stays_complete_where_no_page_can_be_written(
     console = Console(file=StringIO(), width=120)
     print_final(console, runs / "hcct-1")
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "no pictures: [Errno 28] No space left on device" in text
+    assert "no report was written: [Errno 28] No space left on device" in text
 
 
 def test_a_run_of_other_settings_is_not_compared(runs: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ BUDGET_LINE = (
         (BUDGET, BUDGET_LINE),
         (budget(5 * 10**9), BUDGET_LINE.replace("2.34 MB", "5 GB")),
         (START, "HCCT: waiting for silos"),
-        (event("ready", silos=["a", "b"]), "HCCT: 2 silos are here: a, b"),
+        (event("ready", silos=["a", "b"]), "HCCT: 2 silos have joined: a, b"),
         (event("end", status="completed", seconds=3.21), "HCCT: completed after 3.2 s"),
         (
             event("end", status="failed", seconds=3.0, error="no silos"),
@@ -146,7 +146,7 @@ def test_names_with_markup_are_printed_as_they_are(name: str) -> None:
         take(event("end", status="failed", seconds=1.0, error=f"lost {name}"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == f"run {name}: waiting for silos"
-    assert lines[1].endswith(f"1 silos are here: {name}")
+    assert lines[1].endswith(f"1 silos have joined: {name}")
     assert f"{{{name}}} · {name} joined · {name} left · {name} left out ([b]no[/b])" in lines[2]
     assert lines[3].endswith(f"lost {name}")
 

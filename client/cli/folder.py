@@ -1,0 +1,143 @@
+"""Commands of a silo with a folder: make it, join a federation, check the data, serve."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coterie.client.cli.options import PATIENCE_S, HomeOption, PatienceOption, VerboseOption
+
+if TYPE_CHECKING:
+    from coterie.client.home.folder import Home
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example:  coterie silo init --name north --task study.toml --data /data/north")
+def init(
+    name: Annotated[
+        str, typer.Option(help="Name of the silo, unique in the federation, e.g. hospital-b.")
+    ],
+    home: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder to create. [default: the silo's name]"),
+    ] = None,
+    task: Annotated[
+        str,
+        typer.Option(
+            help="Task to write into silo.toml: a name or a .toml file. [default: digits]"
+        ),
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Location of the data, to write into silo.toml.")
+    ] = None,
+    new_key: Annotated[
+        bool,
+        typer.Option("--new-key", help="Replace the key. The silo must then be enrolled again."),
+    ] = False,
+) -> None:
+    """Create a silo's folder and print the enrolment request.
+
+    The folder holds the silo's key and a commented silo.toml. The private key never leaves it.
+    """
+    from coterie.client.home.folder import create
+
+    made = create(home or Path(name), name, task=task, data=data)
+    if new_key:
+        with made.locked():
+            made.new_key()
+    _say(f"Silo {name} is in {made.folder}. Its key fingerprint: {made.fingerprint()}")
+    _say("1. Send the operator this line, and compare the fingerprint with them by telephone:")
+    print(made.request(), flush=True)
+    _say("2. Set the location of your data in silo.toml, and check it with `coterie silo check`.")
+    _say("3. Run `coterie silo join` with the operator's answer, then `coterie silo start`.")
+
+
+@app.command(epilog="Example:  coterie silo join coterie-join.… --home hospital-b")
+def join(
+    bundle: Annotated[
+        list[str], typer.Argument(help="Join bundle: the line that `coterie enrol` printed.")
+    ],
+    home: HomeOption = None,
+) -> None:
+    """Join a federation with the bundle that the operator sent.
+
+    The bundle holds the coordinator's address and its CA certificate.
+    """
+    from coterie.client.home.folder import Home
+    from coterie.wire.enrolment import fingerprint_of_certificate
+
+    read = Home(home).join("".join(bundle))
+    _say(f"Silo {read.name} will connect to {read.address}.")
+    _say(
+        f"CA fingerprint: {fingerprint_of_certificate(read.ca)}. Check that the operator sees the "
+        "same one."
+    )
+    _say("Next: coterie silo start")
+
+
+@app.command(epilog="Example:  coterie silo check --home hospital-b")
+def check(home: HomeOption = None) -> None:
+    """Check data and task, and show what would leave the silo.
+
+    It loads the data, shows counts and schema, and trains one epoch on the device. Nothing is
+    sent.
+    """
+    from coterie.client.cli.check import check
+    from coterie.client.home.folder import Home
+
+    for line in check(Home(home).settings()):
+        print(line)
+
+
+@app.command(epilog="Example:  coterie silo start --home hospital-b")
+def start(
+    home: HomeOption = None,
+    patience: PatienceOption = PATIENCE_S,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve the federation until Ctrl-C or SIGTERM."""
+    from coterie.client.cli.logs import log_to_stderr
+    from coterie.client.home.folder import Home
+    from coterie.client.resident.host import Connection
+    from coterie.client.resident.serve import serve
+
+    log_to_stderr(verbose=verbose)
+    own = Home(home)
+    settings = own.settings()
+    address, ca = own.coordinator()
+    key = own.key()
+    with own.locked():
+        _limit_process(own)
+        keys = (key, key.public_key())
+        serve([settings], Connection(address, ca, keys, patience_s=patience))
+
+
+def _limit_process(home: Home) -> None:
+    """Apply the limits of silo.toml to the process itself.
+
+    Raises:
+        SettingsError: a limit of the GPU where there is none.
+    """
+    compute = home.config.compute
+    if compute.nice:
+        os.nice(compute.nice)
+    if compute.gpu_memory < 1:
+        import torch
+
+        from coterie.client.home.settings import SettingsError
+
+        if torch.cuda.is_available():
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.set_per_process_memory_fraction(compute.gpu_memory, device)
+        elif compute.device.startswith("cuda"):
+            raise SettingsError("gpu_memory is set, but PyTorch finds no CUDA device.")
+
+
+def _say(text: str) -> None:
+    """To the person, beside what is meant to be copied or piped."""
+    print(text, file=sys.stderr, flush=True)

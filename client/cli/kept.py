@@ -1,0 +1,183 @@
+"""Commands about what a silo keeps: what left it, the models of its runs, and its report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from coterie.client.cli.options import HomeOption, SetOption
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from coterie.client.resident.ledger import Total
+    from coterie.tasks.base import Option
+
+app = typer.Typer()
+
+WIDE = 10_000
+"""Columns of a table that no terminal shows: more than its longest line."""
+
+
+@app.command(epilog="Example:  coterie silo ledger --home hospital-b --last 5")
+def ledger(
+    home: HomeOption = None,
+    run: Annotated[str, typer.Option(metavar="RUN", help="Show only this run.")] = "",
+    last: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Also show the last N entries in full.")
+    ] = 0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the entries as JSON, one per line.")
+    ] = False,
+) -> None:
+    """Show what left this silo, by run and kind of message.
+
+    For each: the number of replies, the bytes of arrays, and which arrays and metrics.
+    """
+    from coterie.client.home.folder import folder_of
+    from coterie.client.home.settings import SettingsError
+    from coterie.client.resident.ledger import ledger_of, read, totals
+
+    folder = folder_of(home)
+    if not ledger_of(folder).exists():
+        raise SettingsError(
+            f"there is no ledger in {folder}. A silo keeps one in its folder (--home) once "
+            "something has left it."
+        )
+    if as_json:
+        for entry in read(folder, run=run):
+            print(json.dumps(entry))
+        return
+    _print_totals(totals(read(folder, run=run)), ledger_of(folder))
+    if last:
+        for entry in list(read(folder, run=run))[-last:]:
+            _console().print_json(json.dumps(entry))
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console()
+    # What reads a file or a pipe has no width, and rich takes it for 80 columns.
+    return console if console.is_terminal else Console(width=WIDE)
+
+
+def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 1))
+    for column in ("run", "message", "rounds", "replies", "refused", "bytes", "arrays", "values"):
+        is_text = column in ("run", "message", "values")
+        table.add_column(column, overflow="fold", no_wrap=not is_text)
+    for (run, kind), total in found.items():
+        first, last = total.rounds
+        table.add_row(
+            Text(run or "–"),
+            kind,
+            str(first) if first == last else f"{first}–{last}",
+            str(total.messages),
+            str(total.refused),
+            f"{total.bytes:,}",
+            str(len(total.tensors)),
+            Text(", ".join(sorted(total.values)) or "–"),
+        )
+    console = _console()
+    console.print(table)
+    replies, size = sum(t.messages for t in found.values()), sum(t.bytes for t in found.values())
+    text = f"{replies} replies, {size:,} bytes of arrays in total: {file}"
+    console.print(text, markup=False, soft_wrap=True)
+
+
+@app.command(epilog="Example:  coterie silo predict --home north --input new.npz --output out.csv")
+def predict(
+    home: HomeOption = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="RUN|FILE",
+            help="Run whose model to use, personalised/RUN for the silo's personalised one, or a "
+            "file. [default: the newest model]",
+        ),
+    ] = "",
+    samples: Annotated[
+        Path | None,
+        typer.Option(
+            "--input",
+            metavar="PATH",
+            help="File or folder of samples, in a form that the task reads. [default: the silo's "
+            "own test data]",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="CSV file to write. [default: standard output]"),
+    ] = None,
+    task: Annotated[
+        str, typer.Option(help="Task to load, if its name or file has changed since the training.")
+    ] = "",
+    options: SetOption = None,
+) -> None:
+    """Predict with a model that this silo kept after a run.
+
+    The predictions are written as CSV. Without --input, the model predicts the silo's own test
+    data and the error is shown.
+    """
+    from coterie.client.cli.predict import find_model, predict, write_csv
+    from coterie.client.home.card import CardError
+    from coterie.client.home.folder import Home, folder_of
+    from coterie.client.home.settings import SettingsError, options_of
+
+    folder = folder_of(home)
+    chosen: Mapping[str, Option] = options_of(options or [])
+    if (folder / "silo.toml").exists():
+        own = Home(folder).settings()
+        task, chosen = task or own.task, {**own.options, **chosen}
+    try:
+        file = find_model(folder, model)
+        answers = predict(file, samples, source=task, options=chosen)
+    except CardError as error:
+        raise SettingsError(str(error)) from None
+    if output is None:
+        write_csv(answers, sys.stdout)
+    else:
+        with output.open("w", encoding="utf-8", newline="") as out:
+            write_csv(answers, out)
+    said = f"{len(answers.classes)} samples; model {file}, trained {answers.card.trained}"
+    if answers.labels is not None:
+        wrong = float((answers.classes != answers.labels).mean())
+        said += f"; error on this silo's own test data {100 * wrong:.2f} %"
+    print(said, *answers.notes, sep="\n", file=sys.stderr)
+
+
+@app.command(epilog="Example:  coterie silo report --home /data/coterie")
+def report(
+    home: HomeOption = None,
+    run: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Run to report on. [default: the last]")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="File to write. [default: report.html in the silo's folder]"
+        ),
+    ] = None,
+) -> None:
+    """Report on this silo's own runs.
+
+    The page shows the silo's error, the size of its group and what left it, from files in the
+    silo's folder alone.
+    """
+    from coterie.client.cli.report import build_page, read_silo
+    from coterie.client.home.folder import folder_of
+    from coterie.pictures.page import render
+
+    folder = folder_of(home)
+    target = out or folder / "report.html"
+    target.write_text(render(build_page(read_silo(folder, run), folder)), encoding="utf-8")
+    print(target)

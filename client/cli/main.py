@@ -1,0 +1,163 @@
+"""The commands of a silo, ``coterie silo …``. None of them loads the server's code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.client.cli import folder, kept
+from coterie.client.cli.options import PATIENCE_S, PatienceOption, SetOption, VerboseOption
+from coterie.system.commandline import EXIT_CONFIG, Group, given
+
+EXIT_LINK = 5
+
+
+class _Silo(Group):
+    def exit_status(self, error: Exception) -> int | None:
+        """Of settings, tasks and the link to the SuperLink."""
+        from coterie.client.home.settings import SettingsError
+        from coterie.tasks.base import TaskError
+
+        if isinstance(error, SettingsError | TaskError):
+            return EXIT_CONFIG
+        from coterie.client.resident.link import LinkError
+
+        return EXIT_LINK if isinstance(error, LinkError) else super().exit_status(error)
+
+
+app = typer.Typer(
+    name="coterie silo",
+    cls=_Silo,
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(folder.app)
+app.add_typer(kept.app)
+
+
+@app.callback(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie silo start --home hospital-b\n"
+    "  coterie silo --name north --task my_task:Task --set data=/data/north\n"
+    "  coterie silo --simulation hundred.toml --partitions 0-49"
+)
+def silo(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the silo, unique in the federation.")
+    ] = None,
+    partitions: Annotated[
+        str,
+        typer.Option(
+            metavar="FIRST-LAST/TOTAL",
+            help="Serve as these silos of a simulation, all in this process.",
+        ),
+    ] = "",
+    simulation: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Simulation file: task, options, number of silos. See docs/how-to/simulate.md.",
+        ),
+    ] = None,
+    parallel: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="With --partitions or --simulation: messages handled at once. Training is "
+            "always one at a time.",
+        ),
+    ] = 4,
+    task: Annotated[
+        str, typer.Option(help="Name of a built-in task, a .toml file, or module:attribute.")
+    ] = "digits",
+    options: SetOption = None,
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Fleet API of the SuperLink.")
+    ] = "127.0.0.1:9092",
+    root_certificates: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="CA certificate (PEM). Without it the connection does not use TLS.",
+        ),
+    ] = None,
+    alpha: Annotated[
+        float | None, typer.Option(help="HCCT: this silo's own preference for more data.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    threads: Annotated[int, typer.Option(help="CPU threads; 0 lets PyTorch choose.")] = 1,
+    home: Annotated[
+        str,
+        typer.Option(
+            metavar="FOLDER", help="Folder for what the silo keeps. Without it, it keeps nothing."
+        ),
+    ] = "",
+    share_label_counts: Annotated[
+        bool,
+        typer.Option(
+            "--share-label-counts",
+            help="Allow the server to learn how many training samples of each label this silo "
+            "has. Every silo is told the shares of the labels over all silos. Only FedGen "
+            "needs this.",
+        ),
+    ] = False,
+    patience: PatienceOption = PATIENCE_S,
+    verbose: VerboseOption = False,
+) -> None:
+    """Serve a federation with this machine's data.
+
+    To take part in a federation of several organisations, use the commands below: init, join,
+    check and start. They keep the silo's settings and key in a folder, and use TLS.
+
+    Without a command, serve as the options say, in the foreground, until Ctrl-C or SIGTERM: for
+    one machine or a network that you trust.
+    """
+    if context.invoked_subcommand is not None:
+        for _, hint in given(context):
+            raise typer.BadParameter(
+                f"it is for serving without a command. `coterie silo {context.invoked_subcommand} "
+                "--help` lists the options of that command, which come after its name.",
+                param_hint=hint,
+            )
+        return
+    from coterie.client.home.policy import Policy
+    from coterie.client.home.settings import SettingsError, SiloSettings, options_of
+
+    several = bool(partitions or simulation)
+    if several and name is not None:
+        raise SettingsError(
+            "--name is for one silo; those of a simulation are called silo-<number>."
+        )
+    if name is None and not several:
+        raise SettingsError(
+            "give --name, or --partitions or --simulation to serve as silos of a simulation. To "
+            "serve from a silo's folder, use `coterie silo start`."
+        )
+    settings = SiloSettings(
+        name="silo" if name is None else name,
+        task=task,
+        options=options_of(options or []),
+        alpha=alpha,
+        device=device,
+        threads=threads,
+        home=home,
+        policy=Policy(label_counts=share_label_counts),
+    )
+    from coterie.client.cli.logs import log_to_stderr
+    from coterie.client.home.lock import locked_all
+    from coterie.client.resident.host import Connection
+    from coterie.client.resident.serve import serve
+    from coterie.client.resident.virtual import settings_of
+
+    log_to_stderr(verbose=verbose)
+    connection = Connection(superlink, root_certificates, patience_s=patience)
+    silos = settings_of(settings, partitions, simulation) if several else [settings]
+    with locked_all([one.home for one in silos]):
+        serve(silos, connection, parallel=parallel)

@@ -1,0 +1,105 @@
+"""Keys of a run on a command line: as options of their own and as ``--set KEY=VALUE``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperCommand
+
+
+class KeysCommand(TyperCommand):
+    """A command whose options without a help text are keys of a run: the keys have the text.
+
+    They are read for this command's help only, for they load much more than a command line.
+    """
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options with their help."""
+        from coterie.server.runs.config import all_keys
+
+        for option in self.params:
+            key = all_keys().get(dashed(option.name or ""))
+            if key is not None and getattr(option, "help", "") is None:
+                option.help = key.help  # type: ignore[attr-defined]
+        super().format_options(ctx, formatter)
+
+
+def keys_of(
+    settings: Sequence[str] | None, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Keys and values as ``RunConfig.read`` takes them.
+
+    Args:
+        settings: ``KEY=VALUE`` each; they go before options.
+        options: of the command, by name; those that are not given or are no keys are left out.
+
+    Raises:
+        BadParameter: a setting has another form.
+    """
+    from coterie.server.runs.config import all_keys
+
+    texts = {name for name, key in all_keys().items() if isinstance(key.default, str)}
+    given = {dashed(name): value for name, value in (options or {}).items() if value is not None}
+    named = {name: value for name, value in given.items() if name in all_keys()}
+    keys = {
+        key: _value(value) if isinstance(value, str) and key not in texts else value
+        for key, value in named.items()
+    }
+    for setting in settings or ():
+        key, equals, value = setting.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"--set takes KEY=VALUE. Got {setting!r}.")
+        read = _value(value)
+        # A text stays as it was typed, even if it looks like a number: the id of a run.
+        keys[key] = value if key in texts and not isinstance(read, str) else read
+    return _with_folder(keys)
+
+
+def dashed(name: str) -> str:
+    """An option's name as a key is written."""
+    return name.replace("_", "-")
+
+
+def _value(text: str) -> Any:
+    """As Flower reads it: numbers and booleans in TOML, anything else is text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _with_folder(keys: dict[str, Any]) -> dict[str, Any]:
+    """``alone`` as an absolute path where it is a run's folder here: the coordinator's is another.
+
+    What is no folder here is a name or an id, which the coordinator looks up.
+    """
+    from coterie.server.paths import place
+
+    folder = place(str(keys.get("alone", "")))
+    if "alone" in keys and (folder / "run.json").exists():
+        return keys | {"alone": str(folder.resolve())}
+    return keys
+
+
+def resumed(run: str) -> dict[str, Any]:
+    """The keys that resume a run: by its folder where it is one here, else by its name.
+
+    Raises:
+        BadParameter: it names no run.
+    """
+    from coterie.server.paths import place
+
+    folder = place(run)
+    if run and (folder / "run.json").exists():
+        folder = folder.resolve()
+        return {"resume": folder.name, "runs-dir": str(folder.parent)}
+    if not folder.name:
+        raise typer.BadParameter(
+            f"--resume takes the folder, the name or the id of a run. Got {run!r}, where no run is "
+            "recorded. `coterie runs` lists the recorded runs."
+        )
+    return {"resume": folder.name}

@@ -1,0 +1,220 @@
+"""Commands of the coordinator's operator: make a federation, enrol silos, serve."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.server.cli.options import FederationOption, RunsOption, expand, file_option, port
+from coterie.system.commandline import given
+
+app = typer.Typer()
+
+ControlPortOption = Annotated[int, port("Port to listen on for operators.")]
+RuntimePortOption = Annotated[int, port("Port to listen on for the ServerApp.")]
+
+
+@app.command(epilog="Example:  coterie init lung-study --address fl.example.org:9092")
+def init(
+    context: typer.Context,
+    folder: Annotated[
+        Path, typer.Argument(help="Folder to create.", file_okay=False, callback=expand)
+    ] = Path("federation"),
+    address: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            help="Address at which silos reach this machine. Can be repeated.",
+        ),
+    ] = None,
+    renew: Annotated[
+        bool,
+        typer.Option("--renew", help="Only renew the server's certificate in an existing folder."),
+    ] = False,
+    fleet_port: Annotated[
+        int | None,
+        port("Port to listen on for silos. [default: the port of the first address, or 9092]"),
+    ] = None,
+    control_port: ControlPortOption = 9093,
+    runtime_port: RuntimePortOption = 9091,
+    operators: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen on for operators.")
+    ] = "127.0.0.1",
+) -> None:
+    """Create a federation's folder: CA, certificate, roster, settings."""
+    from coterie.server.site.operator import print_init
+    from coterie.server.site.operator import renew as renew_certificate
+
+    if renew:
+        for name, hint in given(context):
+            if name not in ("folder", "renew"):
+                raise typer.BadParameter(
+                    "--renew only makes a new certificate for the addresses in "
+                    f"{folder / 'coterie.toml'}. Change addresses and ports in that file, and "
+                    "leave this option out.",
+                    param_hint=hint,
+                )
+        renew_certificate(folder)
+        return
+    if not address:
+        raise typer.BadParameter(
+            "say where silos reach this machine: --address HOST[:PORT], a name or an IP address."
+        )
+    print_init(
+        folder,
+        address,
+        fleet_port=fleet_port,
+        control_port=control_port,
+        runtime_port=runtime_port,
+        operators=operators,
+    )
+
+
+@app.command(epilog="Example:  coterie enrol --federation lung-study coterie-request.…")
+def enrol(
+    request: Annotated[
+        list[str], typer.Argument(help="Enrolment request: the line that the silo sent.")
+    ],
+    federation: FederationOption = None,
+) -> None:
+    """Enrol a silo and print the join bundle to send back.
+
+    Enrolment binds the silo's name to its key.
+    """
+    from coterie.server.site.federation import load
+    from coterie.server.site.operator import take_request
+
+    take_request(load(federation), "".join(request))
+
+
+@app.command(epilog="Example:  coterie roster --federation lung-study")
+def roster(federation: FederationOption = None) -> None:
+    """List the enrolled silos and whether they are connected."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.operator import print_roster
+
+    print_roster(load(federation))
+
+
+@app.command(epilog="Example:  coterie remove hospital-b --federation lung-study")
+def remove(
+    name: Annotated[str, typer.Argument(help="Name of the silo.")],
+    federation: FederationOption = None,
+) -> None:
+    """Remove a silo from the federation. Its key is never accepted again; runs continue."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.operator import print_remove
+
+    print_remove(load(federation), name)
+
+
+NOT_WITH_FEDERATION = {
+    "host": "[listen] silos in its coterie.toml sets where to listen for silos",
+    "fleet_port": "[listen] silos in its coterie.toml sets where to listen for silos",
+    "control_port": "[listen] operators in its coterie.toml sets where to listen for operators",
+    "runtime_port": "[listen] serverapp in its coterie.toml sets where to listen for the ServerApp",
+    "operators": "[listen] operators in its coterie.toml sets where to listen for operators",
+    "database": "[state] database in its coterie.toml sets whether superlink.db in it is used",
+    "executor": "its SuperLink always starts ServerApps itself",
+    "runs_dir": "its runs are recorded in its folder runs/",
+}
+"""Options of ``coterie superlink`` that mean nothing to a federation, and what does instead."""
+
+
+@app.command(epilog="Example:  coterie superlink --federation lung-study")
+def superlink(
+    context: typer.Context,
+    federation: FederationOption = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    fleet_port: Annotated[int, port("Port to listen on for silos.")] = 9092,
+    control_port: ControlPortOption = 9093,
+    runtime_port: RuntimePortOption = 9091,
+    operators: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST",
+            help="Address to listen on for operators and the ServerApp. [default: --host]",
+        ),
+    ] = "",
+    database: Annotated[
+        Path | None,
+        file_option("Keep the SuperLink's state in this file, which must be on a local disk."),
+    ] = None,
+    executor: Annotated[
+        bool,
+        typer.Option(help="Start ServerApps; with --no-executor, `coterie executor` starts them."),
+    ] = True,
+    runs_dir: RunsOption = None,
+) -> None:
+    """Run the SuperLink, to which silos and operators connect.
+
+    It runs in the foreground until Ctrl-C or SIGTERM.
+
+    With a federation, it uses TLS and accepts enrolled silos only. Everything else is set in the
+    federation's coterie.toml, so the other options are refused.
+
+    Without a federation, it uses no TLS and accepts every silo: for one machine or a network that
+    you trust.
+    """
+    from coterie.server.site.federation import find
+
+    made = find(federation)
+    if made is not None:
+        from coterie.server.site.coordinator import serve
+
+        for name, hint in given(context):
+            if name in NOT_WITH_FEDERATION:
+                raise typer.BadParameter(
+                    f"it has no effect on the federation in {made.folder}: "
+                    f"{NOT_WITH_FEDERATION[name]}. Leave the option out.",
+                    param_hint=hint,
+                )
+        raise typer.Exit(serve(made, _say))
+    from coterie.server.machine.superlink import Ports, command, require_free
+
+    ports = Ports(runtime=runtime_port, fleet=fleet_port, control=control_port)
+    require_free(host, ports, operators=operators)
+    _say(
+        f"SuperLink: silos connect to {host}:{fleet_port}, "
+        f"operators to {operators or host}:{control_port}\n"
+        "It uses no TLS and accepts every silo: for one machine or a network that you trust."
+    )
+    _become(
+        command(host, ports, operators=operators, database=database, executor=executor), runs_dir
+    )
+
+
+@app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")
+def executor(
+    superlink: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Runtime API of the SuperLink.")
+    ] = "127.0.0.1:9091",
+    runs_dir: RunsOption = None,
+) -> None:
+    """Start ServerApps for a SuperLink that runs with --no-executor.
+
+    Runs survive a restart of that SuperLink.
+    """
+    from coterie.server.machine.superlink import executor_command
+
+    _become(executor_command(superlink), runs_dir)
+
+
+def _become(line: list[str], runs_dir: Path | None) -> None:
+    """Run a program of Flower's in the place of this one."""
+    from coterie.server.machine.superlink import environment
+    from coterie.server.runs.record import default_home
+
+    own = environment(default_home())
+    if runs_dir is not None:
+        own["COTERIE_RUNS"] = str(runs_dir.resolve())
+    sys.stdout.flush()
+    os.execve(line[0], line, own)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

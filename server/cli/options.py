@@ -1,0 +1,118 @@
+"""Options that several commands have, and the SuperLink and records that they name."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+MAX_PORT = 65535
+CONTROL_API = "127.0.0.1:9093"
+
+
+def expand(value: Path | None) -> Path | None:
+    """A path as a person writes it, with ``~``."""
+    from coterie.server.paths import place
+
+    return value if value is None else place(value)
+
+
+def folder_option(text: str, *names: str) -> Any:
+    """An option that is a folder."""
+    return typer.Option(*names, metavar="FOLDER", help=text, file_okay=False, callback=expand)
+
+
+def file_option(text: str, *names: str) -> Any:
+    """An option that is a file."""
+    return typer.Option(*names, metavar="FILE", help=text, dir_okay=False, callback=expand)
+
+
+def file_argument(text: str) -> Any:
+    """An argument that is a file."""
+    return typer.Argument(help=text, dir_okay=False, callback=expand)
+
+
+def port(text: str) -> Any:
+    """An option that is a port to listen on."""
+    return typer.Option(min=1, max=MAX_PORT, help=text)
+
+
+FederationOption = Annotated[
+    Path | None,
+    folder_option(
+        "Folder made by `coterie init`. [default: $COTERIE_FEDERATION, or the current folder]"
+    ),
+]
+SuperLinkOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help=f"Control API of the SuperLink. [default: the federation's, or {CONTROL_API}]",
+    ),
+]
+CertificateOption = Annotated[
+    Path | None,
+    file_option("CA certificate (PEM). Without it the connection does not use TLS."),
+]
+RunsOption = Annotated[
+    Path | None,
+    folder_option(
+        "Folder of run records. [default: that of the federation if there is one, else "
+        "$COTERIE_RUNS or ~/.coterie/runs]"
+    ),
+]
+RunArgument = Annotated[str, typer.Argument(help="Folder, name or id of the run.")]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set any key of a run; docs/reference/configuration.md lists them. Can be repeated.",
+    ),
+]
+
+
+class Place(NamedTuple):
+    """Where a command finds what it works on."""
+
+    superlink: str
+    root_certificates: Path | None
+    runs_dir: Path | None
+
+
+@dataclass(frozen=True)
+class Given:
+    """The options that say where to look, as they were given."""
+
+    federation: Path | None = None
+    superlink: str | None = None
+    root_certificates: Path | None = None
+    runs_dir: Path | None = None
+
+    def place(self) -> Place:
+        """What was given, else the federation's, else this machine's."""
+        from coterie.server.site.federation import find
+
+        if self.federation is not None and self.superlink is not None:
+            raise typer.BadParameter(
+                f"they name two SuperLinks: the one of the federation in {self.federation}, and "
+                f"the one at {self.superlink}. Leave one of the options out.",
+                param_hint="--federation and --superlink",
+            )
+        made = find(self.federation) if self.superlink is None else None
+        if made is None:
+            return Place(self.superlink or CONTROL_API, self.root_certificates, self.runs_dir)
+        return Place(
+            made.control_address, self.root_certificates or made.ca, self.runs_dir or made.runs
+        )
+
+    def again(self, command: str, *, records_only: bool = False) -> str:
+        """A command line with the same options, or with those only that say where records are."""
+        options: dict[str, object] = {"federation": self.federation, "runs-dir": self.runs_dir}
+        if not records_only:
+            options |= {"superlink": self.superlink, "root-certificates": self.root_certificates}
+        named = [f"--{key} {shlex.quote(str(v))}" for key, v in options.items() if v is not None]
+        return " ".join([f"coterie {command}", *named])

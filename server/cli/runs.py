@@ -1,0 +1,210 @@
+"""Commands about runs: start, stop, list and watch them, and look at what they found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.server.cli.keys import KeysCommand, keys_of, resumed
+from coterie.server.cli.options import (
+    MAX_PORT,
+    CertificateOption,
+    FederationOption,
+    Given,
+    RunArgument,
+    RunsOption,
+    SetOption,
+    SuperLinkOption,
+    expand,
+)
+
+app = typer.Typer()
+
+
+@app.command(
+    cls=KeysCommand,
+    epilog="Example:  coterie run hcct --alpha 50 --rounds 20 --min-silos 9 --set lr=0.1",
+)
+def run(
+    context: typer.Context,
+    strategy: Annotated[
+        str | None,
+        typer.Argument(help="hcct, fedavg, … See docs/how-to/choose-a-strategy.md."),
+    ] = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Continue a run after its last saved round."),
+    ] = None,
+    rounds: int | None = None,
+    alpha: Annotated[str | None, typer.Option(metavar="NUMBER|auto")] = None,
+    num_groups: Annotated[str | None, typer.Option("--groups", metavar="NUMBER|auto")] = None,
+    c: Annotated[str | None, typer.Option("-c", metavar="NUMBER|auto")] = None,
+    alone: Annotated[str | None, typer.Option(metavar="RUN")] = None,
+    seed: int | None = None,
+    task: str | None = None,
+    min_silos: int | None = None,
+    settings: SetOption = None,
+    federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
+    runs_dir: RunsOption = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Return once the run is submitted.")
+    ] = False,
+    shared_records: Annotated[
+        bool,
+        typer.Option(
+            "--shared-records",
+            help="This machine sees the coordinator's run records at the same path (a shared "
+            "volume).",
+        ),
+    ] = False,
+) -> None:
+    """Submit a run to a SuperLink and follow it. Ctrl-C stops following; the run continues."""
+    root = Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
+    folder = None if root is None else str(root.resolve())
+    own = {"strategy": None, "resume": None, "runs_dir": folder}
+    keys = keys_of(settings, context.params | own)
+    if (strategy is None) == (resume is None):
+        raise typer.BadParameter("give a strategy, or --resume RUN.")
+    if resume is not None and set(keys) - {"runs-dir"}:
+        raise typer.BadParameter("a resumed run keeps its keys; give no others.")
+    keys |= {"strategy": strategy} if resume is None else resumed(resume)
+    from coterie.server.cli.commands import submit_and_follow
+
+    if keys.get("runs-dir") != folder:  # by --set, or with the folder to resume
+        runs_dir = Path(keys["runs-dir"])
+    options = Given(federation, superlink, root_certificates, runs_dir)
+    raise typer.Exit(submit_and_follow(keys, options, detach=detach, shared_records=shared_records))
+
+
+@app.command(epilog="Example:  coterie stop hcct-1234 --federation lung-study")
+def stop(
+    run: RunArgument,
+    federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
+    runs_dir: RunsOption = None,
+) -> None:
+    """Stop a run at its SuperLink. It can be resumed after its last saved round."""
+    from coterie.server.cli.commands import stop_run
+
+    raise typer.Exit(stop_run(run, Given(federation, superlink, root_certificates, runs_dir)))
+
+
+@app.command(epilog="Example:  coterie status --superlink 127.0.0.1:9093")
+def status(
+    federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
+) -> None:
+    """Show how many silos are connected to a SuperLink, and its runs."""
+    from coterie.server.cli.commands import print_status
+
+    print_status(Given(federation, superlink, root_certificates))
+
+
+@app.command(epilog="Example:  coterie runs --runs-dir ./runs")
+def runs(runs_dir: RunsOption = None, federation: FederationOption = None) -> None:
+    """List the runs recorded on this machine."""
+    from coterie.server.cli.commands import print_runs
+
+    print_runs(Given(federation, runs_dir=runs_dir).place().runs_dir)
+
+
+@app.command(epilog="Example:  coterie watch --web")
+def watch(
+    run: Annotated[
+        str | None,
+        typer.Argument(help="Folder, name or id of the run. [default: the newest run]"),
+    ] = None,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve a web page instead of using the terminal.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="With --web: address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=MAX_PORT, help="With --web: port to listen on; 0 picks a free one."
+        ),
+    ] = 8321,
+    runs_dir: RunsOption = None,
+    federation: FederationOption = None,
+) -> None:
+    """Watch a run that is recorded on this machine.
+
+    In the terminal, or with --web in a browser. Watching changes nothing.
+    """
+    root = Given(federation, runs_dir=runs_dir).place().runs_dir
+    if web:
+        from coterie.server.report.web import serve
+
+        serve(run, root=root, host=host, port=port)
+    else:
+        from coterie.server.cli.commands import watch_run
+
+        raise typer.Exit(watch_run(run, root))
+
+
+@app.command(epilog="Example:  coterie report hcct-1234 --alone independent-1233")
+def report(
+    run: RunArgument,
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="html, json, png or svg (one file per picture), tensorboard, or mlflow.",
+        ),
+    ] = "html",
+    alone: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Run of the strategy `independent` to compare with."),
+    ] = None,
+    common: Annotated[
+        str | None,
+        typer.Option(
+            "--global", metavar="RUN", help="Run of the strategy `fedavg` to compare with."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File to write; a folder for pictures. [default: in the run's folder]",
+            callback=expand,
+        ),
+    ] = None,
+    runs_dir: RunsOption = None,
+    federation: FederationOption = None,
+) -> None:
+    """Show who trained with whom in a run, and whether it was worth it.
+
+    Runs to compare with are found automatically if they are recorded in the same place and have
+    the same settings.
+    """
+    from coterie.server.report.command import print_report
+
+    root = Given(federation, runs_dir=runs_dir).place().runs_dir
+    print_report(run, kind=kind, root=root, alone=alone, common=common, out=out)
+
+
+@app.command(epilog="Example:  coterie explain hcct-1234 --silo north-2 --round 5")
+def explain(
+    run: RunArgument,
+    silo: Annotated[str | None, typer.Option(help="Explain only this silo.")] = None,
+    number: Annotated[
+        int | None,
+        typer.Option("--round", help="Explain the groups after this round. [default: the last]"),
+    ] = None,
+    runs_dir: RunsOption = None,
+    federation: FederationOption = None,
+) -> None:
+    """Explain why HCCT put each silo in its group.
+
+    The table shows utilities, cosines, and the range of α in which the silo stays in its group.
+    """
+    from coterie.server.report.explain import print_explanation
+
+    root = Given(federation, runs_dir=runs_dir).place().runs_dir
+    print_explanation(run, silo=silo, round=number, root=root)

@@ -1,0 +1,110 @@
+"""Commands that need no federation: the demo, simulations and comparisons on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.server.cli.keys import keys_of
+from coterie.server.cli.options import RunsOption, SetOption, file_argument, folder_option
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example:  coterie demo --seed 3 --alpha 50")
+def demo(
+    seed: Annotated[int, typer.Option(min=0, help="Seed of data, models and training.")] = 0,
+    rounds: Annotated[int, typer.Option(min=6, max=500, help="Number of rounds.")] = 20,
+    alpha: Annotated[
+        float,
+        typer.Option(
+            min=0, help="HCCT: preference for more data. Larger values form larger groups."
+        ),
+    ] = 50.0,
+    strategy: Annotated[str, typer.Option(help="hcct, fedgroup, fedcollab or fedgenp.")] = "hcct",
+    folder: Annotated[
+        Path | None,
+        folder_option("Folder for all files of the demo. [default: runs/demo-<time>]", "--dir"),
+    ] = None,
+) -> None:
+    """Watch ten silos find out who should train with whom.
+
+    They run on this machine, and it takes about a minute.
+    """
+    from rich.console import Console
+
+    from coterie.server.study.demo import demo as run_demo
+
+    run_demo(Console(), seed=seed, rounds=rounds, alpha=alpha, strategy=strategy, folder=folder)
+
+
+@app.command(epilog="Example:  coterie simulate hundred.toml --processes 2")
+def simulate(
+    file: Annotated[Path, file_argument("Simulation file; see docs/how-to/simulate.md.")],
+    settings: SetOption = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Divide the silos among this many real processes that talk gRPC; 0 simulates "
+            "them all in this process.",
+        ),
+    ] = 0,
+    runs_dir: RunsOption = None,
+    folder: Annotated[
+        Path | None,
+        folder_option("With --processes: folder for the logs and the silos' models.", "--dir"),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print only the run's record, as JSON.")
+    ] = False,
+) -> None:
+    """Simulate a federation on this machine, as described in a file.
+
+    The same seed gives the same models. Keys given with --set replace those of the file.
+    """
+    if folder is not None and not processes:
+        raise typer.BadParameter(
+            "it is the folder for the processes' logs and models, and --processes is 0. Give "
+            "--processes as well, or use --runs-dir to choose where the record goes.",
+            param_hint="--dir",
+        )
+    from rich.console import Console
+
+    from coterie.server.study.simulate import simulate as run_simulation
+
+    record = run_simulation(
+        Console(quiet=as_json),
+        file,
+        changes=keys_of(settings),
+        processes=processes,
+        runs_dir=runs_dir,
+        folder=folder,
+    )
+    if as_json:
+        print((record / "run.json").read_text(encoding="utf-8"))
+
+
+@app.command(epilog="Example:  coterie compare benchmarks/compare/concept.toml --dir runs/concept")
+def compare(
+    file: Annotated[
+        Path,
+        file_argument("TOML file of silos, seeds and strategies; see docs/how-to/compare.md."),
+    ],
+    data: Annotated[Path | None, folder_option("Folder of the data.")] = None,
+    folder: Annotated[
+        Path | None,
+        folder_option("Folder for records and the table. An existing one is continued.", "--dir"),
+    ] = None,
+    federation: Annotated[
+        bool, typer.Option("--federation", help="Run the silos as processes that talk gRPC.")
+    ] = False,
+) -> None:
+    """Run several strategies on the same silos and seeds, and rank them."""
+    from rich.console import Console
+
+    from coterie.server.study.compare import compare as run_compare
+
+    run_compare(Console(), file, data=data, folder=folder, federation=federation)

@@ -1,0 +1,65 @@
+"""What every command line of ours does: errors in one line, help without markup."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+import click
+from typer.core import TyperGroup
+
+EXIT_CONFIG = 2
+
+
+class _Formatter(click.HelpFormatter):
+    def write_dl(
+        self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        # Where rich is installed, typer escapes brackets for it, also in plain help.
+        plain = [(term, text.replace("\\[", "[")) for term, text in rows]
+        super().write_dl(plain, col_max, col_spacing)
+
+
+class _Context(click.Context):
+    formatter_class = _Formatter
+
+
+class Group(TyperGroup):
+    """Commands that end with one line and an exit status where a person can fix the error.
+
+    A subclass says with ``exit_status`` which errors those are.
+    """
+
+    context_class = _Context
+
+    def exit_status(self, error: Exception) -> int | None:
+        """The exit status after an error; None: it is a defect of ours, shown in full."""
+        return EXIT_CONFIG if isinstance(error, OSError) else None
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name, with this help."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.context_class = _Context
+        return command
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            status = self.exit_status(error)
+            if status is None or isinstance(error, BrokenPipeError):  # typer ends quietly then
+                raise
+            print(f"{ctx.command_path}: {error}", file=sys.stderr)
+            ctx.exit(status)
+
+
+def given(context: click.Context) -> Iterator[tuple[str, str]]:
+    """Name of every parameter that was not left out, and how it is written."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name or "")
+        if source and source.name != "DEFAULT":
+            yield option.name or "", "/".join([*option.opts, *option.secondary_opts])
