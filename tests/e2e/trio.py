@@ -1,4 +1,4 @@
-"""A federation without TLS that tests share: its silos a, b and c, and a gate for their training."""
+"""A federation without TLS that tests share: silos a, b and c, and a gate for their training."""
 
 from __future__ import annotations
 
