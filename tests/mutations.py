@@ -217,7 +217,7 @@ def find(mutation: Mutation, root: Path) -> str:
         copy = copy_of(root, Path(folder))
         files = files_with(mutation, copy)
         if not files:
-            return f"GONE: this text is in the source no more; update the mutation"
+            return "GONE: this text is in the source no more; update the mutation"
         for file in files:
             text = file.read_text(encoding="utf-8")
             file.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
