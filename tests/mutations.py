@@ -23,6 +23,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PARTS = ("client", "pictures", "server", "strategies", "system", "tasks", "wire")
 DEADLINE_S = 600.0
+NOT_EDITABLE = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "__editable__" not in getattr(f, "__module__", "")]
+"""
+"""Python reads it when it starts: ``coterie`` is the copy, not the checkout that is installed."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +203,7 @@ def copy_of(root: Path, into: Path) -> Path:
     links.mkdir(parents=True)
     for part in PARTS:
         (links / part).symlink_to(copy / part)
+    (links.parent / "sitecustomize.py").write_text(NOT_EDITABLE)
     return copy
 
 

@@ -141,9 +141,10 @@ def attacked(resident_pair: Organisations) -> Iterator[Attacked]:
     made = resident_pair
     made.mend()
     made.add("c", 2)
-    made.wait_for(3)
+    made.add("away", 3)
+    made.wait_for(4)
     recorder = Recorder(made.ports.fleet)
-    for name in ("a", "b", "c"):
+    for name in ("a", "b", "c", "away"):
         assert made.end(name) == 0
     file = made.home_of("a") / "coordinator.json"
     before = file.read_text()
@@ -290,18 +291,10 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
-def away(attacked: Attacked) -> Path:
-    """The folder of a silo that is enrolled and was connected."""
-    made = attacked.organisations
-    made.add("away", 3)
-    made.wait_for(4)
-    made.end("away")
-    return made.home_of("away")
-
-
 @pytest.mark.parametrize("seconds", [60, -400])
-def test_a_clock_that_is_wrong_is_named(attacked: Attacked, away: Path, seconds: int) -> None:
+def test_a_clock_that_is_wrong_is_named(attacked: Attacked, seconds: int) -> None:
+    """Of a silo that is enrolled and was connected."""
+    away = attacked.organisations.home_of("away")
     code = SKEWED.format(seconds=seconds)
     own = ("start", "--home", str(away), "--patience", "2")
     done = attacked.during(sys.executable, "-c", code, *own)
@@ -324,6 +317,7 @@ def test_the_run_that_was_attacked_gives_the_models_of_one_that_nobody_disturbed
     attacked: Attacked, tmp_path: Path
 ) -> None:
     """With it: replies that were sent twice count once, and a name goes with its key."""
+    assert attacked.organisations.num_online() == 3, "a, b, and who claims a's name"
     attacked.organisations.gate.open()
     undisturbed = in_process(tmp_path / "run", *NAMES, **KEYS)
     assert finished(attacked.folder) == undisturbed["model-hashes"]
