@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import runpy
 import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from coterie.client.__main__ import main as silo_main
 from coterie.server.cli.main import main
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,12 +47,11 @@ def coterie(*arguments: str) -> Done:
 
 
 def _status(arguments: tuple[str, ...]) -> int:
+    silo = arguments[0] == "silo"  # a program of its own, which loads nothing of the server's
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["coterie", *arguments])
+        patch.setattr(sys, "argv", ["coterie", *arguments[silo:]])
         try:
-            if arguments[0] == "silo":
-                return silo_main(arguments[1:])
-            main()
+            runpy.run_module("coterie.client", run_name="__main__") if silo else main()
         except SystemExit as ended:
             assert ended.code is None or isinstance(ended.code, int)
             return ended.code or 0

@@ -44,15 +44,14 @@ KEYS = {
     **{"min-silos": 2, "seed": 3, "local-epochs": 2},
 }
 TWICE = """
-import sys
+import runpy
 import coterie.client.resident.link as link
-from coterie.client.__main__ import main
 once = link.FleetLink.send
 def twice(self, reply, *, seconds):
     once(self, reply, seconds=seconds)
     once(self, reply, seconds=seconds)
 link.FleetLink.send = twice
-sys.exit(main(sys.argv[1:]))
+runpy.run_module("coterie.client", run_name="__main__")
 """
 
 
@@ -281,13 +280,12 @@ def test_recorded_headers_are_refused_when_they_are_old_or_for_another_node(
 
 
 SKEWED = """
-import sys
+import runpy
 from datetime import timedelta
 import flwr.client.grpc_rere_client.node_auth_client_interceptor as inside
-from coterie.client.__main__ import main
 right = inside.now
 inside.now = lambda: right() + timedelta(seconds={seconds})
-sys.exit(main(sys.argv[1:]))
+runpy.run_module("coterie.client", run_name="__main__")
 """
 
 

@@ -36,17 +36,18 @@ PARTS = ("client", "pictures", "server", "strategies", "system", "tasks", "wire"
 BUILD = "import sys, setuptools.build_meta as b; b.build_{}(sys.argv[1])"
 RAISES = "raise ImportError(\"this is the user's own module, not coterie's\")\n"
 HELP = """
+import runpy, sys
 from typer.main import get_command
 from typer.testing import CliRunner
-from coterie.client.__main__ import main
 from coterie.server.cli.main import app
 for command in sorted(set(get_command(app).commands) - {"silo"}):
     done = CliRunner().invoke(app, [command, "--help"])
     assert done.exit_code == 0, done.output
     print("coterie", command)
 for command in ((), ("init",), ("join",), ("check",), ("start",), ("ledger",), ("predict",)):
+    sys.argv[1:] = [*command, "--help"]
     try:
-        main([*command, "--help"])
+        runpy.run_module("coterie.client", run_name="__main__")
     except SystemExit as ended:
         assert not ended.code, command
 """
