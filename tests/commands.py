@@ -50,6 +50,7 @@ def _status(arguments: tuple[str, ...]) -> int:
     silo = arguments[0] == "silo"  # a program of its own, which loads nothing of the server's
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["coterie", *arguments[silo:]])
+        patch.delitem(sys.modules, "coterie.client.__main__", raising=False)
         try:
             runpy.run_module("coterie.client", run_name="__main__") if silo else main()
         except SystemExit as ended:

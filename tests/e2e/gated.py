@@ -18,10 +18,12 @@ GATE = "COTERIE_TEST_GATE"
 FAILS, DIES = 41, 43
 """Numbers of training samples (in one batch) at which a silo raises, and at which it is killed."""
 DEADLINE_S = 150.0
+ONE_BATCH = {"local-epochs": 1, "batch-size": 64}
+"""Keys of a run whose trainings are one mini-batch."""
 
 
 class Gated(Digits):
-    """The digits; training waits while the gate is closed."""
+    """The digits; training waits at the gate."""
 
     def loss(self, outputs: Any, targets: Any) -> Any:
         """As the digits', after the gate."""
@@ -35,39 +37,58 @@ class Gated(Digits):
 
 
 def pass_gate() -> None:
-    """Wait, in a silo, until its gate is open; a process without a gate does not wait."""
+    """Wait, in a silo, until its gate lets it through; a process without a gate does not wait."""
     folder = os.environ.get(GATE)
-    if folder is None or not Path(folder, "closed").exists():
+    ticket = read_ticket(Path(folder)) if folder else ""
+    if not folder or not ticket:
         return
-    waiting = Path(folder, f"{os.getpid()}.waiting")
+    waiting = Path(folder, f"{os.getpid()}.{ticket}")
     waiting.touch()
     deadline = time.monotonic() + DEADLINE_S
-    while Path(folder, "closed").exists():
+    while read_ticket(Path(folder)) == ticket:
         if time.monotonic() > deadline:
             raise TimeoutError(f"the gate was closed for {DEADLINE_S:.0f} s")
         time.sleep(0.02)
     waiting.unlink()
 
 
+def read_ticket(folder: Path) -> str:
+    """Whoever comes to the gate waits until there is another; empty: it is open."""
+    try:
+        return (folder / "ticket").read_text()
+    except FileNotFoundError:
+        return ""
+
+
 class Gate:
-    """The test's side of it."""
+    """The test's side of it. A run of ``ONE_BATCH`` comes to it once in every training."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder = folder
-        root = str(Path(__file__).parents[2])
-        self.environment = {GATE: str(folder), "PYTHONPATH": root}
+        self.tickets = 0
+        self.environment = {GATE: str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
 
     def close(self) -> None:
-        """From now on whoever trains waits."""
-        for left in self.folder.glob("*.waiting"):  # of processes that were killed there
-            left.unlink()
-        (self.folder / "closed").touch()
+        """From now on whoever trains waits; who waited already goes on."""
+        self.tickets += 1
+        unfinished = self.folder / "next"
+        unfinished.write_text(str(self.tickets))
+        unfinished.replace(self.folder / "ticket")
 
     def open(self) -> None:
         """Let all go on."""
-        (self.folder / "closed").unlink(missing_ok=True)
+        (self.folder / "ticket").unlink(missing_ok=True)
 
-    def waiting(self) -> int:
-        """Silos that are held in the middle of their training."""
-        return len(list(self.folder.glob("*.waiting")))
+    def hold(self, count: int, *, rounds: int = 0) -> None:
+        """Wait until so many silos train; after so many rounds that are let through."""
+        for _ in range(rounds):
+            self._until_held(count)
+            self.close()
+        self._until_held(count)
+
+    def _until_held(self, count: int) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(held := list(self.folder.glob(f"*.{self.tickets}"))) < count:
+            assert time.monotonic() < deadline, f"waited for {count} silos to train, {held} do"
+            time.sleep(0.02)

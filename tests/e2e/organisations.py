@@ -15,10 +15,11 @@ from coterie.server.machine.superlink import Ports
 from coterie.server.site.federation import Federation, load
 from coterie.system.processes import family
 from tests.commands import Done, coterie
-from tests.e2e.gated import TASK, Gate
+from tests.e2e.gated import ONE_BATCH, TASK, Gate
 from tests.e2e.runs import COTERIE, until
 
 STOP_S = 20.0
+SETTINGS = [part for key, value in ONE_BATCH.items() for part in ("--set", f"{key}={value}")]
 NAMES = ("a", "b")
 
 
@@ -128,11 +129,6 @@ class Organisations:
     def start_silo(self, name: str) -> None:
         """``coterie silo start``."""
         self.start(name, "silo", "start", "--home", str(self.home_of(name)))
-
-    def hold(self, count: int = len(NAMES)) -> None:
-        """Stop so many silos in the middle of their training."""
-        self.gate.close()
-        until(lambda: self.gate.waiting() >= count, f"{count} silos to train")
 
     def mend(self) -> None:
         """The SuperLink, two silos, and nothing that another test left behind."""

@@ -26,6 +26,7 @@ from tests.e2e.crashes import (
     resume,
     until_event,
 )
+from tests.e2e.gated import ONE_BATCH
 from tests.e2e.proxy import Proxy
 from tests.e2e.runs import ROOT, record_of, spec, until
 from tests.e2e.trio import Trio
@@ -67,9 +68,9 @@ def test_a_killed_server_app_and_a_killed_superlink_cost_at_most_a_round(trio: T
 
 
 def test_a_run_that_goes_on_or_is_complete_is_not_resumed(trio: Trio) -> None:
-    run_id, folder = trio.submit(**KEYS)
-    committed(folder, 1)
-    trio.hold()
+    trio.gate.close()
+    run_id, folder = trio.submit(**{**KEYS, **ONE_BATCH})
+    trio.gate.hold(3, rounds=1)
     again = ("run", "--resume", folder.name)
     done = trio.operator(*again)
     assert done.returncode == 2 and "still going on" in done.stderr
@@ -129,12 +130,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_at_the_coordinator_ends_the_run_and_room_lets_it_go_on(
     trio: Trio, small_disk: Path
 ) -> None:
-    keys = {**KEYS, "rounds": 6}
+    keys = {**KEYS, **ONE_BATCH, "rounds": 6}
     undisturbed, _ = trio.run(**keys)
     trio.runs_dir = small_disk
+    trio.gate.close()
     run_id, folder = trio.submit(**keys)
-    committed(folder, 2)
-    trio.hold()
+    trio.gate.hold(3, rounds=2)
     ballast = small_disk / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while True:

@@ -20,15 +20,15 @@ KEYS: dict[str, Any] = {
     "pretrain-epochs": 30,
     "local-epochs": 40,
     "batch-size": 64,
-    "seed": 3,
+    "seed": 1,
 }
 
 
 def test_late_newcomers_are_placed_one_is_killed_in_its_cold_start_and_a_group_runs_empty(
     trio: Trio,
 ) -> None:
-    trio.add("down1", 3, rotation=180)
-    trio.add("down2", 4, rotation=180)
+    trio.add("down1", 3, rotation=90)
+    trio.add("down2", 4, rotation=90)
     trio.add("lost", 5, train=DIES)
     trio.wait_for_silos(6)
     keys = {**KEYS, "min-silos": 3, "rounds": 5, "round-timeout": 8.0}

@@ -10,14 +10,14 @@ import pytest
 
 from coterie.system.files import held_by
 from coterie.system.processes import family
-from tests.e2e.gated import TASK
-from tests.e2e.organisations import NAMES, Organisations, processes_of
+from tests.e2e.gated import ONE_BATCH, TASK
+from tests.e2e.organisations import NAMES, SETTINGS, Organisations, processes_of
 from tests.e2e.runs import finished, in_process, record_of, until, until_happened
 
 pytestmark = pytest.mark.timeout(600)
 
-KEYS = {"task": TASK, "min-silos": 2, "seed": 7, "strategy": "fedavg", "rounds": 8}
-RUN = ("fedavg", "--rounds", "8", "--min-silos", "2", "--seed", "7", "--task", TASK)
+KEYS = {"task": TASK, "min-silos": 2, "seed": 7, "strategy": "fedavg", "rounds": 8, **ONE_BATCH}
+RUN = ("fedavg", "--rounds", "8", "--min-silos", "2", "--seed", "7", "--task", TASK, *SETTINGS)
 
 
 def test_from_init_to_a_run_that_gives_the_models_of_the_plain_federation(
@@ -67,11 +67,11 @@ def test_a_silo_that_does_not_agree_is_refused_with_the_reason_on_both_sides(
 def test_a_run_carries_on_when_the_superlink_is_killed_and_gives_the_same_models(
     pair: Organisations, tmp_path: Path
 ) -> None:
+    pair.gate.close()
     folder = pair.submit(*RUN)
-    until_happened(folder, "round", 2)
     # While both train. A message that a silo is just fetching is lost with the SuperLink: Flower
     # has marked it delivered, and the round waits for its deadline.
-    pair.hold()
+    pair.gate.hold(2, rounds=2)
     (superlink,) = processes_of(pair.processes["superlink"], "flower-superlink")
     os.kill(superlink, signal.SIGKILL)
     until(
@@ -86,9 +86,9 @@ def test_a_coordinator_that_lost_its_database_resumes_with_a_new_certificate(
     pair: Organisations, tmp_path: Path
 ) -> None:
     """Its machine dies; what the backup holds, and the run's folder, are enough."""
+    pair.gate.close()
     folder = pair.submit(*RUN)
-    until_happened(folder, "round", 2)
-    pair.hold()
+    pair.gate.hold(2, rounds=2)
     for pid in family([pair.processes["superlink"].pid]):
         os.kill(pid, signal.SIGKILL)
     pair.processes["superlink"].wait(20)

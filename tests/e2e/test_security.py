@@ -23,8 +23,8 @@ from coterie.client.home.folder import Home
 from coterie.server.site.enrolled import names_by_node
 from coterie.wire.enrolment import public_pem
 from tests.commands import Done, coterie
-from tests.e2e.gated import TASK
-from tests.e2e.organisations import NAMES, Organisations
+from tests.e2e.gated import ONE_BATCH, TASK
+from tests.e2e.organisations import NAMES, SETTINGS, Organisations
 from tests.e2e.runs import (
     COMMAND_S,
     COTERIE,
@@ -33,15 +33,14 @@ from tests.e2e.runs import (
     in_process,
     record_of,
     until,
-    until_happened,
 )
 
 pytestmark = pytest.mark.timeout(600)
 
-ROUNDS = 80
+ROUNDS = 40
 KEYS = {
     **{"task": TASK, "strategy": "fedavg", "rounds": ROUNDS},
-    **{"min-silos": 2, "seed": 3, "local-epochs": 2},
+    **{"min-silos": 2, "seed": 3, **ONE_BATCH},
 }
 TWICE = """
 import runpy
@@ -108,12 +107,9 @@ class Attacked:
         return len(record_of(self.folder)["rounds"])
 
     def go_on(self) -> None:
-        """Let a round or two pass; then its silos are held in their training again."""
+        """Let a round pass; then both silos are held in their training again."""
         assert not happened(self.folder, "end"), "the run was over before the attack"
-        before = self.num_rounds
-        self.organisations.gate.open()
-        until(lambda: self.num_rounds > before, "another round", deadline_s=150)
-        self.organisations.hold()
+        self.organisations.gate.hold(len(NAMES), rounds=1)
 
     def during(self, *attack: str) -> Done:
         """Run a program while the run goes on; rounds pass before and after its end."""
@@ -155,16 +151,16 @@ def attacked(resident_pair: Organisations) -> Iterator[Attacked]:
     claim.write_text(claim.read_text().replace('"c"', '"a"'))
     made.start_silo("c")
     made.wait_for(3)
-    rest = ("--min-silos", "2", "--seed", "3", "--task", TASK, "--set", "local-epochs=2")
+    made.gate.close()
+    rest = ("--min-silos", "2", "--seed", "3", "--task", TASK, *SETTINGS)
     folder = made.submit("fedavg", "--rounds", str(ROUNDS), *rest)
-    until_happened(folder, "round", 1)
-    made.hold()
+    made.gate.hold(len(NAMES), rounds=1)
     try:
         yield Attacked(made, recorder, folder)
     finally:
         made.gate.open()
         for name in NAMES:
-            made.end(name)
+            assert made.end(name) == 0
         file.write_text(before)
         recorder.close()
 
@@ -328,10 +324,10 @@ def test_the_run_that_was_attacked_gives_the_models_of_one_that_nobody_disturbed
 def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None:
     pair.add("gone", 4)
     pair.wait_for(3)
-    keys = ("fedavg", "--rounds", "12", "--min-silos", "3", "--task", TASK)
-    folder = pair.submit(*keys)
-    until_happened(folder, "round", 1)
-    pair.hold(3)
+    pair.gate.close()
+    keys = ("--rounds", "6", "--min-silos", "3", "--task", TASK, *SETTINGS)
+    folder = pair.submit("fedavg", *keys)
+    pair.gate.hold(3, rounds=1)
     assert "is removed" in pair.command("remove", "gone")
     pair.gate.open()
     finished(folder)

@@ -34,11 +34,6 @@ class Trio(LocalFederation):
         with control(self.superlink.control_address) as calls:
             return calls.num_online()
 
-    def hold(self, count: int = len(NAMES)) -> None:
-        """Stop so many silos in the middle of their training."""
-        self.gate.close()
-        until(lambda: self.gate.waiting() >= count, f"{count} silos to train")
-
     def kill(self, name: str) -> None:
         """SIGKILL to a silo."""
         self.end_silo(name, how=signal.SIGKILL)
