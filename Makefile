@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
+# Tests of one group (pytest.mark.xdist_group) share a federation, so they run in one worker.
+WORKERS = -n 2 --dist loadgroup
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo docs test check e2e e2e-docker chaos bench-overhead bench-partition \
+.PHONY: help setup setup-dev demo docs test check config e2e nightly mutations e2e-docker chaos bench-overhead bench-partition \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-report bench-scale bench-tables clean
 
@@ -41,7 +43,7 @@ demo: setup ## Ten silos on this machine find out who should train with whom
 	@$(BIN)/coterie demo $(ARGS)
 
 test: setup-dev ## Fast tests
-	@$(BIN)/python -m pytest -m "not e2e" $(ARGS)
+	@$(BIN)/python -m pytest -q $(WORKERS) -m "not e2e and not nightly" $(ARGS)
 
 docs: setup-dev .links/coterie ## The documentation as a site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
@@ -57,10 +59,19 @@ config: setup ## Write what is made from the options: defaults in pyproject.toml
 	@$(BIN)/python docs/generate.py
 
 e2e: setup-dev ## Tests with real processes and real gRPC
-	@$(BIN)/python -m pytest -m e2e $(ARGS)
+	@$(BIN)/python -m pytest -q $(WORKERS) -m "e2e and not nightly" $(ARGS)
+
+nightly: setup-dev ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
+	@$(BIN)/python -m pytest -q $(WORKERS) -m nightly $(ARGS)
+	@$(BIN)/python -m tests.mutations
+	@if docker info >/dev/null 2>&1; then $(MAKE) e2e-docker; \
+	  else echo "No Docker engine answers here: the containers are not tested."; fi
+
+mutations: setup-dev ## Twenty deliberate defects, and which of them the tests find
+	@$(BIN)/python -m tests.mutations $(ARGS)
 
 chaos: setup-dev ## Sixty random kills of silos, ServerApp and SuperLink; the models must not notice
-	@COTERIE_CHAOS=$${COTERIE_CHAOS:-60} $(BIN)/python -m pytest -s tests/e2e/test_chaos.py $(ARGS)
+	@$(BIN)/python -m pytest -s -m nightly tests/e2e/test_chaos.py $(ARGS)
 
 bench-durability: setup ## Rounds with and without the SuperLink's database, and a checkpoint
 	@$(BIN)/python -m benchmarks.engine.durability $(ARGS)

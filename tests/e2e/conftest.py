@@ -1,54 +1,31 @@
-"""Real processes: a SuperLink, silos, gRPC. Everything is ended when a test is over."""
+"""Real processes: a SuperLink, silos, gRPC. Everything is ended when the tests are over.
+
+Starting a federation takes ten seconds and more, so the tests of a worker share two: ``trio``
+without TLS, ``pair`` of organisations with TLS and enrolment. What a test killed or added is
+mended before the next one.
+"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.machine.local import LocalFederation
+from tests.commands import coterie
+from tests.e2e.organisations import NAMES, Organisations, processes_of
+from tests.e2e.runs import coterie_process
+from tests.e2e.trio import Trio
 
-COTERIE = [sys.executable, "-m", "coterie.server.cli"]
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder is an e2e test."""
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Everything in this folder is an e2e test; tests of one federation go to one worker."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
-
-
-def spec(name: str, index: int, **options: Any) -> SiloSpec:
-    """A small digits silo; silos of different indices share no sample."""
-    cut = {"train": 40, "test": 30, "skip": index * 70}
-    return SiloSpec(name, options={**cut, **options})
-
-
-def record_of(folder: Path) -> dict[str, Any]:
-    """A run's record."""
-    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    return record
-
-
-def until(condition: Callable[[], bool], what: str, *, deadline_s: float = 60.0) -> None:
-    """Wait for a condition, with a deadline that says what was waited for."""
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s for {what}"
-        time.sleep(0.1)
-
-
-def coterie(*arguments: str, deadline_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-    """Run the command and return what it said."""
-    return subprocess.run(
-        [*COTERIE, *arguments], capture_output=True, text=True, timeout=deadline_s, check=False
-    )
+            for shared in {"resident_trio", "resident_pair"} & set(item.fixturenames):
+                item.add_marker(pytest.mark.xdist_group(shared))
 
 
 @pytest.fixture
@@ -58,11 +35,39 @@ def federation(tmp_path: Path) -> Iterator[LocalFederation]:
         yield local
 
 
-@pytest.fixture(scope="module")
-def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalFederation]:
-    """A SuperLink and three silos that the tests of a module share and leave alone."""
-    with LocalFederation(tmp_path_factory.mktemp("trio")) as local:
-        for index, name in enumerate(("a", "b", "c")):
-            local.start_silo(spec(name, index))
-        local.wait_for_silos(3)
+@pytest.fixture(scope="session")
+def resident_trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
+    """Of the worker."""
+    with Trio(tmp_path_factory.mktemp("resident") / "trio") as local:
         yield local
+
+
+@pytest.fixture
+def trio(resident_trio: Trio) -> Trio:
+    """A SuperLink and the silos a, b, c, ready."""
+    resident_trio.mend()
+    return resident_trio
+
+
+@pytest.fixture(scope="session")
+def resident_pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Organisations]:
+    """Of the worker. Made by the commands that people type, one silo before the SuperLink runs."""
+    folder = tmp_path_factory.mktemp("resident") / "pair"
+    with Organisations(folder, call=coterie_process) as made:
+        made.add("a", 0)
+        made.call = coterie
+        made.start_superlink()
+        made.add("b", 1)
+        yield made
+        for name in NAMES:
+            assert made.processes[name].poll() is not None or made.end(name) == 0
+        superlink = made.processes["superlink"]
+        assert made.end("superlink") == 0
+        assert not processes_of(superlink, "flower-superlink")
+
+
+@pytest.fixture
+def pair(resident_pair: Organisations) -> Organisations:
+    """A coordinator with TLS and the enrolled silos a and b, ready."""
+    resident_pair.mend()
+    return resident_pair

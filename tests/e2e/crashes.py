@@ -9,31 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from coterie.server.machine.local import LocalFederation
-from coterie.server.runs.record import Event
 from coterie.server.runs.record.follow import events
 from coterie.system.files import held_by
-from tests.e2e.conftest import coterie, record_of, spec, until
+from tests.e2e.runs import HCCT, NAMES, record_of, until
+from tests.e2e.trio import Trio
 
-NAMES = ("a", "b", "c")
-KEYS: dict[str, Any] = {
-    "strategy": "hcct",
-    "alpha": 20.0,
-    "personal": "head",
-    "min-silos": 3,
-    "seed": 1,
-    "label": "crash",
-}
+KEYS: dict[str, Any] = {**HCCT, "personal": "head", "seed": 1, "label": "crash"}
 
 
-def start_silos(federation: LocalFederation) -> None:
-    """Three silos, and wait for them."""
-    for index, name in enumerate(NAMES):
-        federation.start_silo(spec(name, index))
-    federation.wait_for_silos(len(NAMES))
-
-
-def until_event(folder: Path, wanted: Callable[[Event], bool]) -> Event:
+def until_event(folder: Path, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """Wait for an event of a run; fails if the run ends before."""
     for event in events(folder, start_deadline_s=150, ended=lambda: None):
         if wanted(event):
@@ -41,9 +25,9 @@ def until_event(folder: Path, wanted: Callable[[Event], bool]) -> Event:
     raise AssertionError("the run ended before that")
 
 
-def committed(folder: Path, round: int) -> None:
+def committed(folder: Path, number: int) -> None:
     """Wait until a round is committed."""
-    until_event(folder, lambda e: e.kind == "commit" and e.number >= round)
+    until_event(folder, lambda e: e["event"] == "commit" and e["round"] >= number)
 
 
 def kill_server_app(folder: Path) -> None:
@@ -54,37 +38,28 @@ def kill_server_app(folder: Path) -> None:
     until(lambda: held_by(folder) is None, "the ServerApp's end")
 
 
-def kill_superlink(federation: LocalFederation) -> None:
-    """SIGKILL to the SuperLink; its helpers are left to find out."""
-    os.kill(federation.superlink.program.process.pid, signal.SIGKILL)
-    federation.superlink.program.process.wait(10)
-
-
-def restart_superlink(federation: LocalFederation, folder: Path) -> None:
+def restart_superlink(trio: Trio, folder: Path) -> None:
     """A new SuperLink at the old address, once the old one's ServerApp has gone."""
     until(lambda: held_by(folder) is None, "the orphaned ServerApp's end")
     deadline = time.monotonic() + 30
     while True:
         try:
-            federation.superlink.start()
+            trio.superlink.start()
             break
         except Exception:  # the port is not free yet
             if time.monotonic() > deadline:
                 raise
-            time.sleep(0.5)
-    federation.wait_for_silos(len(NAMES))
+            time.sleep(0.1)
+    trio.wait_for_silos(len(NAMES))
 
 
-def resume(federation: LocalFederation, folder: Path) -> str:
+def resume(trio: Trio, folder: Path) -> None:
     """``coterie run --resume``, as an operator types it, until the run is complete."""
-    done = coterie(
-        "run", "--resume", folder.name, "--runs-dir", str(federation.runs_dir),
-        "--superlink", federation.superlink.control_address,
-        deadline_s=240,
-    )  # fmt: skip
+    done = trio.operator("run", "--resume", folder.name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert record_of(folder)["status"] == "completed"
-    return done.stdout
+    rounds = record_of(folder)["config"]["rounds"]
+    assert f"round {rounds}/{rounds}" in done.stdout
 
 
 def assert_same_outcome(folder: Path, undisturbed: Path) -> None:

@@ -6,36 +6,38 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from coterie.server.machine.link import control
 from coterie.server.machine.superlink import Ports
 from coterie.server.site.federation import Federation, load
-from tests.e2e.conftest import COTERIE, coterie, until
+from coterie.system.processes import family
+from tests.commands import Done, coterie
+from tests.e2e.gated import ONE_BATCH, TASK, Gate
+from tests.e2e.runs import COTERIE, until
 
 STOP_S = 20.0
-COMMAND_S = 150.0
-"""A command starts a Python that imports Flower: seconds, and more on a machine that is busy."""
+SETTINGS = [part for key, value in ONE_BATCH.items() for part in ("--set", f"{key}={value}")]
+NAMES = ("a", "b")
 
 
 class Organisations:
     """A coordinator with TLS and node authentication, and silos with folders of their own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, call: Callable[..., Done] = coterie) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self.call = call
+        self.gate = Gate(folder / "gate")
         self.ports = Ports.free()
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.coordinator = folder / "coordinator"
-        done = coterie(
+        self.done(
             "init", str(self.coordinator), "--address", f"127.0.0.1:{self.ports.fleet}",
             "--control-port", str(self.ports.control), "--runtime-port", str(self.ports.runtime),
-            deadline_s=COMMAND_S,
         )  # fmt: skip
-        assert done.returncode == 0, done.stderr
 
     def __enter__(self) -> Organisations:
         return self
@@ -56,24 +58,30 @@ class Organisations:
         """The coordinator's folder."""
         return load(self.coordinator)
 
-    def command(self, *arguments: str, deadline_s: float = COMMAND_S) -> str:
-        """An operator's command, which has to succeed; returns its standard output."""
-        done = coterie(*arguments, "--federation", str(self.coordinator), deadline_s=deadline_s)
+    def done(self, *arguments: str) -> str:
+        """A command, which has to succeed; returns its standard output."""
+        done = self.call(*arguments)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def start(
-        self, name: str, *arguments: str, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def command(self, *arguments: str) -> str:
+        """The same of an operator."""
+        return self.done(*arguments, "--federation", str(self.coordinator))
+
+    def start(self, name: str, *arguments: str) -> None:
         """Start a command that stays, with its log in ``log_of``."""
+        self.start_program(name, *COTERIE, *arguments)
+
+    def start_program(self, name: str, *line: str) -> None:
+        """Start a program that stays; silos among them have the gate."""
         self.log_of(name).parent.mkdir(parents=True, exist_ok=True)
         with self.log_of(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [*COTERIE, *arguments],
+                line,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **self.gate.environment},
                 start_new_session=True,
             )
 
@@ -100,16 +108,14 @@ class Organisations:
 
     def make(self, name: str, data: Mapping[str, Any], *, extra: str = "") -> str:
         """``coterie silo init`` and a silo.toml; returns the enrolment request."""
-        home = str(self.home_of(name))
-        done = coterie("silo", "init", "--name", name, "--home", home, deadline_s=COMMAND_S)
-        assert done.returncode == 0, done.stderr
+        request = self.done("silo", "init", "--name", name, "--home", str(self.home_of(name)))
         self.configure(name, data, extra=extra)
-        return done.stdout.strip()
+        return request.strip()
 
     def configure(self, name: str, data: Mapping[str, Any], *, extra: str = "") -> None:
         """Write a silo.toml."""
         lines = "\n".join(f"{key} = {value!r}" for key, value in data.items())
-        text = f'name = "{name}"\ntask = "digits"\n[data]\n{lines}\n{extra}\n'
+        text = f'name = "{name}"\ntask = "{TASK}"\n[data]\n{lines}\n{extra}\n'
         (self.home_of(name) / "silo.toml").write_text(text)
 
     def enrol(self, request: str) -> str:
@@ -118,13 +124,22 @@ class Organisations:
 
     def join(self, name: str, bundle: str) -> None:
         """``coterie silo join``."""
-        home = str(self.home_of(name))
-        done = coterie("silo", "join", "--home", home, bundle, deadline_s=COMMAND_S)
-        assert done.returncode == 0, done.stderr
+        self.done("silo", "join", "--home", str(self.home_of(name)), bundle)
 
-    def start_silo(self, name: str, *arguments: str, **keys: Any) -> None:
+    def start_silo(self, name: str) -> None:
         """``coterie silo start``."""
-        self.start(name, "silo", "start", "--home", str(self.home_of(name)), *arguments, **keys)
+        self.start(name, "silo", "start", "--home", str(self.home_of(name)))
+
+    def mend(self) -> None:
+        """The SuperLink, two silos, and nothing that another test left behind."""
+        self.gate.open()
+        for name, process in list(self.processes.items()):
+            if name not in (*NAMES, "superlink") and process.poll() is None:
+                self.end(name)
+        for name in NAMES:
+            if self.processes[name].poll() is not None:
+                self.start_silo(name)
+        until(lambda: self.num_online() == len(NAMES), "a, b and nobody else", deadline_s=150)
 
     def add(self, name: str, index: int, *, extra: str = "") -> None:
         """Everything for one more digits silo; silos of different indices share no sample."""
@@ -157,8 +172,6 @@ class Organisations:
 
 def processes_of(superlink: subprocess.Popen[bytes], program: str) -> list[int]:
     """Process ids of a program that runs under the coordinator."""
-    from coterie.system.processes import family
-
     found = []
     for pid in family([superlink.pid]):
         try:
@@ -168,11 +181,3 @@ def processes_of(superlink: subprocess.Popen[bytes], program: str) -> list[int]:
         if any(part.endswith(program) for part in line[:3]):
             found.append(pid)
     return sorted(found)
-
-
-def rest(seconds: float) -> None:
-    """Let time pass that the system under test needs."""
-    time.sleep(seconds)
-
-
-PYTHON = sys.executable

@@ -15,21 +15,20 @@ import pytest
 
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
-from coterie.server.runs.record import read_whole
 from coterie.system.files import held_by
-from tests.e2e.conftest import coterie, record_of, spec, until
 from tests.e2e.crashes import (
     KEYS,
     assert_same_outcome,
     committed,
     kill_server_app,
-    kill_superlink,
     restart_superlink,
     resume,
-    start_silos,
     until_event,
 )
+from tests.e2e.gated import ONE_BATCH
 from tests.e2e.proxy import Proxy
+from tests.e2e.runs import ROOT, record_of, spec, until
+from tests.e2e.trio import Trio
 
 BIG = '''
 import torch
@@ -45,71 +44,58 @@ class Big(Digits):
 '''
 
 
-def test_a_killed_server_app_and_a_killed_superlink_cost_at_most_a_round(
-    federation: LocalFederation,
-) -> None:
-    start_silos(federation)
-    undisturbed, _ = federation.run(**KEYS, rounds=6)
+@pytest.mark.nightly  # test_chaos.py kills the same, and a silo, in one run
+@pytest.mark.timeout(300)
+def test_a_killed_server_app_and_a_killed_superlink_cost_at_most_a_round(trio: Trio) -> None:
+    undisturbed, _ = trio.run(**{**KEYS, "rounds": 6})
 
-    _, folder = federation.submit(**KEYS, rounds=6)
+    _, folder = trio.submit(**{**KEYS, "rounds": 6})
     committed(folder, 2)
     kill_server_app(folder)
-    runs = coterie("runs", "--runs-dir", str(federation.runs_dir)).stdout
-    assert "interrupted" in runs
-    said = resume(federation, folder)
-    assert "round 6/6" in said
+    assert "interrupted" in trio.records("runs").stdout
+    resume(trio, folder)
     assert_same_outcome(folder, undisturbed)
     assert record_of(folder)["resumed"][0]["after-round"] >= 2
 
-    _run_id, folder = federation.submit(**KEYS, rounds=6)
+    _, folder = trio.submit(**{**KEYS, "rounds": 6})
     committed(folder, 3)
-    kill_superlink(federation)
-    restart_superlink(federation, folder)
-    resume(federation, folder)
+    trio.kill_superlink()
+    restart_superlink(trio, folder)
+    resume(trio, folder)
     assert_same_outcome(folder, undisturbed)
     assert record_of(folder)["resumed"][0]["after-round"] >= 3
 
 
-def test_a_run_that_goes_on_or_is_complete_is_not_resumed(federation: LocalFederation) -> None:
-    start_silos(federation)
-    run_id, folder = federation.submit(**KEYS, rounds=4, local_epochs=60)
-    committed(folder, 1)
-    again = [
-        "run", "--resume", folder.name, "--runs-dir", str(federation.runs_dir),
-        "--superlink", federation.superlink.control_address,
-    ]  # fmt: skip
-    done = coterie(*again)
+def test_a_run_that_goes_on_or_is_complete_is_not_resumed(trio: Trio) -> None:
+    trio.gate.close()
+    run_id, folder = trio.submit(**{**KEYS, **ONE_BATCH})
+    trio.gate.hold(3, rounds=1)
+    again = ("run", "--resume", folder.name)
+    done = trio.operator(*again)
     assert done.returncode == 2 and "still running" in done.stderr
-    assert federation.follow(run_id, folder, lambda event: None).status == "completed"
-    done = coterie(*again)
+    trio.gate.open()
+    assert trio.follow(run_id, folder, lambda event: None).status == "completed"
+    done = trio.operator(*again)
     assert done.returncode == 2 and "is complete" in done.stderr
-    done = coterie("run", "--resume", "nothing-7", *again[3:])
+    done = trio.operator("run", "--resume", "nothing-7")
     assert done.returncode == 2 and "0 runs in" in done.stderr
-    done = coterie("run", "hcct", "--resume", folder.name)
-    assert done.returncode == 2 and "give a strategy, or --resume" in done.stderr
 
 
 def test_a_server_app_killed_while_it_writes_a_checkpoint_loses_nothing(
-    federation: LocalFederation, tmp_path: Path
+    trio: Trio, tmp_path: Path
 ) -> None:
     (tmp_path / "big.py").write_text(BIG)
-    for index, name in enumerate(("a", "b")):
+    own = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    for index, name in enumerate(("big1", "big2")):
         options = {"train": 10, "test": 10, "skip": 20 * index}
-        own = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-        federation.start_silo(SiloSpec(name, "big:Big", options), environment=own)
-    federation.wait_for_silos(2)
-    keys = {
-        **KEYS,
-        "personal": "",
-        "task": "big:Big",
-        "min-silos": 2,
-        "local-epochs": 1,
-        "lr": 0.001,
-    }
-    undisturbed, last = federation.run(**keys, rounds=4)
+        trio.start_silo(SiloSpec(name, "big:Big", options), environment=own)
+    trio.wait_for_silos(5)
+    two = {"personal": "", "task": "big:Big", "min-silos": 2}
+    keys = {**KEYS, **two, "local-epochs": 1, "lr": 0.001}
+    undisturbed, last = trio.run(**keys)
     assert last.status == "completed", last
 
-    _, folder = federation.submit(**keys, rounds=4)
+    _, folder = trio.submit(**keys)
     committed(folder, 1)
     written = folder / "checkpoints"
     deadline = time.monotonic() + 60
@@ -120,7 +106,7 @@ def test_a_server_app_killed_while_it_writes_a_checkpoint_loses_nothing(
     os.kill(pid, signal.SIGKILL)
     until(lambda: held_by(folder) is None, "the ServerApp's end")
     assert unfinished[0].exists(), "it was killed while it wrote"
-    resume(federation, folder)
+    resume(trio, folder)
     assert record_of(folder)["resumed"][0]["after-round"] >= 1
     assert_same_outcome(folder, undisturbed)
     assert not list(written.glob("*.tmp"))
@@ -141,56 +127,59 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_at_the_coordinator_ends_the_run_and_room_lets_it_go_on(
-    federation: LocalFederation, small_disk: Path
+    trio: Trio, small_disk: Path
 ) -> None:
-    start_silos(federation)
-    keys = {**KEYS, "rounds": 6, "local_epochs": 60}  # long enough to fill the disk in between
-    undisturbed, _ = federation.run(**keys)
-    federation.runs_dir = small_disk
-    run_id, folder = federation.submit(**keys)
-    committed(folder, 2)
+    keys = {**KEYS, **ONE_BATCH, "rounds": 6}
+    undisturbed, _ = trio.run(**keys)
+    trio.runs_dir = small_disk
+    trio.gate.close()
+    run_id, folder = trio.submit(**keys)
+    trio.gate.hold(3, rounds=2)
     ballast = small_disk / "ballast"
     with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(b"0" * 4096)
+    trio.gate.open()
     until(lambda: held_by(folder) is None, "the end of the run")
-    with control(federation.superlink.control_address) as calls:
+    with control(trio.superlink.control_address) as calls:
         said = list(calls.log_lines(run_id, deadline_s=30.0))
     assert any("the disk is full" in line for line in said), said[-5:]
     assert len(list((folder / "checkpoints").glob("round-*.safetensors"))) >= 2
     ballast.unlink()
-    resume(federation, folder)
+    resume(trio, folder)
     assert record_of(folder)["resumed"][0]["after-round"] >= 2
     assert_same_outcome(folder, undisturbed)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_silo_cut_off_for_90_s_is_left_out_and_comes_back(federation: LocalFederation) -> None:
     federation.superlink.wait()
+    own = {"PYTHONPATH": str(ROOT)}
     proxy = Proxy(federation.superlink.fleet_address)
     try:
         for index, name in enumerate(("a", "b")):
-            federation.start_silo(spec(name, index))
+            federation.start_silo(spec(name, index), environment=own)
         whole = federation.superlink
         federation.superlink = _behind(proxy)
-        federation.start_silo(spec("c", 2))
+        federation.start_silo(spec("c", 2), environment=own)
         federation.superlink = whole
         federation.wait_for_silos(3)
         _run_id, folder = federation.submit(
-            **KEYS, rounds=400, local_epochs=100, round_timeout=20.0
+            **{**KEYS, "rounds": 400}, local_epochs=100, round_timeout=20.0
         )
         committed(folder, 2)
         proxy.cut()
         cut = time.monotonic()
-        until_event(folder, lambda e: e.report is not None and "c" in e.report.left_out)
+        until_event(folder, lambda e: e["event"] == "round" and "c" in e["left-out"])
         time.sleep(max(0.0, 90 - (time.monotonic() - cut)))
         proxy.mend()
-        before = read_whole(folder).rounds[-1].round
+        before = read_record(folder)["rounds"][-1]["round"]
         back = until_event(
             folder,
-            lambda e: e.report is not None and e.number > before and "c" in e.report.silos,
+            lambda e: e["event"] == "round" and e["round"] > before and "c" in e["silos"],
         )
-        assert back.report is not None and set(back.report.silos) == {"a", "b", "c"}
+        assert set(back["silos"]) == {"a", "b", "c"}
         assert federation.processes["c"].poll() is None
         for entry in record_of(folder)["rounds"]:
             assert {"a", "b"} <= set(entry["silos"]), "the others were not disturbed"

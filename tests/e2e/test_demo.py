@@ -1,4 +1,4 @@
-"""The demo as a person runs it."""
+"""Demos of every kind as a person runs them; one of the installed wheel is in test_wheel.py."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def run(folder: Path, strategy: str = "hcct") -> tuple[Outcome, str]:
     return outcome, console.file.getvalue()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
     tmp_path: Path,
@@ -36,6 +37,7 @@ def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
     assert second.hashes == first.hashes
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_a_demo_of_generators_takes_a_newcomer_and_a_leaver(tmp_path: Path) -> None:
     outcome, text = run(tmp_path, "fedgenp")

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from tests.strategies.test_fuzz import check_reply_is_harmless, hostile_replies
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1800)
 @settings(max_examples=5000)
 @given(hostile_replies())

@@ -32,6 +32,8 @@ CHROMIUM = next(
 if CHROMIUM is None:
     pytest.skip("no Chromium on PATH: apt-get install chromium", allow_module_level=True)
 
+pytestmark = pytest.mark.nightly
+
 LOOKS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 OVERLAPS = """() => {
   const bad = [];

@@ -1,21 +1,20 @@
 """Attacks and accidents against a real SuperLink with TLS. All are refused, none stops the run.
 
-Every test disturbs a run of two honest silos, and the models of that run must be those of a run
-that nobody disturbed, bit for bit.
+All disturb one run of two honest silos, which goes on round by round meanwhile. Its models must
+be those of a run that nobody disturbed, bit for bit.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -23,129 +22,36 @@ import pytest
 from coterie.client.home.folder import Home
 from coterie.server.site.enrolled import names_by_node
 from coterie.wire.enrolment import public_pem
-from tests.e2e.conftest import coterie, record_of, until
-from tests.e2e.organisations import Organisations
+from tests.commands import Done, coterie
+from tests.e2e.gated import ONE_BATCH, TASK
+from tests.e2e.organisations import NAMES, SETTINGS, Organisations
+from tests.e2e.runs import (
+    COMMAND_S,
+    COTERIE,
+    finished,
+    happened,
+    in_process,
+    record_of,
+    until,
+)
 
 pytestmark = pytest.mark.timeout(600)
 
-RUN = ("fedavg", "--rounds", "12", "--min-silos", "2", "--seed", "3", "--set", "local-epochs=2")
-
-
-@pytest.fixture(scope="module")
-def organisations(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Organisations]:
-    with Organisations(tmp_path_factory.mktemp("organisations")) as made:
-        made.start_superlink()
-        made.add("a", 0)
-        made.add("b", 1)
-        made.wait_for(2)
-        yield made
-
-
-@pytest.fixture(scope="module")
-def undisturbed(organisations: Organisations) -> dict[str, str]:
-    """Hashes of the models of a run that nobody disturbs."""
-    return finished(organisations.submit(*RUN))
-
-
-def finished(folder: Path) -> dict[str, str]:
-    """Wait until a run is over; return the hashes of its models."""
-    until(lambda: happened(folder, "end"), f"the end of {folder.name}", deadline_s=150)
-    record = record_of(folder)
-    assert record["status"] == "completed", record.get("error")
-    hashes: dict[str, str] = record["model-hashes"]
-    return hashes
-
-
-def happened(folder: Path, event: str) -> bool:
-    """Whether a run's record has such an event already."""
-    file = folder / "events.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    return any(json.loads(line)["event"] == event for line in lines)
-
-
-def disturbed(organisations: Organisations, attack: Callable[[], Any]) -> tuple[Path, Any]:
-    """Start a run, attack when it has begun; return its folder and what the attack returned."""
-    folder = organisations.submit(*RUN)
-    until(lambda: happened(folder, "round"), "round 1", deadline_s=120)
-    return folder, attack()
-
-
-def stranger(organisations: Organisations, name: str, like: str = "a") -> Path:
-    """A silo's folder that knows the coordinator, but whose key nobody enrolled."""
-    organisations.make(name, {"train": 40, "test": 30, "skip": 500})
-    for file in ("ca.pem", "coordinator.json"):
-        shutil.copy(organisations.home_of(like) / file, organisations.home_of(name) / file)
-    return organisations.home_of(name)
-
-
-def start(home: Path, *, patience: float = 2.0) -> subprocess.CompletedProcess[str]:
-    """``coterie silo start`` that is expected to end by itself."""
-    own = ("--home", str(home), "--patience", str(patience))
-    return coterie("silo", "start", *own, deadline_s=120)
-
-
-def test_an_unknown_key_is_refused(
-    organisations: Organisations, undisturbed: dict[str, str]
-) -> None:
-    home = stranger(organisations, "stranger")
-    folder, done = disturbed(organisations, lambda: start(home))
-    assert done.returncode == 5
-    assert "refuses this silo's key" in done.stderr and "not enrolled" in done.stderr
-    assert finished(folder) == undisturbed
-
-
-def test_an_enrolled_silo_that_claims_another_s_name_is_refused(
-    organisations: Organisations, undisturbed: dict[str, str]
-) -> None:
-    organisations.add("c", 2)
-    organisations.wait_for(3)
-    assert organisations.end("c") == 0
-    text = (organisations.home_of("c") / "silo.toml").read_text()
-    (organisations.home_of("c") / "silo.toml").write_text(text.replace('"c"', '"a"'))
-    organisations.start_silo("c")
-    organisations.wait_for(3)
-    folder = organisations.submit(*RUN)
-    assert finished(folder) == undisturbed
-    refused = record_of(folder)["refused"]
-    assert "claims the name 'a', but its key is enrolled as 'c'" in refused["c"]
-    organisations.end("c")
-
-
-def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(
-    organisations: Organisations, undisturbed: dict[str, str], tmp_path: Path
-) -> None:
-    home = stranger(organisations, "careful")
-    with Organisations(tmp_path) as other:
-        joined = json.loads((home / "coordinator.json").read_text())
-        joined["ca"] = other.federation.ca.read_text()
-        (home / "coordinator.json").write_text(json.dumps(joined))
-    folder, done = disturbed(organisations, lambda: start(home, patience=60))
-    assert done.returncode == 5
-    assert "TLS with the SuperLink" in done.stderr and "CERTIFICATE_VERIFY_FAILED" in done.stderr
-    assert finished(folder) == undisturbed
-
-
-def test_plain_text_against_tls_is_refused(
-    organisations: Organisations, undisturbed: dict[str, str]
-) -> None:
-    address = f"127.0.0.1:{organisations.ports.fleet}"
-    folder, done = disturbed(
-        organisations,
-        lambda: coterie(
-            "silo", "--name", "a", "--superlink", address, "--patience", "2", deadline_s=120
-        ),
-    )
-    assert done.returncode == 5
-    assert "without TLS" in done.stderr
-    assert finished(folder) == undisturbed
-
-
-def test_operators_without_tls_are_refused_and_the_api_is_not_open_to_other_machines(
-    organisations: Organisations,
-) -> None:
-    done = coterie("status", "--superlink", f"127.0.0.1:{organisations.ports.control}")
-    assert done.returncode != 0
-    assert organisations.federation.config.listen.operators.startswith("127.0.0.1:")
+ROUNDS = 40
+KEYS = {
+    **{"task": TASK, "strategy": "fedavg", "rounds": ROUNDS},
+    **{"min-silos": 2, "seed": 3, **ONE_BATCH},
+}
+TWICE = """
+import runpy
+import coterie.client.resident.link as link
+once = link.FleetLink.send
+def twice(self, reply, *, seconds):
+    once(self, reply, seconds=seconds)
+    once(self, reply, seconds=seconds)
+link.FleetLink.send = twice
+runpy.run_module("coterie.client", run_name="__main__")
+"""
 
 
 class Recorder:
@@ -187,81 +93,139 @@ class Recorder:
         self._listener.close()
 
 
-def test_a_recorded_connection_that_is_played_again_has_no_effect(
-    organisations: Organisations, undisturbed: dict[str, str]
-) -> None:
-    recorder = Recorder(organisations.ports.fleet)
-    file = organisations.home_of("a") / "coordinator.json"
+@dataclass
+class Attacked:
+    """A run that goes on while its federation is attacked."""
+
+    organisations: Organisations
+    recorder: Recorder
+    folder: Path
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that are over."""
+        return len(record_of(self.folder)["rounds"])
+
+    def go_on(self) -> None:
+        """Let a round pass; then both silos are held in their training again."""
+        assert not happened(self.folder, "end"), "the run was over before the attack"
+        self.organisations.gate.hold(len(NAMES), rounds=1)
+
+    def during(self, *attack: str) -> Done:
+        """Run a program while the run goes on; rounds pass before and after its end."""
+        process = subprocess.Popen(
+            attack, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        try:
+            self.go_on()
+            out, err = process.communicate(timeout=COMMAND_S)
+        finally:
+            process.kill()
+        self.go_on()
+        return Done(process.returncode, out, err)
+
+    def start(self, home: Path, *, patience: float = 2.0) -> Done:
+        """``coterie silo start`` that is expected to end by itself."""
+        own = ("--home", str(home), "--patience", str(patience))
+        return self.during(*COTERIE, "silo", "start", *own)
+
+
+@pytest.fixture(scope="module")
+def attacked(resident_pair: Organisations) -> Iterator[Attacked]:
+    """a's connection is recorded, b sends every reply twice, c claims the name of a."""
+    made = resident_pair
+    made.mend()
+    made.add("c", 2)
+    made.add("away", 3)
+    made.wait_for(4)
+    recorder = Recorder(made.ports.fleet)
+    for name in ("a", "b", "c", "away"):
+        assert made.end(name) == 0
+    file = made.home_of("a") / "coordinator.json"
     before = file.read_text()
+    file.write_text(before.replace(str(made.ports.fleet), str(recorder.port)))
+    made.start_silo("a")
+    home = str(made.home_of("b"))
+    made.start_program("b", sys.executable, "-c", TWICE, "start", "--home", home, "--verbose")
+    claim = made.home_of("c") / "silo.toml"
+    claim.write_text(claim.read_text().replace('"c"', '"a"'))
+    made.start_silo("c")
+    made.wait_for(3)
+    made.gate.close()
+    rest = ("--min-silos", "2", "--seed", "3", "--task", TASK, *SETTINGS)
+    folder = made.submit("fedavg", "--rounds", str(ROUNDS), *rest)
+    made.gate.hold(len(NAMES), rounds=1)
     try:
-        organisations.end("a")
-        file.write_text(before.replace(str(organisations.ports.fleet), str(recorder.port)))
-        organisations.start_silo("a")
-        organisations.wait_for(2)
-        assert finished(organisations.submit(*RUN)) == undisturbed
-        assert sum(map(len, recorder.sent)) > 12 * 24_000, "every round's model went through it"
-
-        def replay() -> list[bytes]:
-            answers = []
-            for kept in list(recorder.sent):
-                with socket.create_connection(("127.0.0.1", organisations.ports.fleet)) as line:
-                    line.settimeout(5)
-                    answer = b""
-                    try:
-                        line.sendall(bytes(kept))
-                        while data := line.recv(65536):
-                            answer += data
-                    except OSError:
-                        pass
-                    answers.append(answer)
-            return answers
-
-        folder, answers = disturbed(organisations, replay)
-        assert finished(folder) == undisturbed
-        # The server's part of a handshake that cannot be completed, and nothing of a conversation.
-        assert all(len(answer) < 5_000 for answer in answers)
+        yield Attacked(made, recorder, folder)
     finally:
-        organisations.end("a")
+        made.gate.open()
+        for name in NAMES:
+            assert made.end(name) == 0
         file.write_text(before)
         recorder.close()
-        organisations.start_silo("a")
-        organisations.wait_for(2)
 
 
-TWICE = """
-import sys
-import coterie.client.resident.link as link
-once = link.FleetLink.send
-def twice(self, reply, *, seconds):
-    once(self, reply, seconds=seconds)
-    once(self, reply, seconds=seconds)
-link.FleetLink.send = twice
-from coterie.client.cli.main import app
-app(prog_name="coterie silo")
-"""
+def stranger(made: Organisations, name: str) -> Path:
+    """A silo's folder that knows the coordinator, but whose key nobody enrolled."""
+    made.make(name, {"train": 40, "test": 30, "skip": 500})
+    shutil.copy(made.home_of("b") / "ca.pem", made.home_of(name))
+    shutil.copy(made.home_of("b") / "coordinator.json", made.home_of(name))
+    return made.home_of(name)
 
 
-def test_a_reply_that_is_sent_twice_counts_once(
-    organisations: Organisations, undisturbed: dict[str, str]
+def test_an_unknown_key_is_refused(attacked: Attacked) -> None:
+    done = attacked.start(stranger(attacked.organisations, "stranger"))
+    assert done.returncode == 5
+    assert "refuses this silo's key" in done.stderr and "not enrolled" in done.stderr
+
+
+def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(
+    attacked: Attacked, tmp_path: Path
 ) -> None:
-    organisations.end("b")
-    log = organisations.folder / "twice.log"
-    with log.open("wb") as out:
-        home = str(organisations.home_of("b"))
-        twice = subprocess.Popen(
-            [sys.executable, "-c", TWICE, "start", "--home", home, "--verbose"],
-            stdout=out,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        organisations.wait_for(2)
-        assert finished(organisations.submit(*RUN)) == undisturbed
-        assert "Traceback" not in log.read_text()
-    finally:
-        twice.terminate()
-        twice.wait(20)
-        organisations.start_silo("b")
-        organisations.wait_for(2)
+    home = stranger(attacked.organisations, "careful")
+    with Organisations(tmp_path / "other") as other:
+        shutil.copy(other.federation.ca, home / "ca.pem")
+    done = attacked.start(home, patience=60)
+    assert done.returncode == 5
+    assert "TLS with the SuperLink" in done.stderr and "CERTIFICATE_VERIFY_FAILED" in done.stderr
+
+
+def test_plain_text_against_tls_is_refused(attacked: Attacked) -> None:
+    address = f"127.0.0.1:{attacked.organisations.ports.fleet}"
+    plain = ("silo", "--name", "a", "--superlink", address, "--patience", "2")
+    done = attacked.during(*COTERIE, *plain)
+    assert done.returncode == 5
+    assert "without TLS" in done.stderr
+
+
+def test_operators_without_tls_are_refused_and_the_api_is_not_open_to_other_machines(
+    attacked: Attacked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coterie.server.machine.link.CONNECT_DEADLINE_S", 2.0)
+    made = attacked.organisations
+    done = coterie("status", "--superlink", f"127.0.0.1:{made.ports.control}")
+    assert done.returncode != 0
+    assert made.federation.config.listen.operators.startswith("127.0.0.1:")
+
+
+def test_a_recorded_connection_that_is_played_again_has_no_effect(attacked: Attacked) -> None:
+    recorder, fleet = attacked.recorder, attacked.organisations.ports.fleet
+    assert sum(map(len, recorder.sent)) > attacked.num_rounds * 24_000, "every round's model"
+    answers = []
+    for kept in list(recorder.sent):
+        with socket.create_connection(("127.0.0.1", fleet)) as line:
+            line.settimeout(5)
+            answer = b""
+            try:
+                line.sendall(bytes(kept))
+                while data := line.recv(65536):
+                    answer += data
+            except OSError:
+                pass
+            answers.append(answer)
+        attacked.go_on()
+    # The server's part of a handshake that cannot be completed, and nothing of a conversation.
+    assert answers and all(len(answer) < 5_000 for answer in answers)
 
 
 def signed_headers(home: Home, when: datetime) -> list[tuple[str, str | bytes]]:
@@ -277,13 +241,14 @@ def signed_headers(home: Home, when: datetime) -> list[tuple[str, str | bytes]]:
 
 
 def test_recorded_headers_are_refused_when_they_are_old_or_for_another_node(
-    organisations: Organisations,
+    attacked: Attacked,
 ) -> None:
     """Inside the TLS connection, as somebody would who has seen a silo's headers elsewhere."""
     from flwr.proto.fleet_pb2 import PullMessagesRequest
     from flwr.proto.fleet_pb2_grpc import FleetStub
     from flwr.proto.node_pb2 import Node
 
+    organisations = attacked.organisations
     made = organisations.federation
     nodes = {name: node for node, name in names_by_node(made.roster).items()}
     credentials = grpc.ssl_channel_credentials(made.ca.read_bytes())
@@ -311,81 +276,72 @@ def test_recorded_headers_are_refused_when_they_are_old_or_for_another_node(
 
 
 SKEWED = """
-import sys
+import runpy
 from datetime import timedelta
 import flwr.client.grpc_rere_client.node_auth_client_interceptor as inside
 right = inside.now
 inside.now = lambda: right() + timedelta(seconds={seconds})
-from coterie.client.cli.main import app
-app(prog_name="coterie silo")
+runpy.run_module("coterie.client", run_name="__main__")
 """
 
 
 @pytest.mark.parametrize("seconds", [60, -400])
-def test_a_clock_that_is_wrong_is_named(
-    organisations: Organisations, undisturbed: dict[str, str], seconds: int
-) -> None:
-    organisations.add("skewed", 3)
-    organisations.wait_for(3)
-    organisations.end("skewed")
-    home = organisations.home_of("skewed")
-
-    def attack() -> subprocess.CompletedProcess[str]:
-        code = SKEWED.format(seconds=seconds)
-        return subprocess.run(
-            [sys.executable, "-c", code, "start", "--home", str(home), "--patience", "2"],
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-
-    folder, done = disturbed(organisations, attack)
+def test_a_clock_that_is_wrong_is_named(attacked: Attacked, seconds: int) -> None:
+    """Of a silo that is enrolled and was connected."""
+    away = attacked.organisations.home_of("away")
+    code = SKEWED.format(seconds=seconds)
+    own = ("start", "--home", str(away), "--patience", "2")
+    done = attacked.during(sys.executable, "-c", code, *own)
     assert done.returncode == 5
     assert "the clock of this machine" in done.stderr and "UTC" in done.stderr
-    assert finished(folder) == undisturbed
 
 
-def test_a_second_process_with_the_same_key_is_refused(
-    organisations: Organisations, undisturbed: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_second_process_with_the_same_key_is_refused(attacked: Attacked, tmp_path: Path) -> None:
     copied = tmp_path / "copy"
-    shutil.copytree(organisations.home_of("a"), copied)
-
-    def attack() -> tuple[Any, Any]:
-        return start(copied), start(organisations.home_of("a"))
-
-    folder, (elsewhere, same) = disturbed(organisations, attack)
+    shutil.copytree(attacked.organisations.home_of("a"), copied)
+    elsewhere = attacked.start(copied)
     assert elsewhere.returncode == 5
     assert "another process uses it" in elsewhere.stderr
+    same = attacked.start(attacked.organisations.home_of("a"))
     assert same.returncode == 2
     assert "already running from" in same.stderr
-    assert finished(folder) == undisturbed
 
 
-def test_a_removed_silo_is_out_at_once_and_for_good(organisations: Organisations) -> None:
-    organisations.add("gone", 4)
-    organisations.wait_for(3)
-    keys = ("fedavg", "--rounds", "12", "--min-silos", "3", "--set", "local-epochs=10")
-    folder = organisations.submit(*keys)
-    until(lambda: happened(folder, "round"), "round 1", deadline_s=120)
-    assert "is removed" in organisations.command("remove", "gone")
+def test_the_run_that_was_attacked_gives_the_models_of_one_that_nobody_disturbed(
+    attacked: Attacked, tmp_path: Path
+) -> None:
+    """With it: replies that were sent twice count once, and a name goes with its key."""
+    assert attacked.organisations.num_online() == 3, "a, b, and who claims a's name"
+    attacked.organisations.gate.open()
+    undisturbed = in_process(tmp_path / "run", *NAMES, **KEYS)
+    assert finished(attacked.folder) == undisturbed["model-hashes"]
+    record = record_of(attacked.folder)
+    assert "claims the name 'a', but its key is enrolled as 'c'" in record["refused"]["c"]
+    assert all(set(entry["silos"]) == {"a", "b"} for entry in record["rounds"])
+    assert "Traceback" not in attacked.organisations.said("b")
+
+
+def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None:
+    pair.add("gone", 4)
+    pair.wait_for(3)
+    pair.gate.close()
+    keys = ("--rounds", "6", "--min-silos", "3", "--task", TASK, *SETTINGS)
+    folder = pair.submit("fedavg", *keys)
+    pair.gate.hold(3, rounds=1)
+    assert "is removed" in pair.command("remove", "gone")
+    pair.gate.open()
     finished(folder)
-    record = record_of(folder)
-    assert set(record["final-evaluation"]) == {"a", "b"}
-    assert "removed" in organisations.command("roster")
-    until(
-        lambda: "not enrolled" in organisations.said("gone"), "the silo to say so", deadline_s=120
-    )
-    organisations.end("gone")
-    home = organisations.home_of("gone")
-    again = coterie("silo", "init", "--name", "gone", "--home", str(home)).stdout.strip()
-    refused = coterie("enrol", again, "--federation", str(organisations.coordinator))
+    assert set(record_of(folder)["final-evaluation"]) == {"a", "b"}
+    assert "removed" in pair.command("roster")
+    until(lambda: "not enrolled" in pair.said("gone"), "the silo to say so", deadline_s=120)
+    pair.end("gone")
+    home = str(pair.home_of("gone"))
+    again = pair.done("silo", "init", "--name", "gone", "--home", home).strip()
+    refused = coterie("enrol", again, "--federation", str(pair.coordinator))
     assert refused.returncode == 2 and "never let in again" in refused.stderr
-    done = start(home)
+    done = pair.call("silo", "start", "--home", home, "--patience", "2")
     assert done.returncode == 5 and "not enrolled" in done.stderr
-    anew = coterie("silo", "init", "--name", "gone", "--home", str(home), "--new-key")
-    organisations.join("gone", organisations.enrol(anew.stdout.strip()))
-    organisations.start_silo("gone")
-    organisations.wait_for(3)
-    organisations.end("gone")
+    anew = pair.done("silo", "init", "--name", "gone", "--home", home, "--new-key")
+    pair.join("gone", pair.enrol(anew.strip()))
+    pair.start_silo("gone")
+    pair.wait_for(3)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import record_of
+from tests.e2e.runs import record_of
 
 KEYS = {"strategy": "hcct", "rounds": 2, "min-silos": 3, "local-epochs": 1, "seed": 2}
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(
     find_spec("ray") is None, reason="Ray is missing: pip install 'coterie[simulation]'"
 )

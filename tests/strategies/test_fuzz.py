@@ -1,6 +1,6 @@
 """Whatever one silo answers, no strategy crashes and the other silos do not feel it.
 
-``make test`` tries a hundred answers, ``make e2e`` 5,000.
+``make test`` tries a hundred answers, ``make nightly`` 5,000.
 """
 
 from __future__ import annotations

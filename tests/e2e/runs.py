@@ -1,0 +1,90 @@
+"""Silos and runs as the tests of real processes have them, and waiting for what happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from coterie.client.app import app
+from coterie.server.machine.local import SiloSpec
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from tests.commands import Done
+from tests.e2e.gated import TASK
+
+ROOT = Path(__file__).parents[2]
+COTERIE = [sys.executable, "-m", "coterie.server.cli"]
+COMMAND_S = 150.0
+"""A command starts a Python that imports Flower: seconds, and more on a machine that is busy."""
+NAMES = ("a", "b", "c")
+KEYS: dict[str, Any] = {"task": TASK, "seed": 5, "min-silos": 3, "rounds": 4}
+HCCT: dict[str, Any] = {**KEYS, "strategy": "hcct", "alpha": 20.0}
+
+
+def spec(name: str, index: int, **options: Any) -> SiloSpec:
+    """A small silo; silos of different indices share no sample."""
+    cut = {"train": 40, "test": 30, "skip": index * 70}
+    return SiloSpec(name, TASK, options={**cut, **options})
+
+
+def coterie_process(*arguments: str) -> Done:
+    """Run the command as a process of its own."""
+    done = subprocess.run(
+        [*COTERIE, *arguments], capture_output=True, text=True, timeout=COMMAND_S, check=False
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """A run's record."""
+    record: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return record
+
+
+def hashes_of(folder: Path) -> dict[str, str]:
+    """Hashes of the models of a run, which has to be complete."""
+    record = record_of(folder)
+    assert record["status"] == "completed", record.get("error")
+    hashes: dict[str, str] = record["model-hashes"]
+    return hashes
+
+
+def in_process(folder: Path, *names: str, **keys: Any) -> dict[str, Any]:
+    """The record of a run without processes, of silos as the federations here have them."""
+    configs = [spec(name, index).node_config() for index, name in enumerate(names or NAMES)]
+    execute(InProcessGrid(app, configs), RunConfig.read(keys), run_id=1, folder=folder)
+    return record_of(folder)
+
+
+def until(condition: Callable[[], bool], what: str, *, deadline_s: float = 60.0) -> None:
+    """Wait for a condition, with a deadline that says what was waited for."""
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {deadline_s:.0f} s for {what}"
+        time.sleep(0.05)
+
+
+def happened(folder: Path, event: str, number: int = 0) -> bool:
+    """Whether a run's record has such an event already, of this round or a later one."""
+    file = folder / "events.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    told = [json.loads(line) for line in lines]
+    return any(one["event"] == event and one.get("round", 0) >= number for one in told)
+
+
+def until_happened(folder: Path, event: str, number: int = 0) -> None:
+    """Wait for an event of a run."""
+    what = f"{event!r} of round {number} in {folder.name}"
+    until(lambda: happened(folder, event, number), what, deadline_s=150)
+
+
+def finished(folder: Path) -> dict[str, str]:
+    """Wait until a run is over; return the hashes of its models."""
+    until_happened(folder, "end")
+    return hashes_of(folder)
