@@ -197,7 +197,7 @@ def loaded(statement: str) -> set[str]:
         ("import coterie.client.cli.main",
          {"torch", "flwr", "numpy", "coterie.server", "coterie.strategies"}),
         ("import coterie.tasks.images.digits", {"torch", "torchvision", "sklearn", "flwr"}),
-        ("import coterie.client.cli.serve",
+        ("import coterie.client.resident.serve",
          {"torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),
         ("import coterie.client.app", {
             "torchvision", "sklearn", "coterie.server", "coterie.strategies", "matplotlib"}),

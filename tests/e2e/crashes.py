@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from coterie.server.runs.record import Event
 from coterie.server.runs.record.follow import events
 from coterie.system.files import held_by
 from tests.e2e.runs import HCCT, NAMES, record_of, until
@@ -17,7 +18,7 @@ from tests.e2e.trio import Trio
 KEYS: dict[str, Any] = {**HCCT, "personal": "head", "seed": 1, "label": "crash"}
 
 
-def until_event(folder: Path, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+def until_event(folder: Path, wanted: Callable[[Event], bool]) -> Event:
     """Wait for an event of a run; fails if the run ends before."""
     for event in events(folder, start_deadline_s=150, ended=lambda: None):
         if wanted(event):
@@ -27,7 +28,7 @@ def until_event(folder: Path, wanted: Callable[[dict[str, Any]], bool]) -> dict[
 
 def committed(folder: Path, number: int) -> None:
     """Wait until a round is committed."""
-    until_event(folder, lambda e: e["event"] == "commit" and e["round"] >= number)
+    until_event(folder, lambda e: e.kind == "commit" and e.number >= number)
 
 
 def kill_server_app(folder: Path) -> None:

@@ -74,7 +74,7 @@ def test_no_kill_changes_the_outcome(trio: Trio, kills: int) -> None:
         struck[kind] = struck.get(kind, 0) + 1
         assert checkpoints(folder) >= kept, "a committed round is lost"
         go_on(trio, folder)
-        assert read_record(folder)["resumed"][-1]["after-round"] >= kept
+        assert record_of(folder)["resumed"][-1]["after-round"] >= kept
     while record_of(folder)["status"] != "completed":
         assert record_of(folder)["status"] in ("starting", "running"), record_of(folder)
         time.sleep(0.2)
@@ -85,12 +85,12 @@ def test_no_kill_changes_the_outcome(trio: Trio, kills: int) -> None:
 
 def go_on(trio: Trio, folder: Path) -> None:
     """``coterie run --resume --detach``, and wait until the run stands where it stood."""
-    times = len(read_record(folder).get("resumed", []))
+    times = len(record_of(folder).get("resumed", []))
     assert "interrupted" in trio.records("runs").stdout
     done = trio.operator("run", "--resume", folder.name, "--detach")
     assert done.returncode == 0, done.stdout + done.stderr
     until(
-        lambda: len(read_record(folder).get("resumed", [])) > times,
+        lambda: len(record_of(folder).get("resumed", [])) > times,
         "the resumed run to begin",
         deadline_s=90,
     )

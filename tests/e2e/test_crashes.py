@@ -15,6 +15,7 @@ import pytest
 
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.runs.record import read_whole
 from coterie.system.files import held_by
 from tests.e2e.crashes import (
     KEYS,
@@ -171,15 +172,15 @@ def test_a_silo_cut_off_for_90_s_is_left_out_and_comes_back(federation: LocalFed
         committed(folder, 2)
         proxy.cut()
         cut = time.monotonic()
-        until_event(folder, lambda e: e["event"] == "round" and "c" in e["left-out"])
+        until_event(folder, lambda e: e.report is not None and "c" in e.report.left_out)
         time.sleep(max(0.0, 90 - (time.monotonic() - cut)))
         proxy.mend()
-        before = read_record(folder)["rounds"][-1]["round"]
+        before = read_whole(folder).rounds[-1].round
         back = until_event(
             folder,
-            lambda e: e["event"] == "round" and e["round"] > before and "c" in e["silos"],
+            lambda e: e.report is not None and e.number > before and "c" in e.report.silos,
         )
-        assert set(back["silos"]) == {"a", "b", "c"}
+        assert back.report is not None and set(back.report.silos) == {"a", "b", "c"}
         assert federation.processes["c"].poll() is None
         for entry in record_of(folder)["rounds"]:
             assert {"a", "b"} <= set(entry["silos"]), "the others were not disturbed"

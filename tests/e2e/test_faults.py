@@ -62,12 +62,12 @@ def test_who_does_not_fit_is_refused_and_who_fails_is_left_out(trio: Trio) -> No
     """One run: a silo of another task, a second silo of a name, one whose task raises."""
     trio.start_silo(SiloSpec("odd"))
     trio.add("failing", 3, train=FAILS)
-    first = trio.processes.pop("a")
+    first = trio.programs.pop("a")
     # It replaces only the note of the process; a's folder would be refused, too.
     elsewhere = trio.folder / "silos" / "elsewhere"
     trio.start_silo(spec("a", 5), home=elsewhere, environment=trio.gate.environment)
-    trio.processes["second a"] = trio.processes.pop("a")
-    trio.processes["a"] = first
+    trio.programs["second a"] = trio.programs.pop("a")
+    trio.programs["a"] = first
     trio.wait_for_silos(6)
     folder, last = trio.run(**{**FEDAVG, "min-silos": 4})
     assert last.status == "completed"

@@ -8,6 +8,7 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from coterie import wire
+from coterie.server.runs.record import Event
 from coterie.wire import model_hash
 from tests.e2e.gated import DIES, TASK
 from tests.e2e.runs import in_process, record_of
@@ -34,8 +35,8 @@ def test_late_newcomers_are_placed_one_is_killed_in_its_cold_start_and_a_group_r
     keys = {**KEYS, "min-silos": 3, "rounds": 5, "round-timeout": 8.0}
     run_id, folder = trio.submit(**keys, churn="c+4, down2+4, lost+4, down1-3")
 
-    def leave(event: dict[str, object]) -> None:
-        if event["event"] == "look" and event["round"] == 3:
+    def leave(event: Event) -> None:
+        if event.kind == "look" and event.number == 3:
             trio.end_silo("down1")
 
     assert trio.follow(run_id, folder, leave).status == "completed"

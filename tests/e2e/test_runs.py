@@ -18,6 +18,7 @@ from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports
 from coterie.server.runs.baselines import BASELINES
+from coterie.server.runs.record import Event
 from coterie.wire import model_hash
 from tests.e2e.gated import TASK
 from tests.e2e.runs import (
@@ -148,8 +149,8 @@ def test_a_script_of_joins_and_leaves_is_followed(trio: Trio) -> None:
     trio.wait_for_silos(4)
     run_id, folder = trio.submit(**{**HCCT, "rounds": 5}, churn="late+3, b-4")
 
-    def leave(event: dict[str, object]) -> None:
-        if event["event"] == "look" and event["round"] == 4:
+    def leave(event: Event) -> None:
+        if event.kind == "look" and event.number == 4:
             trio.end_silo("b")
 
     assert trio.follow(run_id, folder, leave).status == "completed"

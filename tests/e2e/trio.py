@@ -41,9 +41,8 @@ class Trio(LocalFederation):
 
     def kill_superlink(self) -> None:
         """SIGKILL to the SuperLink; its helpers are left to find out."""
-        assert self.superlink._process is not None
-        self.superlink._process.kill()
-        self.superlink._process.wait(10)
+        self.superlink.program.process.kill()
+        self.superlink.program.process.wait(10)
 
     def control(self, *arguments: str) -> Done:
         """A command to this SuperLink."""
@@ -74,19 +73,18 @@ class Trio(LocalFederation):
     def _dismiss(self) -> bool:
         """End silos that are not of the three; return whether any died without a word."""
         died = False
-        for name, process in list(self.processes.items()):
+        for name, process in self.processes.items():
             if name not in NAMES:
                 process.terminate()
                 process.wait(20)
             if process.poll() is not None:
                 died |= process.returncode != 0
-                del self.processes[name]
+                del self.programs[name]
         return died
 
     def _is_busy(self) -> bool:
         """Whether the SuperLink is gone, or has a run that a test did not see to its end."""
-        assert self.superlink._process is not None
-        if self.superlink._process.poll() is not None:
+        if self.superlink.program.process.poll() is not None:
             return True
         self.superlink.wait()
         deadline = time.monotonic() + ENDING_S
