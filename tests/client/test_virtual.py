@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from coterie.client.__main__ import main
 from coterie.client.home.lock import locked_all
-from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.home.policy import Policy
+from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.virtual import settings_of
 from coterie.client.work.workbench import open_workbench, open_workbenches, workbench_of
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.study.simulate import node_configs
 from coterie.tasks.simulation import Simulation
+from tests.conftest import silo
 
 
-def given(**changes: Any) -> argparse.Namespace:
-    common: dict[str, Any] = {
-        "name": None, "partitions": None, "simulation": None, "parallel": 4, "task": "digits",
-        "alpha": None, "device": "cpu", "threads": 1, "home": "",
-        "share_label_counts": False,
-    }  # fmt: skip
-    return argparse.Namespace(**common | changes)
+def common(*, label_counts: bool = False, **changes: Any) -> SiloSettings:
+    return SiloSettings("any", device="cpu", policy=Policy(label_counts=label_counts), **changes)
 
 
 def silos(count: int = 3) -> list[SiloSettings]:
     options = {"split": "iid", "split-seed": 2}
-    return settings_of(given(partitions=f"0-{count - 1}/9"), options)
+    return settings_of(common(options=options), f"0-{count - 1}/9")
 
 
 def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() -> None:
@@ -44,7 +39,7 @@ def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() ->
 
 
 def test_each_silo_has_a_home_of_its_own(tmp_path: Path) -> None:
-    own = settings_of(given(partitions="3/9", home=str(tmp_path)), {"split": "iid"})
+    own = settings_of(common(home=str(tmp_path), options={"split": "iid"}), "3/9")
     assert own[0].name == "silo-3" and own[0].home == str(tmp_path / "silo-3")
 
 
@@ -58,8 +53,8 @@ def test_a_folder_of_a_silo_that_runs_is_refused_before_anything_is_joined(
             ["--partitions", "3/9", *several],
             ["--partitions", "2-3/9", *several],
         ):
-            assert main([*asked, "--patience", "0.1"]) == 2
-            assert "a silo runs already from" in capsys.readouterr().err
+            assert silo([*asked, "--patience", "0.1"]) == 2
+            assert "a silo is already running from" in capsys.readouterr().err
     with locked_all([str(tmp_path / "a"), str(tmp_path / "silo-3")]):
         pass  # they are free again
 
@@ -71,7 +66,7 @@ def test_a_home_in_which_nothing_can_be_kept_is_refused_before_anything_is_joine
     (tmp_path / "held" / "lock").mkdir(parents=True)  # cannot be opened
     for home, said in (("file", "is a file"), ("file/b", "Not a directory"),
                        ("held", "a silo cannot keep its models in")):  # fmt: skip
-        assert main(["--name", "b", "--patience", "0.1", "--home", str(tmp_path / home)]) == 2
+        assert silo(["--name", "b", "--patience", "0.1", "--home", str(tmp_path / home)]) == 2
         assert said in capsys.readouterr().err
 
 
@@ -82,28 +77,31 @@ def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_comman
     file = tmp_path / "two.toml"
     file.write_text(f"silos = 2\nlabel-counts = {str(shares).lower()}\n")
     for asked, expected in (
-        (given(partitions="0-1/2", share_label_counts=shares), shares),
-        (given(simulation=file), shares),
-        (given(simulation=file, share_label_counts=True), True),
+        ((common(label_counts=shares), "0-1/2"), shares),
+        ((common(), "", file), shares),
+        ((common(label_counts=True), "", file), True),
     ):
-        assert {silo.policy.label_counts for silo in settings_of(asked, {})} == {expected}
+        assert {silo.policy.label_counts for silo in settings_of(*asked)} == {expected}
     (own, _) = node_configs(Simulation.read(file))
     assert SiloSettings.from_node_config(own, node_id=0).policy.label_counts is shares
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "said"),
+    ("line", "said"),
     [
-        ({"partitions": "0/2", "name": "a"}, {}, "--name is for one silo"),
-        ({"partitions": "0/2", "parallel": 0}, {}, "--parallel must be at least 1"),
-        ({"simulation": Path("x.toml")}, {"train": "3"}, "belong into its file"),
+        ([], "give --name, or --partitions or --simulation"),
+        (["--partitions", "0/2", "--name", "a"], "--name is for one silo"),
+        (["--partitions", "0/2", "--parallel", "0"], "Invalid value for '--parallel'"),
+        (["--simulation", "x.toml", "--set", "train=3"], "belong in its file"),
+        (["--name", "a", "--set", "train"], "--set takes KEY=VALUE. Got 'train'"),
+        (["--name", "a", "start"], "Invalid value for --name: it is for serving without a command"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
-    changes: dict[str, Any], options: dict[str, str], said: str
+    line: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SettingsError, match=said):
-        settings_of(given(**changes), options)
+    assert silo(line) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_silos_prepared_by_node_config_are_not_loaded_again() -> None:

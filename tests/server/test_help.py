@@ -10,11 +10,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import coterie.client.cli.serve
+import coterie.client.resident.serve
+from coterie.client.resident.host import GaveUpError
 from coterie.client.resident.link import LinkError
-from coterie.client.resident.silo import GaveUpError
 from coterie.server.cli.main import app, main
-from coterie.server.runs.config import RunConfig
+from coterie.server.runs.config import all_keys
 
 COTERIE = typer.main.get_command(app)
 
@@ -58,7 +58,7 @@ def test_every_command_option_and_argument_says_what_it_is_for(path: str) -> Non
 def test_keys_of_a_run_are_explained_by_the_run_s_configuration() -> None:
     text = "".join(helped("coterie run").split())
     for key in ("rounds", "alpha", "num_groups", "c", "alone", "seed", "task", "min_silos"):
-        assert "".join(str(RunConfig.model_fields[key].description).split()) in text
+        assert "".join(all_keys()[key.replace("_", "-")].help.split()) in text
 
 
 @pytest.mark.parametrize("error", [GaveUpError("away"), LinkError("refused", retry=False)])
@@ -68,7 +68,7 @@ def test_a_silo_without_its_superlink_ends_with_5_and_one_line(
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(coterie.client.cli.serve, "serve_all", fail)
+    monkeypatch.setattr(coterie.client.resident.serve, "serve", fail)
     monkeypatch.setattr(sys, "argv", ["coterie", "silo", "--name", "a"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -83,7 +83,7 @@ def test_ctrl_c_ends_with_130_and_a_defect_of_ours_is_shown_in_full(
         def fail(*_: object, error: BaseException = error, **__: object) -> None:
             raise error
 
-        monkeypatch.setattr(coterie.client.cli.serve, "serve_all", fail)
+        monkeypatch.setattr(coterie.client.resident.serve, "serve", fail)
         done = CliRunner().invoke(app, ["silo", "--name", "a"])
         assert done.exit_code == status
     assert isinstance(done.exception, ZeroDivisionError)
