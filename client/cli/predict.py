@@ -61,7 +61,8 @@ def find_model(home: Path, run: str) -> Path:
     named = [file for name, file in called if name == wanted] if run else found
     if not named:
         kept = ", ".join(name for name, _ in called) or "none"
-        raise CardError(f"no model {run!r} is kept in {home}. The kept models are: {kept}.")
+        which = f"model {run!r}" if run else "model of a run"
+        raise CardError(f"no {which} is kept in {home}. The kept models are: {kept}.")
     return named[-1]
 
 

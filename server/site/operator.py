@@ -79,12 +79,14 @@ def take_request(made: Federation, text: str) -> None:
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     aside.print(f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}", markup=False)
     aside.print(
-        "Compare it with the silo's operator, for example by telephone. If it differs, run: "
+        "Compare it with what the silo sees, for example by telephone. If it differs, run: "
         f"coterie remove {entry.name}"
     )
     _, reason = _update_superlink(made)
     if reason:
-        aside.print(f"{reason}. It will accept the silo after its next start.", markup=False)
+        aside.print(
+            f"{reason}. The silo will be accepted after the SuperLink's next start.", markup=False
+        )
     aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
     address = made.config.addresses[0]
     print(write_bundle(Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))

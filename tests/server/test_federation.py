@@ -177,7 +177,7 @@ def test_a_silo_is_enrolled_and_removed_where_another_superlink_has_the_port(
     told = capsys.readouterr()
     assert read_bundle(told.out.strip()).name == "hospital-b"
     assert "something else listens at" in told.err and "not of the CA in" in told.err
-    assert "It will accept the silo after its next start." in told.err
+    assert "The silo will be accepted after the SuperLink's next start." in told.err
     print_roster(beside)
     told = capsys.readouterr()
     assert "unknown" in told.out and "The SuperLink was not told" in told.err
