@@ -72,12 +72,6 @@ def _parameter(one: Any, context: Any) -> str:
 # --- the API ---
 
 PACKAGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "strategies": (
-        "Every strategy is a Flower strategy that works with any Flower `ClientApp` unless "
-        "[its table](../how-to/choose-a-strategy.md) says otherwise. "
-        "[Use them in your own app](../how-to/flower-app.md).",
-        (),
-    ),
     "tasks": (
         "A task says what is learned. [Write one](../how-to/own-task.md), or "
         "[declare one](../how-to/own-data.md) without any code.",
@@ -98,9 +92,63 @@ def api_page(package: str) -> str:
     name = f"coterie.{package}"
     exported = getattr(import_module(name), "__all__", None)
     shown = [f"{name}.{one}" for one in exported] if exported else _modules(package)
-    only = "\n    options:\n      members: [start]" if package == "strategies" else ""
-    entries = "\n\n".join(f"::: {one}{only}" for one in [*shown, *more])
-    return f"# API: coterie.{package}\n\n{text}\n\n{entries}\n"
+    entries = "\n\n".join(f"::: {one}" for one in [*shown, *more])
+    return f"# API: {name}\n\n{text}\n\n{entries}\n"
+
+
+def strategies_page() -> str:
+    """Every strategy with its arguments, then what all of them share."""
+    from coterie.strategies.registry import ROWS
+
+    modules: set[str] = set()
+    parts = [STRATEGIES_FIRST]
+    for row in ROWS:
+        parts += [f"## {row.public}", *_strategy(row)]
+        if row.module not in modules:  # several small strategies share a file
+            parts.append(str(import_module(f"coterie.strategies.{row.module}").__doc__))
+        modules.add(row.module)
+    return "\n\n".join([*parts, STRATEGIES_LAST])
+
+
+STRATEGIES_FIRST = """\
+# API: coterie.strategies
+
+Every strategy is a Flower strategy, for example `from coterie.strategies import HCCT`. It works
+with any `ClientApp` unless
+[its table](../how-to/choose-a-strategy.md#what-each-assumes-and-what-it-costs) says otherwise.
+[Use them in your own app](../how-to/flower-app.md). The same options as keys of files and of the
+command line are in the [configuration](configuration.md)."""
+
+STRATEGIES_LAST = """\
+## What all of them share
+
+::: coterie.strategies.rounds.loop.GroupStrategy
+    options:
+      members: [start]
+
+::: coterie.strategies.rounds.loop.RunResult
+
+::: coterie.strategies.errors.FederationError
+"""
+
+
+def _strategy(row: Any) -> list[str]:
+    import inspect
+
+    from coterie.strategies.registry import strategy_class
+    from coterie.strategies.rounds.loop import GroupStrategy
+
+    common = inspect.signature(GroupStrategy).parameters
+    fields = row.load().model_fields
+    own = [n for n in inspect.signature(strategy_class(row.public)).parameters if n not in common]
+    rows = [_argument(name, fields[name]) for name in own]
+    table = "\n".join(["| argument | default | meaning |", "|---|---|---|", *rows])
+    return [str(inspect.getdoc(row.load())), f"`{row.name}` in files.", *([table] if rows else [])]
+
+
+def _argument(name: str, info: Any) -> str:
+    default = "" if info.is_required() else f"`{info.get_default(call_default_factory=True)!r}`"
+    return f"| `{name}` | {default} | {info.description or ''} |"
 
 
 def _modules(package: str) -> list[str]:
@@ -180,6 +228,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     made: dict[str, str | bytes] = {
         "reference/commands.md": commands_page(),
+        "reference/strategies.md": strategies_page(),
         "changelog.md": (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"),
     }
     made |= {f"reference/{package}.md": api_page(package) for package in PACKAGES}

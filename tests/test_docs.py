@@ -24,11 +24,12 @@ import yaml
 
 from coterie.client.app import app
 from coterie.client.home.folder import Home
-from coterie.server.runs.config import RunConfig, defaults
+from coterie.server.runs.config import RunConfig, defaults, keys_of
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.server.study.compare import read as read_comparison
 from coterie.strategies.errors import FederationError
+from coterie.strategies.registry import ROWS
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.simulation import Simulation
@@ -202,7 +203,7 @@ def commands_in(page: Path) -> Iterator[str]:
 def problem_of(line: str, tree: click.Command) -> str:
     """What does not exist about a command line, or an empty text."""
     words = [word for word in shlex.split(line, comments=True)[1:] if word != "…"]
-    command, path = tree, "coterie"
+    command, path, keys = tree, "coterie", {}
     while words:
         if command.context_settings.get("ignore_unknown_options"):
             return ""  # another program reads the rest
@@ -218,18 +219,30 @@ def problem_of(line: str, tree: click.Command) -> str:
             option = options[name]
             if isinstance(option, click.Option) and not option.is_flag and words:
                 value = words.pop(0)
-                if name == "--set" and path == "coterie run" and (bad := _unknown_key(value)):
-                    return f"{path} --set has no key {bad}"
+                if name == "--set":
+                    keys |= tomllib.loads(_toml(value))
         elif word in below:
             command, path = below[word], f"{path} {word}"
         elif below and not command.invoke_without_command:
             return f"{path} has no command {word}"
+        elif path == "coterie run":
+            keys["strategy"] = word
+    return _refusal(keys) if path == "coterie run" and "strategy" in keys else ""
+
+
+def _toml(setting: str) -> str:
+    """``lr=0.1`` and ``layers=auto`` as lines of TOML."""
+    key, _, value = setting.partition("=")
+    number = re.fullmatch(r"[\d.]+|true|false", value)
+    return f"{key} = {value}" if number else f"{key} = {value!r}"
+
+
+def _refusal(keys: dict[str, Any]) -> str:
+    try:
+        RunConfig.read(keys)
+    except FederationError as error:
+        return str(error)
     return ""
-
-
-def _unknown_key(setting: str) -> str:
-    key = setting.partition("=")[0]
-    return "" if key in defaults() else key
 
 
 @pytest.mark.parametrize("page", named(*PAGES))
@@ -244,7 +257,9 @@ def test_commands_exist(page: Path) -> None:
     [
         ("coterie rnu hcct", "no command rnu"),
         ("coterie run hcct --alhpa 3", "no option --alhpa"),
-        ("coterie run hcct --set alhpa=3", "no key alhpa"),
+        ("coterie run hcct --set alhpa=3", "alhpa"),
+        ("coterie run fedavg --set alpha=3", "alpha belongs to hcct"),
+        ("coterie run hcct --set lr=-1", "lr"),
     ],
 )
 def test_a_wrong_command_would_be_found(line: str, said: str) -> None:
@@ -261,7 +276,12 @@ def test_commands_are_found_in_blocks_and_in_sentences() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    made = {"commands.md", "changelog.md", *(f"{name}.md" for name in HOOKS["PACKAGES"])}
+    made = {
+        "commands.md",
+        "changelog.md",
+        "strategies.md",
+        *(f"{name}.md" for name in HOOKS["PACKAGES"]),
+    }
     here = "https://github.com/coterie-fl/coterie/blob/main/"
     lost = []
     for page in PAGES:
@@ -345,4 +365,12 @@ def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path: Pa
     for notebook in NOTEBOOKS:
         page = (tmp_path / "notebooks" / f"{notebook.stem}.html").read_text(encoding="utf-8")
         assert "<img" in page
-    assert "HCCT" in (tmp_path / "reference" / "strategies.html").read_text(encoding="utf-8")
+
+
+def test_the_strategies_page_has_every_strategy_and_option() -> None:
+    page = HOOKS["strategies_page"]()
+    for row in ROWS:
+        own = page.split(f"## {row.public}\n")[1].split("\n## ")[0]
+        assert f"`{row.name}` in files" in own
+        keys = [key for key in keys_of(row) if key.replace("-", "_") in row.load().model_fields]
+        assert all(f"| `{key.replace('-', '_')}` |" in own for key in keys)
