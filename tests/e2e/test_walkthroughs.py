@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coterie.server.machine.superlink import Ports
-from tests.e2e.conftest import until
+from tests.e2e.runs import until
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
