@@ -40,6 +40,7 @@ def steps(section: str) -> tuple[dict[str, str], list[tuple[bool, str]]]:
     return files, commands
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("section", "said"),
