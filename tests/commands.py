@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import runpy
 import signal
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -47,12 +46,10 @@ def coterie(*arguments: str) -> Done:
 
 
 def _status(arguments: tuple[str, ...]) -> int:
-    silo = arguments[0] == "silo"  # a program of its own, which loads nothing of the server's
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["coterie", *arguments[silo:]])
-        patch.delitem(sys.modules, "coterie.client.__main__", raising=False)
+        patch.setattr(sys, "argv", ["coterie", *arguments])
         try:
-            runpy.run_module("coterie.client", run_name="__main__") if silo else main()
+            main()
         except SystemExit as ended:
             assert ended.code is None or isinstance(ended.code, int)
             return ended.code or 0

@@ -127,23 +127,9 @@ def test_a_missing_data_folder_is_named_before_anything_starts(tmp_path: Path) -
         (["--partitions", "0-5"], "must be FIRST-LAST/TOTAL"),
         (["--partitions", "3-5/4"], "must lie in 0-3"),
         (["--partitions", "0/4"], "belongs to a split"),
-        ([], "a silo needs --name"),
+        ([], "give --name, or --partitions"),
     ],
 )
 def test_partitions_that_are_none_are_refused(arguments: list[str], said: str) -> None:
     done = coterie("silo", *arguments)
     assert done.returncode == 2 and said in done.stderr
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("demo", "init", "superlink", "enrol", "roster", "remove", "run", "status", "runs"),
-        *("simulate", "executor", "stop"),
-        *("silo", "silo init", "silo join", "silo check", "silo start"),
-    ],
-)
-def test_help_of_every_command_shows_an_example(command: str) -> None:
-    done = coterie(*command.split(), "--help")
-    assert done.returncode == 0
-    assert "xample" in done.stdout and "coterie" in done.stdout

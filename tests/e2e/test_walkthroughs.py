@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coterie.server.machine.superlink import Ports
-from tests.e2e.conftest import until
+from tests.e2e.runs import until
 
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(
@@ -40,6 +40,7 @@ def steps(section: str) -> tuple[dict[str, str], list[tuple[bool, str]]]:
     return files, commands
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("section", "said"),
