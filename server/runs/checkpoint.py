@@ -20,7 +20,8 @@ from coterie.server.runs.codec import Arrays, CodecError, decode, encode
 from coterie.strategies.errors import FederationError
 from coterie.system.files import is_full, make_folder, replacing
 
-FORMAT = "coterie-checkpoint-1"
+FAMILY = "coterie-checkpoint-"
+FORMAT = f"{FAMILY}2"
 KEPT = 3
 """How many of the last rounds are kept: a damaged file costs one round, not the run."""
 
@@ -97,7 +98,13 @@ class Checkpoints:
 def _read(file: Path) -> Any:
     with safe_open(file, framework="np") as opened:
         about: Mapping[str, str] = opened.metadata() or {}
-        if about.get("format") != FORMAT:
+        written = about.get("format", "")
+        if written != FORMAT and written.startswith(FAMILY):
+            raise CheckpointError(
+                f"{file.parent} was committed by another version of coterie. Resume the run with "
+                "that version, or start it anew."
+            )
+        if written != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
         arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     tree = about.get("tree", "")

@@ -2,8 +2,8 @@
 
 A strategy's state is plain data: dataclasses, tuples, mappings, sets, numbers, texts, models. So
 one codec makes every strategy resumable without code of its own. What is the same object in two
-places is the same object again after decoding: silos that share a model share it still, and code
-that asks whether two models are one gives the same answer as before.
+places is stored once, and is one object again after decoding: a model that many silos hold takes
+the room of one.
 """
 
 from __future__ import annotations

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
+from safetensors.numpy import save_file
 
 import coterie.client.home.rounds
 from coterie import wire
 from coterie.client.app import app
-from coterie.server.runs.checkpoint import CheckpointError
+from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.follow import Progress, events
@@ -354,3 +355,13 @@ def test_a_resumption_of_a_part_of_a_name_leaves_no_folder(tmp_path: Path) -> No
 def test_a_resumed_run_is_named_by_its_folder_alone(name: str) -> None:
     with pytest.raises(FederationError, match="resume"):
         RunConfig.read({"resume": name})
+
+
+def test_a_run_that_another_version_committed_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    checkpoints.save(1, (1, 2))
+    (file,) = checkpoints.folder.iterdir()
+    about = {"format": "coterie-checkpoint-1", "tree": "[]", "sha256": ""}
+    save_file({}, file, metadata=about)
+    with pytest.raises(FederationError, match=r"another version of coterie\. Resume .* start it"):
+        checkpoints.load()
