@@ -60,8 +60,8 @@ class Meter:
     def look(self, number: int, state: Any) -> None:
         """After a round: FedAvg's global model, or each of FedGroup's with its members."""
         if not hasattr(state, "group_models"):
-            names = sorted(state.models)
-            self.measure([state.models[names[0]]], [names])
+            names = sorted(state.members.models)
+            self.measure([state.members.models[names[0]]], [names])
             return
         members: list[list[str]] = [[] for _ in state.group_models]
         for name, group in sorted(state.group_of.items()):
