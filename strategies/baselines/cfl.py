@@ -98,11 +98,11 @@ class CFL(Algorithm[CFLState]):
     eps_mean: Positive = Field(
         0.4,
         le=1e6,
-        description="ε₁; a group is split when its mean update is shorter than this share of the "
-        "longest update so far,",
+        description="ε₁; a group is split only if its mean update is shorter than this share of "
+        "the longest update so far.",
     )
     eps_largest: NotNegative = Field(
-        0.5, le=1e6, description="ε₂; and its longest update longer than this share."
+        0.5, le=1e6, description="ε₂; and only if its longest update is longer than this share."
     )
     first_split: int = Field(
         2, ge=1, le=100_000, description="No group is split before this round."

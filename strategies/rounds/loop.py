@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Generic, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,7 +32,7 @@ from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.members import Members, enrol, with_minimums, with_sizes
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
 from coterie.strategies.rounds.models import holders, weighted_mean
-from coterie.strategies.rounds.options import Scalar, underscored
+from coterie.strategies.rounds.options import Scalar, underscored, wrong_options
 from coterie.strategies.rounds.policy import withdraw
 from coterie.strategies.rounds.replies import (
     add_costs,
@@ -460,11 +460,17 @@ def strategy_of(
         name: of the class.
         fixed: fields that are not left open.
     """
+
+    def make(**options: Any) -> Algorithm[Any]:
+        if stray := sorted(fixed.keys() & options.keys()):
+            raise wrong_options([f"unknown key {key!r}: {name} sets it" for key in stray])
+        return algorithm(**fixed, **options)
+
     made = type(
         name,
         (GroupStrategy,),
         {
-            "kind": partial(algorithm, **fixed),
+            "kind": staticmethod(make),
             "__doc__": algorithm.__doc__,
             "__module__": "coterie.strategies",
         },

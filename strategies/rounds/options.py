@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -85,7 +86,7 @@ class Options(BaseModel):
     @classmethod
     def own_keys(cls) -> dict[str, Key]:
         """Its keys by name, in order."""
-        return dict(_keys(cls))
+        return _keys_of(cls)
 
     @classmethod
     def build(cls, values: Mapping[str, Any], **fields: Any) -> Self:
@@ -170,12 +171,18 @@ def _problem(entry: Any, owner: type[BaseModel], name: str, spell: Spell, known:
         return f"unknown key {name!r} (known: {known})"
     if not name or entry["type"] == "value_error":
         text = str(entry["msg"]).removeprefix("Value error, ").rstrip(".")
-        return f"{spell(name)}: {text}" if name and name not in text else text
+        told = f"{spell(name)}: {text}" if name and name not in text else text
+        return told if "Got" in told else f"{told}. Got {entry['input']!r}"
     field = owner.model_fields.get(underscored(name)) or next(
         f for f in owner.model_fields.values() if f.alias == name
     )
     words = _words(schema_of(field))
     return f"{spell(field.alias or name)} must be {words}. Got {entry['input']!r}"
+
+
+@cache
+def _keys_of(kind: type[Options]) -> dict[str, Key]:
+    return dict(_keys(kind))
 
 
 def _keys(kind: type[Options], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Key]]:

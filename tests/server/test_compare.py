@@ -271,7 +271,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
             "num-groups must be at most 2, the silos of round 1. Got 3",
         ),
         (
-            WHOLE.replace('"ifca"', '"fedgen"'),
+            WHOLE.replace('"ifca"', '"fedgen"').replace("num-groups = 2\n", ""),
             "fedgen needs the label counts of every silo, so the file needs `label-counts = true`",
         ),
     ],

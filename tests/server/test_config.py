@@ -251,11 +251,13 @@ def schemas(name: str, *, around: bool = False) -> dict[str, Mapping[str, Any]]:
     kinds += [STRATEGIES[row.base].load()] if row.base else []
     kinds += [GENERATORS.load()] if around else []
     own = {**RUN, **keys_of(row, around=around)}
-    return {key: _schema(kind, key) for kind in kinds for key in dict(kind.keys()) if key in own}
+    return {
+        key: _schema(kind, key) for kind in kinds for key in dict(kind.own_keys()) if key in own
+    }
 
 
 def _schema(kind: Any, key: str) -> Mapping[str, Any]:
-    *path, last = kind.keys()[key].path
+    *path, last = kind.own_keys()[key].path
     for step in path:
         kind = kind.model_fields[step].annotation
     return schema_of(kind.model_fields[last])
