@@ -19,12 +19,13 @@ class KeysCommand(TyperCommand):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options with their help."""
-        from coterie.server.runs.config import all_keys
+        from coterie.server.runs.config import all_keys, owners
 
         for option in self.params:
             key = all_keys().get(dashed(option.name or ""))
             if key is not None and getattr(option, "help", "") is None:
-                option.help = key.help  # type: ignore[attr-defined]
+                whose = f"For {', '.join(owners()[key.name])}: " if key.name in owners() else ""
+                option.help = whose + key.help  # type: ignore[attr-defined]
         super().format_options(ctx, formatter)
 
 
