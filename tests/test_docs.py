@@ -205,8 +205,6 @@ def problem_of(line: str, tree: click.Command) -> str:
     words = [word for word in shlex.split(line, comments=True)[1:] if word != "…"]
     command, path, keys = tree, "coterie", {}
     while words:
-        if command.context_settings.get("ignore_unknown_options"):
-            return ""  # another program reads the rest
         word = words.pop(0)
         below = command.commands if isinstance(command, click.Group) else {}
         if word.startswith("-"):
@@ -223,7 +221,7 @@ def problem_of(line: str, tree: click.Command) -> str:
                     keys |= tomllib.loads(_toml(value))
         elif word in below:
             command, path = below[word], f"{path} {word}"
-        elif below and not command.invoke_without_command:
+        elif below:
             return f"{path} has no command {word}"
         elif path == "coterie run":
             keys["strategy"] = word
@@ -257,6 +255,8 @@ def test_commands_exist(page: Path) -> None:
     [
         ("coterie rnu hcct", "no command rnu"),
         ("coterie run hcct --alhpa 3", "no option --alhpa"),
+        ("coterie silo --nmae north", "no option --nmae"),
+        ("coterie silo ledgr", "no command ledgr"),
         ("coterie run hcct --set alhpa=3", "alhpa"),
         ("coterie run fedavg --set alpha=3", "alpha belongs to hcct"),
         ("coterie run hcct --set lr=-1", "lr"),
