@@ -10,13 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, InstanceOf
 
 from coterie import wire
 from coterie.strategies.baselines.one_model import FedAvg
-from coterie.strategies.rounds.algorithm import Algorithm, Base, Exchanges, Order, Round, Update
+from coterie.strategies.rounds.algorithm import (
+    Algorithm,
+    Exchanges,
+    Order,
+    Round,
+    Update,
+    algorithm_of,
+)
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.roster import Silo
@@ -51,7 +58,7 @@ class FedEnsemble(Algorithm[EnsembleState]):
         description="Rounds between evaluations of the ensemble; 0 evaluates the last only. Each "
         "sends every silo every silo's model.",
     )
-    base: Base = FedAvg()
+    base: Annotated[InstanceOf[FedAvg], BeforeValidator(algorithm_of)] = FedAvg()
 
     def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
         """An ensemble needs whole models."""

@@ -180,11 +180,14 @@ class GroupStrategy(Strategy):
         name_members: bool = False,
         **options: Any,
     ) -> None:
-        if algorithm is None:
-            assert self.kind is not None, "an algorithm, or a subclass that has one"
+        if self.kind is not None and algorithm is not None:
+            raise TypeError(
+                f"options of {type(self).__name__} are given by name. Got {algorithm!r}"
+            )
+        if self.kind is not None:
             algorithm = self.kind(**options)
-        elif options:
-            raise TypeError(f"unknown arguments: {', '.join(sorted(options))}")
+        elif options or algorithm is None:
+            raise TypeError(f"an algorithm is needed, and no {', '.join(sorted(options))}")
         training = dict(train_config or {})
         algorithm.require_consistency(training, spell=underscored)
         self.algorithm = algorithm

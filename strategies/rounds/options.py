@@ -176,7 +176,8 @@ def _problem(entry: Any, owner: type[BaseModel], name: str, spell: Spell, known:
     field = owner.model_fields.get(underscored(name)) or next(
         f for f in owner.model_fields.values() if f.alias == name
     )
-    words = _words(schema_of(field))
+    whole = "a whole number, " if entry["type"].startswith("int_") else ""
+    words = whole + _words(schema_of(field))
     return f"{spell(field.alias or name)} must be {words}. Got {entry['input']!r}"
 
 
@@ -217,7 +218,8 @@ def _signs(schema: Mapping[str, Any]) -> str:
         return str(schema["const"])
     if "enum" in schema:
         return ", ".join(schema["enum"])
-    return ", ".join(f"{sign} {schema[name]:g}" for name, sign in SIGNS.items() if name in schema)
+    bounds = [f"{sign} {_number(schema[name])}" for name, sign in SIGNS.items() if name in schema]
+    return ", ".join(bounds)
 
 
 def _words(schema: Mapping[str, Any]) -> str:
@@ -229,9 +231,22 @@ def _words(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         *most, last = schema["enum"]
         return f"{', '.join(most)} or {last}"
-    bounds = [f"{word} {schema[name]:g}" for name, word in WORDS.items() if name in schema]
+    bounds = [f"{word} {_number(schema[name])}" for name, word in WORDS.items() if name in schema]
     kind = {"integer": "a whole number", "number": "a number", "boolean": "true or false"}
-    return " and ".join(bounds) or kind.get(schema.get("type", ""), "text")
+    return " and ".join(bounds) or kind.get(schema.get("type", ""), _text(schema))
+
+
+def _number(value: float) -> str:
+    """A bound in full: 2147483647, not 2.14748e+09."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
+
+
+def _text(schema: Mapping[str, Any]) -> str:
+    if "pattern" in schema:
+        return f"text of the form {schema['pattern']}"
+    if "maxLength" in schema:
+        return f"text of at most {schema['maxLength']} characters"
+    return "text that is not empty" if "minLength" in schema else "text"
 
 
 def table_of(keys: Mapping[str, Key]) -> str:
