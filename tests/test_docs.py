@@ -343,7 +343,7 @@ def test_notebooks_are_stored_without_outputs() -> None:
         assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
-@pytest.mark.e2e
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_the_site_is_built_without_a_warning_and_asks_no_other_host(tmp_path: Path) -> None:
     """This runs the notebooks as well, and MkDocs checks every link and anchor."""

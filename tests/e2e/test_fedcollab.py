@@ -35,6 +35,7 @@ def test_the_demo_finds_the_hidden_groups_places_the_newcomer_and_lets_one_leave
     assert "discriminators: 36 pairs of 9 silos, at most" in (folder / "run.log").read_text()
 
 
+@pytest.mark.nightly
 def test_a_silo_killed_in_the_middle_of_the_discriminators_is_lost_and_the_run_goes_on(
     trio: Trio,
 ) -> None:

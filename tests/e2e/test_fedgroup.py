@@ -51,16 +51,16 @@ def test_late_newcomers_are_placed_one_is_killed_in_its_cold_start_and_a_group_r
 
     # Round 3: who leaves takes nothing along; the group stays, empty.
     assert three["left"] == ["down1"] and three["members"] == [["a", "b"], []]
-    assert three["empty-groups"] == [0]
+    assert three["empty-groups"] == [1]
 
     # Round 4: three newcomers; two train in the round of their arrival, one is gone.
-    assert four["joined"] == ["down2", "lost", "c"]
+    assert four["joined"] == ["c", "down2", "lost"]
     assert {name: entry["group"] for name, entry in four["placed"].items()} == {
-        "down2": 0,
-        "c": 1,
+        "down2": 1,
+        "c": 0,
     }
     assert set(four["silos"]) == {"a", "b", "c", "down2"}
-    assert four["members"] == [["down2"], ["a", "b", "c"]]
+    assert four["members"] == [["a", "b", "c"], ["down2"]]
     assert four["cold"] == ["lost"] and four["empty-groups"] == []
     assert four["phases"][wire.COLD_START]["messages"] == 3
     assert "lost: its cold-start is left out" in (folder / "run.log").read_text()

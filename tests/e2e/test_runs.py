@@ -204,9 +204,9 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
     said += follower.communicate(timeout=30)[0]
     assert follower.returncode == 130
     (folder,) = (f for f in trio.runs_dir.glob("fedavg-*") if f.name in said)
-    assert f"the run goes on. Look at it with `coterie watch {folder.name} --runs-dir .`" in said
+    assert f"the run continues. Check on it with `coterie watch {folder.name} --runs-dir .`" in said
     options = f"--runs-dir . --superlink {address}"
-    assert f"end it with `coterie stop {folder.name} {options}`" in said
+    assert f"stop it with `coterie stop {folder.name} {options}`" in said
     assert record_of(folder)["status"] == "running"
 
     done = trio.operator("stop", folder.name)

@@ -6,6 +6,7 @@ be those of a run that nobody disturbed, bit for bit.
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,8 @@ from tests.e2e.runs import (
 )
 
 pytestmark = pytest.mark.timeout(600)
+
+pytestmark = pytest.mark.xdist_group("attacks")  # they share one long run
 
 ROUNDS = 40
 KEYS = {
@@ -184,7 +187,9 @@ def test_a_server_whose_certificate_is_of_another_ca_is_not_trusted(
 ) -> None:
     home = stranger(attacked.organisations, "careful")
     with Organisations(tmp_path / "other") as other:
-        shutil.copy(other.federation.ca, home / "ca.pem")
+        joined = json.loads((home / "coordinator.json").read_text())
+        joined["ca"] = other.federation.ca.read_text()
+        (home / "coordinator.json").write_text(json.dumps(joined))
     done = attacked.start(home, patience=60)
     assert done.returncode == 5
     assert "TLS with the SuperLink" in done.stderr and "CERTIFICATE_VERIFY_FAILED" in done.stderr

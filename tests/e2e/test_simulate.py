@@ -63,6 +63,7 @@ def test_one_process_and_several_over_grpc_give_bit_identical_models(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.nightly
 def test_silos_of_processes_come_back_answer_for_all_when_one_is_told_to_end_and_sign_off(
     federation: LocalFederation, file: Path, tmp_path: Path
 ) -> None:
