@@ -36,9 +36,8 @@ from tests.e2e.runs import (
     until,
 )
 
-pytestmark = pytest.mark.timeout(600)
-
-pytestmark = pytest.mark.xdist_group("attacks")  # they share one long run
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("attacks")]
+"""They share one long run, so one worker has them all."""
 
 ROUNDS = 40
 KEYS = {
