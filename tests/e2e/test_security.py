@@ -34,6 +34,7 @@ from tests.e2e.runs import (
     in_process,
     record_of,
     until,
+    until_happened,
 )
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("attacks")]
@@ -331,6 +332,7 @@ def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None
     pair.gate.close()
     keys = ("--rounds", "6", "--min-silos", "3", "--task", TASK, *SETTINGS)
     folder = pair.submit("fedavg", *keys)
+    until_happened(folder, "here", 1)
     pair.gate.hold(3, rounds=1)
     assert "is removed" in pair.command("remove", "gone")
     pair.gate.open()
