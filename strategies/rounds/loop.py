@@ -186,8 +186,10 @@ class GroupStrategy(Strategy):
             )
         if self.kind is not None:
             algorithm = self.kind(**options)
-        elif options or algorithm is None:
-            raise TypeError(f"an algorithm is needed, and no {', '.join(sorted(options))}")
+        elif options:
+            raise TypeError(f"unknown arguments: {', '.join(sorted(options))}")
+        if algorithm is None:
+            raise TypeError("an algorithm is needed")
         training = dict(train_config or {})
         algorithm.require_consistency(training, spell=underscored)
         self.algorithm = algorithm

@@ -663,7 +663,7 @@ def test_each_runs_on_coteries_silos_by_its_configuration(name: str) -> None:
 
 def test_auto_groups_are_refused_where_there_is_no_such_choice() -> None:
     for name in ("ifca", "flsc", "fesem", "kmeans"):
-        said = r"num-groups must be at least 1 and at most 100000\. Got 'auto'\."
+        said = r"num-groups must be a whole number, at least 1 and at most 100000\. Got 'auto'\."
         with pytest.raises(FederationError, match=said):
             RunConfig.read({"strategy": name, "num-groups": "auto"})
 
