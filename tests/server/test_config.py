@@ -371,7 +371,10 @@ def beyond(entry: Mapping[str, Any]) -> list[Any]:
         ({"strategy": "fednova", "proximal-mu": 10}, "proximal-mu must be below 1 with fednova"),
         ({"strategy": "flhc", "linkage": "ward"}, "ward needs metric = euclidean. Got 'cosine'"),
         ({"strategy": "flsc", "num-groups": 1}, "soft-groups must be at most num-groups = 1. Got"),
-        ({"strategy": "kmeans", "num-groups": "auto"}, "num-groups must be a whole number, at least 1 .* 'auto'"),
+        (
+            {"strategy": "kmeans", "num-groups": "auto"},
+            "num-groups must be a whole number, at least 1 .* 'auto'",
+        ),
         ({"strategy": "hcct", "alpha": "auto", "rounds": 7}, "rounds must be at least 8. Got 7"),
     ],
 )
