@@ -326,6 +326,7 @@ def test_the_run_that_was_attacked_gives_the_models_of_one_that_nobody_disturbed
     assert "Traceback" not in attacked.organisations.said("b")
 
 
+@pytest.mark.nightly
 def test_a_removed_silo_is_out_at_once_and_for_good(pair: Organisations) -> None:
     pair.add("gone", 4)
     pair.wait_for(3)
