@@ -20,6 +20,7 @@ class KeysCommand(TyperCommand):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options with their help."""
         from coterie.server.runs.config import all_keys, owners
+        from coterie.strategies.rounds.options import dashed
 
         for option in self.params:
             key = all_keys().get(dashed(option.name or ""))
@@ -42,6 +43,7 @@ def keys_of(
         BadParameter: a setting has another form.
     """
     from coterie.server.runs.config import all_keys
+    from coterie.strategies.rounds.options import dashed
 
     texts = {name for name, key in all_keys().items() if isinstance(key.default, str)}
     given = {dashed(name): value for name, value in (options or {}).items() if value is not None}
@@ -58,11 +60,6 @@ def keys_of(
         # A text stays as it was typed, even if it looks like a number: the id of a run.
         keys[key] = value if key in texts and not isinstance(read, str) else read
     return _with_folder(keys)
-
-
-def dashed(name: str) -> str:
-    """An option's name as a key is written."""
-    return name.replace("_", "-")
 
 
 def _value(text: str) -> Any:
