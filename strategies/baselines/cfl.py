@@ -24,7 +24,6 @@ FedAvg's messages: it works with any ClientApp.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,23 +34,8 @@ from pydantic import Field
 from coterie.strategies.baselines.placing import compared, constant_lr, nearest, placing_order
 from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    orders_from,
-)
-from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.options import NotNegative, Positive
-from coterie.strategies.rounds.policy import accepted, average_groups
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,7 @@ class CFLState:
         norms: number of a group → (norm of its mean update, of its largest), last round.
     """
 
-    members: Members
+    members: kit.Members
     group_models: Mapping[int, Model]
     splits: Mapping[int, Split] = field(default_factory=dict)
     group_of: Mapping[str, int] = field(default_factory=dict)
@@ -92,16 +76,16 @@ class CFLState:
     norms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
-class CFL(Algorithm[CFLState]):
+class CFL(kit.Algorithm[CFLState]):
     """Recursive bipartition by the cosines of the updates."""
 
-    eps_mean: Positive = Field(
+    eps_mean: kit.Positive = Field(
         0.4,
         le=1e6,
         description="ε₁; a group is split only if its mean update is shorter than this share of "
         "the longest update so far.",
     )
-    eps_largest: NotNegative = Field(
+    eps_largest: kit.NotNegative = Field(
         0.5, le=1e6, description="ε₂; and only if its longest update is longer than this share."
     )
     first_split: int = Field(
@@ -110,17 +94,17 @@ class CFL(Algorithm[CFLState]):
 
     def first(self, initial: Model) -> CFLState:
         """One group without members."""
-        return CFLState(Members(initial), {0: initial})
+        return CFLState(kit.Members(initial), {0: initial})
 
     def newcomer_model(self, state: CFLState) -> Model:
         """The root's."""
         return state.splits[0].model if state.splits else state.group_models[0]
 
-    def welcome(self, state: CFLState, new: frozenset[str], now: Round) -> CFLState:
+    def welcome(self, state: CFLState, new: frozenset[str], now: kit.Round) -> CFLState:
         """A newcomer enters at the root."""
         return replace(state, group_of={**state.group_of, **dict.fromkeys(sorted(new), 0)})
 
-    def prepare(self, state: CFLState, now: Round) -> Exchanges[CFLState]:
+    def prepare(self, state: CFLState, now: kit.Round) -> kit.Exchanges[CFLState]:
         """Newcomers walk down, one training a level. Who does not answer goes on next round."""
         step = 0
         waiting = [silo for silo in now.silos if state.group_of[silo.name] in state.splits]
@@ -134,16 +118,16 @@ class CFL(Algorithm[CFLState]):
             ]
         return state
 
-    def orders(self, state: CFLState, now: Round) -> tuple[CFLState, list[Order]]:
+    def orders(self, state: CFLState, now: kit.Round) -> tuple[CFLState, list[kit.Order]]:
         """Train your group's model."""
         state = _handed_out(state, now.names)
         settled = [silo for silo in now.silos if state.group_of[silo.name] not in state.splits]
-        return state, orders_from(state.members.models, settled)
+        return state, kit.orders_from(state.members.models, settled)
 
-    def absorb(self, state: CFLState, updates: Sequence[Update], now: Round) -> CFLState:
+    def absorb(self, state: CFLState, updates: Sequence[kit.Update], now: kit.Round) -> CFLState:
         """Split where that is due, then FedAvg in every group."""
         deltas = {u.silo.name: compared(u) for u in updates}
-        by_group: dict[int, list[Update]] = {}
+        by_group: dict[int, list[kit.Update]] = {}
         for update in updates:
             by_group.setdefault(state.group_of[update.silo.name], []).append(update)
         grams = {
@@ -165,7 +149,7 @@ class CFL(Algorithm[CFLState]):
                 state = _split(state, number, by_group[number], grams[number], deltas, now)
         return _trained(state, updates)
 
-    def _is_due(self, state: CFLState, matrix: np.ndarray, updates: Sequence[Update]) -> bool:
+    def _is_due(self, state: CFLState, matrix: np.ndarray, updates: Sequence[kit.Update]) -> bool:
         return is_split_due(
             matrix,
             [u.num_examples for u in updates],
@@ -173,7 +157,7 @@ class CFL(Algorithm[CFLState]):
             min_largest_norm=self.eps_largest * state.largest,
         )
 
-    def sharing(self, state: CFLState) -> Sequence[Group]:
+    def sharing(self, state: CFLState) -> Sequence[kit.Group]:
         """Those of one silo too: newcomers get the group's model."""
         return self.groups(state)
 
@@ -191,12 +175,12 @@ class CFL(Algorithm[CFLState]):
         }
 
 
-def _placing(state: CFLState, silo: Silo, step: int, now: Round) -> Order:
+def _placing(state: CFLState, silo: kit.Silo, step: int, now: kit.Round) -> kit.Order:
     split = state.splits[state.group_of[silo.name]]
     return placing_order(silo, split.model, constant_lr(now.config, split.round), step=step)
 
 
-def _one_level_down(state: CFLState, answers: Sequence[Update]) -> dict[str, int]:
+def _one_level_down(state: CFLState, answers: Sequence[kit.Update]) -> dict[str, int]:
     found = {}
     for update in answers:
         split = state.splits[state.group_of[update.silo.name]]
@@ -207,18 +191,18 @@ def _one_level_down(state: CFLState, answers: Sequence[Update]) -> dict[str, int
 def _split(
     state: CFLState,
     number: int,
-    updates: Sequence[Update],
+    updates: Sequence[kit.Update],
     matrix: np.ndarray,
     deltas: Mapping[str, Model],
-    now: Round,
+    now: kit.Round,
 ) -> CFLState:
     """Two new groups in place of one. Who is away, or did not answer, is placed when it is back."""
     halves = bipartition(matrix)
     names = [[updates[row].silo.name for row in half] for half in halves]
     first = 1 + max(state.group_models)
     parts = (first, first + 1)
-    means = [weighted_mean([deltas[n] for n in half], [1.0] * len(half)) for half in names]
-    log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
+    means = [kit.weighted_mean([deltas[n] for n in half], [1.0] * len(half)) for half in names]
+    kit.log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
     start = updates[0].start
     return replace(
         state,
@@ -231,12 +215,12 @@ def _split(
     )
 
 
-def _trained(state: CFLState, updates: Sequence[Update]) -> CFLState:
+def _trained(state: CFLState, updates: Sequence[kit.Update]) -> CFLState:
     """FedAvg in every group that is no inner node."""
     groups = _by_group(state, state.members.here)
     answered = [[u for u in updates if u.silo.name in group] for group in groups]
-    kept = [update for group in answered for update in accepted(group)]
-    members = average_groups(state.members.grouped(groups), kept)
+    kept = [update for group in answered for update in kit.accepted(group)]
+    members = kit.average_groups(state.members.grouped(groups), kept)
     models = dict(state.group_models)
     for update in kept:
         models[state.group_of[update.silo.name]] = members.models[update.silo.name]
@@ -252,7 +236,7 @@ def _handed_out(state: CFLState, here: Sequence[str]) -> CFLState:
     return replace(state, members=state.members.holding(own).grouped(_by_group(state, here)))
 
 
-def _by_group(state: CFLState, here: Sequence[str]) -> tuple[Group, ...]:
+def _by_group(state: CFLState, here: Sequence[str]) -> tuple[kit.Group, ...]:
     """Who is here by group; who is still on its way down is alone."""
     found: dict[int | str, list[str]] = {}
     for name in sorted(here):

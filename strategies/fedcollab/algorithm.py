@@ -19,7 +19,6 @@ have; in the discriminators' rounds (``strategies.fedcollab.discriminators``); a
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
@@ -41,22 +40,8 @@ from coterie.strategies.partition import fedcollab
 from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    orders_from,
-)
-from coterie.strategies.rounds.members import Members, staying, with_sizes
-from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.options import Positive
-from coterie.strategies.rounds.policy import average_groups, form
-from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 MAX_ATTEMPTS = 2
 """Phases in which a pair is tried before it is left as it is."""
@@ -111,13 +96,13 @@ class FedCollabState:
         minimums: the smallest groups by which ``planned`` was formed.
     """
 
-    members: Members
+    members: kit.Members
     distances: Mapping[Pair, Distance] = field(default_factory=dict)
     held_out: Mapping[str, int] = field(default_factory=dict)
     attempts: Mapping[Pair, int] = field(default_factory=dict)
     unfinished: frozenset[Pair] = frozenset()
     refused: frozenset[str] = frozenset()
-    planned: tuple[Group, ...] = ()
+    planned: tuple[kit.Group, ...] = ()
     structure: Structure | None = None
     solved: bool = False
     trained: frozenset[str] = frozenset()
@@ -125,10 +110,10 @@ class FedCollabState:
     minimums: Mapping[str, int] = field(default_factory=dict)
 
 
-class FedCollab(Algorithm[FedCollabState]):
+class FedCollab(kit.Algorithm[FedCollabState]):
     """Coalitions that minimise FedCollab's error bound."""
 
-    c: Positive | Literal["auto"] = Field(
+    c: kit.Positive | Literal["auto"] = Field(
         10.0,
         description="C of the bound, preference for more data, in roots of samples. `auto` takes "
         "the smallest at which noise alone keeps no two silos apart.",
@@ -155,9 +140,9 @@ class FedCollab(Algorithm[FedCollabState]):
 
     def first(self, initial: Model) -> FedCollabState:
         """No members yet."""
-        return FedCollabState(Members(initial))
+        return FedCollabState(kit.Members(initial))
 
-    def prepare(self, state: FedCollabState, now: Round) -> Exchanges[FedCollabState]:
+    def prepare(self, state: FedCollabState, now: kit.Round) -> kit.Exchanges[FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(now.names))
         state = replace(
@@ -182,17 +167,17 @@ class FedCollab(Algorithm[FedCollabState]):
         return state
 
     def _structured(
-        self, state: FedCollabState, names: Sequence[str], now: Round
+        self, state: FedCollabState, names: Sequence[str], now: kit.Round
     ) -> FedCollabState:
         """Step 2: solve for those whose distances are known."""
         known, alone = tuple(names), tuple[str, ...]()
         if self.unmeasured == "alone" or state.distances.keys().isdisjoint(combinations(names, 2)):
             known, alone = _split_known(names, state.distances)
         for name in alone:
-            log.warning("silo %s trains alone: its distances are not known", name)
+            kit.log.warning("silo %s trains alone: its distances are not known", name)
         if len(known) < 2:  # nothing to compare
             if alone:
-                log.warning("everybody trains alone: no distance of two silos is known")
+                kit.log.warning("everybody trains alone: no distance of two silos is known")
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
         distances, errors = _matrices(known, state.distances)
@@ -200,7 +185,7 @@ class FedCollab(Algorithm[FedCollabState]):
         c = self.c
         if c == "auto":
             c = fedcollab.auto_c(sizes, _null_errors(known, state))
-            log.info("c: %.3g, by the noise of the distances", c)
+            kit.log.info("c: %.3g, by the noise of the distances", c)
         rng = np.random.default_rng([self.seed, now.number])
         rows = {name: row for row, name in enumerate(known)}
         present = [[rows[n] for n in group] for group in _settled(state, known)]
@@ -208,13 +193,13 @@ class FedCollab(Algorithm[FedCollabState]):
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = solve.report(groups)
         kept = self.newcomers == "keep" and solve.is_beaten(report)
-        log.info("%s", _report_text(report, known, kept=kept))
+        kit.log.info("%s", _report_text(report, known, kept=kept))
         solved = [tuple(known[row] for row in group) for group in groups]
         minimums = state.members.minimums
-        planned = form(solved, minimums)
+        planned = kit.form(solved, minimums)
         aside = _aside(solved, minimums)
         for name in aside:
-            log.warning(
+            kit.log.warning(
                 "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
                 "be smaller",
                 name,
@@ -232,7 +217,7 @@ class FedCollab(Algorithm[FedCollabState]):
         if num_silos <= MAX_OPTIMAL_SILOS:
             return "optimal"
         if self.solver == "optimal":
-            log.warning(
+            kit.log.warning(
                 "solver: %d silos are too many for optimal, which takes up to %d; relocation is "
                 "used",
                 num_silos,
@@ -242,22 +227,24 @@ class FedCollab(Algorithm[FedCollabState]):
 
     # ---------------------------------------------------------------- a round
 
-    def orders(self, state: FedCollabState, now: Round) -> tuple[FedCollabState, list[Order]]:
+    def orders(
+        self, state: FedCollabState, now: kit.Round
+    ) -> tuple[FedCollabState, list[kit.Order]]:
         """Step 3: everybody trains its coalition's model."""
         models = dict(state.members.models)
         for group in state.planned:
             models |= _starts(state, group)
         members = state.members.holding(models).grouped(state.planned)
-        return replace(state, members=members), orders_from(members.models, now.silos)
+        return replace(state, members=members), kit.orders_from(members.models, now.silos)
 
     def absorb(
-        self, state: FedCollabState, updates: Sequence[Update], now: Round
+        self, state: FedCollabState, updates: Sequence[kit.Update], now: kit.Round
     ) -> FedCollabState:
         """FedAvg inside every coalition."""
         answered = {update.silo.name for update in updates}
         moved = {name for group in state.planned if answered & set(group) for name in group}
         return replace(
-            state, members=average_groups(state.members, updates), trained=state.trained | moved
+            state, members=kit.average_groups(state.members, updates), trained=state.trained | moved
         )
 
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
@@ -367,7 +354,7 @@ def _with_measured(
     attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in tried}}
     return replace(
         state,
-        members=with_sizes(state.members, found.sizes),
+        members=kit.with_sizes(state.members, found.sizes),
         distances={**state.distances, **better},
         held_out={**state.held_out, **found.held_out},
         attempts=attempts,
@@ -396,11 +383,11 @@ def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
     return [group for group in groups if group]
 
 
-def _aside(solved: Sequence[Group], minimums: Mapping[str, int]) -> tuple[str, ...]:
+def _aside(solved: Sequence[kit.Group], minimums: Mapping[str, int]) -> tuple[str, ...]:
     """Who accepts no coalition as small as the one that it was put in."""
     several = [group for group in solved if len(group) > 1]
     return tuple(
-        sorted(name for group in several for name in set(group) - {*staying(group, minimums)})
+        sorted(name for group in several for name in set(group) - {*kit.staying(group, minimums)})
     )
 
 
@@ -455,8 +442,8 @@ class _Reached:
         model: itself.
     """
 
-    names: Group
-    behind: Group
+    names: kit.Group
+    behind: kit.Group
     model: Model
 
 
@@ -471,7 +458,7 @@ def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Re
         kept = fewer
 
 
-def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
+def _starts(state: FedCollabState, group: kit.Group) -> dict[str, Model]:
     """The mean of what the members' coalitions had reached, one model for each; or w⁰.
 
     Who was away does not count where others were there. A model of fewer silos than these accept
@@ -494,7 +481,7 @@ def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
         models = state.members.models
         return {n: models[n] if n in state.trained else state.members.initial for n in group}
     sizes = [sum(state.members.sizes[n] for n in own.names) for own in reached]
-    return dict.fromkeys(group, weighted_mean([own.model for own in reached], sizes))
+    return dict.fromkeys(group, kit.weighted_mean([own.model for own in reached], sizes))
 
 
 def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.rounds.options import NotNegative, Options, Positive
+from coterie.strategies.rounds import kit
 from coterie.wire import Layers, Model
 
 Reversal = Literal["log1mp", "clip", "unbounded", "none"]
@@ -31,7 +31,7 @@ HOW_TO_ADD = (
 )
 
 
-class GeneratorPlan(Options):
+class GeneratorPlan(kit.Options):
     """How generators are trained, on the server.
 
     J1 and the reversed J2 take turns, so a plan that reverses needs two steps. Where all heads
@@ -48,7 +48,7 @@ class GeneratorPlan(Options):
         description="Optimiser steps a round; with a reversal at least 2, for every second one is "
         "its own.",
     )
-    lr: Positive = Field(
+    lr: kit.Positive = Field(
         3e-4, le=1, alias="generator-lr", description="Learning rate of Adam on the server."
     )
     hidden: int = Field(
@@ -63,7 +63,7 @@ class GeneratorPlan(Options):
         description="How a generator turns against its receiver's own head; `none` does not, "
         "`unbounded` diverges.",
     )
-    reversal_weight: NotNegative = Field(
+    reversal_weight: kit.NotNegative = Field(
         0.1, le=1e6, description="λ of the term against the own head."
     )
     batch: int = Field(32, ge=1)

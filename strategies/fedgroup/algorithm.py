@@ -34,7 +34,6 @@ Differs from the paper in:
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -57,29 +56,8 @@ from coterie.strategies.partition.fedgroup import (
     similarities,
 )
 from coterie.strategies.partition.gram import cross, gram
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    drawn,
-    num_batches,
-)
-from coterie.strategies.rounds.members import Members, comparison, cosine_matrix
-from coterie.strategies.rounds.models import (
-    comparable,
-    difference,
-    is_statistic,
-    weighted_mean,
-)
-from coterie.strategies.rounds.options import NotNegative, Scalar
-from coterie.strategies.rounds.policy import accepted, average
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 COLD_START = "cold-start"
 """Purpose of a training from w⁰, unless it is round 1 itself."""
@@ -110,7 +88,7 @@ class FedGroupState:
             ``lengths`` are of those updates.
     """
 
-    members: Members
+    members: kit.Members
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
     directions: tuple[Model, ...] = ()
@@ -126,7 +104,7 @@ class FedGroupState:
     lengths: tuple[float, ...] = ()
 
 
-class FedGroup(Algorithm[FedGroupState]):
+class FedGroup(kit.Algorithm[FedGroupState]):
     """Groups by the direction of a pre-training, each with a FedAvg or FedProx of its own.
 
     ``assign = "random"`` and ``centres = "random"`` are the ablations RAC and RCC.
@@ -169,14 +147,14 @@ class FedGroup(Algorithm[FedGroupState]):
         "model; -1 never does.",
     )
     sample: Sample = 0
-    inter_group_lr: NotNegative = Field(
+    inter_group_lr: kit.NotNegative = Field(
         0.0, le=1000, description="η_g of the inter-group aggregation; 0 turns it off."
     )
     assign: Literal["cosine", "random"] = "cosine"
     centres: Literal["clustered", "random"] = "clustered"
     seed: Seed = 0
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
         """Two lengths of one cold start; fewer silos than groups to form them."""
         if self.pretrain_epochs and self.pretrain_steps:
             yield (
@@ -197,7 +175,7 @@ class FedGroup(Algorithm[FedGroupState]):
         """Silos without which there are no groups."""
         return 1 if self.num_groups == "auto" else int(self.num_groups)
 
-    def demands(self) -> Mapping[str, Scalar]:
+    def demands(self) -> Mapping[str, kit.Scalar]:
         """The length of a cold start, if it is not a round's."""
         lengths = {
             wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
@@ -209,15 +187,15 @@ class FedGroup(Algorithm[FedGroupState]):
 
     def first(self, initial: Model) -> FedGroupState:
         """No members and no groups yet."""
-        return FedGroupState(Members(initial))
+        return FedGroupState(kit.Members(initial))
 
-    def welcome(self, state: FedGroupState, new: frozenset[str], now: Round) -> FedGroupState:
+    def welcome(self, state: FedGroupState, new: frozenset[str], now: kit.Round) -> FedGroupState:
         """Everybody comes cold, with w⁰; what was noted of the round before is over."""
         placed: dict[str, Any] = {"begun": (), "similarity": {}, "opened": ()}
         state = replace(state, **placed, compared=(), cosines=(), lengths=())
         return self._gathered(state, now)
 
-    def prepare(self, state: FedGroupState, now: Round) -> Exchanges[FedGroupState]:
+    def prepare(self, state: FedGroupState, now: kit.Round) -> kit.Exchanges[FedGroupState]:
         """The cold starts that the round's training goes on from: of the groups, then of silos."""
         tried: set[str] = set()
         if not state.group_models:
@@ -239,7 +217,7 @@ class FedGroup(Algorithm[FedGroupState]):
             state = replace(state, begun=tuple(sorted(begun)))
         return state
 
-    def orders(self, state: FedGroupState, now: Round) -> tuple[FedGroupState, list[Order]]:
+    def orders(self, state: FedGroupState, now: kit.Round) -> tuple[FedGroupState, list[kit.Order]]:
         """The sampled train their group's model; cold ones whose turn it is, or is next, w⁰."""
         turn, soon = (self._turn(state.here, now.number + ahead) for ahead in (0, 1))
         due = soon | (turn if state.group_models else set(state.pretraining or ()))
@@ -256,22 +234,24 @@ class FedGroup(Algorithm[FedGroupState]):
                     orders.append(self._cold_start(state, silo, COLD_START, now))
         return state, orders
 
-    def _gathered(self, state: FedGroupState, now: Round) -> FedGroupState:
+    def _gathered(self, state: FedGroupState, now: kit.Round) -> FedGroupState:
         """Who is here; and once, Algorithm 3, line 2: the α·m silos that pre-train."""
         state = replace(state, here=tuple(sorted(now.names)))
         if state.pretraining is not None:
             return state
         self._require_enough(len(state.here), "are here", now)
-        chosen = drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
+        chosen = kit.drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
         return replace(state, pretraining=tuple(sorted(chosen)))
 
     def _turn(self, here: Sequence[str], number: int) -> frozenset[str]:
         """Algorithm 2, line 4: S_t, known ahead so that cold silos can be warm by their turn."""
-        return drawn(here, self.sample, self._rng(number, _SAMPLE))
+        return kit.drawn(here, self.sample, self._rng(number, _SAMPLE))
 
-    def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str, now: Round) -> Order:
+    def _cold_start(
+        self, state: FedGroupState, silo: kit.Silo, purpose: str, now: kit.Round
+    ) -> kit.Order:
         """Pre-training from w⁰, the same in every round: ClientUpdate of Algorithm 1."""
-        config: dict[str, Scalar] = {wire.LR_DECAY: 1.0}
+        config: dict[str, kit.Scalar] = {wire.LR_DECAY: 1.0}
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         if self.pretrain_steps:
@@ -279,25 +259,25 @@ class FedGroup(Algorithm[FedGroupState]):
         if now.config.get(wire.PROXIMAL_MU):
             config[wire.PROXIMAL_MU] = 0.0
         kind = wire.COLD_START if purpose and self._goes_on(silo, now) else wire.TRAIN
-        return Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
+        return kit.Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
 
-    def _goes_on(self, silo: Silo, now: Round) -> bool:
+    def _goes_on(self, silo: kit.Silo, now: kit.Round) -> bool:
         """Whether its cold start is the beginning of a round's training."""
         if not silo.described:
             return False
         steps = self._cold_steps(silo, now)
         return self.pretrain_steps > 0 or 0 < steps < _round_steps(silo, now)
 
-    def _cold_steps(self, silo: Silo, now: Round) -> int:
+    def _cold_steps(self, silo: kit.Silo, now: kit.Round) -> int:
         """Mini-batches of a cold start; 0 if it is as long as a round."""
-        return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, now.config)
+        return self.pretrain_steps or self.pretrain_epochs * kit.num_batches(silo, now.config)
 
-    def _training(self, state: FedGroupState, silo: Silo, now: Round) -> list[Order]:
+    def _training(self, state: FedGroupState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
         """A round of the group's model, less what a cold start in this round has taken of it."""
         model = state.group_models[state.group_of[silo.name]]
         if silo.name not in state.begun:
-            return [Order(silo, model)]
-        config: dict[str, Scalar] = {}
+            return [kit.Order(silo, model)]
+        config: dict[str, kit.Scalar] = {}
         if self.pretrain_steps or now.config.get(wire.LOCAL_STEPS):
             left = _round_steps(silo, now) - self._cold_steps(silo, now)
             config[wire.LOCAL_STEPS] = left
@@ -305,11 +285,13 @@ class FedGroup(Algorithm[FedGroupState]):
             config[wire.LOCAL_EPOCHS] = left = _local_epochs(now) - self.pretrain_epochs
         if now.number == 1:  # its group's model is not w⁰, which round 0 would report
             config[wire.EVALUATE_RECEIVED] = False
-        return [Order(silo, model, config=config)] if left > 0 else []
+        return [kit.Order(silo, model, config=config)] if left > 0 else []
 
     # ---------------------------------------------------------------- after a round
 
-    def absorb(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
+    def absorb(
+        self, state: FedGroupState, updates: Sequence[kit.Update], now: kit.Round
+    ) -> FedGroupState:
         """Form the groups or train them, then place the cold ones that answered."""
         if state.group_models:
             state = self._trained(state, [u for u in updates if u.silo.name in state.group_of])
@@ -319,7 +301,9 @@ class FedGroup(Algorithm[FedGroupState]):
         cold = [u for u in updates if u.silo.name not in state.group_of]
         return _handed_out(self._placed(state, cold, now))
 
-    def _formed(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
+    def _formed(
+        self, state: FedGroupState, updates: Sequence[kit.Update], now: kit.Round
+    ) -> FedGroupState:
         """Algorithm 3, from line 6: groups, their models and directions."""
         self._require_enough(len(updates), "answered", now)
         deltas = [_compared(update) for update in updates]
@@ -345,16 +329,18 @@ class FedGroup(Algorithm[FedGroupState]):
             directions=tuple(_mean([deltas[i] for i in group]) for group in groups),
             norms=tuple(direction_norms(matrix, groups).tolist()),
             compared=tuple(update.silo.name for update in updates),
-            cosines=cosine_matrix(matrix),
+            cosines=kit.cosine_matrix(matrix),
             lengths=tuple(np.sqrt(matrix.diagonal()).tolist()),
         )
         if self.centres == "random" or len(found) in (1, len(updates)):
             return state
         return replace(state, separation=self._separation(matrix, found))
 
-    def _clusters(self, matrix: np.ndarray, names: Sequence[str], now: Round) -> list[list[int]]:
+    def _clusters(
+        self, matrix: np.ndarray, names: Sequence[str], now: kit.Round
+    ) -> list[list[int]]:
         for row in np.flatnonzero(matrix.diagonal() == 0).tolist():
-            log.warning("silo %s sent a zero update: its group means nothing", names[row])
+            kit.log.warning("silo %s sent a zero update: its group means nothing", names[row])
         rng = self._rng(now.number, _CLUSTER)
         wanted = self._count(matrix, rng)
         if self.centres == "random":
@@ -362,7 +348,7 @@ class FedGroup(Algorithm[FedGroupState]):
             return [[row] for row in sorted(picked.tolist())]
         groups = cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
         if len(groups) < wanted:
-            log.warning(
+            kit.log.warning(
                 "the updates have only %d different directions: %d group(s), not %d",
                 len(groups),
                 len(groups),
@@ -375,7 +361,7 @@ class FedGroup(Algorithm[FedGroupState]):
             return int(self.num_groups)
         highest = min(MAX_AUTO_GROUPS, len(matrix))
         found = choose_num_groups(matrix, measure=self.measure, rng=rng, max_groups=highest)
-        log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
+        kit.log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
         return found.num_groups
 
     def _separation(self, matrix: np.ndarray, groups: list[list[int]]) -> float:
@@ -383,7 +369,7 @@ class FedGroup(Algorithm[FedGroupState]):
         with _warnings_by_name():
             separation = silhouette(matrix, groups, measure="madc")
         if separation < LOW_SEPARATION:
-            log.warning(
+            kit.log.warning(
                 "the groups are badly separated: silhouette %.2f, below %.1f. More pretrain-epochs "
                 "or another num-groups may help.",
                 separation,
@@ -391,11 +377,11 @@ class FedGroup(Algorithm[FedGroupState]):
             )
         return separation
 
-    def _trained(self, state: FedGroupState, updates: Sequence[Update]) -> FedGroupState:
+    def _trained(self, state: FedGroupState, updates: Sequence[kit.Update]) -> FedGroupState:
         """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
         models = list(state.group_models)
         for number in range(len(models)):
-            mean = average([u for u in updates if state.group_of[u.silo.name] == number])
+            mean = kit.average([u for u in updates if state.group_of[u.silo.name] == number])
             if mean is not None:  # otherwise an empty group, line 12: it keeps its model
                 models[number] = mean
         if self.inter_group_lr and updates:
@@ -403,7 +389,9 @@ class FedGroup(Algorithm[FedGroupState]):
             models = _inter_group(models, self.inter_group_lr, sorted(buffers))
         return replace(state, group_models=tuple(models))
 
-    def _placed(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
+    def _placed(
+        self, state: FedGroupState, updates: Sequence[kit.Update], now: kit.Round
+    ) -> FedGroupState:
         """Every cold silo that answered has a group."""
         rng = self._rng(now.number, _ASSIGN)
         for update in updates:
@@ -411,18 +399,18 @@ class FedGroup(Algorithm[FedGroupState]):
         return state
 
     def _assigned(
-        self, state: FedGroupState, update: Update, rng: np.random.Generator
+        self, state: FedGroupState, update: kit.Update, rng: np.random.Generator
     ) -> FedGroupState:
         """Client cold start, eq. 9; or RAC; or a group of its own."""
         name, delta = update.silo.name, _compared(update)
         cosines = _cosines(state, delta)
         if not any(array.any() for array in delta.values()):
-            log.warning("silo %s sent a zero update: its group means nothing", name)
+            kit.log.warning("silo %s sent a zero update: its group means nothing", name)
         state = replace(state, similarity={**state.similarity, name: tuple(cosines.tolist())})
         if self.assign == "random":
             number = int(rng.integers(len(cosines)))
         elif cosines.max() < self.min_similarity and update.silo.min_group_size == 1:
-            log.warning(
+            kit.log.warning(
                 "silo %s is like no group (largest cosine %.2f): it opens group %d",
                 name,
                 cosines.max(),
@@ -433,7 +421,7 @@ class FedGroup(Algorithm[FedGroupState]):
             number = assign(cosines, np.ones(len(cosines)), 1.0)  # of unit vectors
         return replace(state, group_of={**state.group_of, name: number})
 
-    def _require_enough(self, num_silos: int, what: str, now: Round) -> None:
+    def _require_enough(self, num_silos: int, what: str, now: kit.Round) -> None:
         if num_silos < self._least:
             raise FederationError(
                 f"the group cold start needs at least {self._least} silos "
@@ -449,7 +437,7 @@ class FedGroup(Algorithm[FedGroupState]):
         """Silo → its group's model; who left, the last that it had; who is cold has none."""
         return {n: model for n, model in state.members.models.items() if n in state.group_of}
 
-    def sharing(self, state: FedGroupState) -> Sequence[Group]:
+    def sharing(self, state: FedGroupState) -> Sequence[kit.Group]:
         """Those of one silo too: newcomers get the group's model."""
         return self.groups(state)
 
@@ -466,7 +454,7 @@ class FedGroup(Algorithm[FedGroupState]):
                 for name, cosines in state.similarity.items()
             },
             "opened": list(state.opened),
-            **comparison(state.compared, state.cosines, state.lengths),
+            **kit.comparison(state.compared, state.cosines, state.lengths),
         }
 
 
@@ -478,15 +466,15 @@ def global_model(state: FedGroupState) -> Model:
     return _mean(state.group_models) if state.group_models else state.members.initial
 
 
-def _local_epochs(now: Round) -> int:
+def _local_epochs(now: kit.Round) -> int:
     """E; one, as at any silo that is told nothing."""
     return int(now.config.get(wire.LOCAL_EPOCHS, 1))
 
 
-def _round_steps(silo: Silo, now: Round) -> int:
+def _round_steps(silo: kit.Silo, now: kit.Round) -> int:
     """Mini-batches of a round's training at a silo that described itself."""
     steps = int(now.config.get(wire.LOCAL_STEPS, 0))
-    return steps or _local_epochs(now) * num_batches(silo, now.config)
+    return steps or _local_epochs(now) * kit.num_batches(silo, now.config)
 
 
 @contextmanager
@@ -497,30 +485,30 @@ def _warnings_by_name() -> Iterator[None]:
         yield
 
 
-def _first_model(updates: Sequence[Update], initial: Model) -> Model:
+def _first_model(updates: Sequence[kit.Update], initial: Model) -> Model:
     """The mean of a new group's models; w⁰ if its silos accept no group so small."""
-    counting = accepted(updates)
+    counting = kit.accepted(updates)
     return _mean([u.model for u in counting]) if counting else initial
 
 
-def _accepted(groups: Sequence[Sequence[int]], updates: Sequence[Update]) -> list[list[int]]:
+def _accepted(groups: Sequence[Sequence[int]], updates: Sequence[kit.Update]) -> list[list[int]]:
     """The groups without those to whom theirs is too small; they are placed like newcomers."""
     kept = []
     for group in groups:
-        stay = {update.silo.name for update in accepted([updates[i] for i in group])}
+        stay = {update.silo.name for update in kit.accepted([updates[i] for i in group])}
         kept.append([i for i in group if updates[i].silo.name in stay])
     return [group for group in kept if group]
 
 
-def _compared(update: Update) -> Model:
+def _compared(update: kit.Update) -> Model:
     """Δ_i: what a pre-training changed, parameters only."""
-    delta = difference(update.model, update.start)
-    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+    delta = kit.difference(update.model, update.start)
+    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
 def _mean(models: Sequence[Model]) -> Model:
     """Equal weights, as in Algorithm 3, line 16. Of models ``w⁰ + Δ_i``: ``w⁰ + mean(Δ_i)``."""
-    return weighted_mean(models, [1.0] * len(models))
+    return kit.weighted_mean(models, [1.0] * len(models))
 
 
 def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
@@ -531,7 +519,7 @@ def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
         return similarities(inner, state.norms, float(np.sqrt(gram(row)[0, 0])))
 
 
-def _opened(state: FedGroupState, update: Update, delta: Model) -> FedGroupState:
+def _opened(state: FedGroupState, update: kit.Update, delta: Model) -> FedGroupState:
     """One group more: its model and direction are those of the silo that opens it."""
     norm = float(np.sqrt(gram([list(delta.values())])[0, 0]))
     return replace(
@@ -580,7 +568,7 @@ def _unit(model: Model, buffers: Sequence[str]) -> dict[str, np.ndarray]:
     wide = {
         name: array.astype(np.float64)
         for name, array in model.items()
-        if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, buffers)
+        if np.issubdtype(array.dtype, np.floating) and not kit.is_statistic(name, buffers)
     }
     norm = float(np.sqrt(sum(float(np.vdot(array, array)) for array in wide.values())))
     return {name: array / norm for name, array in wide.items()} if norm > 0 else {}

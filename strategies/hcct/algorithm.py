@@ -26,7 +26,6 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -54,35 +53,8 @@ from coterie.strategies.partition.coalition import HCCTUtility, agglomerative
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
 from coterie.strategies.partition.search import best_partition
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Order,
-    Round,
-    Update,
-    num_batches,
-    orders_from,
-)
-from coterie.strategies.rounds.members import (
-    Members,
-    comparison,
-    cosine_matrix,
-    mean_of_all,
-    staying,
-)
-from coterie.strategies.rounds.models import (
-    accumulate,
-    comparable,
-    difference,
-    holders,
-    weighted_mean,
-)
-from coterie.strategies.rounds.options import NotNegative, Scalar
-from coterie.strategies.rounds.policy import average_groups, form
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 CATCH_UP = "catch-up"
 """Purpose of a newcomer's second training in its first round, from w⁰."""
@@ -114,10 +86,10 @@ class HCCTState:
         alphas_used, sizes_used: α and training samples of ``compared`` at that time.
     """
 
-    members: Members
+    members: kit.Members
     memory: Mapping[str, Model] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
-    planned: tuple[Group, ...] = ()
+    planned: tuple[kit.Group, ...] = ()
     starts: Mapping[str, Model] = field(default_factory=dict)
     newcomers: frozenset[str] = frozenset()
     layer: str = ""
@@ -131,16 +103,16 @@ class HCCTState:
     sizes_used: tuple[float, ...] = ()
 
 
-class HCCT(Algorithm[HCCTState]):
+class HCCT(kit.Algorithm[HCCTState]):
     """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``."""
 
-    alpha: NotNegative | Literal["auto"] = Field(
+    alpha: kit.NotNegative | Literal["auto"] = Field(
         50.0,
         description="α, preference for more data. 0 leaves everybody alone, small keeps silos "
         "apart, large puts all together; `auto` finds it in a short trial. A silo's own α goes "
         "before it.",
     )
-    memory: NotNegative = Field(
+    memory: kit.NotNegative = Field(
         1.0, le=1, description="γ of the accumulated updates that are compared; 0 is the paper."
     )
     similarity: Literal["parameters", "parameters+buffers"] = Field(
@@ -166,7 +138,7 @@ class HCCT(Algorithm[HCCTState]):
     )
     seed: Seed = 0
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
         """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
         if self.alpha != "auto":
             return
@@ -184,13 +156,13 @@ class HCCT(Algorithm[HCCTState]):
 
     def first(self, initial: Model) -> HCCTState:
         """No members yet."""
-        return HCCTState(Members(initial))
+        return HCCTState(kit.Members(initial))
 
     def newcomer_model(self, state: HCCTState) -> Model:
         """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
-        return mean_of_all(state.members)
+        return kit.mean_of_all(state.members)
 
-    def welcome(self, state: HCCTState, new: frozenset[str], now: Round) -> HCCTState:
+    def welcome(self, state: HCCTState, new: frozenset[str], now: kit.Round) -> HCCTState:
         """Newcomers are placed after their first round. A silo may return with another α."""
         models = state.members.models
         others = {n: a for n, a in state.alphas.items() if n not in now.here}
@@ -202,10 +174,10 @@ class HCCT(Algorithm[HCCTState]):
             newcomers=state.newcomers | (new if now.number > 1 else frozenset()),
         )
 
-    def orders(self, state: HCCTState, now: Round) -> tuple[HCCTState, list[Order]]:
+    def orders(self, state: HCCTState, now: kit.Round) -> tuple[HCCTState, list[kit.Order]]:
         """Everybody here trains from its group's model; newcomers also from w⁰."""
         present = _present_groups(state.planned, now.here)
-        groups = tuple(sorted(form(present, state.members.minimums)))
+        groups = tuple(sorted(kit.form(present, state.members.minimums)))
         # Who is alone only because its group became too small for it has no part in their mean.
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
         own = {name: state.members.models[name] for name in parted}
@@ -216,13 +188,14 @@ class HCCT(Algorithm[HCCTState]):
         if state.trial is not None:
             tried = {name for group in state.trial.groups for name in group}
             others = [silo for silo in now.silos if silo.name not in tried]
-            return state, trial_orders(state.trial, now.silos) + orders_from(starts, others)
+            return state, trial_orders(state.trial, now.silos) + kit.orders_from(starts, others)
         new = [now.here[name] for name in sorted(state.newcomers & set(now.names))]
-        return state, orders_from(starts, now.silos) + [
-            Order(s, state.members.initial, purpose=CATCH_UP, config=_catch_up(s, now)) for s in new
+        return state, kit.orders_from(starts, now.silos) + [
+            kit.Order(s, state.members.initial, purpose=CATCH_UP, config=_catch_up(s, now))
+            for s in new
         ]
 
-    def absorb(self, state: HCCTState, updates: Sequence[Update], now: Round) -> HCCTState:
+    def absorb(self, state: HCCTState, updates: Sequence[kit.Update], now: kit.Round) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
         trained = [u for u in updates if not u.purpose]
         state = self._choose_layer(state, trained)
@@ -230,7 +203,7 @@ class HCCT(Algorithm[HCCTState]):
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
         state = replace(
             state,
-            members=average_groups(state.members, trained),
+            members=kit.average_groups(state.members, trained),
             memory=self._remember(state, deltas, probes),
         )
         here = state.members.here
@@ -242,7 +215,7 @@ class HCCT(Algorithm[HCCTState]):
         return replace(state, newcomers=state.newcomers - set(deltas))
 
     def _open_trial(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: kit.Round
     ) -> HCCTState:
         """Begin to look for α, from what the silos' first updates say.
 
@@ -272,7 +245,7 @@ class HCCT(Algorithm[HCCTState]):
             return waiting
         return replace(waiting, trial=open_trial(found, state.members.initial))
 
-    def _landscape(self, state: HCCTState, names: Sequence[str], now: Round) -> Landscape:
+    def _landscape(self, state: HCCTState, names: Sequence[str], now: kit.Round) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
 
         def search(objective: HCCTUtility) -> list[list[int]]:
@@ -290,7 +263,9 @@ class HCCT(Algorithm[HCCTState]):
             solve=search,
         )
 
-    def _continue_trial(self, state: HCCTState, updates: Sequence[Update], now: Round) -> HCCTState:
+    def _continue_trial(
+        self, state: HCCTState, updates: Sequence[kit.Update], now: kit.Round
+    ) -> HCCTState:
         """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
         trial = continue_trial(state.trial, updates)
@@ -300,7 +275,7 @@ class HCCT(Algorithm[HCCTState]):
         here = set(state.members.here)
         tried = {name for group in trial.groups for name in group}
         if tried - here and not measured_by(trial):
-            log.warning(
+            kit.log.warning(
                 "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
                 "with who is here",
                 ", ".join(sorted(tried - here)),
@@ -314,7 +289,7 @@ class HCCT(Algorithm[HCCTState]):
         groups = _present_groups(best.groups, here)
         members = state.members.holding(models).grouped(groups)
         placed = tuple(group for group in groups if not state.newcomers & set(group))
-        mean = mean_of_all(members.grouped(placed))
+        mean = kit.mean_of_all(members.grouped(placed))
         return replace(
             state,
             trial=None,
@@ -325,7 +300,7 @@ class HCCT(Algorithm[HCCTState]):
             starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
         )
 
-    def _choose_layer(self, state: HCCTState, trained: Sequence[Update]) -> HCCTState:
+    def _choose_layer(self, state: HCCTState, trained: Sequence[kit.Update]) -> HCCTState:
         """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
         if self.layers == "all" or state.layer or not trained:
             return state
@@ -335,15 +310,15 @@ class HCCT(Algorithm[HCCTState]):
             return state
         choice = layer_choice([self._compared(update, "") for update in trained])
         scores = ", ".join(f"{name} {score:.3g}" for name, score in choice.scores.items())
-        log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
+        kit.log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
         names = self._compared(trained[0], "")
         dotted = choice.layer + "."  # the module's arrays, not those of another with a longer name
         layer = dotted if any(name.startswith(dotted) for name in names) else choice.layer
         return replace(state, layer=layer)
 
-    def _compared(self, update: Update, layer: str) -> Model:
-        delta = difference(update.model, update.start)
-        kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
+    def _compared(self, update: kit.Update, layer: str) -> Model:
+        delta = kit.difference(update.model, update.start)
+        kept = kit.comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
         kept = {name: array for name, array in kept.items() if name.startswith(layer)}
         if not kept:
             raise FederationError(
@@ -353,11 +328,11 @@ class HCCT(Algorithm[HCCTState]):
                 exit_code=EXIT_CONFIG,
             )
         if not any(array.any() for array in kept.values()):
-            log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
+            kit.log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
         return kept
 
     def _remember(
-        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, Update]
+        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, kit.Update]
     ) -> dict[str, Model]:
         memory = dict(state.memory)
         for name, delta in deltas.items():
@@ -365,11 +340,11 @@ class HCCT(Algorithm[HCCTState]):
                 probe = probes.get(name)
                 memory[name] = delta if probe is None else self._compared(probe, state.layer)
             else:
-                memory[name] = accumulate(memory.get(name), delta, decay=self.memory)
+                memory[name] = kit.accumulate(memory.get(name), delta, decay=self.memory)
         return memory
 
     def _partition(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: kit.Round
     ) -> HCCTState:
         """Groups of the next round: the settled silos anew, then the newcomers among them.
 
@@ -398,7 +373,9 @@ class HCCT(Algorithm[HCCTState]):
             found = [[rows[name] for name in group] for group in before]
         else:
             found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], now)
-        formed = form([tuple(settled[i] for i in group) for group in found], state.members.minimums)
+        formed = kit.form(
+            [tuple(settled[i] for i in group) for group in found], state.members.minimums
+        )
         same = sorted(list(group) for group in formed) == before
         placed = [list(group) for group in found]
         for row in range(n, len(compared)):
@@ -407,7 +384,7 @@ class HCCT(Algorithm[HCCTState]):
                 placed.append([row])
             else:
                 placed[target].append(row)
-        planned = form(
+        planned = kit.form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
         )
@@ -420,7 +397,7 @@ class HCCT(Algorithm[HCCTState]):
             starts=starts,
             unchanged=_confirmed(state.unchanged, formed=not stand, same=same),
             compared=tuple(compared),
-            similarity=cosine_matrix(matrix),
+            similarity=kit.cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
             alphas_used=tuple(alphas.tolist()),
             sizes_used=tuple(sizes.tolist()),
@@ -440,7 +417,7 @@ class HCCT(Algorithm[HCCTState]):
         return bool(state.planned) and (settled or not due)
 
     def _solve(
-        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, now: Round
+        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, now: kit.Round
     ) -> list[list[int]]:
         if not len(sizes):
             return []
@@ -453,7 +430,7 @@ class HCCT(Algorithm[HCCTState]):
         """Silo → what its group of the next round starts from."""
         return state.starts
 
-    def comparing(self, state: HCCTState, now: Round) -> bool:
+    def comparing(self, state: HCCTState, now: kit.Round) -> bool:
         """While ``auto`` looks for α, not where it never will: too late, or silos state theirs."""
         here = state.members.here
         if self.alpha != "auto" or state.alpha is not None or _go_by_stated(state, here):
@@ -472,10 +449,10 @@ class HCCT(Algorithm[HCCTState]):
             details["sizes"] = list(state.sizes_used)
             own = [name for name in state.compared if name in state.alphas]
             details |= {"own-alpha": own} if own else {}
-        return details | comparison(state.compared, state.similarity, state.norms)
+        return details | kit.comparison(state.compared, state.similarity, state.norms)
 
 
-def _catch_up(silo: Silo, now: Round) -> dict[str, Scalar]:
+def _catch_up(silo: kit.Silo, now: kit.Round) -> dict[str, kit.Scalar]:
     """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason.
 
     Within what the silo allows, too: it has agreed to as much as a round.
@@ -485,17 +462,17 @@ def _catch_up(silo: Silo, now: Round) -> dict[str, Scalar]:
     steps = int(now.config.get(wire.LOCAL_STEPS, 0))
     if silo.max_local_epochs:
         most = silo.max_local_epochs
-        batches = most * num_batches(silo, now.config)
+        batches = most * kit.num_batches(silo, now.config)
         times = max(1, min(times, batches // steps if steps else most // epochs))
-    longer: dict[str, Scalar] = {wire.LOCAL_EPOCHS: epochs * times}
+    longer: dict[str, kit.Scalar] = {wire.LOCAL_EPOCHS: epochs * times}
     return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
 
 
-def _is_time_for_trial(now: Round) -> bool:
+def _is_time_for_trial(now: kit.Round) -> bool:
     """Whether a trial that begins now leaves a round for its groups; all restart for it."""
     rounds, last = _num_rounds(now), _last_to_begin(now)
     if rounds and now.number == max(last + 1, 1):
-        log.warning(
+        kit.log.warning(
             "alpha = auto needs %d rounds more than are left to find its groups: everybody "
             "stays alone. Give alpha as a number, or the run more rounds",
             TRIAL_ROUNDS + 1 - (rounds - max(now.number, LOOK_ROUNDS)),
@@ -503,19 +480,19 @@ def _is_time_for_trial(now: Round) -> bool:
     return not rounds or now.number <= last
 
 
-def _num_rounds(now: Round) -> int:
+def _num_rounds(now: kit.Round) -> int:
     """Of the run, or 0 if that is not known."""
     return int(now.config.get(wire.ROUNDS, 0))
 
 
-def _last_to_begin(now: Round) -> int:
+def _last_to_begin(now: kit.Round) -> int:
     """The last round at whose end a trial of α may begin."""
     return _num_rounds(now) - TRIAL_ROUNDS - 1
 
 
 def _with_absent(
-    planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
-) -> tuple[Group, ...]:
+    planned: Sequence[kit.Group], before: Sequence[kit.Group], here: Sequence[str]
+) -> tuple[kit.Group, ...]:
     """``planned``, in which who is away keeps its place beside those it was with before."""
     absent = {name for group in before for name in group} - set(here)
     groups = [set(group) for group in planned]
@@ -530,11 +507,11 @@ def _with_absent(
     return tuple(tuple(sorted(group)) for group in groups)
 
 
-def _present_groups(planned: Sequence[Group], here: Collection[str]) -> tuple[Group, ...]:
+def _present_groups(planned: Sequence[kit.Group], here: Collection[str]) -> tuple[kit.Group, ...]:
     """The planned groups without who is away; who was in none of them is alone."""
     kept = [tuple(name for name in group if name in here) for group in planned]
     grouped = {name for group in kept for name in group}
-    alone: list[Group] = [(name,) for name in here if name not in grouped]
+    alone: list[kit.Group] = [(name,) for name in here if name not in grouped]
     return tuple(sorted([group for group in kept if group] + alone))
 
 
@@ -545,7 +522,7 @@ def _confirmed(before: int, *, formed: bool, same: bool) -> int:
     return before + 1 if same else 0
 
 
-def _restricted(planned: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
+def _restricted(planned: Sequence[kit.Group], names: Sequence[str]) -> list[list[str]]:
     """The groups among ``names`` only, in the order of a partition; the others of them alone."""
     wanted = set(names)
     groups = [[name for name in group if name in wanted] for group in planned]
@@ -554,7 +531,7 @@ def _restricted(planned: Sequence[Group], names: Sequence[str]) -> list[list[str
 
 
 def _common_starts(
-    starts: Mapping[str, Model], groups: Sequence[Group], *, before: Members
+    starts: Mapping[str, Model], groups: Sequence[kit.Group], *, before: kit.Members
 ) -> dict[str, Model]:
     """For groups that stand and get somebody back: all their members start from one model.
 
@@ -568,7 +545,7 @@ def _common_starts(
         if _share_a_model(group, starts):
             continue
         stayed = tuple(name for name in group if name in here)
-        shown = staying(stayed or group, before.minimums)
+        shown = kit.staying(stayed or group, before.minimums)
         if stayed and shown and _share_a_model(shown, starts):
             common |= dict.fromkeys(group, starts[shown[0]])
         elif shown:
@@ -577,7 +554,7 @@ def _common_starts(
 
 
 def _share_a_model(group: Sequence[str], models: Mapping[str, Model]) -> bool:
-    return len(holders({name: models[name] for name in group})) == 1
+    return len(kit.holders({name: models[name] for name in group})) == 1
 
 
 def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
@@ -590,14 +567,14 @@ def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
     return bool(state.alphas) and (few or bool(state.compared))
 
 
-def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:
+def _group_starts(members: kit.Members, groups: Sequence[kit.Group]) -> dict[str, Model]:
     """Algorithm 1, line 15: the size-weighted mean of the members' current models."""
     starts: dict[str, Model] = {}
     for group in groups:
         if _share_a_model(group, members.models):  # nothing changed hands
             mean = members.models[group[0]]
         else:
-            mean = weighted_mean(
+            mean = kit.weighted_mean(
                 [members.models[n] for n in group], [members.sizes[n] for n in group]
             )
         starts |= dict.fromkeys(group, mean)
