@@ -80,22 +80,15 @@ def cross(updates: Updates, directions: Updates) -> FloatArray:
         dtype=np.promote_types(left.dtype, right.dtype),
         label=f"updates (0 to {left.num_silos - 1}) and directions (from {left.num_silos})",
     )
-    return _cross(both, left.num_silos)
-
-
-def replace_row(gram: ArrayLike, updates: Updates, index: int) -> FloatArray:
-    """Return a copy of `gram` after the update of silo `index` has changed: O(N P), not O(N^2 P).
-
-    `updates` holds the N updates as they are now. Raises like `gram`.
-    """
-    result = _check.gram(gram)
-    source = _open(updates, "updates")
-    if source.num_silos != len(result):
-        raise _check.fail("updates", f"those of {len(result)} silos", f"{source.num_silos}")
-    index = _check.integer("index", index, low=0, high=len(result) - 1)
-    rows = [*source.rows, source.rows[index]]
-    both = _Source(rows, source.layout, source.names, source.dtype, source.label)
-    result[index, :] = result[:, index] = _cross(both, len(result))[:, 0]
+    result = np.zeros((left.num_silos, right.num_silos))
+    squares = np.zeros(both.num_silos)
+    for block in _packed(both, _packed_width(both)):
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            norms = np.einsum("ij,ij->i", block, block)
+            wide = block.astype(np.float64) if _is_doubtful(block, norms) else block
+            result += wide[: left.num_silos] @ wide[left.num_silos :].T
+            squares += norms if wide is block else np.einsum("ij,ij->i", wide, wide)
+    _refuse_non_finite(squares, both)
     return result
 
 
@@ -301,20 +294,6 @@ def _narrow(block: NDArray[Any]) -> Iterator[NDArray[Any]]:
     width = max(_WIDTH // len(block), 16)
     for start in range(0, block.shape[1], width):
         yield block[:, start : start + width]
-
-
-def _cross(both: _Source, num_left: int) -> FloatArray:
-    """Inner products of the first `num_left` rows with the rest."""
-    result = np.zeros((num_left, both.num_silos - num_left))
-    squares = np.zeros(both.num_silos)
-    for block in _packed(both, _packed_width(both)):
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            norms = np.einsum("ij,ij->i", block, block)
-            wide = block.astype(np.float64) if _is_doubtful(block, norms) else block
-            result += wide[:num_left] @ wide[num_left:].T
-            squares += norms if wide is block else np.einsum("ij,ij->i", wide, wide)
-    _refuse_non_finite(squares, both)
-    return result
 
 
 def _refuse_non_finite(squares: FloatArray, source: _Source) -> None:
