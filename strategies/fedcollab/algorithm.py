@@ -36,8 +36,8 @@ from coterie.strategies.fedcollab.discriminators import (
     measure,
     takes_part,
 )
-from coterie.strategies.partition import fedcollab
-from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
+from coterie.strategies.partition import coalition, fedcollab
+from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, FedCollabBound, Solver
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
 from coterie.strategies.rounds import kit
@@ -189,7 +189,8 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         rng = np.random.default_rng([self.seed, now.number])
         rows = {name: row for row, name in enumerate(known)}
         present = [[rows[n] for n in group] for group in _settled(state, known)]
-        solve = _Solve(distances, sizes, c, self._solver(len(known)), rng)
+        bound = FedCollabBound.from_distances(distances, sizes, c=c)
+        solve = _Solve(bound, self._solver(len(known)), rng)
         groups = solve.structure(present, keep=self.newcomers == "keep")
         report = solve.report(groups)
         kept = self.newcomers == "keep" and solve.is_beaten(report)
@@ -205,9 +206,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
                 name,
                 minimums[name],
             )
-        structure = Structure(
-            known, alone, c, _rows(solve.distances), _rows(errors), report, aside, kept
-        )
+        structure = Structure(known, alone, c, _rows(distances), _rows(errors), report, aside, kept)
         planned += tuple((name,) for name in alone)
         return replace(state, planned=tuple(sorted(planned)), structure=structure)
 
@@ -269,9 +268,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
 class _Solve:
     """One structure to find: numbers by row."""
 
-    distances: np.ndarray
-    sizes: Sequence[float]
-    c: float
+    bound: FedCollabBound
     solver: Solver
     rng: np.random.Generator
 
@@ -280,52 +277,32 @@ class _Solve:
         if sum(len(group) for group in present) < 2:  # one silo keeps its place in any structure
             return self._solved(None)
         groups, placed = present, {row for group in present for row in group}
-        for row in range(len(self.sizes)):
+        for row in range(len(self.bound.distances)):
             if row not in placed:
-                placed.add(row)
-                groups = self._placed(groups, row, sorted(placed))
+                groups = fedcollab.place(self.bound, groups, row)
         return groups if keep else self._solved(groups)
-
-    def _placed(self, groups: list[list[int]], row: int, rows: list[int]) -> list[list[int]]:
-        """``fedcollab.place`` among those who are placed already."""
-        at = {r: k for k, r in enumerate(rows)}
-        found = fedcollab.place(
-            self.distances[np.ix_(rows, rows)],
-            [self.sizes[r] for r in rows],
-            [[at[r] for r in group] for group in groups],
-            at[row],
-            c=self.c,
-        )
-        return [[rows[k] for k in group] for group in found]
 
     def _solved(self, start: list[list[int]] | None) -> list[list[int]]:
         """From scratch and, where there is one, from a start; ties go to the start."""
-        options = fedcollab.solve(
-            self.distances,
-            self.sizes,
-            c=self.c,
-            solver=self.solver,
-            rng=self.rng,
-            num_restarts=NUM_RESTARTS,
-        )
-        if start is None or self._bound(options.groups) < self._bound(start) * (1 - 1e-12):
-            return options.groups
+        found = coalition.solve(
+            self.bound, solver=self.solver, rng=self.rng, num_restarts=NUM_RESTARTS
+        ).groups
+        if start is None or self._value(found) < self._value(start) * (1 - 1e-12):
+            return found
         return sorted(sorted(group) for group in start)
 
-    def _bound(self, groups: list[list[int]]) -> float:
-        return fedcollab.objective(self.distances, self.sizes, groups, c=self.c)
+    def _value(self, groups: list[list[int]]) -> float:
+        return fedcollab.objective(self.bound, groups)
 
     def report(self, groups: list[list[int]]) -> StructureReport:
         """The bound beside its rivals."""
-        return fedcollab.report(
-            self.distances, self.sizes, groups, c=self.c, solver=self.solver, rng=self.rng
-        )
+        return fedcollab.report(self.bound, groups, solver=self.solver, rng=self.rng)
 
     def is_beaten(self, report: StructureReport) -> bool:
         """Whether another structure has a smaller bound than the one reported."""
         if np.isfinite(report.c_low):
             return False
-        best = min(report.second_best, self._bound(self._solved(report.groups)))
+        best = min(report.second_best, self._value(self._solved(report.groups)))
         return best < report.chosen * (1 - 1e-12)
 
 
