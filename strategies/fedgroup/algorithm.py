@@ -46,15 +46,7 @@ from pydantic import Field
 from coterie import wire
 from coterie.strategies.baselines.one_model import Sample, Seed
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
-from coterie.strategies.partition.fedgroup import (
-    Measure,
-    assign,
-    choose_num_groups,
-    cold_start,
-    direction_norms,
-    silhouette,
-    similarities,
-)
+from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.gram import cross, gram
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
@@ -113,7 +105,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     num_groups: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = Field(
         3, description="m, number of groups; `auto` takes the best separated number."
     )
-    measure: Measure = Field(
+    measure: fedgroup.Measure = Field(
         "edc",
         description="How updates are compared: `edc` (k-means++ on `num-groups` directions) or "
         "`madc` (complete linkage).",
@@ -327,7 +319,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
                 _first_model([updates[i] for i in group], state.members.initial) for group in groups
             ),
             directions=tuple(_mean([deltas[i] for i in group]) for group in groups),
-            norms=tuple(direction_norms(matrix, groups).tolist()),
+            norms=tuple(fedgroup.direction_norms(matrix, groups).tolist()),
             compared=tuple(update.silo.name for update in updates),
             cosines=kit.cosine_matrix(matrix),
             lengths=tuple(np.sqrt(matrix.diagonal()).tolist()),
@@ -346,7 +338,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         if self.centres == "random":
             picked = rng.choice(len(matrix), size=wanted, replace=False)
             return [[row] for row in sorted(picked.tolist())]
-        groups = cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
+        groups = fedgroup.cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
         if len(groups) < wanted:
             kit.log.warning(
                 "the updates have only %d different directions: %d group(s), not %d",
@@ -360,14 +352,15 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         if self.num_groups != "auto":
             return int(self.num_groups)
         highest = min(MAX_AUTO_GROUPS, len(matrix))
-        found = choose_num_groups(matrix, measure=self.measure, rng=rng, max_groups=highest)
+        found = fedgroup.choose_num_groups(
+            matrix, measure=self.measure, rng=rng, max_groups=highest
+        )
         kit.log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
         return found.num_groups
 
     def _separation(self, matrix: np.ndarray, groups: list[list[int]]) -> float:
-        """Always judged by MADC: EDC sees groups even where there are none."""
         with _warnings_by_name():
-            separation = silhouette(matrix, groups, measure="madc")
+            separation = fedgroup.silhouette(matrix, groups)
         if separation < LOW_SEPARATION:
             kit.log.warning(
                 "the groups are badly separated: silhouette %.2f, below %.1f. More pretrain-epochs "
@@ -418,7 +411,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             )
             state, number = _opened(state, update, delta), len(cosines)
         else:
-            number = assign(cosines, np.ones(len(cosines)), 1.0)  # of unit vectors
+            number = fedgroup.assign(cosines)
         return replace(state, group_of={**state.group_of, name: number})
 
     def _require_enough(self, num_silos: int, what: str, now: kit.Round) -> None:
@@ -516,7 +509,7 @@ def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
     row = [list(delta.values())]
     inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
     with _warnings_by_name():
-        return similarities(inner, state.norms, float(np.sqrt(gram(row)[0, 0])))
+        return fedgroup.similarities(inner, state.norms, float(np.sqrt(gram(row)[0, 0])))
 
 
 def _opened(state: FedGroupState, update: kit.Update, delta: Model) -> FedGroupState:

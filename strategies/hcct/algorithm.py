@@ -49,10 +49,9 @@ from coterie.strategies.hcct.alpha import (
     verdict,
 )
 from coterie.strategies.hcct.alpha import orders as trial_orders
-from coterie.strategies.partition.coalition import HCCTUtility, agglomerative
+from coterie.strategies.partition.coalition import HCCTUtility, agglomerative, best_partition
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
-from coterie.strategies.partition.search import best_partition
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

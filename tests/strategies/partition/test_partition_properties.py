@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from coterie.strategies.partition import fedgroup, hcct
 from coterie.strategies.partition.clustering import hierarchical, k_means
-from coterie.strategies.partition.coalition import FedCollabBound, HCCTUtility, solve
+from coterie.strategies.partition.coalition import (
+    FedCollabBound,
+    HCCTUtility,
+    best_partition,
+    solve,
+)
 from coterie.strategies.partition.gram import gram as gram_of
-from coterie.strategies.partition.search import best_partition
 
 
 def run_hcct(solver):
