@@ -88,9 +88,8 @@ class CFL(kit.Algorithm[CFLState]):
     eps_largest: kit.NotNegative = Field(
         0.5, le=1e6, description="ε₂; and only if its longest update is longer than this share."
     )
-    first_split: int = Field(
-        2, ge=1, le=100_000, description="No group is split before this round."
-    )
+    first_split: kit.Count = Field(2, description="No group is split before this round.")
+    hands_on = True
 
     def first(self, initial: Model) -> CFLState:
         """One group without members."""
@@ -111,7 +110,8 @@ class CFL(kit.Algorithm[CFLState]):
         while waiting:
             step += 1
             answers = yield [_placing(state, silo, step, now) for silo in waiting]
-            state = replace(state, group_of={**state.group_of, **_one_level_down(state, answers)})
+            down = {u.silo.name: _part(state, u) for u in answers}
+            state = replace(state, group_of={**state.group_of, **down})
             here = {u.silo.name for u in answers}
             waiting = [
                 s for s in waiting if s.name in here and state.group_of[s.name] in state.splits
@@ -120,7 +120,7 @@ class CFL(kit.Algorithm[CFLState]):
 
     def orders(self, state: CFLState, now: kit.Round) -> tuple[CFLState, list[kit.Order]]:
         """Train your group's model."""
-        state = _handed_out(state, now.names)
+        state = replace(state, members=_handed_out(state, now.names))
         settled = [silo for silo in now.silos if state.group_of[silo.name] not in state.splits]
         return state, kit.orders_from(state.members.models, settled)
 
@@ -143,23 +143,15 @@ class CFL(kit.Algorithm[CFLState]):
         largest = max([state.largest, *(norm for _, norm in norms.values())])
         state = replace(state, largest=largest, norms=norms)
         for number in sorted(by_group):
-            if now.number >= self.first_split and self._is_due(
-                state, grams[number], by_group[number]
+            matrix, own = grams[number], by_group[number]
+            if now.number >= self.first_split and is_split_due(
+                matrix,
+                [u.num_examples for u in own],
+                max_mean_norm=self.eps_mean * largest,
+                min_largest_norm=self.eps_largest * largest,
             ):
-                state = _split(state, number, by_group[number], grams[number], deltas, now)
+                state = _split(state, number, own, matrix, deltas, now)
         return _trained(state, updates)
-
-    def _is_due(self, state: CFLState, matrix: np.ndarray, updates: Sequence[kit.Update]) -> bool:
-        return is_split_due(
-            matrix,
-            [u.num_examples for u in updates],
-            max_mean_norm=self.eps_mean * state.largest,
-            min_largest_norm=self.eps_largest * state.largest,
-        )
-
-    def sharing(self, state: CFLState) -> Sequence[kit.Group]:
-        """Those of one silo too: newcomers get the group's model."""
-        return self.groups(state)
 
     def details(self, state: CFLState) -> Mapping[str, Any]:
         """The tree, and by what share of the largest norm each group moves."""
@@ -180,12 +172,10 @@ def _placing(state: CFLState, silo: kit.Silo, step: int, now: kit.Round) -> kit.
     return placing_order(silo, split.model, constant_lr(now.config, split.round), step=step)
 
 
-def _one_level_down(state: CFLState, answers: Sequence[kit.Update]) -> dict[str, int]:
-    found = {}
-    for update in answers:
-        split = state.splits[state.group_of[update.silo.name]]
-        found[update.silo.name] = split.parts[nearest(update, split.directions, metric="cosine")]
-    return found
+def _part(state: CFLState, update: kit.Update) -> int:
+    """One level down from the silo's present place."""
+    split = state.splits[state.group_of[update.silo.name]]
+    return split.parts[nearest(update, split.directions, metric="cosine")]
 
 
 def _split(
@@ -201,12 +191,12 @@ def _split(
     names = [[updates[row].silo.name for row in half] for half in halves]
     first = 1 + max(state.group_models)
     parts = (first, first + 1)
-    means = [kit.weighted_mean([deltas[n] for n in half], [1.0] * len(half)) for half in names]
+    one, other = (kit.plain_mean([deltas[n] for n in half]) for half in names)
     kit.log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
     start = updates[0].start
     return replace(
         state,
-        splits={**state.splits, number: Split(start, now.number, (means[0], means[1]), parts)},
+        splits={**state.splits, number: Split(start, now.number, (one, other), parts)},
         group_models={**state.group_models, parts[0]: start, parts[1]: start},
         group_of={
             **state.group_of,
@@ -217,7 +207,7 @@ def _split(
 
 def _trained(state: CFLState, updates: Sequence[kit.Update]) -> CFLState:
     """FedAvg in every group that is no inner node."""
-    groups = _by_group(state, state.members.here)
+    groups = _handed_out(state, state.members.here).groups
     answered = [[u for u in updates if u.silo.name in group] for group in groups]
     kept = [update for group in answered for update in kit.accepted(group)]
     members = kit.average_groups(state.members.grouped(groups), kept)
@@ -227,19 +217,7 @@ def _trained(state: CFLState, updates: Sequence[kit.Update]) -> CFLState:
     return replace(state, members=members, group_models=models)
 
 
-def _handed_out(state: CFLState, here: Sequence[str]) -> CFLState:
-    own = {
-        name: state.group_models[state.group_of[name]]
-        for name in here
-        if state.group_of[name] not in state.splits
-    }
-    return replace(state, members=state.members.holding(own).grouped(_by_group(state, here)))
-
-
-def _by_group(state: CFLState, here: Sequence[str]) -> tuple[kit.Group, ...]:
-    """Who is here by group; who is still on its way down is alone."""
-    found: dict[int | str, list[str]] = {}
-    for name in sorted(here):
-        number = state.group_of[name]
-        found.setdefault(name if number in state.splits else number, []).append(name)
-    return tuple(sorted(tuple(names) for names in found.values()))
+def _handed_out(state: CFLState, here: Sequence[str]) -> kit.Members:
+    """Who is here holds its group's model; who is still on its way down is alone."""
+    settled = {n: number for n, number in state.group_of.items() if number not in state.splits}
+    return kit.give_out(state.members, here, settled, state.group_models)

@@ -40,10 +40,8 @@ class EnsembleState:
 class FedEnsemble(kit.Algorithm[EnsembleState]):
     """FedAvg, evaluated also as the ensemble of the silos' models."""
 
-    every: int = Field(
+    every: kit.CountOrNone = Field(
         0,
-        ge=0,
-        le=100_000,
         alias="ensemble-every",
         description="Rounds between evaluations of the ensemble; 0 evaluates the last only. Each "
         "sends every silo every silo's model.",

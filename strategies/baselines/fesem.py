@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.one_model import Sample, Seed
 from coterie.strategies.partition.clustering import seed_centres
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds import kit
@@ -52,18 +51,13 @@ class FeSEMState:
 class FeSEM(kit.Algorithm[FeSEMState]):
     """Groups by the Euclidean distance of local models to K centres, anew in every round."""
 
-    num_groups: int = Field(
-        3,
-        ge=1,
-        le=100_000,
-        description="K, number of centres; at most as many as there are different local models.",
+    num_groups: kit.Count = Field(
+        3, description="K, number of centres; at most as many as there are different local models."
     )
-    sample: Sample = 0
-    seed: Seed = 0
-
-    def first(self, initial: Model) -> FeSEMState:
-        """No members and no centres yet."""
-        return FeSEMState(kit.Members(initial))
+    sample: kit.Sample = 0
+    seed: kit.Seed = 0
+    remembers = FeSEMState
+    hands_on = True  # others may come to a silo's centre
 
     def orders(self, state: FeSEMState, now: kit.Round) -> tuple[FeSEMState, list[kit.Order]]:
         """Train from your centre; who comes back finds today's, who is new the centres' mean."""
@@ -96,10 +90,6 @@ class FeSEM(kit.Algorithm[FeSEMState]):
         rows = seed_centres(matrix, num_groups=self.num_groups, rng=rng)
         return tuple(updates[row].model for row in rows)
 
-    def sharing(self, state: FeSEMState) -> Sequence[kit.Group]:
-        """Those of one silo too: others may come to its centre."""
-        return self.groups(state)
-
     def details(self, state: FeSEMState) -> Mapping[str, Any]:
         """Every silo's centre, by number."""
         here = sorted(state.members.here)
@@ -121,9 +111,7 @@ def _averaged(state: FeSEMState, updates: Sequence[kit.Update]) -> FeSEMState:
 
 def _middle(state: FeSEMState) -> Model:
     """The plain mean of the centres; w⁰ before there are any."""
-    if not state.centres:
-        return state.members.initial
-    return kit.weighted_mean(state.centres, [1.0] * len(state.centres))
+    return kit.plain_mean(state.centres) if state.centres else state.members.initial
 
 
 def _moved(model: Model, state: FeSEMState, update: kit.Update) -> Model:
@@ -144,17 +132,8 @@ def _square(one: Model, other: Model) -> float:
     return float(sum(np.vdot(gap, gap) for gap in gaps))
 
 
-def _by_centre(state: FeSEMState) -> list[kit.Group]:
-    """Who is here by centre; silos that never answered are alone."""
-    found: dict[Any, list[str]] = {}
-    for name in sorted(state.members.here):
-        found.setdefault(state.centre_of.get(name, name), []).append(name)
-    return sorted(tuple(names) for names in found.values())
-
-
 def _handed_out(state: FeSEMState) -> FeSEMState:
-    """Everybody here holds its centre and is grouped by it."""
-    groups = _by_centre(state)
-    centre_of = state.centre_of
-    own = {n: state.centres[centre_of[n]] for group in groups for n in group if n in centre_of}
-    return replace(state, members=state.members.holding(own).grouped(groups))
+    """Everybody here holds its centre and is grouped by it; who never answered is alone."""
+    members = state.members
+    members = kit.give_out(members, members.here, state.centre_of, state.centres)
+    return replace(state, members=members)

@@ -31,7 +31,6 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.one_model import Sample, Seed
 from coterie.strategies.baselines.probes import losses
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
@@ -59,17 +58,14 @@ class Choices:
 class FLSC(kit.Algorithm[Choices]):
     """Every silo trains the mean of its N_g best of K models; IFCA with N_g = 1."""
 
-    num_groups: int = Field(
-        3,
-        ge=1,
-        le=100_000,
-        description="K, number of models; with more than silos some stay unused.",
+    num_groups: kit.Count = Field(
+        3, description="K, number of models; with more than silos some stay unused."
     )
-    soft_groups: int = Field(
-        2, ge=1, le=100_000, description="N_g, models that a silo mixes; at most `num-groups`."
+    soft_groups: kit.Count = Field(
+        2, description="N_g, models that a silo mixes; at most `num-groups`."
     )
-    sample: Sample = 0
-    seed: Seed = 0
+    sample: kit.Sample = 0
+    seed: kit.Seed = 0
 
     def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
         """More models mixed than there are."""
@@ -157,14 +153,13 @@ def first_choices(initial: Model, num_models: int, seed: int) -> Choices:
     one value throughout (BatchNorm's) stay as they are.
     """
     rng = np.random.default_rng([seed, num_models])
-    models = [initial] + [_permuted(initial, rng) for _ in range(num_models - 1)]
+    models = [initial] + [
+        {name: rng.permutation(a.ravel()).reshape(a.shape) for name, a in initial.items()}
+        for _ in range(num_models - 1)
+    ]
     if num_models > 1 and all(kit.same_model(model, initial) for model in models):
         kit.log.warning("every array of w⁰ is constant: the %d models start equal", num_models)
     return Choices(kit.Members(initial), tuple(models))
-
-
-def _permuted(model: Model, rng: np.random.Generator) -> Model:
-    return {name: rng.permutation(a.ravel()).reshape(a.shape) for name, a in model.items()}
 
 
 def _best(row: Sequence[float], count: int) -> Choice:
@@ -181,6 +176,5 @@ def _held(state: Choices, by_choice: Mapping[Choice, Sequence[str]]) -> kit.Memb
     """Every silo holds the mean of the models that it chose."""
     models: dict[str, Model] = {}
     for choice, names in by_choice.items():
-        mean = kit.weighted_mean([state.models[j] for j in choice], [1.0] * len(choice))
-        models |= dict.fromkeys(names, mean)
+        models |= dict.fromkeys(names, kit.plain_mean([state.models[j] for j in choice]))
     return state.members.holding(models)

@@ -75,13 +75,11 @@ class MAXFL(kit.Algorithm[MAXFLState]):
         description="By how much the global model's training loss must be below that of the silo's "
         "own; below 0 it may be higher by as much.",
     )
-    warm_up: int = Field(
-        5, ge=0, le=100_000, description="Rounds after the first in which everybody takes part."
+    warm_up: kit.CountOrNone = Field(
+        5, description="Rounds after the first in which everybody takes part."
     )
-    own_rounds: int = Field(
+    own_rounds: kit.Count = Field(
         1,
-        ge=1,
-        le=100_000,
         description="Rounds of training alone behind a silo's requirement. Many make it hard to "
         "meet: a small silo's own model soon has next to no loss on its own training data.",
     )

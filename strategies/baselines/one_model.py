@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -35,12 +35,6 @@ from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.fednova import accumulation, coefficients
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-Sample = Annotated[
-    int,
-    Field(ge=0, le=100_000, description="Silos a round, drawn by seed; 0 takes all."),
-]
-Seed = Annotated[int, Field(ge=0)]
 
 
 class Independent(kit.Algorithm[kit.Plain]):
@@ -72,8 +66,8 @@ class OneModel(kit.Algorithm[kit.State]):
 class FedAvg(OneModel[kit.Plain]):
     """The size-weighted mean of all updates, every round."""
 
-    sample: Sample = 0
-    seed: Seed = 0
+    sample: kit.Sample = 0
+    seed: kit.Seed = 0
 
     def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
         """Whose turn it is trains the global model."""
@@ -112,9 +106,7 @@ class FedFA(OneModel[FedFAState]):
     One forward pass over the training data and one model more a round and silo.
     """
 
-    def first(self, initial: Model) -> FedFAState:
-        """No members yet."""
-        return FedFAState(kit.Members(initial))
+    remembers = FedFAState
 
     def prepare(self, state: FedFAState, now: kit.Round) -> kit.Exchanges[FedFAState]:
         """Ask everybody for the global model's accuracy on its training data."""
@@ -265,7 +257,7 @@ class PerFedAvg(OneModel[kit.Plain]):
     meta_lr: kit.Positive = Field(
         0.03, le=1000, description="α, rate of the step on a silo's own data."
     )
-    adapt_steps: int = Field(0, ge=0, le=10_000, description=f"{ADAPT_STEPS} (Per-FedAvg: 1).")
+    adapt_steps: kit.TimesOrNone = Field(0, description=f"{ADAPT_STEPS} (Per-FedAvg: 1).")
 
     def entries(self, training: Mapping[str, kit.Scalar]) -> Mapping[str, kit.Scalar]:
         """The meta-step's rate, and the steps before a test."""
@@ -306,13 +298,11 @@ class PFedMe(OneModel[kit.Plain]):
     moreau_lr: kit.Positive = Field(
         0.005, le=1000, description="η, rate of the common model; η·λ must be at most 1."
     )
-    inner_steps: int = Field(
-        5, ge=1, le=10_000, description="K, steps towards the personal model per batch."
-    )
+    inner_steps: kit.Times = Field(5, description="K, steps towards the personal model per batch.")
     server_lr: kit.Positive = Field(
         1.0, le=1, description="β, how far the server follows the silos' mean."
     )
-    adapt_steps: int = Field(0, ge=0, le=10_000, description=f"{ADAPT_STEPS} (pFedMe: 20).")
+    adapt_steps: kit.TimesOrNone = Field(0, description=f"{ADAPT_STEPS} (pFedMe: 20).")
 
     def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
         """Steps that would diverge."""

@@ -28,7 +28,6 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.one_model import Seed
 from coterie.strategies.fedcollab.discriminators import (
     Discriminators,
     Measurement,
@@ -134,13 +133,11 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         description="Silos whose distances are not known train alone, or count as different as "
         "the mean. Where none is known everybody trains alone.",
     )
-    seed: Seed = 0
+    seed: kit.Seed = 0
 
     # ---------------------------------------------------------------- before a round
 
-    def first(self, initial: Model) -> FedCollabState:
-        """No members yet."""
-        return FedCollabState(kit.Members(initial))
+    remembers = FedCollabState
 
     def prepare(self, state: FedCollabState, now: kit.Round) -> kit.Exchanges[FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""

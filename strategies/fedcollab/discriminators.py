@@ -42,17 +42,13 @@ Pair = tuple[str, str]
 class Discriminators(kit.Options):
     """How discriminators are trained."""
 
-    rounds: int = Field(
+    rounds: kit.Times = Field(
         10,
-        ge=1,
-        le=10_000,
         alias="discriminator-rounds",
         description="Budget of the discriminators' rounds, all pairs at once.",
     )
-    patience: int = Field(
+    patience: kit.Times = Field(
         2,
-        ge=1,
-        le=10_000,
         alias="discriminator-patience",
         description="So many evaluations without a gain end a pair's discriminator.",
     )
@@ -62,10 +58,8 @@ class Discriminators(kit.Options):
         alias="discriminator-gigabytes",
         description="Budget of their bytes in all, sent and received, in 10⁹ bytes; 0 sets none.",
     )
-    steps: int = Field(
+    steps: kit.Count = Field(
         20,
-        ge=1,
-        le=100_000,
         alias="discriminator-steps",
         description="Mini-batches of 32 a round of discriminators.",
     )

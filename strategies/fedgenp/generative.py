@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import FedAvg, Seed
+from coterie.strategies.baselines.one_model import FedAvg
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedgenp.latent import (
     Generator,
@@ -132,7 +132,7 @@ class Generative(kit.Algorithm[GenerativeState]):
     plan: GeneratorPlan = GeneratorPlan()
     given: Given = Given()
     head: str = ""
-    seed: Seed = 0
+    seed: kit.Seed = 0
     device: Annotated[str, AfterValidator(usable_device)] = "auto"
 
     def generated(

@@ -40,10 +40,8 @@ class GeneratorPlan(kit.Options):
     was seen to break down for some rounds after a hundred.
     """
 
-    steps: int = Field(
+    steps: kit.Count = Field(
         50,
-        ge=1,
-        le=100_000,
         alias="generator-steps",
         description="Optimiser steps a round; with a reversal at least 2, for every second one is "
         "its own.",

@@ -38,13 +38,13 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import Sample, Seed
+from coterie.strategies.baselines.placing import compared
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.gram import cross, gram
@@ -102,7 +102,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     ``assign = "random"`` and ``centres = "random"`` are the ablations RAC and RCC.
     """
 
-    num_groups: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = Field(
+    num_groups: kit.Count | Literal["auto"] = Field(
         3, description="m, number of groups; `auto` takes the best separated number."
     )
     measure: fedgroup.Measure = Field(
@@ -110,10 +110,8 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         description="How updates are compared: `edc` (k-means++ on `num-groups` directions) or "
         "`madc` (complete linkage).",
     )
-    pretrain_epochs: int = Field(
+    pretrain_epochs: kit.TimesOrNone = Field(
         0,
-        ge=0,
-        le=10_000,
         description="Epochs of a cold start; 0 takes `local-epochs`. Fewer than those begin a "
         "round that goes on; more separate small silos better.",
     )
@@ -124,10 +122,8 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         description="Mini-batches of a cold start, in place of `pretrain-epochs`, which must be 0; "
         "0 takes epochs.",
     )
-    pretrain_silos: int = Field(
+    pretrain_silos: kit.CountOrNone = Field(
         0,
-        ge=0,
-        le=100_000,
         description="So many silos, drawn by seed, form the groups (the paper's α times "
         "`num-groups`; at least `num-groups`); 0 takes all. The others are placed like newcomers.",
     )
@@ -138,13 +134,13 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         description="A newcomer whose largest cosine is below opens a new group with its own "
         "model; -1 never does.",
     )
-    sample: Sample = 0
+    sample: kit.Sample = 0
     inter_group_lr: kit.NotNegative = Field(
         0.0, le=1000, description="η_g of the inter-group aggregation; 0 turns it off."
     )
     assign: Literal["cosine", "random"] = "cosine"
     centres: Literal["clustered", "random"] = "clustered"
-    seed: Seed = 0
+    seed: kit.Seed = 0
 
     def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
         """Two lengths of one cold start; fewer silos than groups to form them."""
@@ -177,9 +173,8 @@ class FedGroup(kit.Algorithm[FedGroupState]):
 
     # ---------------------------------------------------------------- before a round
 
-    def first(self, initial: Model) -> FedGroupState:
-        """No members and no groups yet."""
-        return FedGroupState(kit.Members(initial))
+    remembers = FedGroupState
+    hands_on = True
 
     def welcome(self, state: FedGroupState, new: frozenset[str], now: kit.Round) -> FedGroupState:
         """Everybody comes cold, with w⁰; what was noted of the round before is over."""
@@ -298,7 +293,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     ) -> FedGroupState:
         """Algorithm 3, from line 6: groups, their models and directions."""
         self._require_enough(len(updates), "answered", now)
-        deltas = [_compared(update) for update in updates]
+        deltas = [compared(update) for update in updates]
         matrix = gram([list(delta.values()) for delta in deltas])
         with _warnings_by_name():
             found = self._clusters(matrix, [u.silo.name for u in updates], now)
@@ -318,7 +313,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             group_models=tuple(
                 _first_model([updates[i] for i in group], state.members.initial) for group in groups
             ),
-            directions=tuple(_mean([deltas[i] for i in group]) for group in groups),
+            directions=tuple(kit.plain_mean([deltas[i] for i in group]) for group in groups),
             norms=tuple(fedgroup.direction_norms(matrix, groups).tolist()),
             compared=tuple(update.silo.name for update in updates),
             cosines=kit.cosine_matrix(matrix),
@@ -395,7 +390,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         self, state: FedGroupState, update: kit.Update, rng: np.random.Generator
     ) -> FedGroupState:
         """Client cold start, eq. 9; or RAC; or a group of its own."""
-        name, delta = update.silo.name, _compared(update)
+        name, delta = update.silo.name, compared(update)
         cosines = _cosines(state, delta)
         if not any(array.any() for array in delta.values()):
             kit.log.warning("silo %s sent a zero update: its group means nothing", name)
@@ -430,13 +425,9 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         """Silo → its group's model; who left, the last that it had; who is cold has none."""
         return {n: model for n, model in state.members.models.items() if n in state.group_of}
 
-    def sharing(self, state: FedGroupState) -> Sequence[kit.Group]:
-        """Those of one silo too: newcomers get the group's model."""
-        return self.groups(state)
-
     def details(self, state: FedGroupState) -> Mapping[str, Any]:
         """Groups by number, empty ones too; who is cold; how the last were placed, and by what."""
-        members = _by_number(state)
+        members = kit.by_number(state.here, state.group_of, len(state.group_models))
         return {
             "members": members,
             "empty-groups": [number for number, names in enumerate(members) if not names],
@@ -456,7 +447,7 @@ def global_model(state: FedGroupState) -> Model:
 
     w⁰ while there are no groups. Of a run that has ended: ``global_model(result.state)``.
     """
-    return _mean(state.group_models) if state.group_models else state.members.initial
+    return kit.plain_mean(state.group_models) if state.group_models else state.members.initial
 
 
 def _local_epochs(now: kit.Round) -> int:
@@ -479,9 +470,12 @@ def _warnings_by_name() -> Iterator[None]:
 
 
 def _first_model(updates: Sequence[kit.Update], initial: Model) -> Model:
-    """The mean of a new group's models; w⁰ if its silos accept no group so small."""
+    """The mean of a new group's models; w⁰ if its silos accept no group so small.
+
+    Equal weights, as in Algorithm 3, line 16. Of models ``w⁰ + Δ_i``: ``w⁰ + mean(Δ_i)``.
+    """
     counting = kit.accepted(updates)
-    return _mean([u.model for u in counting]) if counting else initial
+    return kit.plain_mean([u.model for u in counting]) if counting else initial
 
 
 def _accepted(groups: Sequence[Sequence[int]], updates: Sequence[kit.Update]) -> list[list[int]]:
@@ -491,17 +485,6 @@ def _accepted(groups: Sequence[Sequence[int]], updates: Sequence[kit.Update]) ->
         stay = {update.silo.name for update in kit.accepted([updates[i] for i in group])}
         kept.append([i for i in group if updates[i].silo.name in stay])
     return [group for group in kept if group]
-
-
-def _compared(update: kit.Update) -> Model:
-    """Δ_i: what a pre-training changed, parameters only."""
-    delta = kit.difference(update.model, update.start)
-    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
-
-
-def _mean(models: Sequence[Model]) -> Model:
-    """Equal weights, as in Algorithm 3, line 16. Of models ``w⁰ + Δ_i``: ``w⁰ + mean(Δ_i)``."""
-    return kit.weighted_mean(models, [1.0] * len(models))
 
 
 def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
@@ -526,18 +509,9 @@ def _opened(state: FedGroupState, update: kit.Update, delta: Model) -> FedGroupS
 
 def _handed_out(state: FedGroupState) -> FedGroupState:
     """Everybody here gets its group's model. Who is away keeps the one that it left with."""
-    own = {n: state.group_models[state.group_of[n]] for n in state.here if n in state.group_of}
-    present = tuple(sorted(tuple(names) for names in _by_number(state) if names))
-    return replace(state, members=state.members.holding(own).grouped(present))
-
-
-def _by_number(state: FedGroupState) -> list[list[str]]:
-    """Group number → its members that are here."""
-    members: list[list[str]] = [[] for _ in state.group_models]
-    for name in state.here:
-        if name in state.group_of:
-            members[state.group_of[name]].append(name)
-    return members
+    here = [name for name in state.here if name in state.group_of]
+    members = kit.give_out(state.members, here, state.group_of, state.group_models)
+    return replace(state, members=members)
 
 
 def _inter_group(models: Sequence[Model], rate: float, buffers: Sequence[str]) -> list[Model]:

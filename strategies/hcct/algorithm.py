@@ -34,7 +34,6 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import Seed
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.hcct.alpha import (
     LOOK_ROUNDS,
@@ -127,15 +126,13 @@ class HCCT(kit.Algorithm[HCCTState]):
         description="Arrays that are compared: `all`, `auto` (HCCT-E: the layer of largest "
         "relative variance after round 1), or a prefix of array names.",
     )
-    regroup_every: int = Field(1, ge=1, le=100_000, description="Rounds between two partitions.")
-    settle_after: int = Field(
+    regroup_every: kit.Count = Field(1, description="Rounds between two partitions.")
+    settle_after: kit.CountOrNone = Field(
         0,
-        ge=0,
-        le=100_000,
         description="Keep the partition once it was the same so often in a row, and only place "
         "newcomers; 0 never does.",
     )
-    seed: Seed = 0
+    seed: kit.Seed = 0
 
     def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
         """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
@@ -153,9 +150,7 @@ class HCCT(kit.Algorithm[HCCTState]):
                 "silo there is one version. Give alpha as a number, or leave personal empty"
             )
 
-    def first(self, initial: Model) -> HCCTState:
-        """No members yet."""
-        return HCCTState(kit.Members(initial))
+    remembers = HCCTState
 
     def newcomer_model(self, state: HCCTState) -> Model:
         """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 from pydantic import BeforeValidator, InstanceOf
@@ -154,9 +154,14 @@ class Algorithm(Options, Generic[State]):
 
     # ---------------------------------------------------------------- the rounds
 
+    remembers: ClassVar[Callable[[Members], Any]] = Plain
+    """Makes the first state of members alone; by default one that remembers nothing else."""
+    hands_on: ClassVar[bool] = False
+    """Whether a group's model may be given to newcomers, that of a silo alone in it too."""
+
     def first(self, initial: Model) -> State:
-        """The state before round 1; by default one that remembers nothing but its members."""
-        return cast(State, Plain(Members(initial)))
+        """The state before round 1."""
+        return cast(State, self.remembers(Members(initial)))
 
     def newcomer_model(self, state: State) -> Model:
         """The model that a silo holds when it comes for the first time; w⁰ by default."""
@@ -216,10 +221,9 @@ class Algorithm(Options, Generic[State]):
 
         The update of a silo does not count, and the report says so, if each of those that it is
         in is smaller than the silo accepts. By default the groups of several: who is alone trains
-        its own model. An algorithm whose groups have models that others may get later names those
-        of one silo as well.
+        its own model, unless others may get it later (``hands_on``).
         """
-        return [group for group in self.groups(state) if len(group) > 1]
+        return [group for group in self.groups(state) if len(group) > 1 or self.hands_on]
 
     def comparing(self, state: State, now: Round) -> bool:
         """Whether partitions are compared in this round, or are to be: all are to train alike."""

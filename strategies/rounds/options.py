@@ -22,6 +22,12 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 Scalar = int | float | str | bool
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+CountOrNone = Annotated[int, Field(ge=0, le=100_000)]
+Times = Annotated[int, Field(ge=1, le=10_000)]
+TimesOrNone = Annotated[int, Field(ge=0, le=10_000)]
+Seed = Annotated[int, Field(ge=0)]
+Sample = Annotated[CountOrNone, Field(description="Silos a round, drawn by seed; 0 takes all.")]
 Spell = Callable[[str], str]
 
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
