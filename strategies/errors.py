@@ -33,11 +33,6 @@ class FederationError(RuntimeError):
         self.exit_code = exit_code
 
 
-def require(condition: bool, text: str) -> None:
-    """Refuse a strategy's argument.
-
-    Raises:
-        FederationError: with ``text``, if the condition does not hold.
-    """
-    if not condition:
-        raise FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)
+def unfit(text: str) -> FederationError:
+    """The error of options or models that a run cannot be made of."""
+    return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

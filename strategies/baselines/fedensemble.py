@@ -37,7 +37,7 @@ class EnsembleState:
     round: int = 0
 
 
-class FedEnsemble(kit.Algorithm[EnsembleState]):
+class FedEnsemble(kit.Around[EnsembleState]):
     """FedAvg, evaluated also as the ensemble of the silos' models."""
 
     every: kit.CountOrNone = Field(
@@ -56,10 +56,6 @@ class FedEnsemble(kit.Algorithm[EnsembleState]):
     def first(self, initial: Model) -> EnsembleState:
         """FedAvg's."""
         return EnsembleState(self.base.first(initial))
-
-    def newcomer_model(self, state: EnsembleState) -> Model:
-        """FedAvg's."""
-        return self.base.newcomer_model(state.base)
 
     def prepare(self, state: EnsembleState, now: kit.Round) -> kit.Exchanges[EnsembleState]:
         """Every so many rounds, the ensemble of the round before."""
@@ -86,14 +82,6 @@ class FedEnsemble(kit.Algorithm[EnsembleState]):
         own = {u.silo.name: u.model for u in updates if _shows(u.silo)}
         base = self.base.absorb(state.base, updates, now)
         return replace(state, base=base, local={**state.local, **own})
-
-    def members(self, state: EnsembleState) -> kit.Members:
-        """FedAvg's: the mean model; the ensemble's members are the silos' own."""
-        return self.base.members(state.base)
-
-    def with_members(self, state: EnsembleState, members: kit.Members) -> EnsembleState:
-        """The same with other members."""
-        return replace(state, base=self.base.with_members(state.base, members))
 
     def details(self, state: EnsembleState) -> Mapping[str, Any]:
         """The last ensemble's errors."""

@@ -191,7 +191,6 @@ def measure(
     work = _Work(active, options, bytes_each, missing=missing, refused=set(asked.refused))
     budget = _budget(work) if active else None
     if budget is not None:
-        kit.log.info("%s", _budget_text(work))
         announce(budget)
     while work.active and work.rounds < options.rounds and _affordable(work):
         work.rounds += 1
@@ -297,30 +296,16 @@ def _stated(update: kit.Update, key: str) -> int | None:
 
 
 def _budget(work: _Work) -> Budget:
-    most = _most_bytes(work)
-    limit = round(1e9 * work.options.gigabytes)
-    return Budget(
-        pairs=len(work.active),
-        silos=len(work.silos()),
-        rounds=work.options.rounds,
-        bytes=min(most, limit) if limit else most,
+    """What the phase may cost, before it begins; the log says so, too."""
+    options, pairs, silos = work.options, len(work.active), len(work.silos())
+    most = 2 * options.rounds * 2 * work.bytes_each * pairs  # there and back, a pair's two silos
+    limit = round(1e9 * options.gigabytes)
+    kit.log.info(
+        f"discriminators: {pairs} pairs of {silos} silos, at most {options.rounds} rounds of "
+        f"{options.steps} steps, {work.bytes_each / 1e6:.3g} MB each: at most {most / 1e9:.3g} GB"
+        + (f", limited to {options.gigabytes:g} GB" if options.gigabytes else "")
     )
-
-
-def _most_bytes(work: _Work) -> int:
-    each = 2 * work.bytes_each  # a pair's two silos, one way
-    return (2 * work.options.rounds) * each * len(work.active)
-
-
-def _budget_text(work: _Work) -> str:
-    """What the phase may cost, before it begins."""
-    most, limit = _most_bytes(work), work.options.gigabytes
-    return (
-        f"discriminators: {len(work.active)} pairs of {len(work.silos())} silos, at most "
-        f"{work.options.rounds} rounds of {work.options.steps} steps, "
-        f"{work.bytes_each / 1e6:.3g} MB each: at most {most / 1e9:.3g} GB"
-        + (f", limited to {limit:g} GB" if limit else "")
-    )
+    return Budget(pairs, silos, options.rounds, bytes=min(most, limit) if limit else most)
 
 
 def _affordable(work: _Work) -> bool:
@@ -356,7 +341,9 @@ def _orders(work: _Work, here: Mapping[str, kit.Silo], kind: str, purpose: str) 
 def _take(work: _Work, replies: kit.Answers, *, trained: bool) -> None:
     """Score what the silos were sent, average what they trained, drop what is finished or lost."""
     expected = {name: work.mine(name) for name in work.silos()}
-    work.bytes += sum(_num_bytes(work, name) for name in expected)
+    work.bytes += work.bytes_each * sum(
+        p in work.models for mine in expected.values() for p in mine
+    )
     good: dict[str, kit.Update] = {}
     like = next(iter(work.models.values()), None) or _usual(replies, work.bytes_each)
     for update in replies:
@@ -384,16 +371,17 @@ def _take(work: _Work, replies: kit.Answers, *, trained: bool) -> None:
             work.hits.setdefault(pair, []).append(
                 np.stack([update.extras[wire.HITS]["hits"][k] for update, k in rows])
             )
-            if _finished(work, pair):
+            if has_converged(
+                scores(np.array(work.hits[pair]), _counts(work, pair)).tolist(),
+                floor=work.options.min_rounds,
+                patience=work.options.patience,
+                tolerance=TOLERANCE,
+            ):
                 continue
         if trained:
             still.append((pair, _average(rows)))
     work.active = [pair for pair, _ in still]
     work.models = dict(still)
-
-
-def _num_bytes(work: _Work, name: str) -> int:
-    return work.bytes_each * sum(pair in work.models for pair in work.mine(name))
 
 
 def _usual(replies: Sequence[kit.Update], num_bytes: int) -> Model | None:
@@ -439,16 +427,6 @@ def _objection(
     if (counts != known).any() or of.sum() < 1 or (right < 0).any() or (right > of).any():
         return "its hits and counts contradict each other."
     return ""
-
-
-def _finished(work: _Work, pair: Pair) -> bool:
-    values = scores(np.array(work.hits[pair]), _counts(work, pair))
-    return has_converged(
-        values.tolist(),
-        floor=work.options.min_rounds,
-        patience=work.options.patience,
-        tolerance=TOLERANCE,
-    )
 
 
 def _counts(work: _Work, pair: Pair) -> np.ndarray:

@@ -34,16 +34,11 @@ from coterie.strategies.fedgenp.generative import (
     teaching,
     without_teachers,
 )
-from coterie.strategies.fedgenp.latent import (
-    Generator,
-    fresh_generator,
-    predictor_arrays,
-    predictor_shape,
-)
+from coterie.strategies.fedgenp.latent import Generator, predictor_arrays, predictor_shape
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
-_FRESH, _TRAIN, _DRAW = range(3)  # purposes of a receiver's randomness, the last of all of them
+_TRAIN, _DRAW = 1, 2  # purposes of a receiver's randomness, the last of all of them; 0 is fresh
 
 
 class FedGenP(Generative):
@@ -80,19 +75,14 @@ class FedGenP(Generative):
         from coterie.strategies.fedgenp.generators import train_generators
 
         started = time.perf_counter()
-        latent, num_classes = predictor_shape({name: heads[name] for name in names}, state.layers)
+        heads = {name: heads[name] for name in names}
+        predictor_shape(heads, state.layers)  # refuses heads of different shapes
         trained, quality = train_generators(
             [
-                _inherited(state, members[name])
-                or fresh_generator(
-                    num_classes=num_classes,
-                    latent=latent,
-                    hidden=self.plan.hidden,
-                    rng=rng_of(self.seed, 0, name, _FRESH),
-                )
+                _inherited(state, members[name]) or self.fresh(name, heads, state.layers)
                 for name in names
             ],
-            [heads[name] for name in names],
+            list(heads.values()),
             state.layers,
             plan=self.plan,
             rngs=[rng_of(self.seed, now.number, name, _TRAIN) for name in names],

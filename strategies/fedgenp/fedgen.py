@@ -31,7 +31,7 @@ from coterie.strategies.fedgenp.generative import (
     teaching,
     without_teachers,
 )
-from coterie.strategies.fedgenp.latent import fresh_generator, predictor_arrays, predictor_shape
+from coterie.strategies.fedgenp.latent import predictor_arrays, predictor_shape
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
@@ -40,7 +40,7 @@ EVERYBODY = "everybody"
 FEWEST = 3
 """Silos that must teach before anybody gets the generator, if so many gave their counts: which
 labels it knows is which labels these have."""
-_FRESH, _TRAIN = range(2)
+_TRAIN = 1  # the purpose of the generator's randomness
 
 
 class FedGen(Generative):
@@ -106,15 +106,9 @@ class FedGen(Generative):
 
         started = time.perf_counter()
         heads = {name: heads[name] for name in names}
-        latent, num_classes = predictor_shape(heads, state.layers)
-        generator = state.generators.get(EVERYBODY) or fresh_generator(
-            num_classes=num_classes,
-            latent=latent,
-            hidden=self.plan.hidden,
-            rng=rng_of(self.seed, 0, EVERYBODY, _FRESH),
-        )
+        predictor_shape(heads, state.layers)  # refuses heads of different shapes
         trained, quality = train_shared_generator(
-            generator,
+            state.generators.get(EVERYBODY) or self.fresh(EVERYBODY, heads, state.layers),
             list(heads.values()),
             state.layers,
             _table(state, names),

@@ -20,11 +20,12 @@ from pydantic import AfterValidator, Field
 
 from coterie import wire
 from coterie.strategies.baselines.one_model import FedAvg
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import unfit
 from coterie.strategies.fedgenp.latent import (
     Generator,
     GeneratorPlan,
     common_layers,
+    fresh_generator,
     linear_head,
     out_of_line,
     predictor_arrays,
@@ -73,11 +74,15 @@ def usable_device(device: str) -> str:
         raise ValueError(
             f"device of the generators must be auto, cpu, cuda or cuda:<number>. Got {device!r}"
         )
-    if device.startswith("cuda") and (found := _gpus()) <= int(device.partition(":")[2] or 0):
-        raise ValueError(
-            f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
-            "machine. Take auto or cpu"
-        )
+    if device.startswith("cuda"):
+        import torch
+
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found <= int(device.partition(":")[2] or 0):
+            raise ValueError(
+                f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
+                "machine. Take auto or cpu"
+            )
     return device
 
 
@@ -121,7 +126,7 @@ class GenerativeState:
     alone: bool = False
 
 
-class Generative(kit.Algorithm[GenerativeState]):
+class Generative(kit.Around[GenerativeState]):
     """Another algorithm, ``base``, whose silos also get generators.
 
     ``head`` is the prefix of a linear predictor's arrays, for silos that do not describe theirs;
@@ -147,38 +152,28 @@ class Generative(kit.Algorithm[GenerativeState]):
         """
         raise NotImplementedError
 
+    def fresh(self, receiver: str, heads: Mapping[str, Model], layers: Layers) -> Generator:
+        """An untrained generator of latents that these heads understand."""
+        latent, num_classes = predictor_shape(heads, layers)
+        rng = rng_of(self.seed, 0, receiver, 0)
+        return fresh_generator(
+            num_classes=num_classes, latent=latent, hidden=self.plan.hidden, rng=rng
+        )
+
     def sent(self, state: GenerativeState, receiver: str) -> Model:
         """What a receiver's silos get."""
         return state.generators[receiver].weights
 
     def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
         """The base's; and generators need the predictors."""
-        yield from self.base.problems(training)
+        yield from super().problems(training)
         if training.get(wire.PERSONAL):
             yield "generators need the predictors, so personal must be empty"
-
-    def entries(self, training: Mapping[str, kit.Scalar]) -> Mapping[str, kit.Scalar]:
-        """The base's."""
-        return self.base.entries(training)
-
-    def demands(self) -> Mapping[str, kit.Scalar]:
-        """The base's."""
-        return self.base.demands()
 
     def first(self, initial: Model) -> GenerativeState:
         """No generators."""
         layers = linear_head(initial, self.head) if self.head else ()
         return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
-
-    def newcomer_model(self, state: GenerativeState) -> Model:
-        """The base's, at once; a generator after its first update."""
-        return self.base.newcomer_model(state.base)
-
-    def welcome(
-        self, state: GenerativeState, new: frozenset[str], now: kit.Round
-    ) -> GenerativeState:
-        """The base's."""
-        return replace(state, base=self.base.welcome(state.base, new, now))
 
     def prepare(self, state: GenerativeState, now: kit.Round) -> kit.Exchanges[GenerativeState]:
         """What the base must ask. Who answers a cold start has trained."""
@@ -198,7 +193,13 @@ class Generative(kit.Algorithm[GenerativeState]):
     ) -> tuple[GenerativeState, list[kit.Order]]:
         """The base's orders, each with its receiver's generator."""
         base, orders = self.base.orders(state.base, now)
-        self._require_plain(orders)
+        for order in orders:  # only ordinary training knows what to do with a generator
+            if not order.purpose and order.kind != wire.TRAIN:
+                raise unfit(
+                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
+                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
+                    "generators, or another base."
+                )
         state = self._seen(replace(state, base=base), now)
         own = [order for order in orders if _is_own(order)]
         if self.base.comparing(state.base, now):
@@ -214,18 +215,6 @@ class Generative(kit.Algorithm[GenerativeState]):
             else order
             for order in orders
         ]
-
-    def _require_plain(self, orders: Sequence[kit.Order]) -> None:
-        """Only ordinary training knows what to do with a generator."""
-        for order in orders:
-            if not order.purpose and order.kind != wire.TRAIN:
-                raise FederationError(
-                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
-                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
-                    "generators, or another base.",
-                    phase="configuration",
-                    exit_code=EXIT_CONFIG,
-                )
 
     def _seen(self, state: GenerativeState, now: kit.Round) -> GenerativeState:
         """The state of who is here: what was known of the others is dropped, consent included."""
@@ -276,53 +265,24 @@ class Generative(kit.Algorithm[GenerativeState]):
         self, state: GenerativeState, updates: Sequence[kit.Update], now: kit.Round
     ) -> GenerativeState:
         """The base aggregates; the predictors are kept for the next generators."""
+        answered = {update.silo.name: update for update in updates if not update.purpose}
         heads = {
-            update.silo.name: predictor_arrays(update.model, state.layers)
-            for update in updates
-            if not update.purpose and update.silo.name not in state.other
+            name: predictor_arrays(update.model, state.layers)
+            for name, update in answered.items()
+            if name not in state.other
         }
         base = self.base.absorb(state.base, updates, now)
-        trained = state.trained | _who_trained(updates)
+        sources = dict(state.sources)  # who holds a mean of no answer keeps its entry
+        for _, names in kit.holders(self.base.next_models(base)):
+            if behind := tuple(sorted(answered.keys() & set(names))):
+                sources |= dict.fromkeys(names, behind)
         return replace(
             state,
             base=base,
             heads={**state.heads, **heads},
-            trained=trained,
-            sources={**state.sources, **self._sources(base, updates)},
+            trained=state.trained | _who_trained(updates),
+            sources=sources,
         )
-
-    def _sources(self, base: Any, updates: Sequence[kit.Update]) -> dict[str, kit.Group]:
-        """Silo → whose updates of this round its model is now a mean of; without one, no entry."""
-        answered = {update.silo.name for update in updates if not update.purpose}
-        found: dict[str, kit.Group] = {}
-        for _, names in kit.holders(self.base.next_models(base)):
-            if behind := tuple(sorted(answered.intersection(names))):
-                found |= dict.fromkeys(names, behind)
-        return found
-
-    def members(self, state: GenerativeState) -> kit.Members:
-        """The base's."""
-        return self.base.members(state.base)
-
-    def with_members(self, state: GenerativeState, members: kit.Members) -> GenerativeState:
-        """The base's."""
-        return replace(state, base=self.base.with_members(state.base, members))
-
-    def models(self, state: GenerativeState) -> Mapping[str, Model]:
-        """The base's."""
-        return self.base.models(state.base)
-
-    def next_models(self, state: GenerativeState) -> Mapping[str, Model]:
-        """The base's."""
-        return self.base.next_models(state.base)
-
-    def groups(self, state: GenerativeState) -> Sequence[kit.Group]:
-        """The base's."""
-        return self.base.groups(state.base)
-
-    def sharing(self, state: GenerativeState) -> Sequence[kit.Group]:
-        """The base's."""
-        return self.base.sharing(state.base)
 
     def details(self, state: GenerativeState) -> Mapping[str, Any]:
         """The base's; who received a generator, and what heads say of its latents."""
@@ -402,13 +362,6 @@ def rng_of(seed: int, number: int, receiver: str, purpose: int) -> np.random.Gen
     """A receiver's own randomness: who else is there does not change it."""
     digest = hashlib.sha256(receiver.encode()).digest()
     return np.random.default_rng([seed, number, purpose, int.from_bytes(digest[:8], "little")])
-
-
-def _gpus() -> int:
-    """How many GPUs the generators could be trained on."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _is_own(order: kit.Order) -> bool:

@@ -34,7 +34,7 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import unfit
 from coterie.strategies.hcct.alpha import (
     LOOK_ROUNDS,
     TRIAL_ROUNDS,
@@ -315,11 +315,9 @@ class HCCT(kit.Algorithm[HCCTState]):
         kept = kit.comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
         kept = {name: array for name, array in kept.items() if name.startswith(layer)}
         if not kept:
-            raise FederationError(
+            raise unfit(
                 f"layers = {layer!r} names no array that can be compared. The update has: "
-                f"{', '.join(list(delta)[:6])}.",
-                phase="configuration",
-                exit_code=EXIT_CONFIG,
+                f"{', '.join(list(delta)[:6])}."
             )
         if not any(array.any() for array in kept.values()):
             kit.log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)

@@ -14,7 +14,7 @@ calls; all that the next round depends on is in its state, a frozen value with `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
@@ -154,8 +154,8 @@ class Algorithm(Options, Generic[State]):
 
     # ---------------------------------------------------------------- the rounds
 
-    remembers: ClassVar[Callable[[Members], Any]] = Plain
-    """Makes the first state of members alone; by default one that remembers nothing else."""
+    remembers: ClassVar[type[Any]] = Plain
+    """The first state, made of members alone; by default one that remembers nothing else."""
     hands_on: ClassVar[bool] = False
     """Whether a group's model may be given to newcomers, that of a silo alone in it too."""
 
@@ -257,6 +257,49 @@ if TYPE_CHECKING:
 else:
     Base = Annotated[InstanceOf[Algorithm[Any]], BeforeValidator(algorithm_of)]
 """An algorithm that another goes around, or the strategy that holds it."""
+
+
+class Around(Algorithm[State]):
+    """An algorithm that goes around another, ``base``; its state has the other's as ``base``.
+
+    What is not said here or in a subclass is the base's.
+    """
+
+    if TYPE_CHECKING:  # a field, with its default, of every subclass
+        base: Algorithm[Any]
+
+    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+        return self.base.problems(training)
+
+    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+        return self.base.entries(training)
+
+    def demands(self) -> Mapping[str, Scalar]:
+        return self.base.demands()
+
+    def newcomer_model(self, state: Any) -> Model:
+        return self.base.newcomer_model(state.base)
+
+    def welcome(self, state: Any, new: frozenset[str], now: Round) -> Any:
+        return replace(state, base=self.base.welcome(state.base, new, now))
+
+    def members(self, state: Any) -> Members:
+        return self.base.members(state.base)
+
+    def with_members(self, state: Any, members: Members) -> Any:
+        return replace(state, base=self.base.with_members(state.base, members))
+
+    def models(self, state: Any) -> Mapping[str, Model]:
+        return self.base.models(state.base)
+
+    def next_models(self, state: Any) -> Mapping[str, Model]:
+        return self.base.next_models(state.base)
+
+    def groups(self, state: Any) -> Sequence[Group]:
+        return self.base.groups(state.base)
+
+    def sharing(self, state: Any) -> Sequence[Group]:
+        return self.base.sharing(state.base)
 
 
 def orders_from(models: Mapping[str, Model], silos: Iterable[Silo]) -> list[Order]:

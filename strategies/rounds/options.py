@@ -17,7 +17,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, unfit
 
 Scalar = int | float | str | bool
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -146,7 +146,7 @@ class Options(BaseModel):
 
 def wrong_options(problems: list[str]) -> FederationError:
     """The error that names them all."""
-    return FederationError(f"{'; '.join(problems)}.", phase="configuration", exit_code=EXIT_CONFIG)
+    return unfit(f"{'; '.join(problems)}.")
 
 
 def respelled(text: str, keys: Mapping[str, Key], spell: Spell) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -254,29 +254,14 @@ def costs_by_kind(
     orders: Sequence[Order], updates: Sequence[Update], seconds: float
 ) -> dict[str, PhaseReport]:
     """What an exchange beside the training cost, by message type."""
-    return {
-        kind: _cost(
-            [o for o in orders if o.kind == kind],
-            [u for u in updates if u.kind == kind],
-            exchanges=1,
-            seconds=seconds,
-        )
-        for kind in sorted({order.kind for order in orders})
-    }
+    return _costs(orders, updates, lambda one: one.kind, exchanges=1, seconds=seconds)
 
 
 def costs_beside_training(
     orders: Sequence[Order], updates: Sequence[Update]
 ) -> dict[str, PhaseReport]:
-    """What was asked for a purpose together with the round's training, by purpose."""
-    purposes = sorted({_unnumbered(order.purpose) for order in orders if order.purpose})
-    return {
-        purpose: _cost(
-            [o for o in orders if o.purpose and _unnumbered(o.purpose) == purpose],
-            [u for u in updates if u.purpose and _unnumbered(u.purpose) == purpose],
-        )
-        for purpose in purposes
-    }
+    """What was asked for a purpose together with the round's training: ``trial-3`` as ``trial``."""
+    return _costs(orders, updates, lambda one: re.sub(r"-\d+$", "", one.purpose))
 
 
 def add_costs(
@@ -286,27 +271,29 @@ def add_costs(
     return {**one, **{key: one.get(key, PhaseReport()) + cost for key, cost in other.items()}}
 
 
-def _cost(
+def _costs(
     orders: Sequence[Order],
     updates: Sequence[Update],
+    sort: Callable[[Order | Update], str],
     *,
     exchanges: int = 0,
     seconds: float = 0.0,
-) -> PhaseReport:
-    stated = [u.metrics.get(wire.SECONDS, 0.0) for u in updates]
-    return PhaseReport(
-        exchanges=exchanges,
-        messages=len(orders),
-        seconds=seconds,
-        bytes_sent=sum(order.num_bytes for order in orders),
-        bytes_received=sum(u.bytes_received for u in updates),
-        silo_seconds=sum(s for s in stated if np.isfinite(s)),
-    )
-
-
-def _unnumbered(purpose: str) -> str:
-    """``trial-3`` → ``trial``."""
-    return re.sub(r"-\d+$", "", purpose)
+) -> dict[str, PhaseReport]:
+    """Costs by sort of work; work of an empty sort is left out."""
+    costs = {}
+    for wanted in sorted({sort(order) for order in orders} - {""}):
+        asked = [order for order in orders if sort(order) == wanted]
+        done = [update for update in updates if sort(update) == wanted]
+        stated = [u.metrics.get(wire.SECONDS, 0.0) for u in done]
+        costs[wanted] = PhaseReport(
+            exchanges=exchanges,
+            messages=len(asked),
+            seconds=seconds,
+            bytes_sent=sum(order.num_bytes for order in asked),
+            bytes_received=sum(u.bytes_received for u in done),
+            silo_seconds=sum(s for s in stated if np.isfinite(s)),
+        )
+    return costs
 
 
 def evaluation_record(evaluation: Mapping[str, Evaluation]) -> MetricRecord:
