@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -241,20 +242,12 @@ class HCCT(kit.Algorithm[HCCTState]):
 
     def _landscape(self, state: HCCTState, names: Sequence[str], now: kit.Round) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
-
-        def search(objective: HCCTUtility) -> list[list[int]]:
-            if self.solver == "agglomerative":
-                return agglomerative(objective).groups
-            rng = np.random.default_rng([self.seed, now.number])
-            found = best_partition(objective, rng=rng, num_restarts=PATH_RESTARTS, exact=PATH_EXACT)
-            return found.groups
-
         return Landscape(
             names=names,
             gram=gram([list(state.memory[name].values()) for name in names]),
             sizes=np.array([state.members.sizes[name] for name in names]),
             minimums=state.members.minimums,
-            solve=search,
+            solve=partial(self._solve, now=now, num_restarts=PATH_RESTARTS, exact=PATH_EXACT),
         )
 
     def _continue_trial(
@@ -345,7 +338,10 @@ class HCCT(kit.Algorithm[HCCTState]):
         """
         settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
-        stand = self._stand(state, now.number)
+        # The groups stand once they have settled, and in rounds in which none are due.
+        due = (now.number - 1) % self.regroup_every == 0
+        settled_down = 0 < self.settle_after <= state.unchanged
+        stand = bool(state.planned) and (settled_down or not due)
         if stand:
             placed_before = {name for group in state.planned for name in group}
             new += [n for n in settled if n not in placed_before and n in deltas]
@@ -357,18 +353,23 @@ class HCCT(kit.Algorithm[HCCTState]):
         vectors += [deltas[n] if n in state.newcomers else state.memory[n] for n in new]
         matrix = gram([list(vector.values()) for vector in vectors])
         sizes = np.array([state.members.sizes[n] for n in compared])
-        alphas = np.array([self._alpha_of(state, n) for n in compared])
+        run = state.alpha if self.alpha == "auto" else self.alpha
+        if run is None:  # one silo among some with their own α: their mean
+            run = float(np.mean(sorted(state.alphas.values())))
+        alphas = np.array([state.alphas.get(n, run) for n in compared])
         n = len(settled)
-        before = _restricted(state.planned, settled)
+        before = _present_groups(state.planned, settled)
+        found: list[list[int]] = []
         if stand:
             rows = {name: row for row, name in enumerate(settled)}
             found = [[rows[name] for name in group] for group in before]
-        else:
-            found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], now)
+        elif n:
+            utility = HCCTUtility.from_gram(matrix[:n, :n], sizes[:n], alpha=alphas[:n])
+            found = self._solve(utility, now=now)
         formed = kit.form(
             [tuple(settled[i] for i in group) for group in found], state.members.minimums
         )
-        same = sorted(list(group) for group in formed) == before
+        unchanged = state.unchanged + 1 if tuple(sorted(formed)) == before else 0
         placed = [list(group) for group in found]
         for row in range(n, len(compared)):
             target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
@@ -387,7 +388,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             state,
             planned=tuple(sorted(planned)),
             starts=starts,
-            unchanged=_confirmed(state.unchanged, formed=not stand, same=same),
+            unchanged=state.unchanged if stand else unchanged,
             compared=tuple(compared),
             similarity=kit.cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
@@ -395,28 +396,11 @@ class HCCT(kit.Algorithm[HCCTState]):
             sizes_used=tuple(sizes.tolist()),
         )
 
-    def _alpha_of(self, state: HCCTState, name: str) -> float:
-        """A silo's own α, else the run's, else (one silo among some with their own) their mean."""
-        run = state.alpha if self.alpha == "auto" else self.alpha
-        if run is None:
-            run = float(np.mean(sorted(state.alphas.values())))
-        return state.alphas.get(name, run)
-
-    def _stand(self, state: HCCTState, number: int) -> bool:
-        """Whether the groups stand, or are formed anew after this round."""
-        settled = bool(self.settle_after) and state.unchanged >= self.settle_after
-        due = (number - 1) % self.regroup_every == 0
-        return bool(state.planned) and (settled or not due)
-
-    def _solve(
-        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, now: kit.Round
-    ) -> list[list[int]]:
-        if not len(sizes):
-            return []
-        objective = HCCTUtility.from_gram(matrix, sizes, alpha=alphas)
+    def _solve(self, utility: HCCTUtility, *, now: kit.Round, **search: int) -> list[list[int]]:
         if self.solver == "agglomerative":
-            return agglomerative(objective).groups
-        return best_partition(objective, rng=np.random.default_rng([self.seed, now.number])).groups
+            return agglomerative(utility).groups
+        rng = np.random.default_rng([self.seed, now.number])
+        return best_partition(utility, rng=rng, **search).groups
 
     def next_models(self, state: HCCTState) -> Mapping[str, Model]:
         """Silo → what its group of the next round starts from."""
@@ -505,21 +489,6 @@ def _present_groups(planned: Sequence[kit.Group], here: Collection[str]) -> tupl
     grouped = {name for group in kept for name in group}
     alone: list[kit.Group] = [(name,) for name in here if name not in grouped]
     return tuple(sorted([group for group in kept if group] + alone))
-
-
-def _confirmed(before: int, *, formed: bool, same: bool) -> int:
-    """How often in a row the partition came out the same; a round that formed none says nothing."""
-    if not formed:
-        return before
-    return before + 1 if same else 0
-
-
-def _restricted(planned: Sequence[kit.Group], names: Sequence[str]) -> list[list[str]]:
-    """The groups among ``names`` only, in the order of a partition; the others of them alone."""
-    wanted = set(names)
-    groups = [[name for name in group if name in wanted] for group in planned]
-    grouped = {name for group in groups for name in group}
-    return sorted([group for group in groups if group] + [[n] for n in names if n not in grouped])
 
 
 def _common_starts(

@@ -214,7 +214,10 @@ def verdict(trial: Trial) -> tuple[Candidate, dict[str, float]]:
             "Give alpha as a number.",
             phase="alpha",
         )
-    scores = [_score(trial, candidate, judges) for candidate in trial.candidates]
+    scores = [
+        float(np.mean([trial.errors[g][name] for g in c.groups for name in g if name in judges]))
+        for c in trial.candidates
+    ]
     ranked = sorted(
         range(len(scores)), key=lambda i: (round(scores[i], 9), -trial.candidates[i].ratio)
     )
@@ -249,12 +252,6 @@ def _pairs(groups: Sequence[kit.Group], known: Set[str]) -> frozenset[tuple[str,
     """The pairs of these silos that are together."""
     return frozenset(
         pair for group in groups for pair in combinations(sorted(known & set(group)), 2)
-    )
-
-
-def _score(trial: Trial, candidate: Candidate, judges: frozenset[str]) -> float:
-    return float(
-        np.mean([trial.errors[g][name] for g in candidate.groups for name in g if name in judges])
     )
 
 
