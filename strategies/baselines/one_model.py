@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -53,6 +53,9 @@ class Independent(kit.Algorithm[kit.Plain]):
 class OneModel(kit.Algorithm[kit.State]):
     """What the algorithms of one global model have in common: who trains from what."""
 
+    kind: ClassVar[str] = wire.TRAIN
+    """Message type of the training."""
+
     def newcomer_model(self, state: kit.State) -> Model:
         """The global model."""
         return kit.global_model(self.members(state))
@@ -60,7 +63,8 @@ class OneModel(kit.Algorithm[kit.State]):
     def orders(self, state: kit.State, now: kit.Round) -> tuple[kit.State, list[kit.Order]]:
         """Train the global model. Who was away gets today's, not the one it left with."""
         members = kit.together(self.members(state), now.silos)
-        return self.with_members(state, members), kit.orders_from(members.models, now.silos)
+        orders = kit.orders_from(members.models, now.silos, self.kind)
+        return self.with_members(state, members), orders
 
 
 class FedAvg(OneModel[kit.Plain]):
@@ -254,6 +258,7 @@ class PerFedAvg(OneModel[kit.Plain]):
     Needs silos that understand ``train.per_fedavg``; those of coterie do. Two gradients a step.
     """
 
+    kind = wire.TRAIN_PER_FEDAVG
     meta_lr: kit.Positive = Field(
         0.03, le=1000, description="α, rate of the step on a silo's own data."
     )
@@ -266,11 +271,6 @@ class PerFedAvg(OneModel[kit.Plain]):
             wire.ADAPT_STEPS: self.adapt_steps or 1,
             wire.ADAPT_LR: self.meta_lr,
         }
-
-    def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
-        """Meta-train the common model."""
-        state, orders = super().orders(state, now)
-        return state, [replace(order, kind=wire.TRAIN_PER_FEDAVG) for order in orders]
 
     def absorb(self, state: kit.Plain, updates: Sequence[kit.Update], now: kit.Round) -> kit.Plain:
         """The mean goes to everybody who is here."""
@@ -290,6 +290,7 @@ class PFedMe(OneModel[kit.Plain]):
     Needs silos that understand ``train.pfedme``; those of coterie do. K gradients a step.
     """
 
+    kind = wire.TRAIN_PFEDME
     moreau_lambda: kit.Positive = Field(
         15.0,
         le=1e6,
@@ -328,11 +329,6 @@ class PFedMe(OneModel[kit.Plain]):
             wire.ADAPT_LR: float(training.get(wire.LR, 0.01)),
             wire.ADAPT_MU: self.moreau_lambda,
         }
-
-    def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
-        """Move the common model along your Moreau envelope."""
-        state, orders = super().orders(state, now)
-        return state, [replace(order, kind=wire.TRAIN_PFEDME) for order in orders]
 
     def absorb(self, state: kit.Plain, updates: Sequence[kit.Update], now: kit.Round) -> kit.Plain:
         """``(1 − β) w + β · mean``."""

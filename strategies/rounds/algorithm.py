@@ -302,9 +302,11 @@ class Around(Algorithm[State]):
         return self.base.sharing(state.base)
 
 
-def orders_from(models: Mapping[str, Model], silos: Iterable[Silo]) -> list[Order]:
+def orders_from(
+    models: Mapping[str, Model], silos: Iterable[Silo], kind: str = wire.TRAIN
+) -> list[Order]:
     """Everybody trains from the model that it holds."""
-    return [Order(silo, models[silo.name]) for silo in silos]
+    return [Order(silo, models[silo.name], kind=kind) for silo in silos]
 
 
 def drawn(names: Sequence[str], count: int, rng: np.random.Generator) -> frozenset[str]:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -90,9 +91,10 @@ class Options(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
+    @cache
     def own_keys(cls) -> dict[str, Key]:
         """Its keys by name, in order."""
-        return _keys_of(cls)
+        return dict(_keys(cls))
 
     @classmethod
     def build(cls, values: Mapping[str, Any], **fields: Any) -> Self:
@@ -117,13 +119,8 @@ class Options(BaseModel):
 
     def plain(self) -> dict[str, Scalar]:
         """Its keys and their values."""
-        return {name: self._at(key.path) for name, key in self.own_keys().items()}
-
-    def _at(self, path: tuple[str, ...]) -> Any:
-        value: Any = self
-        for step in path:
-            value = getattr(value, step)
-        return value
+        keys = self.own_keys().items()
+        return {name: attrgetter(".".join(key.path))(self) for name, key in keys}
 
     def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
         """What does not fit together, in keys with dashes; none by default.
@@ -185,11 +182,6 @@ def _problem(entry: Any, owner: type[BaseModel], name: str, spell: Spell, known:
     whole = "a whole number, " if entry["type"].startswith("int_") else ""
     words = whole + _words(schema_of(field))
     return f"{spell(field.alias or name)} must be {words}. Got {entry['input']!r}"
-
-
-@cache
-def _keys_of(kind: type[Options]) -> dict[str, Key]:
-    return dict(_keys(kind))
 
 
 def _keys(kind: type[Options], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Key]]:
