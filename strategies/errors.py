@@ -27,9 +27,7 @@ class FederationError(RuntimeError):
         exit_code: int = EXIT_RUN,
     ) -> None:
         super().__init__(text)
-        self.round = round
-        self.silo = silo
-        self.phase = phase
+        self.round, self.silo, self.phase = round, silo, phase
         self.exit_code = exit_code
 
 

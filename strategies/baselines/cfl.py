@@ -124,7 +124,7 @@ class CFL(kit.Algorithm[CFLState]):
         settled = [silo for silo in now.silos if state.group_of[silo.name] not in state.splits]
         return state, kit.orders_from(state.members.models, settled)
 
-    def absorb(self, state: CFLState, updates: Sequence[kit.Update], now: kit.Round) -> CFLState:
+    def absorb(self, state: CFLState, updates: kit.Updates, now: kit.Round) -> CFLState:
         """Split where that is due, then FedAvg in every group."""
         deltas = {u.silo.name: compared(u) for u in updates}
         by_group: dict[int, list[kit.Update]] = {}
@@ -181,7 +181,7 @@ def _part(state: CFLState, update: kit.Update) -> int:
 def _split(
     state: CFLState,
     number: int,
-    updates: Sequence[kit.Update],
+    updates: kit.Updates,
     matrix: np.ndarray,
     deltas: Mapping[str, Model],
     now: kit.Round,
@@ -205,7 +205,7 @@ def _split(
     )
 
 
-def _trained(state: CFLState, updates: Sequence[kit.Update]) -> CFLState:
+def _trained(state: CFLState, updates: kit.Updates) -> CFLState:
     """FedAvg in every group that is no inner node."""
     groups = _handed_out(state, state.members.here).groups
     answered = [[u for u in updates if u.silo.name in group] for group in groups]

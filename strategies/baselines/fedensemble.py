@@ -48,7 +48,7 @@ class FedEnsemble(kit.Around[EnsembleState]):
     )
     base: Annotated[InstanceOf[FedAvg], BeforeValidator(kit.algorithm_of)] = FedAvg()
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """An ensemble needs whole models."""
         if training.get(wire.PERSONAL):
             yield "fedensemble sends every silo the others' whole models, so personal must be empty"
@@ -75,9 +75,7 @@ class FedEnsemble(kit.Around[EnsembleState]):
         local = {name: model for name, model in state.local.items() if name in here}
         return replace(state, base=base, local=local), orders
 
-    def absorb(
-        self, state: EnsembleState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> EnsembleState:
+    def absorb(self, state: EnsembleState, updates: kit.Updates, now: kit.Round) -> EnsembleState:
         """FedAvg's; every silo's own model is a member of the ensemble."""
         own = {u.silo.name: u.model for u in updates if _shows(u.silo)}
         base = self.base.absorb(state.base, updates, now)

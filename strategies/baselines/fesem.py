@@ -20,7 +20,7 @@ FedAvg's messages and cost at the silos: it works with any ClientApp.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,20 +61,22 @@ class FeSEM(kit.Algorithm[FeSEMState]):
 
     def orders(self, state: FeSEMState, now: kit.Round) -> tuple[FeSEMState, list[kit.Order]]:
         """Train from your centre; who comes back finds today's, who is new the centres' mean."""
-        new = dict.fromkeys((n for n in now.names if n not in state.centre_of), _middle(state))
+        middle = kit.plain_mean(state.centres) if state.centres else state.members.initial
+        new = dict.fromkeys((n for n in now.names if n not in state.centre_of), middle)
         members = state.members.holding(new).grouped((n,) for n in now.names)
         state = _handed_out(replace(state, members=members))
         turn = kit.drawn_silos(now, self.sample, seed=self.seed)
         return state, kit.orders_from(state.members.models, turn)
 
-    def absorb(
-        self, state: FeSEMState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> FeSEMState:
+    def absorb(self, state: FeSEMState, updates: kit.Updates, now: kit.Round) -> FeSEMState:
         """Seed the centres if there are none; then one E-step and one M-step."""
         if not updates:
             return state
         if not state.centres:
-            seeds = replace(state, centres=self._seeds(state, updates, now))
+            rng = np.random.default_rng([self.seed, now.number])
+            matrix = gram([list(_moved(u.model, state, u).values()) for u in updates])
+            rows = seed_centres(matrix, num_groups=self.num_groups, rng=rng)
+            seeds = replace(state, centres=tuple(updates[row].model for row in rows))
             nearest = {u.silo.name: _nearest(u, seeds) for u in updates}
             # Where no member lets its update count, nobody's local model is to be a centre.
             start = (updates[0].start,) * len(seeds.centres)
@@ -82,21 +84,13 @@ class FeSEM(kit.Algorithm[FeSEMState]):
         nearest = {u.silo.name: _nearest(u, state) for u in updates}
         return _averaged(replace(state, centre_of={**state.centre_of, **nearest}), updates)
 
-    def _seeds(
-        self, state: FeSEMState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> tuple[Model, ...]:
-        rng = np.random.default_rng([self.seed, now.number])
-        matrix = gram([list(_moved(u.model, state, u).values()) for u in updates])
-        rows = seed_centres(matrix, num_groups=self.num_groups, rng=rng)
-        return tuple(updates[row].model for row in rows)
-
     def details(self, state: FeSEMState) -> Mapping[str, Any]:
         """Every silo's centre, by number."""
         here = sorted(state.members.here)
         return {"centre": {n: state.centre_of[n] for n in here if n in state.centre_of}}
 
 
-def _averaged(state: FeSEMState, updates: Sequence[kit.Update]) -> FeSEMState:
+def _averaged(state: FeSEMState, updates: kit.Updates) -> FeSEMState:
     """M-step: each centre is the mean of the local models that came back to it."""
     by_centre: dict[int, list[kit.Update]] = {}
     for update in updates:
@@ -107,11 +101,6 @@ def _averaged(state: FeSEMState, updates: Sequence[kit.Update]) -> FeSEMState:
         if mean is not None:
             centres[number] = mean
     return _handed_out(replace(state, centres=tuple(centres)))
-
-
-def _middle(state: FeSEMState) -> Model:
-    """The plain mean of the centres; w⁰ before there are any."""
-    return kit.plain_mean(state.centres) if state.centres else state.members.initial
 
 
 def _moved(model: Model, state: FeSEMState, update: kit.Update) -> Model:

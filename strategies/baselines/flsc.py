@@ -67,7 +67,7 @@ class FLSC(kit.Algorithm[Choices]):
     sample: kit.Sample = 0
     seed: kit.Seed = 0
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """More models mixed than there are."""
         if self.soft_groups > self.num_groups:
             yield (
@@ -109,7 +109,7 @@ class FLSC(kit.Algorithm[Choices]):
         turn = kit.drawn_silos(now, self.sample, seed=self.seed)
         return replace(state, members=members), kit.orders_from(members.models, turn)
 
-    def absorb(self, state: Choices, updates: Sequence[kit.Update], now: kit.Round) -> Choices:
+    def absorb(self, state: Choices, updates: kit.Updates, now: kit.Round) -> Choices:
         """θ_j: the mean of what came back from those who chose it, else as it was."""
         means = [
             kit.average([u for u in updates if number in state.chosen[u.silo.name]])

@@ -114,9 +114,7 @@ class MAXFL(kit.Algorithm[MAXFLState]):
             ]
         return replace(state, members=state.members.holding(start).grouped(groups)), orders
 
-    def absorb(
-        self, state: MAXFLState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> MAXFLState:
+    def absorb(self, state: MAXFLState, updates: kit.Updates, now: kit.Round) -> MAXFLState:
         """The mean of those inside is the global model; the others' models are their own."""
         trained = [u for u in updates if not u.purpose]
         members = kit.average_groups(state.members, trained)

@@ -45,7 +45,7 @@ class Independent(kit.Algorithm[kit.Plain]):
         members = state.members.grouped((name,) for name in now.names)
         return kit.Plain(members), kit.orders_from(members.models, now.silos)
 
-    def absorb(self, state: kit.Plain, updates: Sequence[kit.Update], now: kit.Round) -> kit.Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """Each update becomes its silo's model."""
         return kit.Plain(kit.average_groups(state.members, updates))
 
@@ -79,7 +79,7 @@ class FedAvg(OneModel[kit.Plain]):
         turn = kit.drawn_silos(now, self.sample, seed=self.seed)
         return kit.Plain(members), kit.orders_from(members.models, turn)
 
-    def absorb(self, state: kit.Plain, updates: Sequence[kit.Update], now: kit.Round) -> kit.Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """The mean goes to everybody who is here; without any answer the model stays."""
         return kit.Plain(kit.average_groups(state.members, updates))
 
@@ -122,9 +122,7 @@ class FedFA(OneModel[FedFAState]):
         valid = {name: pair for name, pair in stated.items() if 0 <= pair[0] <= 1}
         return replace(state, accuracy={**state.accuracy, **valid})
 
-    def absorb(
-        self, state: FedFAState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> FedFAState:
+    def absorb(self, state: FedFAState, updates: kit.Updates, now: kit.Round) -> FedFAState:
         """The weighted mean goes to everybody who is here."""
         if not updates:
             return state
@@ -173,7 +171,7 @@ class FedNova(OneModel[kit.Plain]):
     size-weighted.
     """
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """With a stronger pull the steps of an update cancel out, and it has no |a_i|₁."""
         lr, mu = (float(training.get(key, 0.0)) for key in (wire.LR, wire.PROXIMAL_MU))
         if lr * mu >= 1:
@@ -182,7 +180,7 @@ class FedNova(OneModel[kit.Plain]):
                 f"counted. Got {lr:g} · {mu:g}"
             )
 
-    def absorb(self, state: kit.Plain, updates: Sequence[kit.Update], now: kit.Round) -> kit.Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """Eq. 8, over those who answered; without any answer the model stays."""
         if not updates:
             return state
@@ -203,7 +201,7 @@ def _accumulated(update: kit.Update, now: kit.Round) -> float:
     )
 
 
-def _num_steps(update: kit.Update, config: Mapping[str, kit.Scalar]) -> int:
+def _num_steps(update: kit.Update, config: kit.Config) -> int:
     """τ_i."""
     stated = update.metrics.get(NUM_STEPS, 0)
     if np.isfinite(stated) and stated >= 1:
@@ -216,7 +214,7 @@ def _num_steps(update: kit.Update, config: Mapping[str, kit.Scalar]) -> int:
     return int(config.get(wire.LOCAL_EPOCHS, 1)) * ceil(samples / int(config[wire.BATCH_SIZE]))
 
 
-def normalised(updates: Sequence[kit.Update], factors: np.ndarray) -> Model:
+def normalised(updates: kit.Updates, factors: np.ndarray) -> Model:
     """``w + Σ c_i (w_i − w)`` of parameters; the size-weighted mean of everything else.
 
     Args:
@@ -264,7 +262,7 @@ class PerFedAvg(OneModel[kit.Plain]):
     )
     adapt_steps: kit.TimesOrNone = Field(0, description=f"{ADAPT_STEPS} (Per-FedAvg: 1).")
 
-    def entries(self, training: Mapping[str, kit.Scalar]) -> Mapping[str, kit.Scalar]:
+    def entries(self, training: kit.Config) -> kit.Config:
         """The meta-step's rate, and the steps before a test."""
         return {
             wire.META_LR: self.meta_lr,
@@ -272,7 +270,7 @@ class PerFedAvg(OneModel[kit.Plain]):
             wire.ADAPT_LR: self.meta_lr,
         }
 
-    def absorb(self, state: kit.Plain, updates: Sequence[kit.Update], now: kit.Round) -> kit.Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """The mean goes to everybody who is here."""
         require_understood(updates, wire.TRAIN_PER_FEDAVG, now.number)
         return kit.Plain(kit.average_groups(state.members, updates))
@@ -305,7 +303,7 @@ class PFedMe(OneModel[kit.Plain]):
     )
     adapt_steps: kit.TimesOrNone = Field(0, description=f"{ADAPT_STEPS} (pFedMe: 20).")
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """Steps that would diverge."""
         lr = float(training.get(wire.LR, 0.01))
         if self.moreau_lr * self.moreau_lambda > 1:
@@ -319,7 +317,7 @@ class PFedMe(OneModel[kit.Plain]):
                 f"diverge. Got {lr:g} · {self.moreau_lambda:g}"
             )
 
-    def entries(self, training: Mapping[str, kit.Scalar]) -> Mapping[str, kit.Scalar]:
+    def entries(self, training: kit.Config) -> kit.Config:
         """The envelope, and the steps before a test."""
         return {
             wire.MOREAU_LAMBDA: self.moreau_lambda,
@@ -330,7 +328,7 @@ class PFedMe(OneModel[kit.Plain]):
             wire.ADAPT_MU: self.moreau_lambda,
         }
 
-    def absorb(self, state: kit.Plain, updates: Sequence[kit.Update], now: kit.Round) -> kit.Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """``(1 − β) w + β · mean``."""
         require_understood(updates, wire.TRAIN_PFEDME, now.number)
         if not updates:
@@ -341,7 +339,7 @@ class PFedMe(OneModel[kit.Plain]):
         return kit.Plain(kit.hand_out(state.members, mean))
 
 
-def require_understood(updates: Sequence[kit.Update], kind: str, number: int) -> None:
+def require_understood(updates: kit.Updates, kind: str, number: int) -> None:
     """End a run in whose first round no silo understood what it was asked.
 
     Raises:

@@ -57,11 +57,11 @@ class _FormedOnce(kit.Algorithm[OneShot]):
 
     remembers = OneShot
 
-    def clusters(self, updates: Sequence[kit.Update], now: kit.Round) -> Groups | None:
+    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
         """The groups, as rows of these updates; None before it is time for them."""
         raise NotImplementedError
 
-    def placing(self, now: kit.Round) -> tuple[Metric, Mapping[str, kit.Scalar]]:
+    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
         """By what a newcomer's update is compared, and the configuration of its training."""
         raise NotImplementedError
 
@@ -88,7 +88,7 @@ class _FormedOnce(kit.Algorithm[OneShot]):
             members = _handed_out(state, [silo.name for silo in silos])
         return replace(state, members=members), kit.orders_from(members.models, silos)
 
-    def absorb(self, state: OneShot, updates: Sequence[kit.Update], now: kit.Round) -> OneShot:
+    def absorb(self, state: OneShot, updates: kit.Updates, now: kit.Round) -> OneShot:
         """FedAvg, the clustering, or FedAvg in every group."""
         if state.origin is not None:
             return _trained(state, updates)
@@ -121,12 +121,12 @@ class FLHC(_FormedOnce):
         "average", description="Distance of two groups; `ward` needs `euclidean`."
     )
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """Ward's linkage is defined for Euclidean distances."""
         if self.linkage == "ward" and self.metric != "euclidean":
             yield f"linkage = ward needs metric = euclidean. Got {self.metric!r}"
 
-    def clusters(self, updates: Sequence[kit.Update], now: kit.Round) -> Groups | None:
+    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
         """After so many rounds."""
         if now.number <= self.rounds_before:
             return None
@@ -137,7 +137,7 @@ class FLHC(_FormedOnce):
             max_distance=self.max_distance,
         )
 
-    def placing(self, now: kit.Round) -> tuple[Metric, Mapping[str, kit.Scalar]]:
+    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
         """With the learning rate of the clustering's round."""
         return self.metric, constant_lr(now.config, self.rounds_before + 1)
 
@@ -153,11 +153,11 @@ class KMeans(_FormedOnce):
     )
     seed: kit.Seed = 0
 
-    def demands(self) -> Mapping[str, kit.Scalar]:
+    def demands(self) -> kit.Config:
         """The length of the pre-training, if it is not a round's."""
         return {wire.PRETRAIN_EPOCHS: self.pretrain_epochs} if self.pretrain_epochs else {}
 
-    def clusters(self, updates: Sequence[kit.Update], now: kit.Round) -> Groups | None:
+    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
         """As soon as anybody has trained."""
         matrix = gram([list(compared(u).values()) for u in updates])
         wanted = min(self.num_groups, len(updates))
@@ -165,7 +165,7 @@ class KMeans(_FormedOnce):
             matrix, num_groups=wanted, rng=np.random.default_rng([self.seed, now.number])
         )
 
-    def placing(self, now: kit.Round) -> tuple[Metric, Mapping[str, kit.Scalar]]:
+    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
         """By a pre-training like everybody's."""
         config = constant_lr(now.config, 1)
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
@@ -181,9 +181,7 @@ class KMeans(_FormedOnce):
         return state, orders
 
 
-def _formed(
-    state: OneShot, updates: Sequence[kit.Update], groups: Sequence[Sequence[int]]
-) -> OneShot:
+def _formed(state: OneShot, updates: kit.Updates, groups: Sequence[Sequence[int]]) -> OneShot:
     """The groups, given as rows of ``updates``, which all started from one model."""
     start = updates[0].start
     members = [[updates[row] for row in rows] for rows in groups]
@@ -199,7 +197,7 @@ def _formed(
     return replace(formed, members=_handed_out(formed, state.members.here))
 
 
-def _trained(state: OneShot, updates: Sequence[kit.Update]) -> OneShot:
+def _trained(state: OneShot, updates: kit.Updates) -> OneShot:
     """Every group's FedAvg; a group that nobody answered for keeps its model."""
     groups = [[u for u in updates if u.silo.name in group] for group in state.members.groups]
     kept = [update for group in groups for update in kit.accepted(group)]

@@ -6,7 +6,7 @@ group, the mean of its members' updates and the model that they all started from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def compared(update: kit.Update) -> Model:
     return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
-def constant_lr(config: Mapping[str, kit.Scalar], number: int) -> dict[str, kit.Scalar]:
+def constant_lr(config: kit.Config, number: int) -> dict[str, kit.Scalar]:
     """The learning rate of round ``number``, whenever it is used."""
     if wire.LR not in config:
         return {}
@@ -35,9 +35,7 @@ def constant_lr(config: Mapping[str, kit.Scalar], number: int) -> dict[str, kit.
     return {wire.LR: float(config[wire.LR]) * decay ** (number - 1), wire.LR_DECAY: 1.0}
 
 
-def placing_order(
-    silo: kit.Silo, model: Model, config: Mapping[str, kit.Scalar], *, step: int = 0
-) -> kit.Order:
+def placing_order(silo: kit.Silo, model: Model, config: kit.Config, *, step: int = 0) -> kit.Order:
     """Train once from a remembered model, to be compared."""
     purpose = f"{PLACE}-{step}" if step else PLACE
     return kit.Order(silo, model, purpose=purpose, config=config)

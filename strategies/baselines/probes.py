@@ -59,13 +59,13 @@ def losses(
     """
     answers = yield from ask(silos, models)
     stated = {
-        name: tuple(_finite(loss_of(by_model[number])) for number in sorted(by_model))
+        name: [loss_of(by_model[number]) for number in sorted(by_model)]
         for name, by_model in answers.items()
         if len(by_model) == len(models)
     }
-    return {name: row for name, row in stated.items() if np.isfinite(row).any()}
-
-
-def _finite(loss: float) -> float:
-    """A model that overflows on a silo's data is the worst for it, no reason to keep a choice."""
-    return loss if np.isfinite(loss) else float("inf")
+    # A model that overflows on a silo's data is the worst for it, no reason to keep a choice.
+    return {
+        name: tuple(loss if np.isfinite(loss) else float("inf") for loss in row)
+        for name, row in stated.items()
+        if np.isfinite(row).any()
+    }

@@ -177,11 +177,11 @@ class FedCollab(kit.Algorithm[FedCollabState]):
                 kit.log.warning("everybody trains alone: no distance of two silos is known")
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
-        distances, errors = _matrices(known, state.distances)
+        distances, errors, null_errors = _matrices(known, state)
         sizes = [max(state.members.sizes[name], 1.0) for name in known]
         c = self.c
         if c == "auto":
-            c = fedcollab.auto_c(sizes, _null_errors(known, state))
+            c = fedcollab.auto_c(sizes, null_errors)
             kit.log.info("c: %.3g, by the noise of the distances", c)
         rng = np.random.default_rng([self.seed, now.number])
         rows = {name: row for row, name in enumerate(known)}
@@ -189,7 +189,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         bound = FedCollabBound.from_distances(distances, sizes, c=c)
         solve = _Solve(bound, self._solver(len(known)), rng)
         groups = solve.structure(present, keep=self.newcomers == "keep")
-        report = solve.report(groups)
+        report = fedcollab.report(bound, groups, solver=solve.solver, rng=rng)
         kept = self.newcomers == "keep" and solve.is_beaten(report)
         kit.log.info("%s", _report_text(report, known, kept=kept))
         solved = [tuple(known[row] for row in group) for group in groups]
@@ -233,9 +233,7 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         members = state.members.holding(models).grouped(state.planned)
         return replace(state, members=members), kit.orders_from(members.models, now.silos)
 
-    def absorb(
-        self, state: FedCollabState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> FedCollabState:
+    def absorb(self, state: FedCollabState, updates: kit.Updates, now: kit.Round) -> FedCollabState:
         """FedAvg inside every coalition."""
         answered = {update.silo.name for update in updates}
         moved = {name for group in state.planned if answered & set(group) for name in group}
@@ -290,10 +288,6 @@ class _Solve:
 
     def _value(self, groups: list[list[int]]) -> float:
         return fedcollab.objective(self.bound, groups)
-
-    def report(self, groups: list[list[int]]) -> StructureReport:
-        """The bound beside its rivals."""
-        return fedcollab.report(self.bound, groups, solver=self.solver, rng=self.rng)
 
     def is_beaten(self, report: StructureReport) -> bool:
         """Whether another structure has a smaller bound than the one reported."""
@@ -381,29 +375,24 @@ def _split_known(
 
 
 def _matrices(
-    names: Sequence[str], distances: Mapping[Pair, Distance]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distances clipped to [0, 1] and standard errors; the unknown: mean of the known, and NaN.
+    names: Sequence[str], state: FedCollabState
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distances clipped to [0, 1], their standard errors, and these if the data were equal.
 
-    At least one must be known.
+    At least one distance must be known. One that is not is the mean of the known, its errors NaN.
     """
     values, errors = np.zeros((2, len(names), len(names)))
-    mine = {p: distances[p] for p in combinations(names, 2) if p in distances}
+    null_errors = np.full_like(errors, np.nan)
+    mine = {p: state.distances[p] for p in combinations(names, 2) if p in state.distances}
     usual = np.clip(np.mean([d.value for d in mine.values()]), 0, 1)
     for (i, one), (j, other) in combinations(enumerate(names), 2):
         found = mine.get((one, other))
         values[i, j] = values[j, i] = usual if found is None else np.clip(found.value, 0, 1)
         errors[i, j] = errors[j, i] = np.nan if found is None else found.error
-    return values, errors
-
-
-def _null_errors(names: Sequence[str], state: FedCollabState) -> np.ndarray:
-    errors = np.full((len(names), len(names)), np.nan)
-    for (i, one), (j, other) in combinations(enumerate(names), 2):
-        if (one, other) in state.distances:
+        if found is not None:
             counts = [state.held_out[one], state.held_out[other]]
-            errors[i, j] = errors[j, i] = null_error(counts)
-    return errors
+            null_errors[i, j] = null_errors[j, i] = null_error(counts)
+    return values, errors, null_errors
 
 
 @dataclass(frozen=True)

@@ -384,7 +384,7 @@ def _take(work: _Work, replies: kit.Answers, *, trained: bool) -> None:
     work.models = dict(still)
 
 
-def _usual(replies: Sequence[kit.Update], num_bytes: int) -> Model | None:
+def _usual(replies: kit.Updates, num_bytes: int) -> Model | None:
     """What one discriminator looks like: as most silos' do; of equally many, the first silo's."""
     found = [one for update in replies if (one := _one_of(update, num_bytes)) is not None]
     looks = [sorted((key, a.shape, a.dtype.str) for key, a in one.items()) for one in found]

@@ -50,7 +50,7 @@ class FedGenP(Generative):
 
     receivers: Literal["silos", "groups"] = "silos"
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """What generators need, and what makes them go wrong."""
         yield from super().problems(training)
         if self.plan.steps < 2 and self.plan.reverses:

@@ -16,7 +16,7 @@ and aggregation is size-weighted.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -49,7 +49,7 @@ class FedGen(Generative):
     Of the generators' options, reversal plays no part.
     """
 
-    def demands(self) -> Mapping[str, kit.Scalar]:
+    def demands(self) -> kit.Config:
         """Label counts."""
         return {**super().demands(), wire.ASKS_LABEL_COUNTS: True}
 
@@ -146,7 +146,7 @@ def _table(state: GenerativeState, names: Sequence[str]) -> np.ndarray:
     return np.stack(rows).astype(np.float64)
 
 
-def _given_counts(answers: Sequence[kit.Update], num_classes: int) -> dict[str, np.ndarray]:
+def _given_counts(answers: kit.Updates, num_classes: int) -> dict[str, np.ndarray]:
     """Silo → its label counts, of the answers that hold; the log says why the others do not."""
     given = {}
     for update in answers:

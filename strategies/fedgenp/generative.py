@@ -164,7 +164,7 @@ class Generative(kit.Around[GenerativeState]):
         """What a receiver's silos get."""
         return state.generators[receiver].weights
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """The base's; and generators need the predictors."""
         yield from super().problems(training)
         if training.get(wire.PERSONAL):
@@ -262,7 +262,7 @@ class Generative(kit.Around[GenerativeState]):
         return silo.described or not self.head
 
     def absorb(
-        self, state: GenerativeState, updates: Sequence[kit.Update], now: kit.Round
+        self, state: GenerativeState, updates: kit.Updates, now: kit.Round
     ) -> GenerativeState:
         """The base aggregates; the predictors are kept for the next generators."""
         answered = {update.silo.name: update for update in updates if not update.purpose}
@@ -374,7 +374,7 @@ def _fitting(state: GenerativeState, receiver: str) -> list[str]:
     return [name for name in state.members[receiver] if name not in state.other]
 
 
-def _who_trained(updates: Sequence[kit.Update]) -> frozenset[str]:
+def _who_trained(updates: kit.Updates) -> frozenset[str]:
     return frozenset(u.silo.name for u in updates if u.kind in (wire.TRAIN, wire.COLD_START))
 
 

@@ -142,7 +142,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     centres: Literal["clustered", "random"] = "clustered"
     seed: kit.Seed = 0
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """Two lengths of one cold start; fewer silos than groups to form them."""
         if self.pretrain_epochs and self.pretrain_steps:
             yield (
@@ -163,7 +163,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         """Silos without which there are no groups."""
         return 1 if self.num_groups == "auto" else int(self.num_groups)
 
-    def demands(self) -> Mapping[str, kit.Scalar]:
+    def demands(self) -> kit.Config:
         """The length of a cold start, if it is not a round's."""
         lengths = {
             wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
@@ -276,9 +276,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
 
     # ---------------------------------------------------------------- after a round
 
-    def absorb(
-        self, state: FedGroupState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> FedGroupState:
+    def absorb(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
         """Form the groups or train them, then place the cold ones that answered."""
         if state.group_models:
             state = self._trained(state, [u for u in updates if u.silo.name in state.group_of])
@@ -288,9 +286,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         cold = [u for u in updates if u.silo.name not in state.group_of]
         return _handed_out(self._placed(state, cold, now))
 
-    def _formed(
-        self, state: FedGroupState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> FedGroupState:
+    def _formed(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
         """Algorithm 3, from line 6: groups, their models and directions."""
         self._require_enough(len(updates), "answered", now)
         deltas = [compared(update) for update in updates]
@@ -365,7 +361,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             )
         return separation
 
-    def _trained(self, state: FedGroupState, updates: Sequence[kit.Update]) -> FedGroupState:
+    def _trained(self, state: FedGroupState, updates: kit.Updates) -> FedGroupState:
         """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
         models = list(state.group_models)
         for number in range(len(models)):
@@ -377,9 +373,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             models = _inter_group(models, self.inter_group_lr, sorted(buffers))
         return replace(state, group_models=tuple(models))
 
-    def _placed(
-        self, state: FedGroupState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> FedGroupState:
+    def _placed(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
         """Every cold silo that answered has a group."""
         rng = self._rng(now.number, _ASSIGN)
         for update in updates:
@@ -391,7 +385,11 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     ) -> FedGroupState:
         """Client cold start, eq. 9; or RAC; or a group of its own."""
         name, delta = update.silo.name, compared(update)
-        cosines = _cosines(state, delta)
+        row = [list(delta.values())]
+        inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
+        norm = float(np.sqrt(gram(row)[0, 0]))
+        with _warnings_by_name():
+            cosines = fedgroup.similarities(inner, state.norms, norm)
         if not any(array.any() for array in delta.values()):
             kit.log.warning("silo %s sent a zero update: its group means nothing", name)
         state = replace(state, similarity={**state.similarity, name: tuple(cosines.tolist())})
@@ -404,7 +402,14 @@ class FedGroup(kit.Algorithm[FedGroupState]):
                 cosines.max(),
                 len(cosines),
             )
-            state, number = _opened(state, update, delta), len(cosines)
+            number = len(cosines)
+            state = replace(  # its model and direction are those of the silo that opens it
+                state,
+                group_models=(*state.group_models, update.model),
+                directions=(*state.directions, delta),
+                norms=(*state.norms, norm),
+                opened=(*state.opened, name),
+            )
         else:
             number = fedgroup.assign(cosines)
         return replace(state, group_of={**state.group_of, name: number})
@@ -469,7 +474,7 @@ def _warnings_by_name() -> Iterator[None]:
         yield
 
 
-def _first_model(updates: Sequence[kit.Update], initial: Model) -> Model:
+def _first_model(updates: kit.Updates, initial: Model) -> Model:
     """The mean of a new group's models; w⁰ if its silos accept no group so small.
 
     Equal weights, as in Algorithm 3, line 16. Of models ``w⁰ + Δ_i``: ``w⁰ + mean(Δ_i)``.
@@ -478,33 +483,13 @@ def _first_model(updates: Sequence[kit.Update], initial: Model) -> Model:
     return kit.plain_mean([u.model for u in counting]) if counting else initial
 
 
-def _accepted(groups: Sequence[Sequence[int]], updates: Sequence[kit.Update]) -> list[list[int]]:
+def _accepted(groups: Sequence[Sequence[int]], updates: kit.Updates) -> list[list[int]]:
     """The groups without those to whom theirs is too small; they are placed like newcomers."""
     kept = []
     for group in groups:
         stay = {update.silo.name for update in kit.accepted([updates[i] for i in group])}
         kept.append([i for i in group if updates[i].silo.name in stay])
     return [group for group in kept if group]
-
-
-def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
-    """(m,) cosines of an update with the frozen directions."""
-    row = [list(delta.values())]
-    inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
-    with _warnings_by_name():
-        return fedgroup.similarities(inner, state.norms, float(np.sqrt(gram(row)[0, 0])))
-
-
-def _opened(state: FedGroupState, update: kit.Update, delta: Model) -> FedGroupState:
-    """One group more: its model and direction are those of the silo that opens it."""
-    norm = float(np.sqrt(gram([list(delta.values())])[0, 0]))
-    return replace(
-        state,
-        group_models=(*state.group_models, update.model),
-        directions=(*state.directions, delta),
-        norms=(*state.norms, norm),
-        opened=(*state.opened, update.silo.name),
-    )
 
 
 def _handed_out(state: FedGroupState) -> FedGroupState:

@@ -135,7 +135,7 @@ class HCCT(kit.Algorithm[HCCTState]):
     )
     seed: kit.Seed = 0
 
-    def problems(self, training: Mapping[str, kit.Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
         if self.alpha != "auto":
             return
@@ -190,7 +190,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             for s in new
         ]
 
-    def absorb(self, state: HCCTState, updates: Sequence[kit.Update], now: kit.Round) -> HCCTState:
+    def absorb(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
         trained = [u for u in updates if not u.purpose]
         state = self._choose_layer(state, trained)
@@ -250,9 +250,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             solve=partial(self._solve, now=now, num_restarts=PATH_RESTARTS, exact=PATH_EXACT),
         )
 
-    def _continue_trial(
-        self, state: HCCTState, updates: Sequence[kit.Update], now: kit.Round
-    ) -> HCCTState:
+    def _continue_trial(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
         """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
         trial = continue_trial(state.trial, updates)
@@ -287,7 +285,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
         )
 
-    def _choose_layer(self, state: HCCTState, trained: Sequence[kit.Update]) -> HCCTState:
+    def _choose_layer(self, state: HCCTState, trained: kit.Updates) -> HCCTState:
         """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
         if self.layers == "all" or state.layer or not trained:
             return state

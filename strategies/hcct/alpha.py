@@ -168,7 +168,7 @@ def orders(trial: Trial, silos: Sequence[kit.Silo]) -> list[kit.Order]:
     return work
 
 
-def continue_trial(trial: Trial, updates: Sequence[kit.Update]) -> Trial:
+def continue_trial(trial: Trial, updates: kit.Updates) -> Trial:
     """The trial after a round: every group aggregated, this round's errors noted."""
     models: dict[kit.Group, Model] = dict(trial.models)
     errors: dict[kit.Group, Mapping[str, float]] = {}

@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
 from coterie.strategies.rounds.members import Members, Plain
-from coterie.strategies.rounds.options import Options, Scalar
+from coterie.strategies.rounds.options import Config, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
@@ -49,7 +49,7 @@ class Round:
 
     number: int
     silos: tuple[Silo, ...]
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
     announce: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
 
     @cached_property
@@ -82,7 +82,7 @@ class Order:
     silo: Silo
     model: Model
     purpose: str = ""
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
     kind: str = wire.TRAIN
     extras: Mapping[str, Model] = field(default_factory=dict)
 
@@ -124,6 +124,9 @@ class Update:
     extras: Mapping[str, Model] = field(default_factory=dict)
     bytes_sent: int = 0
     bytes_received: int = 0
+
+
+Updates = Sequence[Update]
 
 
 class Answers(list[Update]):
@@ -184,7 +187,7 @@ class Algorithm(Options, Generic[State]):
         """What each silo that is here does in this round."""
         raise NotImplementedError
 
-    def absorb(self, state: State, updates: Sequence[Update], now: Round) -> State:
+    def absorb(self, state: State, updates: Updates, now: Round) -> State:
         """The state after the training; ``updates`` sorted by silo, possibly none."""
         raise NotImplementedError
 
@@ -235,11 +238,11 @@ class Algorithm(Options, Generic[State]):
 
     # ---------------------------------------------------------------- what silos are told
 
-    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+    def entries(self, training: Config) -> Config:
         """What every training message has beside the run's own entries ``training``."""
         return {}
 
-    def demands(self) -> Mapping[str, Scalar]:
+    def demands(self) -> Config:
         """What a run may ask of a silo beside its training messages, by keys of the wire.
 
         Told to silos before they join, so that one that would refuse it later does so then.
@@ -268,13 +271,13 @@ class Around(Algorithm[State]):
     if TYPE_CHECKING:  # a field, with its default, of every subclass
         base: Algorithm[Any]
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         return self.base.problems(training)
 
-    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+    def entries(self, training: Config) -> Config:
         return self.base.entries(training)
 
-    def demands(self) -> Mapping[str, Scalar]:
+    def demands(self) -> Config:
         return self.base.demands()
 
     def newcomer_model(self, state: Any) -> Model:
@@ -322,7 +325,7 @@ def drawn_silos(now: Round, count: int, *, seed: int) -> list[Silo]:
     return [silo for silo in now.silos if silo.name in turn]
 
 
-def num_batches(silo: Silo, config: Mapping[str, Scalar]) -> int:
+def num_batches(silo: Silo, config: Config) -> int:
     """Mini-batches of one epoch at a silo that described itself."""
     return ceil(silo.num_examples / int(config.get(wire.BATCH_SIZE, DEFAULT_BATCH)))
 

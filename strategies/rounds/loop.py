@@ -111,7 +111,7 @@ class _Run:
     grid: Grid
     rounds: int
     deadline_s: float
-    config: Mapping[str, kit.Scalar]
+    config: kit.Config
     evaluate_config: Mapping[str, Any]
 
     def exchange(self, messages: Sequence[Message]) -> list[Message | None]:
@@ -148,7 +148,7 @@ class GroupStrategy(Strategy):
         algorithm: kit.Algorithm[Any] | None = None,
         *,
         round_timeout: float = 3600.0,
-        train_config: Mapping[str, kit.Scalar] | None = None,
+        train_config: kit.Config | None = None,
         evaluate: bool = True,
         roster: kit.Roster | None = None,
         on_round: Callable[[kit.RoundReport], None] | None = None,
@@ -171,7 +171,7 @@ class GroupStrategy(Strategy):
         algorithm.require_consistency(training, spell=kit.underscored)
         self.algorithm = algorithm
         self.round_timeout = round_timeout
-        self.train_config: Mapping[str, kit.Scalar] = {**training, **algorithm.entries(training)}
+        self.train_config: kit.Config = {**training, **algorithm.entries(training)}
         self.evaluate = evaluate
         self.roster: kit.Roster = roster if roster is not None else kit.NodeRoster()
         self.on_round = on_round or (lambda report: None)
@@ -496,7 +496,7 @@ class _Clock:
         self._last = now
 
 
-def _note(result: RunResult, report: kit.RoundReport, trained: Sequence[kit.Update]) -> None:
+def _note(result: RunResult, report: kit.RoundReport, trained: kit.Updates) -> None:
     """The round's report, and Flower's own figures of it."""
     result.rounds.append(report)
     if report.evaluation:

@@ -48,7 +48,7 @@ def training_messages(
     orders: Sequence[kit.Order],
     *,
     number: int,
-    config: Mapping[str, kit.Scalar],
+    config: kit.Config,
     groups: Sequence[kit.Group],
     evaluate: bool,
 ) -> list[Message]:
@@ -77,7 +77,7 @@ def training_messages(
 def _entries(
     order: kit.Order,
     number: int,
-    config: Mapping[str, kit.Scalar],
+    config: kit.Config,
     group_size: int,
     *,
     evaluate: bool,
@@ -103,7 +103,7 @@ def evaluation_messages(
     models: Mapping[str, Model],
     *,
     number: int,
-    config: Mapping[str, kit.Scalar],
+    config: kit.Config,
     more: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Message]:

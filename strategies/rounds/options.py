@@ -21,6 +21,8 @@ from pydantic.fields import FieldInfo
 from coterie.strategies.errors import FederationError, unfit
 
 Scalar = int | float | str | bool
+Config = Mapping[str, Scalar]
+"""Entries of training messages, by keys of the wire."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
@@ -122,7 +124,7 @@ class Options(BaseModel):
         keys = self.own_keys().items()
         return {name: attrgetter(".".join(key.path))(self) for name, key in keys}
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What does not fit together, in keys with dashes; none by default.
 
         Args:
@@ -130,13 +132,19 @@ class Options(BaseModel):
         """
         yield from ()
 
-    def require_consistency(self, training: Mapping[str, Scalar], *, spell: Spell) -> None:
+    def require_consistency(self, training: Config, *, spell: Spell) -> None:
         """Refuse options that do not fit together, or not to the training.
 
         Raises:
             FederationError: every problem is named.
         """
-        found = [respelled(text, self.own_keys(), spell) for text in self.problems(training)]
+        keys = self.own_keys()
+
+        def respelled(word: re.Match[str]) -> str:
+            return spell(word[0]) if word[0] in keys else word[0]
+
+        dashed_words = r"[a-z]+(?:-[a-z]+)+"
+        found = [re.sub(dashed_words, respelled, text) for text in self.problems(training)]
         if found:
             raise wrong_options(found)
 
@@ -144,13 +152,6 @@ class Options(BaseModel):
 def wrong_options(problems: list[str]) -> FederationError:
     """The error that names them all."""
     return unfit(f"{'; '.join(problems)}.")
-
-
-def respelled(text: str, keys: Mapping[str, Key], spell: Spell) -> str:
-    """The text with these keys spelled as they are written where it is read."""
-    return re.sub(
-        r"[a-z]+(?:-[a-z]+)+", lambda word: spell(word[0]) if word[0] in keys else word[0], text
-    )
 
 
 def problems_of(
