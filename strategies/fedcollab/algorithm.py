@@ -134,10 +134,9 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         "the mean. Where none is known everybody trains alone.",
     )
     seed: kit.Seed = 0
+    remembers = FedCollabState
 
     # ---------------------------------------------------------------- before a round
-
-    remembers = FedCollabState
 
     def prepare(self, state: FedCollabState, now: kit.Round) -> kit.Exchanges[FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
@@ -195,7 +194,10 @@ class FedCollab(kit.Algorithm[FedCollabState]):
         solved = [tuple(known[row] for row in group) for group in groups]
         minimums = state.members.minimums
         planned = kit.form(solved, minimums)
-        aside = _aside(solved, minimums)
+        several = [group for group in solved if len(group) > 1]
+        aside = tuple(
+            sorted(n for group in several for n in set(group) - {*kit.staying(group, minimums)})
+        )
         for name in aside:
             kit.log.warning(
                 "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
@@ -349,14 +351,6 @@ def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
         kept -= {name for name, count in counts.items() if count == most}
     groups = [[name for name in group if name in kept] for group in state.planned]
     return [group for group in groups if group]
-
-
-def _aside(solved: Sequence[kit.Group], minimums: Mapping[str, int]) -> tuple[str, ...]:
-    """Who accepts no coalition as small as the one that it was put in."""
-    several = [group for group in solved if len(group) > 1]
-    return tuple(
-        sorted(name for group in several for name in set(group) - {*kit.staying(group, minimums)})
-    )
 
 
 def _split_known(

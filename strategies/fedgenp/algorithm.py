@@ -106,7 +106,12 @@ class FedGenP(Generative):
         """Receiver → its head, and → its silos, of those whose predictor has been trained."""
         if self.receivers == "silos":
             return dict(state.heads), {name: (name,) for name in state.heads}
-        starts = self._starts(state, orders, now)
+        models = self.base.next_models(state.base)
+        # Also those whose turn it is not start from their group's model. Who is in no group has
+        # only just come (back): its model is nobody's, or an old one.
+        grouped = {name for group in self.base.groups(state.base) for name in group}
+        starts = {name: models[name] for name in grouped & set(now.names) & set(models)}
+        starts |= {order.silo.name: order.model for order in orders}
         trained = state.trained - state.other
         sharing = [names for _, names in kit.holders(starts)]
         groups = {"+".join(g): tuple(g) for g in sharing if trained.intersection(g)}
@@ -115,17 +120,6 @@ class FedGenP(Generative):
             for receiver, group in groups.items()
         }
         return heads, groups
-
-    def _starts(
-        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
-    ) -> dict[str, Model]:
-        """Silo that is here → the model of its group, also of those whose turn it is not."""
-        models = self.base.next_models(state.base)
-        # Who is in no group has only just come (back): its model is nobody's, or an old one.
-        grouped = {name for group in self.base.groups(state.base) for name in group}
-        resting = grouped & set(now.names) & set(models)
-        own = {order.silo.name: order.model for order in orders}
-        return {name: models[name] for name in resting} | own
 
 
 def _behind(state: GenerativeState, members: Mapping[str, kit.Group]) -> dict[str, kit.Group]:

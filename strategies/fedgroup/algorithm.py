@@ -141,6 +141,8 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     assign: Literal["cosine", "random"] = "cosine"
     centres: Literal["clustered", "random"] = "clustered"
     seed: kit.Seed = 0
+    remembers = FedGroupState
+    hands_on = True
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """Two lengths of one cold start; fewer silos than groups to form them."""
@@ -172,9 +174,6 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         return {key: length for key, length in lengths.items() if length}
 
     # ---------------------------------------------------------------- before a round
-
-    remembers = FedGroupState
-    hands_on = True
 
     def welcome(self, state: FedGroupState, new: frozenset[str], now: kit.Round) -> FedGroupState:
         """Everybody comes cold, with w⁰; what was noted of the round before is over."""
@@ -303,11 +302,15 @@ class FedGroup(kit.Algorithm[FedGroupState]):
                 exit_code=EXIT_NO_SILOS,
             )
         pairs = enumerate(groups)
+        counting = [kit.accepted([updates[i] for i in group]) for group in groups]
+        initial = state.members.initial
         state = replace(
             state,
             group_of={updates[i].silo.name: number for number, group in pairs for i in group},
+            # Equal weights, as in Algorithm 3, line 16: ``w⁰ + mean(Δ_i)``. w⁰ where a group's
+            # silos accept none so small.
             group_models=tuple(
-                _first_model([updates[i] for i in group], state.members.initial) for group in groups
+                kit.plain_mean([u.model for u in own]) if own else initial for own in counting
             ),
             directions=tuple(kit.plain_mean([deltas[i] for i in group]) for group in groups),
             norms=tuple(fedgroup.direction_norms(matrix, groups).tolist()),
@@ -472,15 +475,6 @@ def _warnings_by_name() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"Zero update|Only \d+ different", RuntimeWarning)
         yield
-
-
-def _first_model(updates: kit.Updates, initial: Model) -> Model:
-    """The mean of a new group's models; w⁰ if its silos accept no group so small.
-
-    Equal weights, as in Algorithm 3, line 16. Of models ``w⁰ + Δ_i``: ``w⁰ + mean(Δ_i)``.
-    """
-    counting = kit.accepted(updates)
-    return kit.plain_mean([u.model for u in counting]) if counting else initial
 
 
 def _accepted(groups: Sequence[Sequence[int]], updates: kit.Updates) -> list[list[int]]:

@@ -134,6 +134,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         "newcomers; 0 never does.",
     )
     seed: kit.Seed = 0
+    remembers = HCCTState
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
@@ -150,8 +151,6 @@ class HCCT(kit.Algorithm[HCCTState]):
                 "alpha = auto trains several models side by side, of layers that stay at a "
                 "silo there is one version. Give alpha as a number, or leave personal empty"
             )
-
-    remembers = HCCTState
 
     def newcomer_model(self, state: HCCTState) -> Model:
         """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
