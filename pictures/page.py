@@ -24,7 +24,6 @@ from coterie.pictures.style import (
     Drawing,
     Layout,
     css_variables,
-    drawing_lock,
     encode,
     inline_svg,
     settings,
@@ -83,12 +82,6 @@ class Page:
     commands: Mapping[str, str] = field(default_factory=dict)
 
 
-def draw(picture: Picture, layout: Layout) -> Drawing:
-    """One picture under the settings of this package."""
-    with drawing_lock(), settings():
-        return picture.draw(layout)
-
-
 def render(page: Page, *, live: str = "", body: str = "") -> str:
     """The whole page.
 
@@ -119,7 +112,7 @@ def render_body(page: Page) -> str:
 
 def save(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
     """One picture as a file of its own."""
-    with drawing_lock(), settings():
+    with settings():
         drawing = picture.draw(Layout(WIDE.width, titled=True))
         return encode(drawing, kind, title=picture.title)
 
@@ -128,7 +121,7 @@ def _both(picture: Picture) -> tuple[Markup, Markup]:
     """The picture for a wide and for a narrow window."""
     drawn = []
     for layout, suffix in ((WIDE, "w"), (NARROW, "n")):
-        with drawing_lock(), settings():
+        with settings():
             drawing = picture.draw(layout)
             svg = inline_svg(
                 drawing,

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from threading import Lock
@@ -63,6 +64,7 @@ _SETTINGS: dict[Any, Any] = {
     "font.size": FONT_SIZE,
     "axes.edgecolor": LIGHT["line"],
     "axes.labelcolor": LIGHT["muted"],
+    "axes.labelsize": 11,
     "axes.titlecolor": LIGHT["ink"],
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -105,6 +107,11 @@ class Layout:
         """A telephone."""
         return self.width < 600
 
+    @property
+    def title_room(self) -> int:
+        """Its height where the picture carries its own title."""
+        return 34 if self.titled else 0
+
 
 WIDE, NARROW = Layout(1000), Layout(350)
 
@@ -124,21 +131,29 @@ class Drawing:
 
 
 def canvas(
-    layout: Layout, height: float, *, left: float, right: float, top: float, bottom: float
+    layout: Layout,
+    title: str,
+    height: float,
+    *,
+    left: float,
+    right: float,
+    top: float,
+    bottom: float,
 ) -> tuple[Drawing, Axes]:
-    """A drawing with one pair of axes; margins in pixels."""
-    width = layout.width
+    """A drawing with one pair of axes, and above them the title where the layout wants it.
+
+    ``height`` and the margins are in pixels, without the title's.
+    """
+    width, height, top = layout.width, height + layout.title_room, top + layout.title_room
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     FigureCanvasAgg(figure)
     axes = figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, 1 - (top + bottom) / height)
     )
+    if layout.titled:
+        place = (12 / width, 1 - 24 / height)
+        figure.text(*place, title, size=15, color=LIGHT["ink"], weight="bold")
     return Drawing(figure), axes
-
-
-def colour_of(name: str) -> str:
-    """The light colour of a role or group."""
-    return LIGHT[name]
 
 
 def css_variables(colours: Mapping[str, str]) -> str:
@@ -159,14 +174,11 @@ def shorten(name: str, length: int) -> str:
     return f"{name[: length - 1 - tail]}…{name[-tail:] if tail else ''}"
 
 
-def drawing_lock() -> Lock:
-    """matplotlib's settings are global: one picture at a time."""
-    return _drawing
-
-
-def settings() -> Any:
-    """matplotlib's settings while a picture is drawn or written."""
-    return matplotlib.rc_context(_SETTINGS)
+@contextmanager
+def settings() -> Iterator[None]:
+    """While a picture is drawn or written. matplotlib's are global: one picture at a time."""
+    with _drawing, matplotlib.rc_context(_SETTINGS):
+        yield
 
 
 def encode(drawing: Drawing, kind: Literal["svg", "png"], *, title: str) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from coterie.pictures.charts import Block, Column
-from coterie.pictures.style import GROUPS, LIGHT, colour_of
+from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.runs.record import Groups, Round
 
 
@@ -152,7 +152,7 @@ def follow_groups(rounds: Sequence[Round]) -> History:
         stretches.append(Stretch(one.round, one.round, one.groups, labels, one.joined, one.left))
     letters = _letters(stretches)
     colours = {
-        label: colour_of(GROUPS[i]) if i < len(GROUPS) else LIGHT["muted"]
+        label: LIGHT[GROUPS[i]] if i < len(GROUPS) else LIGHT["muted"]
         for i, label in enumerate(letters)
     }
     return History(tuple(stretches), letters, colours)
