@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
-from coterie.server.report.story import MANY, MOST_POINTS, Story, bytes_of
+from coterie.server.report.story import MOST_POINTS, Story, bytes_of, most_telling
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
@@ -39,7 +40,7 @@ def seconds_picture(story: Story) -> Picture | None:
         "seconds",
         title,
         caption,
-        lambda layout: charts.stack(x, layers, layout=layout, title=title, unit="seconds"),
+        partial(charts.stack, x, layers, title=title, unit="seconds"),
         Table(
             ("phase", "seconds in all", "a round"),
             [(p, f"{totals[p]:.2f}", f"{totals[p] / len(rounds):.3f}") for p in phases],
@@ -81,19 +82,14 @@ def _silo_bars(
     if not totals:
         return None
     order = story.order(totals)
-    shown = order
-    if len(order) > MANY:
-        shown = sorted(order, key=lambda n: -sum(totals[n].values()))[:MANY]
-        caption += (
-            f" Drawn are the {MANY} of {len(order)} silos with the most; all are in the table."
-        )
+    shown, note = most_telling(order, lambda n: -sum(totals[n].values()), "silos with the most")
     rows = [charts.Bar(n, story.place(n)[1], totals[n]) for n in shown]
     parts = list(dict.fromkeys(part for own in totals.values() for part in own))
     return Picture(
         key,
         title,
-        caption,
-        lambda layout: charts.bars(rows, layout=layout, title=title, unit=unit),
+        caption + note,
+        partial(charts.bars, rows, title=title, unit=unit),
         Table(
             ("silo", *(f"{p}, {unit}" for p in parts)),
             [(n, *(f"{totals[n].get(p, 0.0):.4g}" for p in parts)) for n in order],
@@ -109,14 +105,8 @@ def silo_seconds_picture(story: Story) -> Picture | None:
     caption = "The silos' own time for the rounds' training, without waiting and transport." + (
         f" Beside it all silos together took {beside}." if beside else ""
     )
-    return _silo_bars(
-        story,
-        "silo-seconds",
-        "Seconds of work at each silo",
-        caption,
-        totals,
-        "seconds",
-    )
+    title = "Seconds of work at each silo"
+    return _silo_bars(story, "silo-seconds", title, caption, totals, "seconds")
 
 
 def bytes_picture(story: Story) -> Picture | None:

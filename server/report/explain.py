@@ -17,14 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.runs.record import (
-    FloatArray,
-    Round,
-    Run,
-    Square,
-    find_run,
-    read_run,
-)
+from coterie.server.runs.record import FloatArray, Round, Run, Square, find_run, read_run
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.coalition import HCCTUtility, evaluate
 from coterie.strategies.partition.hcct import stay_intervals
@@ -189,7 +182,7 @@ def _alphas(reasons: list[Reason]) -> str:
 
 def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
     low, high = reason.stay
-    stay = "–" if np.isnan(low) else f"{low:.3g} – {'∞' if np.isinf(high) else f'{high:.3g}'}"
+    stay = "–" if np.isnan(low) else f"{low:.3g} – {end_text(high)}"
     number = groups.index(tuple(sorted((reason.silo, *reason.group)))) + 1
     other = groups.index(tuple(sorted(reason.elsewhere))) + 1 if reason.elsewhere else 0
     return [
@@ -202,3 +195,8 @@ def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
         f"{reason.gain:+.2f}",
         stay,
     ]
+
+
+def end_text(value: float) -> str:
+    """An end of an interval."""
+    return "∞" if math.isinf(value) else f"{value:.3g}"

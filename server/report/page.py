@@ -196,16 +196,9 @@ def repeat_command(run: Run, *, strategy: str = "") -> str:
     for key, value in run.config.items():
         skipped = key in ("strategy", "runs-dir") or (strategy and key in ("label", "churn"))
         if not skipped and key not in others and usual.get(key) != value:
-            line += ["--set", f"{key}={_toml(value)}"]
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            line += ["--set", f"{key}={text}"]
     return shlex.join(line)
-
-
-def _toml(value: object) -> str:
-    return (
-        {True: "true", False: "false"}.get(value, str(value))
-        if isinstance(value, bool)
-        else str(value)
-    )
 
 
 def make_pictures(story: Story) -> tuple[list[Picture], list[str]]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT
+from coterie.server.report.explain import end_text
 from coterie.server.report.story import MANY, Story, two_digits
 from coterie.server.runs.record import Grouping, Round, Run, Square, Structure
 
@@ -81,28 +83,13 @@ def _matrix(
         ("silo", *names),
         [(n, *(two_digits(v) for v in row)) for n, row in zip(names, values, strict=True)],
     )
-    return Picture(
-        "matrix",
-        title,
-        caption,
-        lambda layout: charts.matrix(
-            values,
-            names,
-            bands,
-            layout=layout,
-            title=title,
-            measure=measure,
-            limits=limits,
-        ),
-        table if len(names) <= MANY else None,
-    )
+    draw = partial(charts.matrix, values, names, bands, title=title, measure=measure, limits=limits)
+    return Picture("matrix", title, caption, draw, table if len(names) <= MANY else None)
 
 
 def embedding_picture(story: Story) -> Picture | str | None:
     """FedGroup's embedding of the cold start."""
-    if story.run.strategy != "fedgroup":
-        return None
-    if story.run.config.get("measure", "edc") != "edc":
+    if story.run.strategy != "fedgroup" or story.run.config.get("measure", "edc") != "edc":
         return None
     from coterie.strategies.partition.fedgroup import edc
 
@@ -146,13 +133,12 @@ def embedding_picture(story: Story) -> Picture | str | None:
         + (" Letters mark the groups' middles." if len(names) > MANY else "")
     )
     plane = [(float(x), float(y)) for x, y in points]
+    few = len(names) <= MANY
     return Picture(
         "embedding",
         title,
         caption,
-        lambda layout: charts.scatter(
-            plane, labels, layout=layout, title=title, axes_names=axes, named=len(names) <= MANY
-        ),
+        partial(charts.scatter, plane, labels, title=title, axes_names=axes, named=few),
         Table(
             ("silo", "group", "x", "y"),
             [
@@ -191,7 +177,7 @@ def structure_picture(story: Story) -> Picture | str | None:
         title,
         "FedCollab's error bound L of the chosen groups, of the next best, of all alone and of all"
         " together; smaller is better." + text,
-        lambda layout: charts.bars(rows, layout=layout, title=title, unit="error bound L"),
+        partial(charts.bars, rows, title=title, unit="error bound L"),
         Table(("structure", "L"), [(label, f"{value:.6g}") for label, value in values.items()]),
     )
 
@@ -208,6 +194,5 @@ def _interval_text(structure: Structure) -> str:
     if structure.c_interval is None:
         return ""
     low, high = structure.c_interval
-    text = f" The answer stays the same for c from {low:.3g} to "
-    text += "∞" if math.isinf(high) else f"{high:.3g}"
+    text = f" The answer stays the same for c from {low:.3g} to {end_text(high)}"
     return text + (f"; this run has c = {structure.c:g}." if math.isfinite(structure.c) else ".")

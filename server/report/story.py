@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ MANY = 40
 MOST_COLUMNS, MOST_COLUMNS_NARROW = 24, 7
 MOST_POINTS = 160
 NO_NUMBER = "–"
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -57,18 +60,22 @@ class Story:
         return sorted(names, key=key)
 
 
+def most_telling(rows: list[Row], key: Callable[[Row], float], which: str) -> tuple[list[Row], str]:
+    """The rows to draw, of many the first by ``key``; and how the caption says that."""
+    if len(rows) <= MANY:
+        return rows, ""
+    note = f" Drawn are the {MANY} of {len(rows)} {which}; all are in the table."
+    return sorted(rows, key=key)[:MANY], note
+
+
 def thin(
     x: Sequence[float], y: Sequence[float] | NDArray[np.float64]
 ) -> tuple[list[float], list[float]]:
     """At most so many points, the first and the last among them."""
-    rows = kept_rows(len(x))
+    rows: Sequence[int] = range(len(x))
+    if len(x) > MOST_POINTS:
+        rows = [round(i * (len(x) - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)]
     return [float(x[i]) for i in rows], [float(y[i]) for i in rows]
-
-
-def kept_rows(count: int) -> list[int]:
-    if count <= MOST_POINTS:
-        return list(range(count))
-    return [round(i * (count - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)]
 
 
 def thinned(count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -12,12 +13,12 @@ from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT, Drawing, Layout
 from coterie.server.report.gains import mean_of
 from coterie.server.report.story import (
-    MANY,
     MOST_COLUMNS,
     MOST_COLUMNS_NARROW,
     NO_NUMBER,
     Story,
     hundred,
+    most_telling,
     signed_points,
     thin,
     thinned,
@@ -34,7 +35,7 @@ def groups_picture(story: Story) -> Picture | str:
     def draw(layout: Layout) -> Drawing:
         most = MOST_COLUMNS_NARROW if layout.narrow else MOST_COLUMNS
         columns, _ = history.columns(most)
-        return charts.alluvial(columns, layout=layout, title=title, threads=not story.many)
+        return charts.alluvial(columns, layout, title=title, threads=not story.many)
 
     count = len(history.stretches)
     caption = (
@@ -56,14 +57,10 @@ def groups_picture(story: Story) -> Picture | str:
         caption += " Figures below are silos that joined (+) and left (−)."
     rows = []
     for stretch in history.stretches[-300:]:
-        for block in history.blocks(stretch):
-            if block.label:
-                rows.append(
-                    (f"{stretch.first}–{stretch.last}", block.label, ", ".join(block.members))
-                )
-        alone = [b.members[0] for b in history.blocks(stretch) if not b.label and b.members]
-        if alone:
-            rows.append((f"{stretch.first}–{stretch.last}", "alone", ", ".join(alone)))
+        when, blocks = f"{stretch.first}–{stretch.last}", history.blocks(stretch)
+        rows += [(when, b.label, ", ".join(b.members)) for b in blocks if b.label]
+        if alone := [b.members[0] for b in blocks if not b.label and b.members]:
+            rows.append((when, "alone", ", ".join(alone)))
     rows = rows[-300:]
     return Picture("groups", title, caption, draw, Table(("rounds", "group", "silos"), rows))
 
@@ -73,12 +70,10 @@ def outcomes_picture(story: Story) -> Picture | str | None:
     gains = story.gains
     if not gains.together:
         return None  # said by the record's reader
-    letters = {name: story.place(name) for name in gains.together}
     rows = [
         charts.Outcome(
             name,
-            letters[name][0],
-            letters[name][1],
+            *story.place(name),
             gains.alone.get(name, math.nan) if name in gains.stayed else math.nan,
             gains.together[name],
             gains.common.get(name, math.nan),
@@ -110,14 +105,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             " smaller than alone. Crosses are worse off. The three best and worst are"
             f" named.{compared} All figures are in the table."
         )
-        return Picture(
-            "outcomes",
-            title,
-            caption,
-            lambda layout: charts.versus(rows, layout=layout, title=title),
-            table,
-        )
-    shown = rows
+        return Picture("outcomes", title, caption, partial(charts.versus, rows, title=title), table)
     caption = "Error on each silo's own test data after its last round, smaller is better."
     if gains.gain:
         caption += " The line is the gain over alone, in percentage points; dashed is a loss."
@@ -126,19 +114,10 @@ def outcomes_picture(story: Story) -> Picture | str | None:
         for names, why in ((left, "Not compared, because gone"), (unknown, "No error alone")):
             if names:
                 caption += f" {why}: {', '.join(names[:5])}{' and others' * (len(names) > 5)}."
-    if story.many:
-        shown = sorted(rows, key=lambda r: -r.together)[:MANY]
-        caption += (
-            f" Drawn are the {MANY} of {len(rows)} silos with the largest error; all are in the"
-            " table."
-        )
-    return Picture(
-        "outcomes",
-        title,
-        caption + compared,
-        lambda layout: charts.outcomes(shown, layout=layout, title=title),
-        table,
-    )
+    which = "silos with the largest error"
+    shown, note = most_telling(rows, lambda row: -row.together, which)
+    draw = partial(charts.outcomes, shown, title=title)
+    return Picture("outcomes", title, caption + note + compared, draw, table)
 
 
 def curves_picture(story: Story) -> Picture | None:
@@ -174,7 +153,7 @@ def curves_picture(story: Story) -> Picture | None:
         "curves",
         title,
         caption,
-        lambda layout: charts.curves(lines, layout=layout, title=title, unit="error, %"),
+        partial(charts.curves, lines, title=title, unit="error, %"),
         _mean_table(story, points, "mean error, %"),
     )
 
@@ -194,7 +173,7 @@ def loss_picture(story: Story) -> Picture | None:
         "loss",
         title,
         "Mean loss of local training in every round, by group." + thinned(len(points)),
-        lambda layout: charts.curves(lines, layout=layout, title=title, unit="loss"),
+        partial(charts.curves, lines, title=title, unit="loss"),
         _mean_table(story, points, "mean training loss", scale=1.0),
     )
 
