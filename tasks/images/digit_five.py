@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import Option, SiloData, Task, TaskError, place_of, read_options
-from coterie.tasks.images.datasets import cap, check_bounds, finish, join
+from coterie.tasks.base import Option, SiloData, TaskError, place_of, read_options
+from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, join, scaled
 from coterie.tasks.images.fonts import draw_digits, find_fonts
 from coterie.tasks.images.image_files import ImageFiles, Images, RawImages, read_images
 from coterie.tasks.images.scale import SYMMETRIC
 from coterie.tasks.splits import Share, make_split, silos_of_domains
-from coterie.tasks.splits.options import silos_asked
-
-if TYPE_CHECKING:
-    import torch
+from coterie.tasks.splits.options import SPLIT_OPTIONS, silos_asked
 
 DOMAINS: dict[str, ImageFiles] = {
     "svhn": ImageFiles(("svhn.npz", "svhn_small.npz"), None),
@@ -39,14 +36,11 @@ OPTIONS: dict[str, Option] = {
     "data": "",
     "domain": "",
     "domains": ",".join(DOMAINS),
-    "split": "none",
-    "silos": 0,
-    "silo": -1,
     "split-seed": 0,
-    "test-share": 0.0,
     "train": 0,
     "test": 0,
     "fonts": "",
+    **SPLIT_OPTIONS,
 }
 
 SIDE = 28
@@ -54,7 +48,7 @@ NUM_DRAWN = (2000, 1000)  # training and test digits drawn where there is no syn
 DRAWN_SEED = 5  # the same for every silo and split: the drawn set is one data set
 
 
-class DigitFive(Task):
+class DigitFive(NamedNetwork):
     """Ten classes, images of 3×28×28, FedBN's DigitModel or a smaller network.
 
     Options:
@@ -71,6 +65,8 @@ class DigitFive(Task):
         train, test: at most so many samples, taken at random; 0 = all.
         fonts: folder of fonts for the drawn digits; by default what the machine has.
 
+    FedBN's network has 14.2 million parameters.
+
     Digits of one SVHN photograph (``src_train``, ``src_test`` in the file) are never divided.
     Where MNIST-M takes part, MNIST leaves out the images that MNIST-M recoloured (its ``i_train``
     and ``i_test``): else two domains would share samples, and test images would be trained on.
@@ -80,20 +76,6 @@ class DigitFive(Task):
     num_classes = 10
     models = ("cnn-fedbn", "mlp-128", "mclr")
     shape = (3, SIDE, SIDE)
-
-    def __init__(self, *, model: str = "cnn-fedbn") -> None:
-        if model not in self.models:
-            raise TaskError(
-                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}."
-            )
-        self.model_name = model
-
-    def model(self) -> torch.nn.Module:
-        """The network, as representation and head; FedBN's has 14.2 million parameters."""
-        from coterie.tasks.models import NETWORKS, SplitModel
-
-        make = NETWORKS[self.model_name]
-        return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
         """Load this silo's data.
@@ -172,12 +154,12 @@ class DigitFive(Task):
     ) -> SiloData:
         train = cap(share.train, chosen["train"], rng)
         test = cap(share.test, chosen["test"], rng)
-        return finish(
-            (to_rgb28(raw.train.x[train]), raw.train.y[train]),
-            (to_rgb28(raw.test.x[test]), raw.test.y[test]),
-            scale=SYMMETRIC,
-            num_classes=self.num_classes,
+        x_train, x_test = (
+            scaled(to_rgb28(part.x[rows]), SYMMETRIC)
+            for part, rows in ((raw.train, train), (raw.test, test))
         )
+        y_train, y_test = raw.train.y[train], raw.test.y[test]
+        return SiloData(x_train, y_train, x_test, y_test, self.num_classes)
 
 
 def to_rgb28(images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -263,14 +245,10 @@ def _drawn(fonts: str) -> RawImages:
 def _without_recoloured(raw: RawImages, recoloured: Path) -> RawImages:
     if not recoloured.is_file():
         return raw
+    kept = []
     with np.load(recoloured, allow_pickle=False) as archive:
-        drop = [archive[name] if name in archive.files else [] for name in ("i_train", "i_test")]
-    train, test = (
-        _without(images, gone) for images, gone in zip((raw.train, raw.test), drop, strict=True)
-    )
-    return RawImages(train, test)
-
-
-def _without(images: Images, gone: NDArray[np.int64] | list[int]) -> Images:
-    keep = ~np.isin(np.arange(len(images.y)), gone)
-    return Images(images.x[keep], images.y[keep])
+        for (x, y), name in ((raw.train, "i_train"), (raw.test, "i_test")):
+            gone = archive[name] if name in archive.files else []
+            keep = ~np.isin(np.arange(len(y)), gone)
+            kept.append(Images(x[keep], y[keep]))
+    return RawImages(*kept)

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -187,16 +187,13 @@ def _read_idx_part(folder: Path, name: str, files: ImageFiles) -> Images:
     return Images(images, _read_idx(folder, f"{name}-labels-idx1-ubyte").astype(np.int64))
 
 
-def _any_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
-
-
 def _checked(found: Path, part: str, images: Images, files: ImageFiles) -> Images:
     """The same with a grey channel axis dropped, or an error that says what does not fit."""
     x, y = images
     if files.shape is not None and x.shape[1:] == (*files.shape, 1):
         x = x[..., 0]
-    fits = _any_image(x.shape) if files.shape is None else x.shape[1:] == files.shape
+    coloured = x.ndim == 4 and x.shape[3] in (1, 3)
+    fits = x.ndim == 3 or coloured if files.shape is None else x.shape[1:] == files.shape
     if x.dtype != np.uint8 or not fits:
         shape = "(n, H, W) or (n, H, W, 3)" if files.shape is None else ("n", *files.shape)
         raise TaskError(
@@ -265,22 +262,18 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _read_batches(folder: Path) -> RawImages:
     batches = [_read_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
-    train = Images(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
+    train = Images(*(np.concatenate(part) for part in zip(*batches, strict=True)))
     return RawImages(train, _read_batch(folder / "test_batch"))
 
 
 def _read_batch(path: Path) -> Images:
     try:
         with path.open("rb") as file:
-            batch = _load_arrays(file)
+            batch = _ArraysOnly(file, encoding="bytes").load()
         images = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         return Images(images.transpose(0, 2, 3, 1), np.asarray(batch[b"labels"], dtype=np.int64))
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
-
-
-def _load_arrays(file: IO[bytes]) -> Any:
-    return _ArraysOnly(file, encoding="bytes").load()
 
 
 # --- download -------------------------------------------------------------------------------------
