@@ -102,8 +102,7 @@ def _write_beside(
     axes: Axes, point: tuple[float, float], pixels: float, text: str, **style: Any
 ) -> None:
     """Text so many pixels to the right of a point, or to its left."""
-    where = {"xytext": (pixels, 0), "textcoords": "offset points"}
-    axes.annotate(text, point, va="center", **where, **style)
+    axes.annotate(text, point, xytext=(pixels, 0), textcoords="offset points", va="center", **style)
 
 
 # ---------------------------------------------------------------- groups over rounds
@@ -831,10 +830,9 @@ def _name_points(
     if not named:
         for group in sorted({group for _, group, _ in labels if group}):
             own = [p for p, (_, g, _) in zip(points, labels, strict=True) if g == group]
-            middle = np.mean(own, axis=0)
+            x, y = np.mean(own, axis=0)
             colour = next(c for _, g, c in labels if g == group)
-            bold = {"size": 22, "weight": "bold", "color": colour}
-            _write(axes, *middle, group, ha="center", **bold)
+            _write(axes, x, y, group, ha="center", size=22, weight="bold", color=colour)
         return
     low, high = axes.get_ylim()
     left, right = axes.get_xlim()

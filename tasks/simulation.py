@@ -80,6 +80,26 @@ class VirtualSilo:
     options: dict[str, Option]
 
 
+def virtual_silos(
+    options: Mapping[str, Option], partitions: Partitions, names: Sequence[str] = ()
+) -> list[VirtualSilo]:
+    """The silos of these partitions, by default called ``silo-000``, ``silo-001``, ….
+
+    Args:
+        options: of the task, the same at every silo.
+        partitions: which.
+        names: of all the silos there are, by number.
+    """
+    width = len(str(partitions.total - 1))
+    return [
+        VirtualSilo(
+            names[number] if names else f"silo-{number:0{width}d}",
+            {**options, "silos": partitions.total, "silo": number},
+        )
+        for number in partitions.numbers
+    ]
+
+
 def load_silos(task: Task, options: Sequence[Mapping[str, Option]]) -> list[SiloData]:
     """Load silos that differ in the option ``silo`` alone, reading their common data once."""
     numbers = [int(own["silo"]) for own in options]
@@ -145,16 +165,9 @@ class Simulation(BaseModel):
         return {**data, **seed, **split, **self.options}
 
     def silos_of(self, partitions: Partitions | None = None) -> list[VirtualSilo]:
-        """These silos, by default all, and called ``silo-000``, ``silo-001``, … by default."""
+        """These silos, by default all."""
         chosen = partitions or Partitions(range(self.silos), self.silos)
-        common, width = self.task_options(), len(str(chosen.total - 1))
-        return [
-            VirtualSilo(
-                self.names[number] if self.names else f"silo-{number:0{width}d}",
-                {**common, "silos": chosen.total, "silo": number},
-            )
-            for number in chosen.numbers
-        ]
+        return virtual_silos(self.task_options(), chosen, self.names)
 
     def run_keys(self) -> dict[str, Any]:
         """Keys of the run: the file's own, and what follows from the rest of it."""

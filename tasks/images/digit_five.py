@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.tasks.base import Option, SiloData, TaskError, place_of, read_options
-from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, join, scaled
+from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, finish, join
 from coterie.tasks.images.fonts import draw_digits, find_fonts
 from coterie.tasks.images.image_files import ImageFiles, Images, RawImages, read_images
 from coterie.tasks.images.scale import SYMMETRIC
@@ -154,12 +154,12 @@ class DigitFive(NamedNetwork):
     ) -> SiloData:
         train = cap(share.train, chosen["train"], rng)
         test = cap(share.test, chosen["test"], rng)
-        x_train, x_test = (
-            scaled(to_rgb28(part.x[rows]), SYMMETRIC)
-            for part, rows in ((raw.train, train), (raw.test, test))
+        return finish(
+            (to_rgb28(raw.train.x[train]), raw.train.y[train]),
+            (to_rgb28(raw.test.x[test]), raw.test.y[test]),
+            scale=SYMMETRIC,
+            num_classes=self.num_classes,
         )
-        y_train, y_test = raw.train.y[train], raw.test.y[test]
-        return SiloData(x_train, y_train, x_test, y_test, self.num_classes)
 
 
 def to_rgb28(images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -245,10 +245,10 @@ def _drawn(fonts: str) -> RawImages:
 def _without_recoloured(raw: RawImages, recoloured: Path) -> RawImages:
     if not recoloured.is_file():
         return raw
-    kept = []
+    parts = []
     with np.load(recoloured, allow_pickle=False) as archive:
         for (x, y), name in ((raw.train, "i_train"), (raw.test, "i_test")):
             gone = archive[name] if name in archive.files else []
             keep = ~np.isin(np.arange(len(y)), gone)
-            kept.append(Images(x[keep], y[keep]))
-    return RawImages(*kept)
+            parts.append(Images(x[keep], y[keep]))
+    return RawImages(parts[0], parts[1])
