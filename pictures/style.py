@@ -20,38 +20,24 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-LIGHT: Mapping[str, str] = {
-    "paper": "#ffffff",
-    "ink": "#1b1f24",
-    "muted": "#596170",
-    "line": "#dde1e7",
-    "alone": "#808691",
-    "loss": "#b3261e",
-    "g0": "#0b63a5",
-    "g1": "#bb5700",
-    "g2": "#00795b",
-    "g3": "#a33b86",
-    "g4": "#826700",
-    "g5": "#137f99",
-    "g6": "#7a4a2b",
-    "g7": "#5b4bb5",
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "paper": ("#ffffff", "#14171c"),
+    "ink": ("#1b1f24", "#e9ebee"),
+    "muted": ("#596170", "#a7afbb"),
+    "line": ("#dde1e7", "#353c46"),
+    "alone": ("#808691", "#858d99"),
+    "loss": ("#b3261e", "#ff8a80"),
+    "g0": ("#0b63a5", "#5caeee"),
+    "g1": ("#bb5700", "#f3963f"),
+    "g2": ("#00795b", "#3fc79d"),
+    "g3": ("#a33b86", "#e48acb"),
+    "g4": ("#826700", "#d6b83c"),
+    "g5": ("#137f99", "#66d1e8"),
+    "g6": ("#7a4a2b", "#cf9f80"),
+    "g7": ("#5b4bb5", "#ab9eff"),
 }
-DARK: Mapping[str, str] = {
-    "paper": "#14171c",
-    "ink": "#e9ebee",
-    "muted": "#a7afbb",
-    "line": "#353c46",
-    "alone": "#858d99",
-    "loss": "#ff8a80",
-    "g0": "#5caeee",
-    "g1": "#f3963f",
-    "g2": "#3fc79d",
-    "g3": "#e48acb",
-    "g4": "#d6b83c",
-    "g5": "#66d1e8",
-    "g6": "#cf9f80",
-    "g7": "#ab9eff",
-}
+"""Role or group → its colour on a light and on a dark page."""
+LIGHT, DARK = ({name: pair[i] for name, pair in COLOURS.items()} for i in (0, 1))
 GROUPS = tuple(name for name in LIGHT if re.fullmatch(r"g\d", name))
 """Colours of groups, told apart by the colour-blind by lightness and by their labels."""
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from coterie.pictures.page import render, save
 from coterie.server.report.gains import compare, find_comparison
+from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Run, find_run, read_run
@@ -22,7 +23,8 @@ def tell(run: Run, *, alone: Run | None = None, common: Run | None = None) -> St
     """A run beside those it is compared with; what is not given is looked for beside it."""
     alone = alone or _configured(run) or find_comparison(run, "independent")
     common = common or find_comparison(run, "fedavg")
-    return Story.of(run, compare(run, alone=alone, common=common), alone=alone, common=common)
+    gains = compare(run, alone=alone, common=common)
+    return Story(run, gains, follow_groups(run.rounds), alone, common)
 
 
 def _configured(run: Run) -> Run | None:
@@ -73,7 +75,7 @@ def write_report(
         common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,
     )
     if kind == "png" or kind == "svg":
-        return _write_pictures(story, "png" if kind == "png" else "svg", out or folder / "report")
+        return _write_pictures(story, kind, out or folder / "report")
     target = out or folder / f"report.{kind}"
     text = (
         render(build_page(story))

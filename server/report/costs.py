@@ -62,13 +62,15 @@ def _per_silo(
     return {name: own for name, own in totals.items() if sum(own.values()) > 0}
 
 
-def _per_phase(story: Story, value: Callable[[PhaseReport], float]) -> dict[str, float]:
-    """Kind of work beside the training → sum over rounds."""
+def _beside(
+    story: Story, value: Callable[[PhaseReport], float], text: Callable[[float], str]
+) -> str:
+    """What every kind of work beside the training took, over all rounds and silos."""
     kinds: dict[str, float] = {}
     for one in story.run.rounds_to_end():
         for kind, cost in one.phases.items():
             kinds[kind] = kinds.get(kind, 0.0) + value(cost)
-    return kinds
+    return "; ".join(f"{kind}: {text(total)}" for kind, total in kinds.items() if total)
 
 
 def _silo_bars(
@@ -100,8 +102,7 @@ def _silo_bars(
 def silo_seconds_picture(story: Story) -> Picture | None:
     """Each silo's own seconds."""
     totals = _per_silo(story, lambda silo: {"training": silo.seconds})
-    kinds = _per_phase(story, lambda cost: cost.silo_seconds)
-    beside = "; ".join(f"{kind}: {seconds:.1f} s" for kind, seconds in kinds.items() if seconds)
+    beside = _beside(story, lambda cost: cost.silo_seconds, lambda total: f"{total:.1f} s")
     caption = "The silos' own time for the rounds' training, without waiting and transport." + (
         f" Beside it all silos together took {beside}." if beside else ""
     )
@@ -118,8 +119,7 @@ def bytes_picture(story: Story) -> Picture | None:
             "to the silo": silo.bytes_sent / 1e6,
         },
     )
-    kinds = _per_phase(story, lambda cost: cost.bytes_sent + cost.bytes_received)
-    beside = "; ".join(f"{kind}: {bytes_of(count)}" for kind, count in kinds.items() if count)
+    beside = _beside(story, lambda cost: cost.bytes_sent + cost.bytes_received, bytes_of)
     caption = "Arrays of the rounds' training, in megabytes (10⁶ bytes)." + (
         f" Beside it there went, for all silos together, {beside}." if beside else ""
     )

@@ -13,7 +13,7 @@ from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT, Drawing, Layout
 from coterie.server.report.explain import Reason, alpha_of, end_text, explain
 from coterie.server.report.similarity import last_similarity
-from coterie.server.report.story import MANY, Story, most_telling, two_digits
+from coterie.server.report.story import MANY, Story, decimals, most_telling
 
 
 def _reasons(story: Story) -> tuple[int, dict[str, Reason]] | None:
@@ -55,7 +55,7 @@ def utilities_picture(story: Story) -> Picture | str | None:
             (
                 n,
                 story.place(n)[0] or "alone",
-                *(two_digits(v) for v in (r.cosine, r.alone, r.inside, r.outside, r.gain)),
+                *(decimals(v, 2) for v in (r.cosine, r.alone, r.inside, r.outside, r.gain)),
             )
             for n, r in reasons.items()
         ],

@@ -12,7 +12,7 @@ from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT
 from coterie.server.report.explain import end_text
-from coterie.server.report.story import MANY, Story, two_digits
+from coterie.server.report.story import MANY, Story, decimals
 from coterie.server.runs.record import Grouping, Round, Run, Square, Structure
 
 
@@ -81,7 +81,7 @@ def _matrix(
     )
     table = Table(
         ("silo", *names),
-        [(n, *(two_digits(v) for v in row)) for n, row in zip(names, values, strict=True)],
+        [(n, *(decimals(v, 2) for v in row)) for n, row in zip(names, values, strict=True)],
     )
     draw = partial(charts.matrix, values, names, bands, title=title, measure=measure, limits=limits)
     return Picture("matrix", title, caption, draw, table if len(names) <= MANY else None)

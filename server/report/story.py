@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.pictures import charts
 from coterie.pictures.style import LIGHT
 from coterie.server.report.gains import Gains
-from coterie.server.report.history import History, follow_groups
+from coterie.server.report.history import History
 from coterie.server.runs.record import Run
 
 MANY = 40
@@ -34,11 +34,6 @@ class Story:
     history: History
     alone: Run | None = None
     common: Run | None = None
-
-    @classmethod
-    def of(cls, run: Run, gains: Gains, *, alone: Run | None, common: Run | None) -> Story:
-        """Follow the groups of a run."""
-        return cls(run, gains, follow_groups(run.rounds), alone, common)
 
     @property
     def many(self) -> bool:
@@ -86,20 +81,13 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def hundred(share: float) -> str:
-    return NO_NUMBER if math.isnan(share) else f"{100 * share:.1f}"
-
-
 def signed_points(gain: float) -> str:
     return charts.signed(100 * gain)
 
 
-def two_digits(value: float) -> str:
-    return NO_NUMBER if math.isnan(value) else f"{value:.2f}"
-
-
-def count_of(value: float) -> str:
-    return NO_NUMBER if math.isnan(value) else f"{value:.0f}"
+def decimals(value: float, count: int) -> str:
+    """So many digits after the point."""
+    return NO_NUMBER if math.isnan(value) else f"{value:.{count}f}"
 
 
 def duration(seconds: float) -> str:

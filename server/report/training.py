@@ -17,7 +17,7 @@ from coterie.server.report.story import (
     MOST_COLUMNS_NARROW,
     NO_NUMBER,
     Story,
-    hundred,
+    decimals,
     most_telling,
     signed_points,
     thin,
@@ -87,7 +87,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             (
                 r.silo,
                 r.group or "alone",
-                *(hundred(v) for v in (r.alone, r.common, r.together)),
+                *(decimals(100 * v, 1) for v in (r.alone, r.common, r.together)),
                 signed_points(r.gain) if math.isfinite(r.gain) else NO_NUMBER,
             )
             for r in rows
