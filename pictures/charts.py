@@ -135,13 +135,9 @@ class _Place(NamedTuple):
 
 
 def alluvial(columns: Sequence[Column], layout: Layout, *, title: str, threads: bool) -> Drawing:
-    """Who is with whom, from left to right.
+    """Who is with whom, from left to right, in at least one column.
 
-    Args:
-        columns: at least one.
-        layout: the room.
-        title: of the picture.
-        threads: one thread per silo with its name; otherwise one stream per pair of groups.
+    With ``threads`` one thread per silo with its name, otherwise one stream per pair of groups.
     """
     longest = 12 if layout.narrow else 26
     counts = [sum(len(b.members) for b in column.blocks) for column in columns]
@@ -350,8 +346,6 @@ def matrix(
         values: (N, N); NaN where nothing is known.
         names: of the rows.
         bands: the groups, in the order of the rows.
-        layout: the room.
-        title: of the picture.
         measure: what the numbers are.
         limits: values at the ends of the colour scale; a negative first one is for cosines,
             which are most alike at 1, otherwise 0 is most alike.

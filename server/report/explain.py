@@ -103,9 +103,18 @@ def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
         )
     one = found[-1]
     similarity = one.grouping.similarity
-    if similarity is None:
-        raise FederationError(_why_none(run, one), exit_code=EXIT_CONFIG)
-    return one, similarity
+    if similarity is not None:
+        return one, similarity
+    why = (
+        f"the record holds no similarities of round {one.round}: of many silos only those of "
+        "the last rounds are kept."
+    )
+    if run.config.get("alpha") == "auto" and not one.grouping.compared:
+        why = (
+            f"in round {one.round} no groups were formed: alpha = auto was still looking for "
+            "α. Name a later round with --round."
+        )
+    raise FederationError(why, exit_code=EXIT_CONFIG)
 
 
 def _terms(run: Run, one: Round, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
@@ -123,18 +132,6 @@ def alpha_of(run: Run, one: Round) -> float:
     given = run.config.get("alpha")
     found = one.grouping.alpha
     return float(given) if math.isnan(found) and isinstance(given, int | float) else found
-
-
-def _why_none(run: Run, one: Round) -> str:
-    if run.config.get("alpha") == "auto" and not one.grouping.compared:
-        return (
-            f"in round {one.round} no groups were formed: alpha = auto was still looking for "
-            "α. Name a later round with --round."
-        )
-    return (
-        f"the record holds no similarities of round {one.round}: of many silos only those of "
-        "the last rounds are kept."
-    )
 
 
 def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:

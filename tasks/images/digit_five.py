@@ -125,11 +125,8 @@ class DigitFive(NamedNetwork):
         """The data of all silos of one domain."""
         raw = _read(self.name, chosen, domain)
         units, test_units = raw.extra.get("src_train"), raw.extra.get("src_test")
-        config: dict[str, Option] = {
-            "kind": "iid",
-            "silos": num_silos,
-            "seed": chosen["split-seed"],
-        }
+        seed = chosen["split-seed"]
+        config: dict[str, Option] = {"kind": "iid", "silos": num_silos, "seed": seed}
         if chosen["test-share"]:
             if units is not None and test_units is not None:
                 # each part numbers its own photographs from 1
@@ -143,10 +140,9 @@ class DigitFive(NamedNetwork):
                 config, raw.train.y, test_labels=raw.test.y, units=units, test_units=test_units
             )
         number = list(DOMAINS).index(domain)
-        seeds = [[chosen["split-seed"], 2, number, place] for place in range(num_silos)]
         return [
-            self._silo(raw, share, chosen, np.random.default_rng(seed))
-            for share, seed in zip(shares, seeds, strict=True)
+            self._silo(raw, share, chosen, np.random.default_rng([seed, 2, number, place]))
+            for place, share in enumerate(shares)
         ]
 
     def _silo(

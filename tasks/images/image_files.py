@@ -176,15 +176,14 @@ def _read(found: Path, files: ImageFiles) -> RawImages:
         return read_npz(found)
     if files.batches:
         return _read_batches(found)
-    train, test = (_read_idx_part(found, name, files) for name in files.idx_names)
-    return RawImages(train, test)
-
-
-def _read_idx_part(folder: Path, name: str, files: ImageFiles) -> Images:
-    images = _read_idx(folder, f"{name}-images-idx3-ubyte")
-    if files.transposed and images.ndim == 3:
-        images = images.transpose(0, 2, 1)
-    return Images(images, _read_idx(folder, f"{name}-labels-idx1-ubyte").astype(np.int64))
+    parts = []
+    for name in files.idx_names:
+        images = _read_idx(found, f"{name}-images-idx3-ubyte")
+        if files.transposed and images.ndim == 3:
+            images = images.transpose(0, 2, 1)
+        labels = _read_idx(found, f"{name}-labels-idx1-ubyte")
+        parts.append(Images(images, labels.astype(np.int64)))
+    return RawImages(parts[0], parts[1])
 
 
 def _checked(found: Path, part: str, images: Images, files: ImageFiles) -> Images:

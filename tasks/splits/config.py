@@ -62,7 +62,7 @@ def _plan_sizes(
 def _plan_label_groups(
     chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
 ) -> tuple[Matrix, Matrix]:
-    groups = _numbers(chosen, "groups", lambda text: [_ints(g) for g in text.split(";")])
+    groups = _numbers(chosen, "groups", lambda text: [_list(g, int) for g in text.split(";")])
     large = kinds.label_groups_shares(
         counts, chosen["silos"], groups=groups, own_share=chosen["own-share"]
     )
@@ -107,7 +107,6 @@ KINDS: dict[str, Kind] = {
         _plan_label_groups,
     ),
     "three-silos": Kind({}, _plan_three_silos),
-    "by-domain": Kind({}, _drawn(lambda counts, silos, rng: kinds.by_domain_shares(counts, silos))),
 }
 """Name → kind. The defaults are the papers' settings."""
 
@@ -122,8 +121,6 @@ COMMON_KEYS: dict[str, Option] = {
     "permutations": 1,
 }
 """Keys of every kind; see ``make_split``."""
-
-UNITS_KINDS = ("iid", "by-domain")
 
 
 def make_split(
@@ -156,19 +153,19 @@ def make_split(
 
     Args:
         config: the keys above.
-        labels: shape (n,), the training part's labels; the domains' numbers for ``by-domain``.
+        labels: shape (n,), the training part's labels.
         test_labels: shape (m,), the test part's; cut by the same shares. None: see test-share.
         num_classes: number of classes, if some class may have no sample.
-        units, test_units: as in ``cut``; for kinds ``iid`` and ``by-domain``. A unit is never on
-            both sides of a silo's test-share either.
+        units, test_units: as in ``cut``; for kind ``iid``. A unit is never on both sides of a
+            silo's test-share either.
 
     Raises:
         TaskError: an unknown kind or key, or a split that is impossible with these samples.
     """
     kind, chosen = _read(config)
     y = checked_labels(labels, chosen["silos"])
-    if units is not None and kind not in UNITS_KINDS:
-        raise TaskError(f"units can be kept together only by {UNITS_KINDS}. Got {kind!r}.")
+    if units is not None and kind != "iid":
+        raise TaskError(f"units can be kept together only by iid. Got {kind!r}.")
     t = None if test_labels is None else checked_labels(test_labels, 1)
     rng = np.random.default_rng([chosen["seed"], 0])
     used = _subsample(len(y), chosen["samples"], rng)
@@ -291,7 +288,9 @@ def _share(
     pair: tuple[Indices, Indices], silo: int, chosen: Mapping[str, Any], num_classes: int
 ) -> Share:
     silos = chosen["silos"]
-    angles = _numbers(chosen, "rotations", _floats) if chosen["rotations"] else [0.0]
+    angles = [0.0]
+    if chosen["rotations"]:
+        angles = _numbers(chosen, "rotations", lambda text: _list(text, float))
     number = silo * chosen["permutations"] // silos
     labels = permutation(num_classes, seed=chosen["seed"], number=number) if number else None
     return Share(*pair, rotation=angles[silo * len(angles) // silos], labels=labels)
@@ -306,12 +305,8 @@ def _numbers(chosen: Mapping[str, Any], key: str, parse: Callable[[str], Any]) -
         ) from None
 
 
-def _ints(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
-def _floats(text: str) -> list[float]:
-    return [float(word) for word in text.split(",")]
+def _list(text: str, kind: type[Any]) -> list[Any]:
+    return [kind(word) for word in text.split(",")]
 
 
 def _size_list(text: str) -> list[int]:

@@ -330,17 +330,6 @@ def three_silos_shares(counts: Indices, *, rng: np.random.Generator) -> tuple[Ma
     return train, test
 
 
-def by_domain_shares(counts: Indices, silos: int) -> Matrix:
-    """Every silo has samples of one domain (HCCT, Digit: ten silos, two for each domain).
-
-    The first silos have domain 0, and so on; those of one domain share it evenly.
-    """
-    shares = np.zeros((silos, len(counts)))
-    for domain, members in enumerate(silos_of_domains(silos, len(counts))):
-        shares[list(members), domain] = 1.0 / len(members)
-    return shares
-
-
 def silos_of_domains(silos: int, num_domains: int) -> list[range]:
     """Which silos have which domain: consecutive ones, as evenly as possible.
 

@@ -43,9 +43,6 @@ SPLITS = {
     "three_silos": lambda y, rng: s.cut(
         y, shares.three_silos_shares(shares.count_classes(y), rng=rng)[0], rng=rng
     ),
-    "by_domain": lambda y, rng: s.cut(
-        y, shares.by_domain_shares(shares.count_classes(y), 10), rng=rng
-    ),
 }
 CONFIGS = {
     "iid": {"silos": 5},
@@ -57,7 +54,6 @@ CONFIGS = {
     "power-law": {"silos": 10, "base": 4},
     "label-groups": {"silos": 4, "small-from": 2, "small-share": 0.1},
     "three-silos": {},
-    "by-domain": {"silos": 10},
 }
 labels_of_five = st.lists(st.integers(0, 4), min_size=60, max_size=150).map(
     lambda drawn: np.concatenate([np.array(drawn), np.repeat(np.arange(5), 20)])
@@ -219,16 +215,11 @@ def test_three_silos_are_hccts_example():
     assert not set(labels[first]) & set(labels[third])
 
 
-def test_silos_have_one_domain_each_in_order():
-    domains = np.repeat([0, 1, 2], [30, 60, 90])
-    wanted = shares.by_domain_shares(shares.count_classes(domains), 6)
-    parts = s.cut(domains, wanted, rng=rng())
-    assert [set(domains[part]) for part in parts] == [{0}, {0}, {1}, {1}, {2}, {2}]
-    assert [len(part) for part in parts] == [15, 15, 30, 30, 45, 45]
-
-
-def test_silos_that_do_not_divide_evenly_still_cover_all_domains():
+def test_silos_have_one_domain_each_in_order_also_where_they_do_not_divide_evenly():
+    assert s.silos_of_domains(6, 3) == [range(2), range(2, 4), range(4, 6)]
     assert [len(r) for r in s.silos_of_domains(7, 3)] == [2, 3, 2]
+    with pytest.raises(TaskError, match="at least one silo for each of 10 domains"):
+        s.silos_of_domains(4, 10)
 
 
 # --- make_split
@@ -335,7 +326,6 @@ def test_rotations_and_permutations_go_by_groups_of_silos():
         ({"kind": "label-groups", "silos": 4, "own-share": 0}, "own-share must be"),
         ({"kind": "label-groups", "silos": 4, "small-share": 2}, "small-share in"),
         ({"kind": "three-silos", "silos": 4}, "has 3 silos"),
-        ({"kind": "by-domain", "silos": 4}, "at least one silo for each of 10 domains"),
     ],
 )
 def test_an_impossible_split_is_refused_with_its_reason(config, says):
