@@ -83,7 +83,7 @@ def _silo_bars(
 ) -> Picture | None:
     if not totals:
         return None
-    order = story.order(totals)
+    order = story.history.order(totals)
     shown, note = most_telling(order, lambda n: -sum(totals[n].values()), "silos with the most")
     rows = [charts.Bar(n, story.place(n)[1], totals[n]) for n in shown]
     parts = list(dict.fromkeys(part for own in totals.values() for part in own))

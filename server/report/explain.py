@@ -93,14 +93,10 @@ def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
 
 def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
     if run.strategy != "hcct":
-        raise FederationError(
-            f"explain is for hcct; this run is {run.strategy}.", exit_code=EXIT_CONFIG
-        )
+        raise _wrong(f"explain is for hcct; this run is {run.strategy}.")
     found = [one for one in run.rounds if number in (None, one.round)]
     if not found:
-        raise FederationError(
-            f"round must be in [1, {len(run.rounds)}]. Got {number}.", exit_code=EXIT_CONFIG
-        )
+        raise _wrong(f"round must be in [1, {len(run.rounds)}]. Got {number}.")
     one = found[-1]
     similarity = one.grouping.similarity
     if similarity is not None:
@@ -114,7 +110,11 @@ def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
             f"in round {one.round} no groups were formed: alpha = auto was still looking for "
             "α. Name a later round with --round."
         )
-    raise FederationError(why, exit_code=EXIT_CONFIG)
+    raise _wrong(why)
+
+
+def _wrong(text: str) -> FederationError:
+    return FederationError(text, exit_code=EXIT_CONFIG)
 
 
 def _terms(run: Run, one: Round, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
@@ -146,9 +146,7 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
     shown = [reason for reason in reasons if silo in (None, reason.silo)]
     if not shown:
         known = ", ".join(reason.silo for reason in reasons)
-        raise FederationError(
-            f"no silo {silo!r} in round {at}. There are: {known}.", exit_code=EXIT_CONFIG
-        )
+        raise _wrong(f"no silo {silo!r} in round {at}. There are: {known}.")
     console = wide(Console())
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "

@@ -23,7 +23,7 @@ def _reasons(story: Story) -> tuple[int, dict[str, Reason]] | None:
         return None
     number, reasons = explain(story.run, number=found[0].round)
     by_name = {reason.silo: reason for reason in reasons}
-    return number, {name: by_name[name] for name in story.order(by_name)}
+    return number, {name: by_name[name] for name in story.history.order(by_name)}
 
 
 def utilities_picture(story: Story) -> Picture | str | None:

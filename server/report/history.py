@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, pairwise, product
@@ -94,7 +94,7 @@ class History:
         Rows are ordered by where a silo ends, so that streams cross little.
         """
         kept = self._kept(most)
-        place = {name: i for i, name in enumerate(self._final_order())}
+        place = {name: i for i, name in enumerate(self.order(self.last_seen))}
         columns = []
         for position, index in enumerate(kept):
             stretch = self.stretches[index]
@@ -127,9 +127,14 @@ class History:
         parts = np.array_split(np.arange(1, total - 1), most - 2)
         return [0, *(max(part.tolist(), key=moved.__getitem__) for part in parts), total - 1]
 
-    def _final_order(self) -> list[str]:
-        last = self.last_seen
-        return sorted(last, key=lambda n: (last[n][0] == "", len(last[n][0]), last[n][0], n))
+    def order(self, names: Iterable[str]) -> list[str]:
+        """By group, then by name; who is alone comes last."""
+
+        def key(name: str) -> tuple[bool, int, str, str]:
+            letter = self.last_seen.get(name, ("", ""))[0]
+            return letter == "", len(letter), letter, name
+
+        return sorted(names, key=key)
 
 
 def follow_groups(rounds: Sequence[Round]) -> History:

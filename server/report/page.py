@@ -125,7 +125,7 @@ def _silo_table(story: Story) -> Table:
     left = {n: one.round for one in story.run.rounds for n in one.left}
     own = story.run.last_personal_errors()
     rows = []
-    for name in story.order(story.run.silos):
+    for name in story.history.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"
         errors = (gains.alone.get(name), gains.common.get(name), gains.together.get(name))
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []

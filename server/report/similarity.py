@@ -54,7 +54,7 @@ def _matrix(
     measure: str,
     limits: tuple[float, float],
 ) -> Picture:
-    names = story.order(found.names)
+    names = story.history.order(found.names)
     rows = [found.names.index(name) for name in names]
     values = found.values[np.ix_(rows, rows)]
     bands, start = [], 0

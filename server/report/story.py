@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,16 +43,6 @@ class Story:
     def place(self, silo: str) -> tuple[str, str]:
         """Letter and colour of the group in which a silo is or last was."""
         return self.history.last_seen.get(silo, ("", LIGHT["alone"]))
-
-    def order(self, names: Iterable[str]) -> list[str]:
-        """By group, then by name; who is alone comes last."""
-        seen = self.history.last_seen
-
-        def key(name: str) -> tuple[bool, int, str, str]:
-            letter = seen.get(name, ("", ""))[0]
-            return letter == "", len(letter), letter, name
-
-        return sorted(names, key=key)
 
 
 def most_telling(rows: list[Row], key: Callable[[Row], float], which: str) -> tuple[list[Row], str]:

@@ -78,7 +78,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             gains.together[name],
             gains.common.get(name, math.nan),
         )
-        for name in story.order(gains.together)
+        for name in story.history.order(gains.together)
     ]
     title = "Was it worth it for each silo?" if gains.gain else "Error of each silo"
     table = Table(
@@ -184,7 +184,7 @@ def _lines(
     """One line per group, and per silo where there are few."""
     rounds = sorted(points)
     members: dict[tuple[str, str], list[str]] = {}
-    for name in story.order({n for values in points.values() for n in values}):
+    for name in story.history.order({n for values in points.values() for n in values}):
         members.setdefault(story.place(name), []).append(name)
     lines = []
     for (letter, colour), names in members.items():

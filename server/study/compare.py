@@ -59,7 +59,7 @@ from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
 from coterie.server.runs.metrics import percent
-from coterie.server.runs.record import RECORD, Run, read_whole
+from coterie.server.runs.record import RECORD, read_whole
 from coterie.server.runs.run import execute
 from coterie.server.study import comparison as figures
 from coterie.server.study.comparison import Measure, Row, measure
@@ -357,14 +357,11 @@ def compare(
     title = comparison.file.title or file.stem
     count = len(comparison.silos(comparison.file.seeds[0]))
     where = "as processes of their own" if federation else "in this process"
-    console.print(
-        Text.assemble(
-            (title, "bold"),
-            f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
-            f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/",
-        ),
-        soft_wrap=True,
+    told = (
+        f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
+        f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/"
     )
+    console.print(Text.assemble((title, "bold"), told), soft_wrap=True)
     for key, names in comparison.partly_shared.items():
         console.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
     for seed in comparison.file.seeds:
@@ -436,20 +433,18 @@ def _run_seed(
             if name != alone:
                 keys["alone"] = str(_record_of(comparison, alone, seed, folder).resolve())
             if local is None:
-                run = _run_here(silos, keys, target)
+                _run_here(silos, keys, target)
             else:
-                run = _run_there(local, keys, target)
-            found = measure(run)
-            console.print(
+                _run_there(local, keys, target)
+            found = measure(read_whole(target))
+            text = (
                 f"  seed {seed}, {name}: mean error {percent(found.mean)}, "
-                f"{len(found.groups)} group(s), {found.seconds:.1f} s",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
+                f"{len(found.groups)} group(s), {found.seconds:.1f} s"
             )
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> Run:
+def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> None:
     """One run with silos that are called in this process, where there is nothing to wait for."""
     config = RunConfig.read({**keys, "wait-for-silos": 1.0})
     grid = InProcessGrid(client_app(), [silo.node_config() for silo in silos])
@@ -460,10 +455,9 @@ def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) 
         execute(grid, config, run_id=0, folder=target)
     finally:
         log.setLevel(before)
-    return read_whole(target)
 
 
-def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> Run:
+def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> None:
     """One run on processes that are there already; its record is copied to ``target``."""
     folder, last = local.run(**keys)
     if last.status != "completed":
@@ -473,7 +467,6 @@ def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) ->
         )
     target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / RECORD, (folder / RECORD).read_bytes())
-    return read_whole(target)
 
 
 def _record_of(comparison: Comparison, name: str, seed: int, folder: Path) -> Path:
@@ -512,13 +505,8 @@ def _finish(comparison: Comparison, folder: Path, title: str) -> list[Row]:
         "file": comparison.file.model_dump(exclude={"data"}),
         "table": [figures.plain(row) for row in table],
         "runs": [
-            {
-                "name": name,
-                "seed": seed,
-                "errors": dict(own.errors),
-                "curve": own.curve,
-                "groups": own.groups,
-            }
+            {"name": name, "seed": seed, "errors": dict(own.errors)}
+            | {"curve": own.curve, "groups": own.groups}
             for name, by_seed in measures.items()
             for seed, own in by_seed.items()
         ],
