@@ -93,9 +93,15 @@ def _over_rounds(
     return drawing, axes
 
 
+def _look(marker: str, colour: str, line: str | None) -> dict[str, Any]:
+    """Of a mark: filled with its colour, or only a line of another one."""
+    return {"marker": marker, "fc": "none" if line else colour, "ec": line or colour, "lw": 1.5}
+
+
 def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
     """Text that lies on the middle of its line, small and dark, unless ``style`` says otherwise."""
-    axes.text(x, y, text, **({"va": "center", "size": 11, "color": INK} | style))
+    usual: dict[str, Any] = {"va": "center", "size": 11, "color": INK}
+    axes.text(x, y, text, **(usual | style))
 
 
 def _write_beside(
@@ -479,31 +485,13 @@ def outcomes(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
         axes.add_patch(Rectangle(corner, 6 * pixel, 1.0, fc=row.colour, clip_on=False, **at_edge))
         for error, _, marker, size, line in MARKS:
             if math.isfinite(value := getattr(row, error)):
-                axes.scatter(
-                    [100 * value],
-                    [y],
-                    s=size,
-                    marker=marker,
-                    fc="none" if line else row.colour,
-                    ec=line or row.colour,
-                    lw=1.5,
-                    zorder=3,
-                    clip_on=False,
-                )
+                look = _look(marker, row.colour, line)
+                axes.scatter([100 * value], [y], s=size, zorder=3, clip_on=False, **look)
     if gained:
         under = {"ha": "right", "va": "bottom", "color": MUTED}
         _write(axes, 1 + 56 * pixel, -0.75, "gain", **under, **at_edge)
     handles = [
-        axes.scatter(
-            [],
-            [],
-            s=46,
-            marker=marker,
-            fc="none" if line else INK,
-            ec=line or INK,
-            lw=1.5,
-            label=label,
-        )
+        axes.scatter([], [], s=46, label=label, **_look(marker, INK, line))
         for error, label, marker, _, line in reversed(MARKS)
         if any(math.isfinite(getattr(row, error)) for row in rows)
     ]
@@ -612,8 +600,7 @@ def dots(
     marks = dict(zip(kinds, "osD^v<>", strict=False))
 
     def look(kind: str, colour: str) -> dict[str, Any]:
-        face, line = (colour, colour) if kind == kept else ("none", MUTED)
-        return {"marker": marks[kind], "fc": face, "ec": line, "lw": 1.5}
+        return _look(marks[kind], colour, None if kind == kept else MUTED)
 
     for y, (_, colour, values) in enumerate(rows):
         known = [value for value in values.values() if math.isfinite(value)]

@@ -76,8 +76,8 @@ def write_report(
         alone=_named(run, "--alone", find_run(alone, root), "independent") if alone else None,
         common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,
     )
-    if kind == "png" or kind == "svg":
-        return _write_pictures(story, kind, out or folder / "report")
+    if kind in ("png", "svg"):
+        return _write_pictures(story, "png" if kind == "png" else "svg", out or folder / "report")
     target = out or folder / f"report.{kind}"
     text = (
         render(build_page(story))

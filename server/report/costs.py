@@ -36,16 +36,12 @@ def seconds_picture(story: Story) -> Picture | None:
         if len(bins) < len(rounds)
         else ""
     )
-    return Picture(
-        "seconds",
-        title,
-        caption,
-        partial(charts.stack, x, layers, title=title, unit="seconds"),
-        Table(
-            ("phase", "seconds in all", "a round"),
-            [(p, f"{totals[p]:.2f}", f"{totals[p] / len(rounds):.3f}") for p in phases],
-        ),
+    table = Table(
+        ("phase", "seconds in all", "a round"),
+        [(p, f"{totals[p]:.2f}", f"{totals[p] / len(rounds):.3f}") for p in phases],
     )
+    draw = partial(charts.stack, x, layers, title=title, unit="seconds")
+    return Picture("seconds", title, caption, draw, table)
 
 
 def _per_silo(
@@ -87,16 +83,12 @@ def _silo_bars(
     shown, note = most_telling(order, lambda n: -sum(totals[n].values()), "silos with the most")
     rows = [charts.Bar(n, story.place(n)[1], totals[n]) for n in shown]
     parts = list(dict.fromkeys(part for own in totals.values() for part in own))
-    return Picture(
-        key,
-        title,
-        caption + note,
-        partial(charts.bars, rows, title=title, unit=unit),
-        Table(
-            ("silo", *(f"{p}, {unit}" for p in parts)),
-            [(n, *(f"{totals[n].get(p, 0.0):.4g}" for p in parts)) for n in order],
-        ),
+    table = Table(
+        ("silo", *(f"{p}, {unit}" for p in parts)),
+        [(n, *(f"{totals[n].get(p, 0.0):.4g}" for p in parts)) for n in order],
     )
+    draw = partial(charts.bars, rows, title=title, unit=unit)
+    return Picture(key, title, caption + note, draw, table)
 
 
 def silo_seconds_picture(story: Story) -> Picture | None:

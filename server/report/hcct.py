@@ -123,22 +123,20 @@ def path_picture(story: Story) -> Picture | None:
         for s in lasting
     ]
     title = "What other α would give"
-    return Picture(
-        "path",
-        title,
+    caption = (
         f"The groups that the updates of round {one.round} give, from all alone (small α) to all"
-        " together (large α); partitions that hold over a short stretch only are left out.",
-        _spans(rows, title),
-        Table(
-            ("groups", "from α", "to α", "who"),
-            [
-                (
-                    str(len(s.groups)),
-                    f"{s.alpha_low:.3g}",
-                    end_text(s.alpha_high),
-                    " | ".join(", ".join(names[i] for i in g) for g in s.groups),
-                )
-                for s in lasting
-            ],
-        ),
+        " together (large α); partitions that hold over a short stretch only are left out."
     )
+    table = Table(
+        ("groups", "from α", "to α", "who"),
+        [
+            (
+                str(len(s.groups)),
+                f"{s.alpha_low:.3g}",
+                end_text(s.alpha_high),
+                " | ".join(", ".join(names[i] for i in g) for g in s.groups),
+            )
+            for s in lasting
+        ],
+    )
+    return Picture("path", title, caption, _spans(rows, title), table)

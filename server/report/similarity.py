@@ -123,30 +123,23 @@ def embedding_picture(story: Story) -> Picture | str | None:
     labels = [(name, *story.place(name)) for name in names]
     caption = (
         f"Every point is a silo's pre-training of round {one.round}, placed by its similarities"
-        " with the main directions; near silos learnt alike."
-        + shares
-        + (
-            f" Separation of the groups (silhouette): {separation:.2f}."
-            if math.isfinite(separation)
-            else ""
-        )
-        + (" Letters mark the groups' middles." if len(names) > MANY else "")
+        f" with the main directions; near silos learnt alike.{shares}"
     )
+    if math.isfinite(separation):
+        caption += f" Separation of the groups (silhouette): {separation:.2f}."
+    if len(names) > MANY:
+        caption += " Letters mark the groups' middles."
     plane = [(float(x), float(y)) for x, y in points]
-    few = len(names) <= MANY
-    return Picture(
-        "embedding",
-        title,
-        caption,
-        partial(charts.scatter, plane, labels, title=title, axes_names=axes, named=few),
-        Table(
-            ("silo", "group", "x", "y"),
-            [
-                (n, g or "alone", f"{x:.3f}", f"{y:.3f}")
-                for (n, g, _), (x, y) in zip(labels, plane, strict=True)
-            ],
-        ),
+    table = Table(
+        ("silo", "group", "x", "y"),
+        [
+            (n, g or "alone", f"{x:.3f}", f"{y:.3f}")
+            for (n, g, _), (x, y) in zip(labels, plane, strict=True)
+        ],
     )
+    named = len(names) <= MANY
+    draw = partial(charts.scatter, plane, labels, title=title, axes_names=axes, named=named)
+    return Picture("embedding", title, caption, draw, table)
 
 
 def structure_picture(story: Story) -> Picture | str | None:
@@ -156,12 +149,8 @@ def structure_picture(story: Story) -> Picture | str | None:
     structure = _last_structure(story.run)
     if structure is None:
         return "no bounds of other structures and no interval of c: the record holds none"
-    names = {
-        "chosen": "chosen",
-        "second-best": "next best",
-        "alone": "all alone",
-        "together": "all together",
-    }
+    names = {"chosen": "chosen", "second-best": "next best"}
+    names |= {"alone": "all alone", "together": "all together"}
     bounds = structure.bounds
     values = {label: bounds[key] for key, label in names.items() if key in bounds}
     rows = [
@@ -172,14 +161,13 @@ def structure_picture(story: Story) -> Picture | str | None:
     if structure.second_groups:
         text += f" The next best: {' | '.join(map(', '.join, structure.second_groups))}."
     title = "The structure beside others"
-    return Picture(
-        "structure",
-        title,
+    caption = (
         "FedCollab's error bound L of the chosen groups, of the next best, of all alone and of all"
-        " together; smaller is better." + text,
-        partial(charts.bars, rows, title=title, unit="error bound L"),
-        Table(("structure", "L"), [(label, f"{value:.6g}") for label, value in values.items()]),
+        f" together; smaller is better.{text}"
     )
+    draw = partial(charts.bars, rows, title=title, unit="error bound L")
+    table = Table(("structure", "L"), [(name, f"{value:.6g}") for name, value in values.items()])
+    return Picture("structure", title, caption, draw, table)
 
 
 def _last_structure(run: Run) -> Structure | None:

@@ -38,14 +38,11 @@ def groups_picture(story: Story) -> Picture | str:
         return charts.alluvial(columns, layout, title=title, threads=not story.many)
 
     count = len(history.stretches)
+    stream = "Streams are as thick as the silos in them are many"
     caption = (
         "From left to right: stretches of rounds in which the groups stayed the same. "
-        + (
-            "Streams are as thick as the silos in them are many"
-            if story.many
-            else "Every thread is a silo"
-        )
-        + "; grey is alone, a colour and a letter are a group."
+        f"{stream if story.many else 'Every thread is a silo'}; grey is alone, a colour and a "
+        "letter are a group."
     )
     if count > MOST_COLUMNS:
         caption += (
@@ -93,11 +90,8 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             for r in rows
         ],
     )
-    sources = [
-        f"alone: {gains.alone_run}" if gains.alone_run else "",
-        f"one model for all: {gains.common_run}" if gains.common_run else "",
-    ]
-    compared = "; ".join(source for source in sources if source)
+    sources = (("alone", gains.alone_run), ("one model for all", gains.common_run))
+    compared = "; ".join(f"{what}: {run}" for what, run in sources if run)
     compared = f" Compared with {compared}." if compared else ""
     if story.many and gains.gain:
         caption = (
@@ -129,33 +123,23 @@ def curves_picture(story: Story) -> Picture | None:
     lines = _lines(story, points)
     for other, label in ((story.alone, "alone"), (story.common, "one for all")):
         if other is not None:
-            known = [
-                (one.round, mean_of(one.errors.values())) for one in other.rounds if one.errors
-            ]
-            x, y = thin([n for n, _ in known], [100 * v for _, v in known])
+            known = [one for one in other.rounds if one.errors]
+            means = [100 * mean_of(one.errors.values()) for one in known]
+            x, y = thin([one.round for one in known], means)
             lines.append(charts.Curve(x, y, LIGHT["muted"], label, dashed=True))
     caption = (
         "Error after every round on the silos' own test data: mean of each group as it is at"
-        " the end"
-        + (
-            ", with the range from the 10th to the 90th percentile of its silos."
-            if story.many
-            else ", and each silo as a thin line."
-        )
-        + (
-            " Dashed: means of the runs that this one is compared with."
-            if story.alone or story.common
-            else ""
-        )
-        + thinned(len(points))
+        " the end, "
     )
-    return Picture(
-        "curves",
-        title,
-        caption,
-        partial(charts.curves, lines, title=title, unit="error, %"),
-        _mean_table(story, points, "mean error, %"),
-    )
+    if story.many:
+        caption += "with the range from the 10th to the 90th percentile of its silos."
+    else:
+        caption += "and each silo as a thin line."
+    if story.alone or story.common:
+        caption += " Dashed: means of the runs that this one is compared with."
+    caption += thinned(len(points))
+    draw = partial(charts.curves, lines, title=title, unit="error, %")
+    return Picture("curves", title, caption, draw, _mean_table(points, "mean error, %"))
 
 
 def loss_picture(story: Story) -> Picture | None:
@@ -169,13 +153,10 @@ def loss_picture(story: Story) -> Picture | None:
         return None
     lines = _lines(story, points, scale=1.0)
     title = "Training loss"
-    return Picture(
-        "loss",
-        title,
-        "Mean loss of local training in every round, by group." + thinned(len(points)),
-        partial(charts.curves, lines, title=title, unit="loss"),
-        _mean_table(story, points, "mean training loss", scale=1.0),
-    )
+    caption = "Mean loss of local training in every round, by group." + thinned(len(points))
+    draw = partial(charts.curves, lines, title=title, unit="loss")
+    table = _mean_table(points, "mean training loss", scale=1.0)
+    return Picture("loss", title, caption, draw, table)
 
 
 def _lines(
@@ -208,19 +189,13 @@ def _lines(
 
 
 def _mean_table(
-    story: Story, points: Mapping[int, Mapping[str, float]], what: str, scale: float = 100.0
+    points: Mapping[int, Mapping[str, float]], what: str, scale: float = 100.0
 ) -> Table:
     """Mean over all silos at up to 40 rounds."""
     rounds = sorted(points)
     rows = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 40)).round().astype(int))
+    shown = [(rounds[i], points[rounds[i]]) for i in rows.tolist()]
     return Table(
         ("after round", "silos", what),
-        [
-            (
-                str(rounds[i]),
-                str(len(points[rounds[i]])),
-                f"{scale * mean_of(points[rounds[i]].values()):.3g}",
-            )
-            for i in rows.tolist()
-        ],
+        [(str(n), str(len(own)), f"{scale * mean_of(own.values()):.3g}") for n, own in shown],
     )

@@ -340,7 +340,6 @@ def compare(
     """Run what is missing and print the table.
 
     Args:
-        console: where to.
         file: see the module's docstring.
         data: folder of the data, in place of the file's.
         folder: of all records and of ``comparison.json`` and ``.md``; one that exists is

@@ -80,7 +80,6 @@ def simulate(
     """Run a simulation and print what came out.
 
     Args:
-        console: where to.
         file: see ``coterie.tasks.simulation``.
         changes: keys of the run that go before the file's.
         processes: 0 calls the silos in this process; otherwise a SuperLink is started, and so
@@ -161,11 +160,8 @@ def _in_processes(
     folder: Path | None,
 ) -> Path:
     home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
-    console.print(
-        f"{simulation.silos} silos in {processes} processes; their logs: {home}",
-        markup=False,
-        soft_wrap=True,
-    )
+    told = f"{simulation.silos} silos in {processes} processes; their logs: {home}"
+    console.print(told, markup=False, soft_wrap=True)
     with LocalFederation(home) as federation:
         federation.start_partitions(file, simulation.silos, processes)
         federation.wait_for_silos(simulation.silos)
