@@ -160,7 +160,7 @@ def demo(
         runs = {
             "alone": alone,
             "global": _run(console, federation, "global", strategy="fedavg", **common),
-            "grouped": _run_grouped(console, federation, grouping, common),
+            "grouped": _run_grouped(console, federation, seed, rounds, grouping, common),
         }
     outcome = _outcome(folder, runs, time.monotonic() - started, max(memory))
     _print_outcome(console, outcome, runs["grouped"])
@@ -214,6 +214,8 @@ def _run(
 def _run_grouped(
     console: Console,
     federation: LocalFederation,
+    seed: int,
+    rounds: int,
     own: Mapping[str, Any],
     common: Mapping[str, Any],
 ) -> Run:
@@ -222,13 +224,13 @@ def _run_grouped(
     The rounds at which that happens are part of the run's configuration (``churn``), so that
     two demos with one seed are equal; that it happens is real: a process starts, one ends.
     """
-    join, leave = round(common["rounds"] / 3), round(2 * common["rounds"] / 3) + 1
+    join, leave = round(rounds / 3), round(2 * rounds / 3) + 1
     leaver = LEAVERS[own["strategy"] in WITHOUT_GROUPS]
 
     def on_event(event: Event) -> None:
         # Started two rounds early, because a Python with torch takes seconds to start.
         if event.kind == "look" and event.number == max(join - 2, 2):
-            federation.start_silo(newcomer(common["seed"]))
+            federation.start_silo(newcomer(seed))
         if event.kind == "look" and event.number == leave:
             federation.end_silo(leaver)
 
