@@ -172,16 +172,7 @@ class Home:
             device=compute.device,
             threads=compute.threads,
             home=str(self.folder),
-            policy=Policy(
-                strategies=policy.strategies,
-                min_group_size=policy.min_group_size,
-                keep_layers=policy.keep_layers,
-                metrics=policy.metrics,
-                auxiliary=policy.auxiliary,
-                label_counts=policy.label_counts,
-                max_local_epochs=config.limits.max_local_epochs,
-                max_rounds=config.limits.max_rounds,
-            ),
+            policy=Policy(**policy.model_dump(exclude={"alpha"}), **config.limits.model_dump()),
         )
 
     def key(self) -> ec.EllipticCurvePrivateKey:
