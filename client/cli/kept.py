@@ -129,20 +129,16 @@ def predict(
     data and the error is shown.
     """
     from coterie.client.cli.predict import find_model, predict, write_csv
-    from coterie.client.home.card import CardError
     from coterie.client.home.folder import Home, folder_of
-    from coterie.client.home.settings import SettingsError, options_of
+    from coterie.client.home.settings import options_of
 
     folder = folder_of(home)
     chosen: Mapping[str, Option] = options_of(options or [])
     if (folder / "silo.toml").exists():
         own = Home(folder).settings()
         task, chosen = task or own.task, {**own.options, **chosen}
-    try:
-        file = find_model(folder, model)
-        answers = predict(file, samples, source=task, options=chosen)
-    except CardError as error:
-        raise SettingsError(str(error)) from None
+    file = find_model(folder, model)
+    answers = predict(file, samples, source=task, options=chosen)
     if output is None:
         write_csv(answers, sys.stdout)
     else:

@@ -16,11 +16,12 @@ EXIT_LINK = 5
 
 class _Silo(Group):
     def exit_status(self, error: Exception) -> int | None:
-        """Of settings, tasks and the link to the SuperLink."""
+        """Of settings, tasks, join bundles and the link to the SuperLink."""
         from coterie.client.home.settings import SettingsError
         from coterie.tasks.base import TaskError
+        from coterie.wire.enrolment import EnrolmentError
 
-        if isinstance(error, SettingsError | TaskError):
+        if isinstance(error, SettingsError | TaskError | EnrolmentError):
             return EXIT_CONFIG
         from coterie.client.resident.link import LinkError
 
@@ -150,14 +151,10 @@ def silo(
         home=home,
         policy=Policy(label_counts=share_label_counts),
     )
-    from coterie.client.cli.logs import log_to_stderr
-    from coterie.client.home.lock import locked_all
     from coterie.client.resident.host import Connection
     from coterie.client.resident.serve import serve
     from coterie.client.resident.virtual import settings_of
 
-    log_to_stderr(verbose=verbose)
     connection = Connection(superlink, root_certificates, patience_s=patience)
     silos = settings_of(settings, partitions, simulation) if several else [settings]
-    with locked_all([one.home for one in silos]):
-        serve(silos, connection, parallel=parallel)
+    serve(silos, connection, parallel=parallel, verbose=verbose)

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from coterie import wire
 from coterie.client.home.models import file_of, write_model
+from coterie.client.home.settings import SettingsError
 from coterie.client.work.guard import Choice
 from coterie.client.work.tensors import Evaluation
 from coterie.client.work.workbench import Workbench
@@ -30,7 +31,7 @@ PERSONALISED: Final = "personalised"
 HERE: Final = "here"
 
 
-class CardError(ValueError):
+class CardError(SettingsError):
     """A file that is no kept model."""
 
 

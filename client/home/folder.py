@@ -14,8 +14,6 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,15 +26,13 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coterie.client.home.lock import locked
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings
 from coterie.system.files import make_folder, write_atomically
-from coterie.tasks.base import TaskError, place_of
+from coterie.tasks.base import place_of
 from coterie.wire import is_silo_name
 from coterie.wire.enrolment import (
     Bundle,
-    EnrolmentError,
     fingerprint_of_key,
     make_request,
     public_pem,
@@ -152,8 +148,9 @@ class Home:
 
         Raises:
             SettingsError: it is not a silo's folder, or its ``silo.toml`` is wrong.
+            TaskError: it is in the home folder of nobody.
         """
-        self.folder = _place(folder_of(folder)).resolve()
+        self.folder = place_of(str(folder_of(folder))).resolve()
         self.file = self.folder / "silo.toml"
         self.config = _read(self.file)
 
@@ -217,12 +214,10 @@ class Home:
         """Take a join bundle.
 
         Raises:
-            SettingsError: it was made for another silo or another key, or is incomplete.
+            EnrolmentError: it is incomplete.
+            SettingsError: it was made for another silo or another key.
         """
-        try:
-            bundle = read_bundle(text)
-        except EnrolmentError as error:
-            raise SettingsError(str(error)) from None
+        bundle = read_bundle(text)
         if bundle.name != self.config.name or bundle.silo != self.fingerprint():
             raise SettingsError(
                 f"this bundle was made for silo {bundle.name!r} with key {bundle.silo}; here is "
@@ -255,16 +250,6 @@ class Home:
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise SettingsError(f"coordinator.json cannot be read: {error}. Join again.") from None
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder; two processes with one key would push each other out.
-
-        Raises:
-            SettingsError: a process holds it already.
-        """
-        with locked(self.folder):
-            yield
-
     def _task(self) -> str:
         return (
             self._path(self.config.task) if self.config.task.endswith(".toml") else self.config.task
@@ -276,7 +261,7 @@ class Home:
         return self._path(str(value)) if is_path else value
 
     def _path(self, text: str) -> str:
-        return str(self.folder / _place(text))
+        return str(self.folder / place_of(text))
 
 
 def create(folder: Path, name: str, *, task: str = "", data: Path | None = None) -> Home:
@@ -289,6 +274,7 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
             default the digits.
 
     Raises:
+        TaskError: the folder or the data is in the home folder of nobody.
         SettingsError: the name cannot be one, the folder belongs to another silo, or its
             ``silo.toml`` names another task or other data than are asked for here.
     """
@@ -297,12 +283,12 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
             "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
             f"letter or digit. Got {name!r}."
         )
-    folder = _place(folder)
+    folder = place_of(str(folder))
     make_folder(folder, private=True)
     file = folder / "silo.toml"
     if task.endswith(".toml"):
-        task = str(_place(task).resolve())
-    where = "" if data is None else str(_place(data).resolve())
+        task = str(place_of(task).resolve())
+    where = "" if data is None else str(place_of(str(data)).resolve())
     if not file.exists():
         told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
         text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
@@ -337,13 +323,6 @@ def _toml(text: str) -> str:
             f"{text!r} cannot be written into silo.toml: its name is not UTF-8. Rename it."
         ) from None
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _place(named: str | Path) -> Path:
-    try:
-        return place_of(str(named))
-    except TaskError as error:
-        raise SettingsError(str(error)) from None
 
 
 def _write_key(folder: Path) -> None:

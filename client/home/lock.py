@@ -16,7 +16,9 @@ OTHER_FILES = 512
 
 @contextmanager
 def locked(home: Path) -> Iterator[None]:
-    """Hold a silo's folder, made if it is not there; two processes would overwrite their models.
+    """Hold a silo's folder, made if it is not there.
+
+    Two processes would overwrite their models, and push each other out with their one key.
 
     Raises:
         SettingsError: a process holds it already, or nothing can be written there.
