@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.client.cli.options import PATIENCE_S, HomeOption, PatienceOption, VerboseOption
+from coterie.client.cli.options import PATIENCE_S, HomeOption, PatienceOption, VerboseOption, option
 
 if TYPE_CHECKING:
     from coterie.client.home.folder import Home
@@ -23,8 +23,7 @@ def init(
         str, typer.Option(help="Name of the silo, unique in the federation, e.g. hospital-b.")
     ],
     home: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder to create. [default: the silo's name]"),
+        Path | None, option("FOLDER", "Folder to create. [default: the silo's name]")
     ] = None,
     task: Annotated[
         str,

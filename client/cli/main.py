@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.client.cli import folder, kept
-from coterie.client.cli.options import PATIENCE_S, PatienceOption, SetOption, VerboseOption
+from coterie.client.cli.options import PATIENCE_S, PatienceOption, SetOption, VerboseOption, option
 from coterie.system.commandline import EXIT_CONFIG, Group, given
 
 EXIT_LINK = 5
@@ -54,25 +54,22 @@ def silo(
     ] = None,
     partitions: Annotated[
         str,
-        typer.Option(
-            metavar="FIRST-LAST/TOTAL",
-            help="Serve as these silos of a simulation, all in this process.",
-        ),
+        option("FIRST-LAST/TOTAL", "Serve as these silos of a simulation, all in this process."),
     ] = "",
     simulation: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Simulation file: task, options, number of silos. See docs/how-to/simulate.md.",
+        option(
+            "FILE",
+            "Simulation file: task, options, number of silos. See docs/how-to/simulate.md.",
         ),
     ] = None,
     parallel: Annotated[
         int,
-        typer.Option(
-            metavar="N",
+        option(
+            "N",
+            "With --partitions or --simulation: messages handled at once. Training is always one "
+            "at a time.",
             min=1,
-            help="With --partitions or --simulation: messages handled at once. Training is "
-            "always one at a time.",
         ),
     ] = 4,
     task: Annotated[
@@ -80,14 +77,11 @@ def silo(
     ] = "digits",
     options: SetOption = None,
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Fleet API of the SuperLink.")
+        str, option("HOST:PORT", "Fleet API of the SuperLink.")
     ] = "127.0.0.1:9092",
     root_certificates: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="CA certificate (PEM). Without it the connection does not use TLS.",
-        ),
+        option("FILE", "CA certificate (PEM). Without it the connection does not use TLS."),
     ] = None,
     alpha: Annotated[
         float | None, typer.Option(help="HCCT: this silo's own preference for more data.")
@@ -95,10 +89,7 @@ def silo(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0 lets PyTorch choose.")] = 1,
     home: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER", help="Folder for what the silo keeps. Without it, it keeps nothing."
-        ),
+        str, option("FOLDER", "Folder for what the silo keeps. Without it, it keeps nothing.")
     ] = "",
     share_label_counts: Annotated[
         bool,
