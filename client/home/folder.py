@@ -17,27 +17,15 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coterie.client.home.policy import Policy
-from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings
+from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings, check_name
 from coterie.system.files import make_folder, write_atomically
 from coterie.tasks.base import place_of
-from coterie.wire import is_silo_name
-from coterie.wire.enrolment import (
-    Bundle,
-    fingerprint_of_key,
-    make_request,
-    public_pem,
-    read_bundle,
-)
+from coterie.wire import enrolment
 
 ENVIRONMENT = "COTERIE_SILO"
 """The silo's folder, for commands that are not told one."""
@@ -161,10 +149,15 @@ class Home:
             SettingsError: a value that cannot be used.
         """
         config, policy, compute = self.config, self.config.policy, self.config.compute
+        paths = {
+            key: self._path(value)
+            for key, value in config.data.items()
+            if isinstance(value, str) and key in ("data", "test-data")
+        }
         return SiloSettings(
             name=config.name,
-            task=self._task(),
-            options={key: self._option(key, value) for key, value in config.data.items()},
+            task=self._path(config.task) if config.task.endswith(".toml") else config.task,
+            options=config.data | paths,
             alpha=policy.alpha,
             device=compute.device,
             threads=compute.threads,
@@ -181,7 +174,7 @@ class Home:
         file = self.folder / "key.pem"
         try:
             shared = file.stat().st_mode & 0o077
-            key = load_pem_private_key(file.read_bytes(), password=None)
+            key = serialization.load_pem_private_key(file.read_bytes(), password=None)
         except FileNotFoundError:
             raise SettingsError(
                 f"there is no key in {self.folder}. Run `coterie silo init`."
@@ -198,11 +191,11 @@ class Home:
 
     def fingerprint(self) -> str:
         """Of the key."""
-        return fingerprint_of_key(public_pem(self.key().public_key()))
+        return enrolment.fingerprint_of_key(enrolment.public_pem(self.key().public_key()))
 
     def request(self) -> str:
         """The enrolment request, one line."""
-        return make_request(self.config.name, self.key())
+        return enrolment.make_request(self.config.name, self.key())
 
     def new_key(self) -> None:
         """Replace the key: after a removal, or if somebody else may have seen it."""
@@ -210,14 +203,14 @@ class Home:
             (self.folder / file).unlink(missing_ok=True)
         _write_key(self.folder)
 
-    def join(self, text: str) -> Bundle:
+    def join(self, text: str) -> enrolment.Bundle:
         """Take a join bundle.
 
         Raises:
             EnrolmentError: it is incomplete.
             SettingsError: it was made for another silo or another key.
         """
-        bundle = read_bundle(text)
+        bundle = enrolment.read_bundle(text)
         if bundle.name != self.config.name or bundle.silo != self.fingerprint():
             raise SettingsError(
                 f"this bundle was made for silo {bundle.name!r} with key {bundle.silo}; here is "
@@ -250,17 +243,8 @@ class Home:
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise SettingsError(f"coordinator.json cannot be read: {error}. Join again.") from None
 
-    def _task(self) -> str:
-        return (
-            self._path(self.config.task) if self.config.task.endswith(".toml") else self.config.task
-        )
-
-    def _option(self, key: str, value: str | int | float | bool) -> str | int | float | bool:
-        """Paths are meant from the silo's folder, wherever the command is started."""
-        is_path = isinstance(value, str) and key in ("data", "test-data")
-        return self._path(str(value)) if is_path else value
-
     def _path(self, text: str) -> str:
+        """Paths are meant from the silo's folder, wherever the command is started."""
         return str(self.folder / place_of(text))
 
 
@@ -278,11 +262,7 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
         SettingsError: the name cannot be one, the folder belongs to another silo, or its
             ``silo.toml`` names another task or other data than are asked for here.
     """
-    if not is_silo_name(name):
-        raise SettingsError(
-            "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
-            f"letter or digit. Got {name!r}."
-        )
+    check_name(name)
     folder = place_of(str(folder))
     make_folder(folder, private=True)
     file = folder / "silo.toml"
@@ -296,9 +276,10 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     home = Home(folder)
     if home.config.name != name:
         raise SettingsError(f"{folder} is the folder of silo {home.config.name!r}, not {name!r}.")
+    settings = home.settings()
     for key, asked, has in (
-        ("task", task, home._task()),
-        ("data", where, str(home._option("data", home.config.data.get("data", "")))),
+        ("task", task, settings.task),
+        ("data", where, str(settings.options.get("data", home.folder))),
     ):
         if asked and asked != has and Path(asked) != Path(has).resolve():
             raise SettingsError(
@@ -327,7 +308,11 @@ def _toml(text: str) -> str:
 
 def _write_key(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
-    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    content = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     write_atomically(folder / "key.pem", content, private=True)
 
 

@@ -50,11 +50,7 @@ class SiloSettings:
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
-        if not is_silo_name(self.name):
-            raise SettingsError(
-                "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start "
-                f"with a letter or digit. Got {self.name!r}."
-            )
+        check_name(self.name)
         if self.alpha is not None and not 0 <= self.alpha < float("inf"):
             raise SettingsError(f"alpha must be finite and at least 0. Got {self.alpha}.")
         if not 0 <= self.threads <= MAX_THREADS:
@@ -100,6 +96,15 @@ class SiloSettings:
             if (value := told[_field(key)]) is not None
         }
         return config | {DATA_PREFIX + key: value for key, value in self.options.items()}
+
+
+def check_name(name: str) -> None:
+    """Raise ``SettingsError`` with what a silo's name must be, if it is none."""
+    if not is_silo_name(name):
+        raise SettingsError(
+            "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
+            f"letter or digit. Got {name!r}."
+        )
 
 
 def options_of(pairs: Sequence[str]) -> dict[str, str]:
