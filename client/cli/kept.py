@@ -145,7 +145,7 @@ def predict(
     if answers.labels is not None:
         wrong = float((answers.classes != answers.labels).mean())
         said += f"; error on this silo's own test data {100 * wrong:.2f} %"
-    print(said, *answers.notes, sep="\n", file=sys.stderr)
+    print(said, *answers.samples.notes, sep="\n", file=sys.stderr)
 
 
 @app.command(epilog="Example:  coterie silo report --home /data/coterie")

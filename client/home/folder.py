@@ -139,8 +139,7 @@ class Home:
             TaskError: it is in the home folder of nobody.
         """
         self.folder = place_of(str(folder_of(folder))).resolve()
-        self.file = self.folder / "silo.toml"
-        self.config = _read(self.file)
+        self.config = _read(self.folder / "silo.toml")
 
     def settings(self) -> SiloSettings:
         """What the silo's process is told.
