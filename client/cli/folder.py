@@ -102,7 +102,7 @@ def start(
 ) -> None:
     """Serve the federation until Ctrl-C or SIGTERM."""
     from coterie.client.home.folder import Home
-    from coterie.client.resident.host import Connection
+    from coterie.client.resident.link import Connection
     from coterie.client.resident.serve import serve
 
     own = Home(home)

@@ -142,7 +142,7 @@ def silo(
         home=home,
         policy=Policy(label_counts=share_label_counts),
     )
-    from coterie.client.resident.host import Connection
+    from coterie.client.resident.link import Connection
     from coterie.client.resident.serve import serve
     from coterie.client.resident.virtual import settings_of
 

@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -33,8 +34,6 @@ from flwr.supercore.retry import RetryInvoker, exponential
 from coterie.client.resident import sharing
 
 log = logging.getLogger("coterie.silo")
-
-Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 RETRY_S = 20.0
 """How long one call is retried inside a connection before the connection counts as lost."""
@@ -68,12 +67,27 @@ class LinkError(ConnectionError):
         self.retry = retry
 
 
-class LinkLostError(LinkError):
-    """The connection that was there is gone."""
-
-
 class RunEndedError(RuntimeError):
     """The message belongs to a run that has ended meanwhile."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach the SuperLink.
+
+    Attributes:
+        address: ``HOST:PORT`` of its Fleet API.
+        root_certificates: PEM file of the CA; without it the connection is plain text.
+        keys: the registered key pair of the one silo there is. Without one Flower makes a fresh
+            one, and with it a new node id, at every start.
+        patience_s: seconds without a connection after which the process gives up. Longer than the
+            60 s for which Flower refuses a key that was not released.
+    """
+
+    address: str
+    root_certificates: Path | None = None
+    keys: tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey] | None = None
+    patience_s: float = 600.0
 
 
 class FleetLink:
@@ -94,7 +108,7 @@ class FleetLink:
         """The next message for this silo, or None at once if there is none.
 
         Raises:
-            LinkLostError: the SuperLink cannot be reached or does not know this silo any more.
+            LinkError: the SuperLink cannot be reached or does not know this silo any more.
             RunEndedError: the message's run ended while it was being fetched.
         """
         with _translated():
@@ -132,7 +146,7 @@ class FleetLink:
             seconds: the silo's own time for it.
 
         Raises:
-            LinkLostError, RunEndedError: as in ``receive``.
+            LinkError, RunEndedError: as in ``receive``.
         """
         with _translated(), inflatable_object.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -143,21 +157,10 @@ class FleetLink:
 
 
 @contextmanager
-def connect(
-    address: str,
-    *,
-    root_certificates: Path | None = None,
-    keys: Keys | None = None,
-    cache: sharing.ObjectCache | None = None,
-) -> Iterator[FleetLink]:
+def connect(how: Connection, cache: sharing.ObjectCache | None = None) -> Iterator[FleetLink]:
     """Register with a SuperLink and hold the connection.
 
-    Args:
-        address: ``HOST:PORT`` of the SuperLink's Fleet API.
-        root_certificates: PEM file of the CA; without it the connection is plain text.
-        keys: a registered key pair. Without one Flower makes a fresh one, and with it a new
-            node id, at every start.
-        cache: of objects that were pulled, shared with other connections.
+    ``cache`` is of objects that were pulled, shared with other connections.
 
     Raises:
         LinkError: not reachable, or refused; the text has the SuperLink's reason.
@@ -167,12 +170,12 @@ def connect(
     entered = False
     invoker = _retry_invoker()
     connection = grpc_request_response(
-        address,
-        root_certificates is None,
+        how.address,
+        how.root_certificates is None,
         invoker,
         GRPC_MAX_MESSAGE_LENGTH,
-        root_certificates.read_bytes() if root_certificates else None,
-        keys,
+        how.root_certificates.read_bytes() if how.root_certificates else None,
+        how.keys,
         _recording_stub(errors),
     )
     with _quiet_flower():
@@ -185,7 +188,8 @@ def connect(
                     failure = error
         except RuntimeError as error:
             if not entered:
-                raise _refused(address, errors, tls=root_certificates is not None) from error
+                tls = how.root_certificates is not None
+                raise _refused(how.address, errors, tls=tls) from error
             # Flower's heartbeat ends by itself when the SuperLink has forgotten this node, and
             # then cannot be ended again.
             log.debug("the connection was not closed in order: %s", error)
@@ -281,11 +285,11 @@ def _translated() -> Iterator[None]:
     except grpc.RpcError as error:
         if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
             raise RunEndedError(str(error.details())) from error
-        raise LinkLostError(
+        raise LinkError(
             f"the SuperLink was lost: {error.code().name}: {error.details()}"
         ) from error
     except RuntimeError as error:  # an object that did not come, a node that is gone
-        raise LinkLostError(f"the SuperLink was lost: {error}") from error
+        raise LinkError(f"the SuperLink was lost: {error}") from error
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from coterie.client.app import app
 from coterie.client.home.lock import locked_all
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.host import Connection, Host
+from coterie.client.resident.host import Host
+from coterie.client.resident.link import Connection
 from coterie.client.work.prepare import prepare
 
 
