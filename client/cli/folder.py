@@ -43,8 +43,7 @@ def init(
 
     The folder holds the silo's key and a commented silo.toml. The private key never leaves it.
     """
-    from coterie.client.home.folder import create
-    from coterie.client.home.lock import locked
+    from coterie.client.home.folder import create, locked
 
     made = create(home or Path(name), name, task=task, data=data)
     if new_key:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from coterie.client.home.journal import JOURNAL, json_lines
-from coterie.client.home.models import file_of
+from coterie.client.home.policy import number
+from coterie.client.home.rounds import file_of
 from coterie.client.home.settings import SettingsError
 from coterie.client.resident.ledger import FILE, Total, ledger_of, totals
 
@@ -100,7 +101,7 @@ def _errors(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """A model received for round t+1 is the one that the silo held after round t."""
     found = {}
     for line in lines:
-        received, own = _number(line.get("received-error")), _number(line.get("error"))
+        received, own = number(line.get("received-error")), number(line.get("error"))
         if math.isfinite(received):
             found[line["round"] - 1] = received
         elif line.get("type") == "evaluate" and math.isfinite(own):
@@ -111,17 +112,12 @@ def _errors(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 def _by_round(lines: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
     """What the silo noted when it trained."""
     trained = [line for line in lines if line.get("type") == "train"]
-    found = {line["round"]: _number(line.get(key)) for line in trained}
+    found = {line["round"]: number(line.get(key)) for line in trained}
     return {n: value for n, value in sorted(found.items()) if math.isfinite(value)}
 
 
-def _number(value: object) -> float:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain else math.nan  # type: ignore[arg-type]
-
-
 def _last(values: Sequence[object]) -> float:
-    known = [number for number in map(_number, values) if math.isfinite(number)]
+    known = [value for value in map(number, values) if math.isfinite(value)]
     return known[-1] if known else math.nan
 
 

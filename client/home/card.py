@@ -16,7 +16,7 @@ from flwr.app import ConfigRecord
 from safetensors import SafetensorError, safe_open
 
 from coterie import wire
-from coterie.client.home.models import file_of, write_model
+from coterie.client.home.rounds import file_of, write_model
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.guard import Choice
 from coterie.client.work.tensors import Evaluation

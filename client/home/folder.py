@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,10 +26,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings, check_name
-from coterie.system.files import make_folder, write_atomically
+from coterie.system import files
 from coterie.tasks.base import place_of
 from coterie.wire import enrolment
 
+OTHER_FILES = 512
+"""Files that a process needs open besides the locks of its silos' folders."""
 ENVIRONMENT = "COTERIE_SILO"
 """The silo's folder, for commands that are not told one."""
 
@@ -216,7 +221,7 @@ class Home:
                 f"{self.config.name!r} with key {self.fingerprint()}."
             )
         joined = {"address": bundle.address, "ca": bundle.ca.decode()}
-        write_atomically(self.folder / "coordinator.json", json.dumps(joined).encode())
+        files.write_atomically(self.folder / "coordinator.json", json.dumps(joined).encode())
         self.coordinator()
         return bundle
 
@@ -231,7 +236,7 @@ class Home:
             joined = json.loads((self.folder / "coordinator.json").read_text(encoding="utf-8"))
             ca = str(joined.get("ca", "")).encode()  # earlier versions wrote only the file
             if ca and (not file.exists() or file.read_bytes() != ca):
-                write_atomically(file, ca)  # a crash came between the two files
+                files.write_atomically(file, ca)  # a crash came between the two files
             return str(joined["address"]), file
         except FileNotFoundError:
             raise SettingsError(
@@ -263,7 +268,7 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     """
     check_name(name)
     folder = place_of(str(folder))
-    make_folder(folder, private=True)
+    files.make_folder(folder, private=True)
     file = folder / "silo.toml"
     if task.endswith(".toml"):
         task = str(place_of(task).resolve())
@@ -271,7 +276,7 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
     if not file.exists():
         told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
         text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
-        write_atomically(file, text.encode())
+        files.write_atomically(file, text.encode())
     home = Home(folder)
     if home.config.name != name:
         raise SettingsError(f"{folder} is the folder of silo {home.config.name!r}, not {name!r}.")
@@ -312,7 +317,7 @@ def _write_key(folder: Path) -> None:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
-    write_atomically(folder / "key.pem", content, private=True)
+    files.write_atomically(folder / "key.pem", content, private=True)
 
 
 def _read(file: Path) -> _File:
@@ -342,3 +347,51 @@ def _problem(entry: object) -> str:
         return f"there is no key {where}"
     message = str(entry["msg"])
     return f"{where}: {message[:1].lower() + message[1:]}"
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Hold a silo's folder, made if it is not there.
+
+    Two processes would overwrite their models, and push each other out with their one key.
+
+    Raises:
+        SettingsError: a process holds it already, or nothing can be written there.
+    """
+    with ExitStack() as held:
+        try:
+            files.make_folder(home)
+            held.enter_context(files.locked(home))
+        except FileExistsError:
+            raise SettingsError(
+                f"{home} is a file. A silo keeps its models in a folder: name one with --home."
+            ) from None
+        except OSError as error:
+            raise SettingsError(
+                f"a silo cannot keep its models in {home}: {error.strerror}. With --home, name a "
+                "folder on a disk of this machine that it may write to."
+            ) from None
+        except files.LockedError:
+            raise SettingsError(
+                f"a silo is already running from {home}. End that process first, or give this silo "
+                "a folder of its own (--home)."
+            ) from None
+        yield
+
+
+@contextmanager
+def locked_all(homes: Sequence[str]) -> Iterator[None]:
+    """Hold the folders of several silos in this process; empty ones keep nothing.
+
+    Raises:
+        SettingsError: as ``locked``.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(homes) + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    with ExitStack() as held:
+        for home in filter(None, homes):
+            held.enter_context(locked(Path(home)))
+        yield

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from coterie.client.app import app
-from coterie.client.home.lock import locked_all
+from coterie.client.home.folder import locked_all
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.host import Host
 from coterie.client.resident.link import Connection

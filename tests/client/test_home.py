@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.client.home.folder import Home, create
-from coterie.client.home.lock import locked
+from coterie.client.home.folder import Home, create, locked
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError
 from coterie.server.site.certificates import make_ca
