@@ -67,6 +67,7 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
         known = ", ".join(dict.fromkeys(names))
         raise SettingsError(f"the silo took part in no run {name!r}. Its runs: {known}.")
     own = [line for line in lines if line.get("run") == name]
+    at = _last([line.get("at") for line in own])
     left = totals(line for line in ledger or () if line.get("run") == name)
     of_rounds = [
         line for line in own if isinstance(line.get("round"), int) and not line.get("purpose")
@@ -81,7 +82,7 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
             [line.get("num-examples") for line in own if line.get("type") == "train"]
         ),
         outbound=None if ledger is None else {kind: left[_, kind] for _, kind in sorted(left)},
-        last=_time(_last([line.get("at") for line in own])),
+        last="" if math.isnan(at) else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S+00:00}",
         missing=tuple(missing),
     )
 
@@ -123,12 +124,6 @@ def _last(values: Sequence[object]) -> float:
 
 def _latest(values: Mapping[int, float]) -> float:
     return values[max(values)]
-
-
-def _time(at: float) -> str:
-    if math.isnan(at):
-        return ""
-    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds")
 
 
 # ---------------------------------------------------------------- the page

@@ -73,15 +73,11 @@ def _content(reply: Message) -> dict[str, Any]:
         for t in wire.tensors_of(record)
     ]
     values = {
-        record: {key: _plain(value) for key, value in entries.items()}
+        record: {k: v.hex() if isinstance(v, bytes) else v for k, v in entries.items()}
         for records in (reply.content.metric_records, reply.content.config_records)
         for record, entries in records.items()
     }
     return {"tensors": tensors, "values": values, "bytes": sum(t["bytes"] for t in tensors)}
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:

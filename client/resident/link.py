@@ -215,24 +215,19 @@ def _retry_invoker() -> RetryInvoker:
 def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
     """Flower's stub with a deadline, remembering errors that its context manager hides."""
 
-    def recorded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        deadline_s = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            kwargs.setdefault("timeout", deadline_s)
-            try:
-                return method(*args, **kwargs)
-            except grpc.RpcError as error:
-                errors.append(error)
-                raise
-
-        return call
+    def call(method: Callable[..., Any], deadline_s: float, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **{"timeout": deadline_s} | kwargs)
+        except grpc.RpcError as error:
+            errors.append(error)
+            raise
 
     class RecordingStub(FleetStub):
         def __init__(self, channel: grpc.Channel) -> None:
             super().__init__(channel)
             for name, method in list(vars(self).items()):
-                setattr(self, name, recorded(name, method))
+                deadline_s = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
+                setattr(self, name, partial(call, method, deadline_s))
 
     return RecordingStub
 

@@ -65,7 +65,16 @@ def _shared_channel(
         base.users += 1
     channel = grpc.intercept_channel(base.channel, *interceptors)
     channel.subscribe = lambda *_, **__: None  # Flower's watcher only logs, from a thread each
-    channel.close = lambda: _release(key, base)
+
+    def release() -> None:
+        with _bases_lock:
+            base.users -= 1
+            if base.users or _bases.get(key) is not base:
+                return
+            del _bases[key]
+        base.channel.close()
+
+    channel.close = release
     return channel
 
 
@@ -79,15 +88,6 @@ def _open(address: str, certificates: bytes | None, max_message_length: int) -> 
         return grpc.insecure_channel(address, options=options)
     credentials = grpc.ssl_channel_credentials(certificates or None)
     return grpc.secure_channel(address, credentials, options=options)
-
-
-def _release(key: tuple[str, bytes | None], base: _Base) -> None:
-    with _bases_lock:
-        base.users -= 1
-        if base.users or _bases.get(key) is not base:
-            return
-        del _bases[key]
-    base.channel.close()
 
 
 # ---------------------------------------------------------------- heartbeats
