@@ -97,9 +97,8 @@ def card_of(
     """The card of a model that the silo is about to keep.
 
     Args:
-        bench: of the silo.
+        bench, model: of the silo, and what it keeps.
         config: of the message that brought the model.
-        model: the one to keep.
         tested: on the silo's test data, the one to keep.
         choice: the guard's, if it was on.
         here: it is as this silo has just trained it.

@@ -74,19 +74,18 @@ def _files(folder: Path) -> dict[int, Path]:
 
 
 def folder_of(home: str, kind: str, run: str) -> Path:
-    """The folder that holds what is of ``kind`` (``personal``, ``alone``) of a run, by round."""
-    return Path(home) / kind / _as_file_name(run)
+    """The folder that holds what is of ``kind`` (``personal``, ``alone``) of a run, by round.
+
+    The server gives the run's name, so that it must not lead anywhere else.
+    """
+    text = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
+    return Path(home) / kind / (text.lstrip(".") or "run")
 
 
 def file_of(home: str, kind: str, run: str) -> Path:
     """The file that holds arrays of ``kind`` (``models``) for a run."""
-    return Path(home) / kind / f"{_as_file_name(run)}.safetensors"
-
-
-def _as_file_name(run: str) -> str:
-    """A run's name as a file's: the server gives it, so it must not lead anywhere else."""
-    text = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
-    return text.lstrip(".") or "run"
+    folder = folder_of(home, kind, run)
+    return folder.with_name(f"{folder.name}.safetensors")
 
 
 def write_model(file: Path, model: Model, *, metadata: Mapping[str, str] | None = None) -> None:

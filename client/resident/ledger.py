@@ -92,11 +92,7 @@ def ledger_of(home: Path) -> Path:
 
 
 def read(home: Path, *, run: str = "") -> Iterator[dict[str, Any]]:
-    """Entries of a silo's ledger, oldest first.
-
-    Args:
-        home: the silo's folder.
-        run: only those of this run.
+    """Entries of the ledger in a silo's folder, oldest first; only those of a run, if it is given.
 
     Raises:
         OSError: there is no ledger.
