@@ -152,7 +152,8 @@ def serve(app: ClientApp, address: str, name: str) -> None:
     import torch
 
     from coterie.client.home.settings import SiloSettings
-    from coterie.client.resident.host import Connection, Host
+    from coterie.client.resident.host import Host
+    from coterie.client.resident.link import Connection
 
     torch.set_num_threads(1)
     host = Host(app, [SiloSettings(name=name)], Connection(address))
