@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coterie.server.errors import refused
+from coterie.strategies.errors import refused
 from coterie.tasks.base import TaskError, place_of
 
 

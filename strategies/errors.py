@@ -31,6 +31,6 @@ class FederationError(RuntimeError):
         self.exit_code = exit_code
 
 
-def unfit(text: str) -> FederationError:
-    """The error of options or models that a run cannot be made of."""
+def refused(text: str) -> FederationError:
+    """The error of what a person asked for and cannot have: a command ends with status 2."""
     return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

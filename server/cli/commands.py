@@ -16,7 +16,6 @@ from rich.text import Text
 
 from coterie.server.cli.options import Given
 from coterie.server.cli.view import collaboration_text, showing
-from coterie.server.errors import refused
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import follow_run
 from coterie.server.paths import place
@@ -25,7 +24,7 @@ from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
-from coterie.strategies.errors import EXIT_RUN, FederationError
+from coterie.strategies.errors import EXIT_RUN, FederationError, refused
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
 from coterie.system.terminal import wide

@@ -22,9 +22,8 @@ from typing import Any
 import grpc
 import tomli_w
 
-from coterie.server.errors import refused
 from coterie.server.runs.config import RunConfig
-from coterie.strategies.errors import FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.system.ports import split_address
 
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from coterie.server.errors import refused
 from coterie.server.site.federation import ENVIRONMENT
-from coterie.strategies.errors import FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.system.ports import check_free, free_ports, listens
 from coterie.system.processes import Program, ProgramError
 

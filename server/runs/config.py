@@ -16,9 +16,8 @@ from typing import Any, Literal, Self
 from pydantic import Field, InstanceOf, field_validator
 
 from coterie import wire
-from coterie.server.errors import refused
 from coterie.server.runs.tracking import tracker_names
-from coterie.strategies.errors import FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.options import Key, NotNegative, Options, Positive, Scalar, table_of

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.server.errors import refused
+from coterie.strategies.errors import refused
 
 CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.work.prepare"
 """Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:

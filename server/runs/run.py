@@ -23,7 +23,7 @@ from coterie.server.runs.config import RunConfig, foreign_keys, train_config
 from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.tracking import Tracking
-from coterie.strategies.errors import FederationError, require
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.options import Scalar
@@ -224,17 +224,16 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
         return None
     found = reading.find_run(config.alone, folder.parent)
     alone = reading.read_whole(found)
-    require(
-        alone.strategy == "independent" and alone.status == "completed",
-        f"alone must name a completed run of independent. {found.name} is of {alone.strategy}, "
-        f"{alone.status}.",
-    )
-    task = alone.config.get("task")
-    require(
-        task == config.task,
-        f"alone must name a run of the same task, {config.task}. {found.name} is of {task}: "
-        "name another one, or run independent on this task first.",
-    )
+    if alone.strategy != "independent" or alone.status != "completed":
+        raise refused(
+            f"alone must name a completed run of independent. {found.name} is of {alone.strategy}, "
+            f"{alone.status}."
+        )
+    if (task := alone.config.get("task")) != config.task:
+        raise refused(
+            f"alone must name a run of the same task, {config.task}. {found.name} is of {task}: "
+            "name another one, or run independent on this task first."
+        )
     return alone
 
 

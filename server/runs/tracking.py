@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from coterie.server.errors import refused
 from coterie.server.runs.record import Round, Run
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds.reports import RoundReport
 
 log = logging.getLogger("coterie.run")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coterie.server.errors import refused
+from coterie.strategies.errors import refused
 from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
 from coterie.server.site import enrolled

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field
 
 from coterie import wire
 from coterie.strategies.baselines.one_model import FedAvg
-from coterie.strategies.errors import unfit
+from coterie.strategies.errors import refused
 from coterie.strategies.fedgenp.latent import (
     Generator,
     GeneratorPlan,
@@ -195,7 +195,7 @@ class Generative(kit.Around[GenerativeState]):
         base, orders = self.base.orders(state.base, now)
         for order in orders:  # only ordinary training knows what to do with a generator
             if not order.purpose and order.kind != wire.TRAIN:
-                raise unfit(
+                raise refused(
                     f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
                     f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
                     "generators, or another base."

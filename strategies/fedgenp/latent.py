@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import unfit
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds import kit
 from coterie.wire import Layers, Model
 
@@ -113,7 +113,7 @@ def predictor_arrays(model: Model, layers: Layers) -> Model:
     names = [name for kind, *names in layers for name in names if name]
     missing = [name for name in names if name not in model]
     if missing:
-        raise unfit(
+        raise refused(
             f"the predictor's array {missing[0]!r} is not in the model that silos send. Is the "
             "head personal? Generators need the predictors: leave `personal` empty."
         )
@@ -135,18 +135,18 @@ def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, in
     for name, head in heads.items():
         for array, value in first.items():
             if head[array].shape != value.shape:
-                raise unfit(
+                raise refused(
                     f"all silos' heads must have one shape: {array!r} is {value.shape} at "
                     f"{first_name} and {head[array].shape} at {name}."
                 )
     weights = [first[names[0]] for kind, *names in layers if kind == "linear"]
     if not weights or any(weight.ndim != 2 for weight in weights):
-        raise unfit(f"a head needs a linear layer with a weight of two axes. {HOW_TO_ADD}")
+        raise refused(f"a head needs a linear layer with a weight of two axes. {HOW_TO_ADD}")
     if any(a.shape[0] != b.shape[1] for a, b in pairwise(weights)):
-        raise unfit(f"the head's linear layers do not follow on each other. {HOW_TO_ADD}")
+        raise refused(f"the head's linear layers do not follow on each other. {HOW_TO_ADD}")
     latent, num_classes = weights[0].shape[1], weights[-1].shape[0]
     if num_classes < 2:
-        raise unfit(
+        raise refused(
             f"generators need at least 2 classes. The head has {num_classes}: run without "
             "generators."
         )
@@ -179,7 +179,7 @@ def linear_head(model: Model, prefix: str) -> Layers:
     weights = [name for name in named if model[name].ndim == 2]
     biases = [name for name in named if model[name].ndim == 1]
     if len(weights) != 1 or len(biases) > 1 or len(named) != len(weights) + len(biases):
-        raise unfit(
+        raise refused(
             f"head = {prefix!r} must name one weight and at most one bias. It names: "
             f"{', '.join(named) or 'nothing'}."
         )
@@ -199,7 +199,7 @@ def common_layers(described: Sequence[tuple[str, Layers]], *, task: str = "") ->
     for name, layers in described:
         if not layers:
             of_task = f": task {task!r} has none" if task else ""
-            raise unfit(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
+            raise refused(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
         if layers != described[0][1]:
-            raise unfit(f"silos {described[0][0]} and {name} describe different heads.")
+            raise refused(f"silos {described[0][0]} and {name} describe different heads.")
     return described[0][1]

@@ -35,7 +35,7 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import unfit
+from coterie.strategies.errors import refused
 from coterie.strategies.hcct.alpha import (
     LOOK_ROUNDS,
     TRIAL_ROUNDS,
@@ -305,7 +305,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         kept = kit.comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
         kept = {name: array for name, array in kept.items() if name.startswith(layer)}
         if not kept:
-            raise unfit(
+            raise refused(
                 f"layers = {layer!r} names no array that can be compared. The update has: "
                 f"{', '.join(list(delta)[:6])}."
             )

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from coterie.strategies.errors import FederationError, unfit
+from coterie.strategies.errors import FederationError, refused
 
 Scalar = int | float | str | bool
 Config = Mapping[str, Scalar]
@@ -151,7 +151,7 @@ class Options(BaseModel):
 
 def wrong_options(problems: list[str]) -> FederationError:
     """The error that names them all."""
-    return unfit(f"{'; '.join(problems)}.")
+    return refused(f"{'; '.join(problems)}.")
 
 
 def problems_of(

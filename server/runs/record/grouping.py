@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.server.errors import refused
 from coterie.server.runs.record.values import Fields, Groups, Kind
+from coterie.strategies.errors import refused
 
 FloatArray = NDArray[np.float64]
 MATRICES = ("similarity", "norms", "alphas", "sizes", "distances", "standard-errors")

@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coterie.server.errors import refused
 from coterie.server.paths import place
 from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.format import event_of, run_of
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds.reports import Evaluation
 
 RECORD, EVENTS = "run.json", "events.jsonl"
