@@ -14,12 +14,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coterie.strategies.errors import refused
+from coterie.strategies.errors import FederationError, refused
 from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
 from coterie.server.site import enrolled
 from coterie.server.site.federation import ENVIRONMENT, Federation
-from coterie.strategies.errors import FederationError
 from coterie.system.files import write_atomically
 from coterie.system.ports import check_free, listens
 from coterie.system.processes import Program, noting_signals
