@@ -126,7 +126,7 @@ MUTATIONS = (
         "strategies/rounds/roster.py",
         "if bound != described.name:",
         "if False:",
-        "tests/strategies tests/server",
+        "tests/strategies/test_loop.py",
     ),
     Mutation(
         "a second silo of a name is let in",
@@ -180,7 +180,7 @@ MUTATIONS = (
     Mutation(
         "a newcomer begins from the first model",
         "strategies/hcct",
-        "return mean_of_all(state.members)",
+        "return kit.mean_of_all(state.members)",
         "return state.members.initial",
         "tests/strategies/test_hcct.py tests/strategies/test_properties.py",
     ),

@@ -674,6 +674,23 @@ def test_a_silo_that_cannot_take_part_is_refused_by_name_and_the_run_goes_on(
     assert f"silo {refused} does not take part" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({1: "a", 2: "b", 3: "d"}, "it claims the name 'c', but its key is enrolled as 'd'."),
+        ({1: "a", 2: "b"}, "it claims the name 'c', but its key is not enrolled."),
+    ],
+)
+def test_a_name_belongs_to_the_key_that_was_enrolled_with_it(
+    keys: dict[int, str], said: str
+) -> None:
+    who = roster(enrolled=lambda: keys)
+    nodes = [named("a"), named("b", 1), named("c")]
+    result = run(FedAvg(roster=who), InProcessGrid(described_app(), nodes))
+    assert set(result.models) == {"a", "b"}
+    assert list(who.refused.values()) == [said]
+
+
 def test_a_silo_that_refuses_the_run_is_named_with_its_reason() -> None:
     inner = described_app()
 
