@@ -316,26 +316,23 @@ def local_training(repeats: int) -> list[tuple[float, float]]:
     """(ours, bare) seconds of the same epochs on the same tensors, in turn."""
     import torch
 
+    from coterie.client.work.data import to_device
     from coterie.client.work.sgd import TrainPlan, train
-    from coterie.client.work.tensors import to_device
     from coterie.tasks import load_task
 
     torch.set_num_threads(1)
     task = load_task("digits")
     data = task.load({"train": 1000, "test": 70})
-    moved = to_device(
-        {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")},
-        torch.device("cpu"),
-    )
+    part = to_device(data, torch.device("cpu")).train
     plan = TrainPlan(epochs=4, batch_size=16, lr=0.1)
     model = task.model()
 
     def ours() -> None:
-        train(task, model, moved, plan, seed=1)
+        train(task, model, part, plan, seed=1)
 
     def bare() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=plan.lr)
-        x, y = moved.x_train, moved.y_train
+        x, y = part.at(torch.arange(len(part)))
         for _ in range(plan.epochs):
             order = torch.randperm(len(x))
             for start in range(0, len(x), plan.batch_size):

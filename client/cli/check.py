@@ -9,9 +9,13 @@ import torch
 from coterie.client.home import personal
 from coterie.client.home.policy import METRICS, Policy
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.data import Held, Part, leaves
+from coterie.client.work.measure import evaluate, leading
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
-from coterie.client.work.tensors import evaluate, read_weights
+from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
+from coterie.tasks.base import Task
+from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
 
 
 def check(settings: SiloSettings) -> Iterator[str]:
@@ -30,31 +34,62 @@ def check(settings: SiloSettings) -> Iterator[str]:
 def _data_lines(bench: Workbench) -> Iterator[str]:
     data, task = bench.data, bench.task
     yield f"silo      {bench.settings.name}"
-    yield f"task      {task.name}, {task.num_classes} classes, schema {bench.schema}"
+    yield f"task      {task.name}, {_kind(task)}, schema {bench.schema}"
     yield f"device    {bench.device}"
-    for part, x, y in (
-        ("training", data.x_train, data.y_train),
-        ("test", data.x_test, data.y_test),
-    ):
-        counts = torch.bincount(y.cpu(), minlength=task.num_classes).tolist()
-        names = getattr(task, "classes", None) or range(task.num_classes)
-        each = ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
-        shape = "×".join(str(n) for n in x.shape[1:])
-        yield f"{part:9} {len(x)} samples of {shape}, from {x.min():.3g} to {x.max():.3g} ({each})"
+    for name, part in (("training", data.train), ("test", data.test)):
+        x = leaves(part.x if isinstance(part, Held) else part.at(torch.zeros(1).long())[0])
+        shape = " and ".join("×".join(str(n) for n in leaf.shape[1:]) or "one number" for leaf in x)
+        low, high = min(float(leaf.min()) for leaf in x), max(float(leaf.max()) for leaf in x)
+        values = f", from {low:.3g} to {high:.3g}" if isinstance(part, Held) else ", read as needed"
+        yield f"{name:9} {len(part)} samples of {shape}{values} ({_targets(task, part)})"
     for line in getattr(task, "notes", list)():
         yield f"          {line}"
 
 
+def _kind(task: Task) -> str:
+    problem = task.problem
+    if isinstance(problem, Classes):
+        return f"{problem.num_classes} classes"
+    return {"labels": "labels", "number": "real targets"}.get(problem.kind, problem.kind)
+
+
+def _targets(task: Task, part: Part) -> str:
+    """How many samples of each class; of other targets the mean, or how many events."""
+    problem = task.problem
+    if isinstance(problem, Masks):
+        return f"masks of {problem.num_classes} classes"
+    y = part.targets().cpu()
+    if isinstance(problem, Survival):
+        return f"{int(y[:, 1].sum())} events"
+    if isinstance(problem, Numbers):
+        mean, spread = y.mean(dim=0), y.std(dim=0, correction=0)
+        each = zip(mean.tolist(), spread.tolist(), strict=True)
+        return ", ".join(f"mean {m:.3g} ± {s:.3g} {problem.unit}".rstrip() for m, s in each)
+    if isinstance(problem, Labels):
+        counts = [int(count) for count in y.sum(dim=0)]
+    else:
+        counts = torch.bincount(y, minlength=task.num_classes).tolist()
+    names = task.classes or range(len(counts))
+    return ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
+
+
 def _step_lines(bench: Workbench) -> Iterator[str]:
-    before = evaluate(bench.task, bench.model, bench.data)
+    lead = leading(bench.task)
+    unit = getattr(bench.task.problem, "unit", "")
+    before = evaluate(bench.task, bench.model, bench.data.test)
     with Stopwatch() as watch:
         loss = train(
-            bench.task, bench.model, bench.data, TrainPlan(epochs=1, batch_size=16, lr=0.01), seed=0
+            bench.task,
+            bench.model,
+            bench.data.train,
+            TrainPlan(epochs=1, batch_size=16, lr=0.01),
+            seed=0,
         )
-    after = evaluate(bench.task, bench.model, bench.data)
+    after = evaluate(bench.task, bench.model, bench.data.test)
+    was, now = (lead.text(lead.shortfall(one.error), unit) for one in (before, after))
     yield (
-        f"one epoch in {watch.seconds:.2f} s: loss {loss:.3f}; error on own test data "
-        f"{100 * before.error:.1f} % before, {100 * after.error:.1f} % after"
+        f"one epoch in {watch.seconds:.2f} s: loss {loss:.3f}; {lead.title} on own test data "
+        f"{was} before, {now} after"
     )
 
 

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
 from coterie.client.home.card import PERSONALISED, Card, CardError, read_card
-from coterie.client.work.tensors import EVALUATION_BATCH, load_weights
+from coterie.client.work.measure import MOST_AT_ONCE
+from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import hash_of
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Option, Samples, SiloData, TaskError
@@ -179,7 +180,7 @@ def _asked(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     model.eval()
     try:
-        parts = [model(batch) for batch in torch.from_numpy(inputs).split(EVALUATION_BATCH)]
+        parts = [model(batch) for batch in torch.from_numpy(inputs).split(MOST_AT_ONCE)]
     except RuntimeError as error:
         raise TaskError(
             f"the samples do not fit the model: they have shape {inputs.shape}: {error}"

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from coterie import wire
 from coterie.client.home.models import file_of, write_model
 from coterie.client.work.guard import Choice
-from coterie.client.work.tensors import Evaluation
+from coterie.client.work.measure import Evaluation
 from coterie.client.work.workbench import Workbench
 from coterie.system.files import write_atomically
 from coterie.tasks.base import ColumnScale

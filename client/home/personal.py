@@ -11,7 +11,7 @@ import logging
 
 from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
-from coterie.client.work.tensors import read_weights
+from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 

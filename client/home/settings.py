@@ -16,6 +16,7 @@ from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
 
 DATA_PREFIX = "data."
+MAX_WORKERS = 64
 MAX_THREADS = 4096
 """More than any machine has; with many more, libgomp ends the process."""
 POLICY_KEYS = (
@@ -46,6 +47,7 @@ class SiloSettings:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads of torch; 0 leaves torch's own choice. Results are bit-identical
             only between runs with the same number.
+        workers: processes that read a dataset that is not kept in memory; 0 reads in the silo's.
         home: folder in which the silo keeps what is its own; empty keeps nothing.
         policy: what the silo agrees to.
     """
@@ -56,6 +58,7 @@ class SiloSettings:
     alpha: float | None = None
     device: str = "auto"
     threads: int = 1
+    workers: int = 0
     home: str = ""
     policy: Policy = field(default_factory=Policy)
 
@@ -69,6 +72,8 @@ class SiloSettings:
             raise SettingsError(f"alpha must be finite and at least 0. Got {self.alpha}.")
         if not 0 <= self.threads <= MAX_THREADS:
             raise SettingsError(f"threads must be 0 to {MAX_THREADS}. Got {self.threads}.")
+        if not 0 <= self.workers <= MAX_WORKERS:
+            raise SettingsError(f"workers must be 0 to {MAX_WORKERS}. Got {self.workers}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise SettingsError(f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}.")
 
@@ -83,7 +88,7 @@ class SiloSettings:
         Raises:
             SettingsError: an unknown key or a value out of bounds.
         """
-        known = {"name", "task", "alpha", "device", "threads", "home", *POLICY_KEYS}
+        known = {"name", "task", "alpha", "device", "threads", "workers", "home", *POLICY_KEYS}
         own = {k: v for k, v in config.items() if k in known}
         options = {
             k.removeprefix(DATA_PREFIX): v for k, v in config.items() if k.startswith(DATA_PREFIX)
@@ -113,6 +118,7 @@ class SiloSettings:
             alpha=None if alpha is None else _number("alpha", alpha, float),
             device=str(own.get("device", "auto")),
             threads=_number("threads", own.get("threads", 1), int),
+            workers=_number("workers", own.get("workers", 0), int),
             home=str(own.get("home", "")),
             policy=_policy(own),
         )
@@ -126,6 +132,8 @@ class SiloSettings:
             "threads": self.threads,
             "home": self.home,
         }
+        if self.workers:
+            config["workers"] = self.workers
         if self.alpha is not None:
             config["alpha"] = self.alpha
         config |= _policy_config(self.policy)

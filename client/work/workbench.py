@@ -18,14 +18,14 @@ from flwr.app import Context
 from torch import nn
 
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.work.data import Data, Held, leaves, to_device
 from coterie.client.work.generators import describe_head
-from coterie.client.work.tensors import Tensors, to_device
+from coterie.client.work.measure import leading
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import ColumnScale, SiloData
+from coterie.tasks.base import ColumnScale, SiloData, StreamedData
+from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
 from coterie.wire import Description
-
-PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
@@ -40,7 +40,7 @@ class Workbench:
 
     settings: SiloSettings
     task: Task
-    data: Tensors
+    data: Data
     model: nn.Module
     device: torch.device
     schema: str
@@ -52,7 +52,7 @@ class Workbench:
         parameters = {name for name, _ in self.model.named_parameters()}
         return Description(
             name=self.settings.name,
-            num_examples=len(self.data.x_train),
+            num_examples=len(self.data.train),
             task=self.task.name,
             schema=self.schema,
             alpha=self.settings.alpha,
@@ -129,16 +129,36 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     on_device: dict[int, torch.Tensor] = {}
     benches = []
     for own, data in zip(settings, loaded, strict=True):
-        moved = to_device({key: getattr(data, key) for key in PARTS}, device, on_device)
+        moved = to_device(data, device, on_device, workers=own.workers)
+        if len(settings) == 1:
+            _check_targets(task, moved)
         schema = _schema(task, model, moved)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
         benches.append(Workbench(own, task, moved, model, device, schema, data.scale, known))
     return benches
 
 
-def hash_of(data: SiloData) -> str:
-    """SHA-256 of the training samples as the model sees them."""
-    return hashlib.sha256(np.ascontiguousarray(data.x_train).data).hexdigest()
+def hash_of(data: SiloData | StreamedData) -> str:
+    """SHA-256 of the training samples as the model sees them; of a dataset only how many and the
+    first one, since reading them all would take as long as training."""
+    known = hashlib.sha256()
+    inputs = data.x_train if isinstance(data, SiloData) else [len(data.train), data.train[0][0]]
+    for leaf in leaves(inputs):
+        known.update(np.ascontiguousarray(leaf).data)
+    return known.hexdigest()
+
+
+def _check_targets(task: Task, data: Data) -> None:
+    """Check targets against the task's problem.
+
+    Raises:
+        TaskError: they do not fit it.
+    """
+    for name, part in (("training", data.train), ("test", data.test)):
+        if isinstance(task.problem, Masks) and not isinstance(part, Held):
+            continue  # to read every mask of a dataset would take as long as training
+        for leaf in leaves(part.targets()):
+            task.problem.check(leaf.cpu().numpy(), name)
 
 
 def _device(wanted: str) -> torch.device:
@@ -151,13 +171,17 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _schema(task: Task, model: nn.Module, data: Tensors) -> str:
+def _schema(task: Task, model: nn.Module, data: Data) -> str:
     """Fingerprint of what silos must have in common to share a model; nothing about the data."""
     described = [
         [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in model.state_dict().items()
     ]
     own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
-    common: list[object] = [task.name, task.num_classes, list(data.x_train.shape[1:]), described]
+    inputs = [list(leaf.shape[1:]) for leaf in leaves(data.train.at(torch.zeros(1).long())[0])]
+    shape = inputs[0] if len(inputs) == 1 else inputs
+    common: list[object] = [task.name, task.num_classes, shape, described]
+    if not isinstance(task.problem, Classes) or task.metric:
+        common.append([task.problem.kind, leading(task).name])
     text = json.dumps([*common, own] if own else common)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

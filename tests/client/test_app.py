@@ -22,7 +22,7 @@ from coterie.client.app import ANSWERS, app
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.ledger import read
 from coterie.client.work.prepare import prepare, prepare_nodes
-from coterie.client.work.tensors import read_weights
+from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import workbench_of
 from coterie.tasks import BUILT_IN, TaskError
 from coterie.tasks.base import SiloData
@@ -265,7 +265,7 @@ def test_a_flower_server_that_knows_nothing_of_coterie_is_answered() -> None:
         ({"momentum": -1.0}, "momentum"),
         ({"weight_decay": math.nan}, "weight-decay"),
         ({"proximal_mu": -1.0}, "proximal-mu"),
-        ({"precision": "float8"}, "precision must be float32 or bfloat16. Got 'float8'"),
+        ({"precision": "float8"}, "precision must be one of float32, bfloat16, float16. Got 'float8'"),
         ({"server_round": -1}, "server-round"),
         ({"server_round": "one"}, "server-round"),
         ({"seed": -1}, "seed"),

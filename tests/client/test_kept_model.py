@@ -21,8 +21,9 @@ from coterie.client.home.folder import create
 from coterie.client.resident.ledger import read, totals
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
 from coterie.client.work.guard import leave_out_validation
+from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import seed_of
-from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
@@ -429,9 +430,9 @@ def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
 
     bench = open_workbench(SiloSettings("a", options={"train": 20, "test": 20}))
     kept = split_validation(bench, 0.25, run_seed=0)
-    everything = {row.numpy().tobytes() for row in bench.data.x_train}
+    everything = {row.numpy().tobytes() for row in bench.data.train.x}
     train, validation = (
-        {row.numpy().tobytes() for row in part} for part in (kept.x_train, kept.x_test)
+        {row.numpy().tobytes() for row in part} for part in (kept.train.x, kept.test.x)
     )
     assert (len(train), len(validation)) == (15, 5)
     assert not train & validation and train | validation == everything
@@ -502,7 +503,7 @@ def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
         wire.EVALUATE_TRAINING, **{wire.ARRAYS: wire.encode_arrays(model, packed=True)}
     )
     load_weights(bench.model, model)
-    on_kept = replace(spared.data, x_test=spared.data.x_train, y_test=spared.data.y_train)
+    on_kept = spared.data.train
     expected = evaluate(bench.task, bench.model, on_kept)
     metrics = wire.read_metrics(reply.content)
     assert (metrics[wire.NUM_EXAMPLES], expected.num_examples) == (15, 15)

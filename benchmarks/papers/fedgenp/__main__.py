@@ -25,7 +25,7 @@ from benchmarks.papers.fedgenp.published import OwnStatistics
 from benchmarks.papers.fedgenp.tables import STORE
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.tensors import load_weights
+from coterie.client.work.weights import load_weights
 from coterie.strategies import HCCT, FedEnsemble, FedGen, FedGenP, FedGroup
 from coterie.strategies.fedgenp.generative import Given
 from coterie.strategies.fedgenp.latent import GeneratorPlan
