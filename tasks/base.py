@@ -202,7 +202,7 @@ class Task(ABC):
 
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
-    ) -> list[SiloData | StreamedData]:
+    ) -> Sequence[SiloData | StreamedData]:
         """Load several silos that share one data set, for simulations in one process.
 
         Item k equals ``load({**options, "silo": silos[k]})``. Override it to read the data once.

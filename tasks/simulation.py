@@ -31,7 +31,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coterie.tasks.base import Option, SiloData, Task, TaskError, place_of
+from coterie.tasks.base import Option, SiloData, StreamedData, Task, TaskError, place_of
 from coterie.tasks.splits.options import SPLIT_KEYS
 
 MAX_SILOS = 100_000
@@ -96,13 +96,13 @@ def virtual_silos(
         yield VirtualSilo(names[number] if names else f"silo-{number:0{width}d}", own)
 
 
-def load_silos(task: Task, options: Sequence[Mapping[str, Option]]) -> list[SiloData]:
+def load_silos(
+    task: Task, options: Sequence[Mapping[str, Option]]
+) -> Sequence[SiloData | StreamedData]:
     """Load silos that differ in the option ``silo`` alone, reading their common data once."""
     numbers = [int(own["silo"]) for own in options]
     shared = {key: value for key, value in options[0].items() if key != "silo"}
-    if hasattr(task, "load_all"):
-        return task.load_all(shared, numbers)
-    return Task.load_all(task, shared, numbers)
+    return task.load_all(shared, numbers)
 
 
 class Simulation(BaseModel):

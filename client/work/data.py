@@ -232,6 +232,7 @@ class Streamed:
                 batch_sampler=sampler,
                 num_workers=self.workers,
                 pin_memory=self.device.type == "cuda",
+                generator=torch.Generator(),  # else a pass draws from the training's randomness
                 **(how if self.workers else {}),  # type: ignore[arg-type]
             )
             self._loaders[0] = loader, sampler

@@ -245,4 +245,5 @@ def _calibration(sure: Array, right: NDArray[np.bool_], weights: Array) -> Array
 def _ratio(part: Array, whole: Array) -> Array:
     """NaN where there is nothing to divide by."""
     out = np.full(np.broadcast(part, whole).shape, np.nan)
-    return np.divide(part, whole, out=out, where=whole > 0)
+    np.divide(part, whole, out=out, where=whole > 0)
+    return out

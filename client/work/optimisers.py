@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -76,7 +76,7 @@ class Optimiser(ABC):
             objective = objective / self.plan.accumulate
         if self.scaler is not None:
             objective = self.scaler.scale(objective)
-        objective.backward()  # type: ignore[no-untyped-call]
+        objective.backward()
 
     def finish_gradients(self, parameters: list[nn.Parameter]) -> None:
         """After the last mini-batch of a step: undo the scaling, and clip."""
@@ -189,7 +189,7 @@ def optimiser_of(
         return _FromTorch(plan, own, named, slots)
     if plan.optimiser == "sgd" and plan.precision != "float16":
         return _PlainSGD(plan, named, slots)
-    how = {"lr": plan.lr, "weight_decay": plan.weight_decay}
+    how: dict[str, Any] = {"lr": plan.lr, "weight_decay": plan.weight_decay}
     if plan.optimiser in ("sgd", "rmsprop"):
         how["momentum"] = plan.momentum
     return _FromTorch(plan, class_of(plan.optimiser)(list(named.values()), **how), named, slots)

@@ -121,7 +121,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     device = _device(common.device)
     task = load_task(common.task)
     if len(settings) == 1:
-        loaded = [task.load(common.options)]
+        loaded: Sequence[SiloData | StreamedData] = [task.load(common.options)]
     else:
         loaded = load_silos(task, [one.options for one in settings])
     with torch.random.fork_rng(devices=[]):
@@ -142,7 +142,7 @@ def hash_of(data: SiloData | StreamedData) -> str:
     """SHA-256 of the training samples as the model sees them; of a dataset only how many and the
     first one, since reading them all would take as long as training."""
     known = hashlib.sha256()
-    inputs = data.x_train if isinstance(data, SiloData) else [len(data.train), data.train[0][0]]
+    inputs = data.x_train if isinstance(data, SiloData) else [len(data.train), data.train[0][0]]  # type: ignore[arg-type]
     for leaf in leaves(inputs):
         known.update(np.ascontiguousarray(leaf).data)
     return known.hexdigest()

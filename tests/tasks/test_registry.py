@@ -106,7 +106,7 @@ def test_an_attribute_that_is_not_there_is_refused(write: Write) -> None:
 
 def test_what_is_no_task_is_refused(write: Write) -> None:
     write("own_tasks", OWN_TASK)
-    with pytest.raises(TaskError, match="must be a coterie.tasks.Task.*Got NoTask"):
+    with pytest.raises(TaskError, match=r"must be a coterie\.tasks\.Task.*Got NoTask"):
         load_task("own_tasks:NoTask")
 
 
