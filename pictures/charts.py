@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -23,41 +23,16 @@ from numpy.typing import NDArray
 from coterie.pictures.style import LIGHT, Drawing, Layout, canvas, shorten, text_width
 
 INK, MUTED, LINE, ALONE, LOSS = (LIGHT[n] for n in ("ink", "muted", "line", "alone", "loss"))
-TITLE_ROOM = 34
 ROW = 22
-
-
-def _open(
-    layout: Layout,
-    title: str,
-    height: float,
-    *,
-    left: float,
-    right: float,
-    top: float,
-    bottom: float,
-) -> tuple[Drawing, Axes]:
-    """Axes with room for a title where the picture carries its own."""
-    room = TITLE_ROOM if layout.titled else 0
-    drawing, axes = canvas(
-        layout, height + room, left=left, right=right, top=top + room, bottom=bottom
-    )
-    if layout.titled:
-        drawing.figure.text(
-            12 / layout.width, 1 - 24 / (height + room), title, size=15, color=INK, weight="bold"
-        )
-    return drawing, axes
 
 
 def _legend(drawing: Drawing, layout: Layout, handles: Sequence[Any]) -> None:
     """What marks mean, in a row above the picture."""
-    figure = drawing.figure
-    height = figure.get_figheight() * 72
-    room = TITLE_ROOM if layout.titled else 0
-    figure.legend(
+    height = drawing.figure.get_figheight() * 72
+    drawing.figure.legend(
         handles=handles,
         loc="upper left",
-        bbox_to_anchor=(4 / layout.width, 1 - room / height),
+        bbox_to_anchor=(4 / layout.width, 1 - layout.title_room / height),
         ncols=len(handles),
         handletextpad=0.3,
         handlelength=1.0,
@@ -71,6 +46,69 @@ def _bare(axes: Axes) -> None:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.tick_params(length=0)
+
+
+def _plain(axes: Axes, grid: Literal["x", "y", "both"], *, x: str, y: str = "") -> None:
+    """Names of the axes, and a grid below the marks in place of what it makes superfluous."""
+    axes.grid(axis=grid)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, which="both")
+    axes.spines["left"].set_visible(False)
+    axes.spines["bottom"].set_visible(grid == "y")
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+
+
+def _per_row(
+    names: Sequence[str],
+    layout: Layout,
+    title: str,
+    *,
+    unit: str,
+    more: float,
+    beside: float,
+    right: float,
+    top: float,
+) -> tuple[Drawing, Axes, float]:
+    """Axes with a row for every name, and the share of their width that a pixel takes.
+
+    ``more`` is the height beside the rows, ``beside`` the room between a name and its row.
+    """
+    shown = [shorten(name, 12 if layout.narrow else 28) for name in names]
+    left = max(text_width(name, 12) for name in shown) + beside
+    height = len(names) * ROW + more
+    drawing, axes = canvas(layout, title, height, left=left, right=right, top=top, bottom=50)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    _plain(axes, "x", x=unit)
+    axes.set_yticks(range(len(names)), shown, color=INK, size=12)
+    return drawing, axes, 1 / (layout.width - left - right)
+
+
+def _over_rounds(
+    layout: Layout, title: str, height: float, unit: str, *, right: float, top: float
+) -> tuple[Drawing, Axes]:
+    drawing, axes = canvas(layout, title, height, left=52, right=right, top=top, bottom=48)
+    _plain(axes, "y", x="round", y=unit)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins="auto"))
+    return drawing, axes
+
+
+def _look(marker: str, colour: str, line: str | None) -> dict[str, Any]:
+    """Of a mark: filled with its colour, or only a line of another one."""
+    return {"marker": marker, "fc": "none" if line else colour, "ec": line or colour, "lw": 1.5}
+
+
+def _write(axes: Axes, x: float, y: float, text: str, **style: Any) -> None:
+    """Text that lies on the middle of its line, small and dark, unless ``style`` says otherwise."""
+    usual: dict[str, Any] = {"va": "center", "size": 11, "color": INK}
+    axes.text(x, y, text, **(usual | style))
+
+
+def _write_beside(
+    axes: Axes, point: tuple[float, float], pixels: float, text: str, **style: Any
+) -> None:
+    """Text so many pixels to the right of a point, or to its left."""
+    axes.annotate(text, point, xytext=(pixels, 0), textcoords="offset points", va="center", **style)
 
 
 # ---------------------------------------------------------------- groups over rounds
@@ -95,23 +133,17 @@ class Column:
     left: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a silo is in a column, and in which block."""
 
     top: float
-    height: float
     block: int
 
 
-def alluvial(columns: Sequence[Column], *, layout: Layout, title: str, threads: bool) -> Drawing:
-    """Who is with whom, from left to right.
+def alluvial(columns: Sequence[Column], layout: Layout, *, title: str, threads: bool) -> Drawing:
+    """Who is with whom, from left to right, in at least one column.
 
-    Args:
-        columns: at least one.
-        layout: the room.
-        title: of the picture.
-        threads: one thread per silo with its name; otherwise one stream per pair of groups.
+    With ``threads`` one thread per silo with its name, otherwise one stream per pair of groups.
     """
     longest = 12 if layout.narrow else 26
     counts = [sum(len(b.members) for b in column.blocks) for column in columns]
@@ -126,7 +158,7 @@ def alluvial(columns: Sequence[Column], *, layout: Layout, title: str, threads: 
         (text_width(shorten(n, longest), 11) for n in names) if threads else [0.0], default=0.0
     )
     side = max((text_width(text, 12) for text in ends), default=0.0)
-    drawing, axes = _open(
+    drawing, axes = canvas(
         layout, title, height + 58, left=14, right=room + side + 34, top=36, bottom=22
     )
     _bare(axes)
@@ -137,30 +169,23 @@ def alluvial(columns: Sequence[Column], *, layout: Layout, title: str, threads: 
     bar = min(0.22, 9 / unit) if len(columns) > 1 else 0.05
     axes.set_xlim(-bar, last + bar)
     axes.set_ylim(extent, 0)
+    flow = _Flow(drawing, axes, bar, unit, extent, threads)
     layers = [
         _placed(column, gap, (extent - own) / 2)
         for column, own in zip(columns, extents, strict=True)
     ]
-    for x, (before, after) in enumerate(pairwise(range(len(columns)))):
-        _ribbons(
-            drawing, axes, x, bar, columns[before : after + 1], layers[before : after + 1], threads
-        )
+    for x, (before, after) in enumerate(pairwise(layers)):
+        flow.draw_ribbons(x, before, after, columns[x + 1])
     fits = all(text_width(column.label, 11) < unit - 6 for column in columns)
+    small: dict[str, Any] = {"va": "bottom", "color": MUTED}
     for x, (column, layer) in enumerate(zip(columns, layers, strict=True)):
-        _bars(drawing, axes, x, bar, column, layer)
+        flow.draw_bars(x, column, layer)
         label = column.label if fits else column.label.partition("–")[0]
-        axes.text(x, -0.02 * extent, label, ha="center", va="bottom", size=11, color=MUTED)
-        _comings(axes, x, bar, column, layer, extent, threads, unit)
-    axes.text(
-        0,
-        1 + 23 / height,
-        "rounds" if fits else "from round",
-        transform=axes.transAxes,
-        size=11,
-        color=MUTED,
-        va="bottom",
-    )
-    _ends(axes, len(columns) - 1, bar, unit, columns[-1], layers[-1], threads, longest, room)
+        _write(axes, x, -0.02 * extent, label, ha="center", **small)
+        flow.write_comings(x, column, layer)
+    first = "rounds" if fits else "from round"
+    _write(axes, 0, 1 + 23 / height, first, transform=axes.transAxes, **small)
+    flow.write_ends(len(columns) - 1, columns[-1], layers[-1], longest, room)
     return drawing
 
 
@@ -168,57 +193,103 @@ def _placed(column: Column, gap: float, top: float) -> dict[str, _Place]:
     places = {}
     for number, block in enumerate(column.blocks):
         for name in block.members:
-            places[name] = _Place(top, 1.0, number)
+            places[name] = _Place(top, number)
             top += 1.0
         top += gap
     return places
 
 
-def _bars(
-    drawing: Drawing, axes: Axes, x: float, bar: float, column: Column, layer: Mapping[str, _Place]
-) -> None:
-    for block in column.blocks:
-        if not block.members:
-            continue
-        top = layer[block.members[0]].top
-        patch = Rectangle(
-            (x - bar / 2, top + 0.06), bar, len(block.members) - 0.12, fc=block.colour
-        )
-        who = f"group {block.label}" if block.label else "alone"
-        drawing.tip(
-            axes.add_patch(patch),
-            f"rounds {column.label}, {who}: {', '.join(block.members[:40])}",
-        )
+@dataclass(frozen=True)
+class _Flow:
+    """Axes with one unit from column to column, and one for every silo.
 
+    Attributes:
+        bar: width of a column's bars.
+        unit: pixels from column to column.
+        extent: height of the highest column.
+        threads: one thread per silo.
+    """
 
-def _ribbons(
-    drawing: Drawing,
-    axes: Axes,
-    x: float,
-    bar: float,
-    columns: Sequence[Column],
-    layers: Sequence[Mapping[str, _Place]],
-    threads: bool,
-) -> None:
-    """The streams between two columns: one per silo, or one per pair of blocks."""
-    before, after = layers
-    streams: dict[tuple[object, ...], list[str]] = {}
-    for name in after:
-        if name in before:
-            key = (name,) if threads else (before[name].block, after[name].block)
-            streams.setdefault(key, []).append(name)
-    for names in streams.values():
-        for part in _contiguous(names, before, after):
-            block = columns[1].blocks[after[part[0]].block]
-            start, stop = before[part[0]].top, after[part[0]].top
-            inset = 0.06 if threads else 0.0
-            shape = _band(
-                x + bar / 2, x + 1 - bar / 2, start + inset, stop + inset, len(part) - 2 * inset
+    drawing: Drawing
+    axes: Axes
+    bar: float
+    unit: float
+    extent: float
+    threads: bool
+
+    def draw_bars(self, x: float, column: Column, layer: Mapping[str, _Place]) -> None:
+        """A column's groups."""
+        for block in column.blocks:
+            if not block.members:
+                continue
+            corner = x - self.bar / 2, layer[block.members[0]].top + 0.06
+            patch = Rectangle(corner, self.bar, len(block.members) - 0.12, fc=block.colour)
+            who = f"group {block.label}" if block.label else "alone"
+            self.drawing.tip(
+                self.axes.add_patch(patch),
+                f"rounds {column.label}, {who}: {', '.join(block.members[:40])}",
             )
-            patch = PathPatch(shape, fc=block.colour, alpha=0.42, lw=0)
-            axes.add_patch(patch)
-            if threads:
-                drawing.tip(patch, part[0])
+
+    def draw_ribbons(
+        self, x: float, before: Mapping[str, _Place], after: Mapping[str, _Place], column: Column
+    ) -> None:
+        """The streams to the next column: one per silo, or one per pair of blocks."""
+        streams: dict[tuple[object, ...], list[str]] = {}
+        for name in after:
+            if name in before:
+                key = (name,) if self.threads else (before[name].block, after[name].block)
+                streams.setdefault(key, []).append(name)
+        inset = 0.06 if self.threads else 0.0
+        for names in streams.values():
+            for part in _contiguous(names, before, after):
+                start, stop = before[part[0]], after[part[0]]
+                shape = _band(
+                    x + self.bar / 2,
+                    x + 1 - self.bar / 2,
+                    start.top + inset,
+                    stop.top + inset,
+                    len(part) - 2 * inset,
+                )
+                colour = column.blocks[stop.block].colour
+                patch = self.axes.add_patch(PathPatch(shape, fc=colour, alpha=0.42, lw=0))
+                if self.threads:
+                    self.drawing.tip(patch, part[0])
+
+    def write_comings(self, x: float, column: Column, layer: Mapping[str, _Place]) -> None:
+        """Who joins with this column and who leaves after it."""
+        if not self.threads:
+            counts = (("+", len(column.joined)), ("−", len(column.left)))
+            text = " ".join(f"{sign}{count}" for sign, count in counts if count)
+            _write(self.axes, x, 1.02 * self.extent, text, ha="center", va="top")
+            return
+        for name in column.joined:
+            self._remark(x - self.bar * 0.8, layer.get(name), ("joins ", "+ "), "right")
+        for name in column.left:
+            texts = (f" {shorten(name, 20)} leaves", " leaves", " ×")
+            self._remark(x + self.bar * 0.8, layer.get(name), texts, "left")
+
+    def _remark(self, x: float, place: _Place | None, texts: Sequence[str], side: str) -> None:
+        """The longest text that fits before the next column; the last one always does."""
+        if place is None:
+            return
+        fitting = [text for text in texts if text_width(text, 10.5) < self.unit - 16]
+        text = (fitting or texts[-1:])[0]
+        _write(self.axes, x, place.top + 0.5, text, ha=side, size=10.5, style="italic")
+
+    def write_ends(
+        self, x: float, column: Column, layer: Mapping[str, _Place], longest: int, room: float
+    ) -> None:
+        """Names of silos and groups at the right."""
+        start = x + self.bar / 2 + 8 / self.unit
+        beside = start + (room + 8) / self.unit if self.threads else start
+        for block in column.blocks:
+            for name in block.members if self.threads else ():
+                _write(self.axes, start, layer[name].top + 0.5, shorten(name, longest))
+            label = _end_label(block, self.threads)
+            if label and block.members:
+                middle = layer[block.members[0]].top + len(block.members) / 2
+                bold = {"size": 13, "color": block.colour, "weight": "bold"}
+                _write(self.axes, beside, middle, label, **bold)
 
 
 def _contiguous(
@@ -239,102 +310,17 @@ def _contiguous(
 
 def _band(x0: float, x1: float, y0: float, y1: float, height: float) -> Outline:
     middle = (x0 + x1) / 2
-    points = [
-        (x0, y0),
-        (middle, y0),
-        (middle, y1),
-        (x1, y1),
-        (x1, y1 + height),
-        (middle, y1 + height),
-        (middle, y0 + height),
-        (x0, y0 + height),
-        (x0, y0),
-    ]
-    curve = [Outline.CURVE4] * 3
-    return Outline(points, [Outline.MOVETO, *curve, Outline.LINETO, *curve, Outline.CLOSEPOLY])
-
-
-def _comings(
-    axes: Axes,
-    x: float,
-    bar: float,
-    column: Column,
-    layer: Mapping[str, _Place],
-    extent: float,
-    threads: bool,
-    unit: float,
-) -> None:
-    """Who joins with this column and who leaves after it."""
-    if not threads:
-        text = " ".join(
-            f"{sign}{len(names)}"
-            for sign, names in (("+", column.joined), ("−", column.left))
-            if names
-        )
-        axes.text(x, 1.02 * extent, text, ha="center", va="top", size=11, color=INK)
-        return
-    for name in column.joined:
-        _remark(axes, x - bar * 0.8, layer.get(name), ("joins ", "+ "), unit, "right")
-    for name in column.left:
-        texts = (f" {shorten(name, 20)} leaves", " leaves", " ×")
-        _remark(axes, x + bar * 0.8, layer.get(name), texts, unit, "left")
-
-
-def _remark(
-    axes: Axes, x: float, place: _Place | None, texts: Sequence[str], room: float, side: str
-) -> None:
-    """The longest text that fits before the next column; the last one always does."""
-    if place is None:
-        return
-    fitting = [text for text in texts if text_width(text, 10.5) < room - 16]
-    axes.text(
-        x,
-        place.top + 0.5,
-        (fitting or texts[-1:])[0],
-        ha=side,
-        va="center",
-        size=10.5,
-        color=INK,
-        style="italic",
-    )
+    there = [(x0, y0), (middle, y0), (middle, y1), (x1, y1)]
+    back = [(x, y + height) for x, y in reversed(there)]
+    curve = [Outline.MOVETO, *[Outline.CURVE4] * 3]
+    closed = [*curve, Outline.LINETO, *curve[1:], Outline.CLOSEPOLY]
+    return Outline([*there, *back, there[0]], closed)
 
 
 def _end_label(block: Block, threads: bool) -> str:
     if block.label:
         return block.label if threads else f"{block.label} · {len(block.members)}"
     return ""
-
-
-def _ends(
-    axes: Axes,
-    x: float,
-    bar: float,
-    unit: float,
-    column: Column,
-    layer: Mapping[str, _Place],
-    threads: bool,
-    longest: int,
-    room: float,
-) -> None:
-    """Names of silos and groups at the right."""
-    start = x + bar / 2 + 8 / unit
-    beside = start + (room + 8) / unit if threads else start
-    for block in column.blocks:
-        for name in block.members if threads else ():
-            axes.text(
-                start,
-                layer[name].top + 0.5,
-                shorten(name, longest),
-                va="center",
-                size=11,
-                color=INK,
-            )
-        label = _end_label(block, threads)
-        if label and block.members:
-            middle = layer[block.members[0]].top + len(block.members) / 2
-            axes.text(
-                beside, middle, label, va="center", size=13, color=block.colour, weight="bold"
-            )
 
 
 # ---------------------------------------------------------------- matrix
@@ -354,8 +340,8 @@ def matrix(
     values: NDArray[np.float64],
     names: Sequence[str],
     bands: Sequence[Band],
-    *,
     layout: Layout,
+    *,
     title: str,
     measure: str,
     limits: tuple[float, float],
@@ -366,8 +352,6 @@ def matrix(
         values: (N, N); NaN where nothing is known.
         names: of the rows.
         bands: the groups, in the order of the rows.
-        layout: the room.
-        title: of the picture.
         measure: what the numbers are.
         limits: values at the ends of the colour scale; a negative first one is for cosines,
             which are most alike at 1, otherwise 0 is most alike.
@@ -379,19 +363,11 @@ def matrix(
         max((text_width(shorten(n, longest), 11) for n in names), default=0) + 26 if named else 40
     )
     side = min(layout.width - left - (20 if layout.narrow else 120), max(count * 34, 220), 560)
-    drawing, axes = _open(
-        layout,
-        title,
-        side + 78,
-        left=left,
-        right=layout.width - left - side,
-        top=16,
-        bottom=62,
-    )
-    scale = _alike(limits)
+    right = layout.width - left - side
+    drawing, axes = canvas(layout, title, side + 78, left=left, right=right, top=16, bottom=62)
     image = axes.imshow(
         np.ma.masked_invalid(values),
-        cmap=scale,
+        cmap=_alike(limits),
         norm=Normalize(*limits),
         interpolation="none",
         aspect="auto",
@@ -406,48 +382,20 @@ def matrix(
     thickness = 6 * count / side
     for band in bands:
         long = band.stop - band.start
-        axes.add_patch(
-            Rectangle(
-                (-0.5 - 2 * thickness, band.start - 0.5),
-                thickness,
-                long,
-                fc=band.colour,
-                clip_on=False,
-            )
-        )
-        axes.add_patch(
-            Rectangle(
-                (band.start - 0.5, band.start - 0.5), long, long, fill=False, ec=band.colour, lw=2
-            )
-        )
+        first, middle = band.start - 0.5, band.start + long / 2 - 0.5
+        side_bar = (-0.5 - 2 * thickness, first)
+        axes.add_patch(Rectangle(side_bar, thickness, long, fc=band.colour, clip_on=False))
+        axes.add_patch(Rectangle((first, first), long, long, fill=False, ec=band.colour, lw=2))
         if band.label and (named or long * side / count >= 14):
-            axes.text(
-                band.start + long / 2 - 0.5,
-                count - 0.5 + 4 * count / side,
-                band.label,
-                ha="center",
-                va="top",
-                color=band.colour,
-                weight="bold",
-                size=13,
-            )
+            bold = {"color": band.colour, "weight": "bold", "size": 13}
+            below = count - 0.5 + 4 * count / side
+            _write(axes, middle, below, band.label, ha="center", va="top", **bold)
             if not named:
-                axes.text(
-                    -0.5 - 3 * thickness,
-                    band.start + long / 2 - 0.5,
-                    band.label,
-                    ha="right",
-                    va="center",
-                    color=band.colour,
-                    weight="bold",
-                    size=13,
-                )
+                _write(axes, -0.5 - 3 * thickness, middle, band.label, ha="right", **bold)
     if named and side / count >= 30:
         for (row, column), value in np.ndenumerate(values):
             if row != column and math.isfinite(value):
-                axes.text(
-                    column, row, f"{value:.2f}", ha="center", va="center", size=10.5, color=INK
-                )
+                _write(axes, column, row, f"{value:.2f}", ha="center", size=10.5)
     figure, width = drawing.figure, layout.width
     total = figure.get_figheight() * 72
     scale_width = min(140 if layout.narrow else 220, side)
@@ -456,15 +404,8 @@ def matrix(
     bar.outline.set_visible(False)
     bar.set_ticks([limits[0], 0, limits[1]] if limits[0] < 0 else [limits[0], limits[1]])
     scale_axes.tick_params(length=0, labelsize=11)
-    scale_axes.text(
-        1 + 12 / scale_width,
-        0.5,
-        measure,
-        transform=scale_axes.transAxes,
-        va="center",
-        size=11,
-        color=MUTED,
-    )
+    beside = 1 + 12 / scale_width
+    _write(scale_axes, beside, 0.5, measure, transform=scale_axes.transAxes, color=MUTED)
     return drawing
 
 
@@ -499,37 +440,32 @@ class Outcome:
         return self.alone - self.together
 
 
-def outcomes(rows: Sequence[Outcome], *, layout: Layout, title: str) -> Drawing:
+MARKS = (
+    ("common", "one for all", "D", 30, MUTED),
+    ("together", "in its group", "o", 50, None),
+    ("alone", "alone", "o", 95, INK),
+)
+"""Of an outcome's errors: which, name, marker, size, colour of the line; None: filled."""
+
+
+def outcomes(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
     """Every silo's error alone, in its group and in one model for all, with its gain."""
-    longest = 12 if layout.narrow else 28
-    left = max(text_width(shorten(row.silo, longest), 12) for row in rows) + 34
     gained = any(math.isfinite(row.gain) for row in rows)
-    drawing, axes = _open(
+    drawing, axes, pixel = _per_row(
+        [row.silo for row in rows],
         layout,
         title,
-        len(rows) * ROW + 108,
-        left=left,
+        unit="error on the silo's own test data, %",
+        more=108,
+        beside=34,
         right=62 if gained else 16,
         top=58,
-        bottom=50,
     )
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(length=0)
-    shown = (
-        [row.alone for row in rows] + [row.together for row in rows] + [row.common for row in rows]
-    )
+    shown = [value for row in rows for value in (row.alone, row.together, row.common)]
     top = max([100 * v for v in shown if math.isfinite(v)], default=1.0)
     axes.set_xlim(-0.02 * top, 1.04 * top or 1.0)
-    axes.set_xlabel("error on the silo's own test data, %", size=11)
-    axes.set_yticks(
-        range(len(rows)), [shorten(row.silo, longest) for row in rows], color=INK, size=12
-    )
     axes.tick_params(axis="y", pad=18)
-    edge = axes.get_yaxis_transform()
-    pixel = 1 / (layout.width - left - (62 if gained else 16))
+    at_edge: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
     for y, row in enumerate(rows):
         loses = row.gain < 0
         if math.isfinite(row.gain):
@@ -542,88 +478,38 @@ def outcomes(rows: Sequence[Outcome], *, layout: Layout, title: str) -> Drawing:
                 zorder=2,
                 solid_capstyle="butt",
             )
-            axes.text(
-                1 + 56 * pixel,
-                y,
-                signed(100 * row.gain),
-                transform=edge,
-                ha="right",
-                va="center",
-                color=LOSS if loses else INK,
-                weight="bold" if loses else "normal",
-            )
-        axes.add_patch(
-            Rectangle(
-                (-14 * pixel, y - 0.5), 6 * pixel, 1.0, transform=edge, fc=row.colour, clip_on=False
-            )
-        )
-        marks = [
-            (row.common, "D", 30, "none", MUTED),
-            (row.together, "o", 50, row.colour, row.colour),
-            (row.alone, "o", 95, "none", INK),
-        ]
-        for value, marker, size, face, line in marks:
-            if math.isfinite(value):
-                axes.scatter(
-                    [100 * value],
-                    [y],
-                    s=size,
-                    marker=marker,
-                    fc=face,
-                    ec=line,
-                    lw=1.5,
-                    zorder=3,
-                    clip_on=False,
-                )
+            style = {"color": LOSS, "weight": "bold"} if loses else {}
+            text = signed(100 * row.gain)
+            _write(axes, 1 + 56 * pixel, y, text, ha="right", size=12, **style, **at_edge)
+        corner = (-14 * pixel, y - 0.5)
+        axes.add_patch(Rectangle(corner, 6 * pixel, 1.0, fc=row.colour, clip_on=False, **at_edge))
+        for error, _, marker, size, line in MARKS:
+            if math.isfinite(value := getattr(row, error)):
+                look = _look(marker, row.colour, line)
+                axes.scatter([100 * value], [y], s=size, zorder=3, clip_on=False, **look)
     if gained:
-        axes.text(
-            1 + 56 * pixel,
-            -0.75,
-            "gain",
-            transform=edge,
-            ha="right",
-            va="bottom",
-            size=11,
-            color=MUTED,
-        )
-    _legend(drawing, layout, _markers(axes, rows))
+        under = {"ha": "right", "va": "bottom", "color": MUTED}
+        _write(axes, 1 + 56 * pixel, -0.75, "gain", **under, **at_edge)
+    handles = [
+        axes.scatter([], [], s=46, label=label, **_look(marker, INK, line))
+        for error, label, marker, _, line in reversed(MARKS)
+        if any(math.isfinite(getattr(row, error)) for row in rows)
+    ]
+    _legend(drawing, layout, handles)
     return drawing
 
 
-def _markers(axes: Axes, rows: Sequence[Outcome]) -> list[Any]:
-    """What the marks mean."""
-    entries = [
-        ("alone", "o", "none", INK, [row.alone for row in rows]),
-        ("in its group", "o", INK, INK, [row.together for row in rows]),
-        ("one for all", "D", "none", MUTED, [row.common for row in rows]),
-    ]
-    return [
-        axes.scatter([], [], marker=marker, fc=face, ec=line, lw=1.5, s=46, label=label)
-        for label, marker, face, line, values in entries
-        if any(math.isfinite(value) for value in values)
-    ]
-
-
-def versus(rows: Sequence[Outcome], *, layout: Layout, title: str) -> Drawing:
+def versus(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
     """Many silos: error alone against error in the group; below the line is better."""
     side = min(layout.width - 80, 560)
-    drawing, axes = _open(
-        layout, title, side + 66, left=58, right=layout.width - side - 58, top=12, bottom=54
-    )
+    right = layout.width - side - 58
+    drawing, axes = canvas(layout, title, side + 66, left=58, right=right, top=12, bottom=54)
     known = [row for row in rows if math.isfinite(row.gain)]
     top = 104 * max([max(r.alone, r.together) for r in known], default=1.0) or 1.0
     axes.plot([0, top], [0, top], color=MUTED, lw=1, ls="--")
-    axes.text(
-        0.97 * top,
-        0.94 * top,
-        "as good alone",
-        ha="right",
-        va="top",
-        rotation=45,
-        rotation_mode="anchor",
-        size=11,
-        color=MUTED,
-    )
+    turned = {"rotation": 45, "rotation_mode": "anchor"}
+    corner = {"ha": "right", "va": "top", "color": MUTED}
+    _write(axes, 0.97 * top, 0.94 * top, "as good alone", **corner, **turned)
     kinds: dict[tuple[str, bool], list[Outcome]] = {}
     for row in known:
         kinds.setdefault((row.colour, row.gain >= 0), []).append(row)
@@ -650,8 +536,8 @@ def versus(rows: Sequence[Outcome], *, layout: Layout, title: str) -> Drawing:
     axes.set_ylim(0, top)
     axes.grid(True)
     axes.set_axisbelow(True)
-    axes.set_xlabel("error alone, %", size=11)
-    axes.set_ylabel("error in its group, %", size=11)
+    axes.set_xlabel("error alone, %")
+    axes.set_ylabel("error in its group, %")
     return drawing
 
 
@@ -666,116 +552,65 @@ class Span:
     at: float
 
 
-def spans(rows: Sequence[Span], *, layout: Layout, title: str, unit: str, place: str) -> Drawing:
+def spans(rows: Sequence[Span], layout: Layout, *, title: str, unit: str, place: str) -> Drawing:
     """Intervals on a logarithmic axis, each with a mark at its present value."""
-    longest = 12 if layout.narrow else 28
-    left = max(text_width(shorten(row.silo, longest), 12) for row in rows) + 22
-    drawing, axes = _open(
-        layout, title, len(rows) * ROW + 86, left=left, right=22, top=34, bottom=50
+    names = [row.silo for row in rows]
+    drawing, axes, _ = _per_row(
+        names, layout, title, unit=unit, more=86, beside=22, right=22, top=34
     )
     ends = [v for row in rows for v in (row.low, row.high, row.at) if math.isfinite(v) and v > 0]
     low, high = (min(ends) / 1.6, max(ends) * 1.6) if ends else (0.1, 10.0)
     axes.set_xscale("log")
     axes.set_xlim(low, high)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(length=0, which="both")
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0,) if high / low > 1e3 else (1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter(lambda value, _: "")
-    axes.set_xlabel(unit, size=11)
-    axes.set_yticks(
-        range(len(rows)), [shorten(row.silo, longest) for row in rows], color=INK, size=12
-    )
     for y, row in enumerate(rows):
         if math.isnan(row.low) or math.isnan(row.high):
-            axes.text(
-                low * 1.05,
-                y,
-                "a move would be better at any value",
-                va="center",
-                size=10.5,
-                color=LOSS,
-            )
+            text = "a move would be better at any value"
+            _write(axes, low * 1.05, y, text, size=10.5, color=LOSS)
             continue
         start, stop = max(row.low, low), min(row.high, high)
         bar = axes.barh(y, stop - start, left=start, height=0.5, color=row.colour, alpha=0.55, lw=0)
         drawing.tip(bar[0], f"{row.silo} stays from {row.low:.3g} to {row.high:.3g}")
         if math.isinf(row.high):
-            axes.text(high, y, "∞", ha="right", va="center", size=12, color=INK)
+            _write(axes, high, y, "∞", ha="right", size=12)
         if row.at > 0:
             axes.plot([row.at, row.at], [y - 0.42, y + 0.42], color=INK, lw=2)
     common = {row.at for row in rows}
     note = f"│ {place}" + (f" = {common.pop():g}" if len(common) == 1 else " of each silo")
-    axes.text(
-        0,
-        1 + 10 / (len(rows) * ROW),
-        note,
-        transform=axes.transAxes,
-        size=11,
-        color=INK,
-        va="bottom",
-    )
+    _write(axes, 0, 1 + 10 / (len(rows) * ROW), note, transform=axes.transAxes, va="bottom")
     return drawing
 
 
 def dots(
     rows: Sequence[tuple[str, str, Mapping[str, float]]],
-    *,
     layout: Layout,
+    *,
     title: str,
     unit: str,
     kept: str,
 ) -> Drawing:
     """A few values of every silo on one axis, each with its own mark; ``kept`` is filled."""
-    longest = 12 if layout.narrow else 28
-    left = max(text_width(shorten(silo, longest), 12) for silo, _, _ in rows) + 22
-    drawing, axes = _open(
-        layout, title, len(rows) * ROW + 100, left=left, right=18, top=50, bottom=50
+    names = [silo for silo, _, _ in rows]
+    drawing, axes, _ = _per_row(
+        names, layout, title, unit=unit, more=100, beside=22, right=18, top=50
     )
     kinds = list(dict.fromkeys(kind for _, _, values in rows for kind in values))
     marks = dict(zip(kinds, "osD^v<>", strict=False))
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xlabel(unit, size=11)
-    axes.set_yticks(
-        range(len(rows)), [shorten(silo, longest) for silo, _, _ in rows], color=INK, size=12
-    )
+
+    def look(kind: str, colour: str) -> dict[str, Any]:
+        return _look(marks[kind], colour, None if kind == kept else MUTED)
+
     for y, (_, colour, values) in enumerate(rows):
         known = [value for value in values.values() if math.isfinite(value)]
         if known:
             axes.plot([min(known), max(known)], [y, y], color=LINE, lw=2, zorder=1)
         for kind, value in values.items():
             if math.isfinite(value):
-                filled = kind == kept
-                axes.scatter(
-                    [value],
-                    [y],
-                    s=56 if filled else 40,
-                    marker=marks[kind],
-                    zorder=3 if filled else 2,
-                    fc=colour if filled else "none",
-                    ec=colour if filled else MUTED,
-                    lw=1.5,
-                )
-    handles = [
-        axes.scatter(
-            [],
-            [],
-            s=44,
-            marker=marks[kind],
-            fc=INK if kind == kept else "none",
-            ec=INK if kind == kept else MUTED,
-            lw=1.5,
-            label=kind,
-        )
-        for kind in kinds
-    ]
+                size, order = (56, 3) if kind == kept else (40, 2)
+                axes.scatter([value], [y], s=size, zorder=order, **look(kind, colour))
+    handles = [axes.scatter([], [], s=44, label=kind, **look(kind, INK)) for kind in kinds]
     _legend(drawing, layout, handles)
     return drawing
 
@@ -796,20 +631,12 @@ class Curve:
     band: tuple[Sequence[float], Sequence[float]] | None = None
 
 
-def curves(
-    lines: Sequence[Curve], *, layout: Layout, title: str, unit: str, axis: str = "round"
-) -> Drawing:
+def curves(lines: Sequence[Curve], layout: Layout, *, title: str, unit: str) -> Drawing:
     """Lines with their labels at their ends; a band is drawn where there are too many lines."""
     longest = 14 if layout.narrow else 30
     room = max((text_width(shorten(c.label, longest), 12) for c in lines if c.label), default=0.0)
     height = 280 if layout.narrow else 400
-    drawing, axes = _open(layout, title, height, left=52, right=room + 20, top=14, bottom=48)
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xlabel(axis, size=11)
-    axes.set_ylabel(unit, size=11)
+    drawing, axes = _over_rounds(layout, title, height, unit, right=room + 20, top=14)
     for line in lines:
         if line.band is not None:
             axes.fill_between(line.x, *line.band, color=line.colour, alpha=0.16, lw=0)
@@ -828,7 +655,6 @@ def curves(
             drawing.tip(drawn, line.tip)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.margins(x=0.01)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins="auto"))
     _label_ends(axes, [line for line in lines if line.label and len(line.x)], height - 62, longest)
     return drawing
 
@@ -843,16 +669,8 @@ def _label_ends(axes: Axes, lines: Sequence[Curve], height: float, longest: int)
     places = spread([y for y, _ in wanted], 15 * pixel, low + 6 * pixel, high - 6 * pixel)
     for (_, i), place in zip(wanted, places, strict=True):
         line = ends[i][1]
-        axes.annotate(
-            shorten(line.label, longest),
-            (right, place),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            color=line.colour,
-            weight="bold",
-            annotation_clip=False,
-        )
+        style = {"color": line.colour, "weight": "bold", "annotation_clip": False}
+        _write_beside(axes, (right, place), 6, shorten(line.label, longest), **style)
 
 
 def _last(line: Curve) -> float:
@@ -877,15 +695,14 @@ def spread(values: Sequence[float], distance: float, low: float, high: float) ->
 def stack(
     x: Sequence[float],
     layers: Mapping[str, Sequence[float]],
-    *,
     layout: Layout,
+    *,
     title: str,
     unit: str,
-    axis: str = "round",
 ) -> Drawing:
     """Shares of a whole over rounds, each labelled in a legend in the order of the stack."""
     height = 240 if layout.narrow else 280
-    drawing, axes = _open(layout, title, height, left=52, right=16, top=40, bottom=48)
+    drawing, axes = _over_rounds(layout, title, height, unit, right=16, top=40)
     strength = np.linspace(0.85, 0.15, max(len(layers), 2))
     edges = [*x, x[-1] + 1]
     base = np.zeros(len(x))
@@ -904,13 +721,6 @@ def stack(
         base = upper
     axes.set_xlim(edges[0], edges[-1])
     axes.set_ylim(0, max(float(base.max()) * 1.05, 1e-9))
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.spines["left"].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xlabel(axis, size=11)
-    axes.set_ylabel(unit, size=11)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins="auto"))
     _legend(drawing, layout, axes.get_legend_handles_labels()[0])
     return drawing
 
@@ -924,24 +734,14 @@ class Bar:
     parts: Mapping[str, float]
 
 
-def bars(rows: Sequence[Bar], *, layout: Layout, title: str, unit: str) -> Drawing:
+def bars(rows: Sequence[Bar], layout: Layout, *, title: str, unit: str) -> Drawing:
     """Horizontal bars with their total; later parts are lighter."""
-    longest = 12 if layout.narrow else 28
-    left = max(text_width(shorten(row.label, longest), 12) for row in rows) + 18
-    drawing, axes = _open(
-        layout, title, len(rows) * ROW + 92, left=left, right=64, top=40, bottom=50
+    names = [row.label for row in rows]
+    drawing, axes, _ = _per_row(
+        names, layout, title, unit=unit, more=92, beside=18, right=64, top=40
     )
     kinds = list(dict.fromkeys(kind for row in rows for kind in row.parts))
     strength = dict(zip(kinds, np.linspace(0.9, 0.35, max(len(kinds), 2)), strict=False))
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.tick_params(length=0)
-    axes.set_xlabel(unit, size=11)
-    axes.set_yticks(
-        range(len(rows)), [shorten(row.label, longest) for row in rows], color=INK, size=12
-    )
     widest = max((sum(row.parts.values()) for row in rows), default=0.0) or 1.0
     axes.set_xlim(0, widest * 1.02)
     for y, row in enumerate(rows):
@@ -951,16 +751,8 @@ def bars(rows: Sequence[Bar], *, layout: Layout, title: str, unit: str) -> Drawi
                 y, value, left=start, height=0.62, color=row.colour, alpha=strength[kind], lw=0
             )
             start += value
-        axes.annotate(
-            _short_number(start),
-            (start, y),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-            size=11,
-            color=INK,
-            annotation_clip=False,
-        )
+        style = {"size": 11, "color": INK, "annotation_clip": False}
+        _write_beside(axes, (start, y), 6, _short_number(start), **style)
     if len(kinds) > 1:
         handles = [
             Rectangle((0, 0), 1, 1, fc=INK, alpha=strength[kind], label=kind) for kind in kinds
@@ -989,21 +781,16 @@ def _short_number(value: float) -> str:
 def scatter(
     points: Sequence[tuple[float, float]],
     labels: Sequence[tuple[str, str, str]],
-    *,
     layout: Layout,
+    *,
     title: str,
     axes_names: tuple[str, str],
     named: bool,
 ) -> Drawing:
     """Points by group: labels are (silo, group, colour); many points name only the groups."""
     height = 320 if layout.narrow else 440
-    drawing, axes = _open(layout, title, height, left=58, right=24, top=18, bottom=48)
-    axes.grid(True)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0)
-    axes.spines[["left", "bottom"]].set_visible(False)
-    axes.set_xlabel(axes_names[0], size=11)
-    axes.set_ylabel(axes_names[1], size=11)
+    drawing, axes = canvas(layout, title, height, left=58, right=24, top=18, bottom=48)
+    _plain(axes, "both", x=axes_names[0], y=axes_names[1])
     for (x, y), (silo, group, colour) in zip(points, labels, strict=True):
         point = axes.scatter([x], [y], s=60, fc=colour, ec="none", alpha=0.85)
         drawing.tip(point, f"{silo}, {'group ' + group if group else 'alone'}")
@@ -1024,18 +811,9 @@ def _name_points(
     if not named:
         for group in sorted({group for _, group, _ in labels if group}):
             own = [p for p, (_, g, _) in zip(points, labels, strict=True) if g == group]
-            middle = np.mean(own, axis=0)
+            x, y = np.mean(own, axis=0)
             colour = next(c for _, g, c in labels if g == group)
-            axes.text(
-                middle[0],
-                middle[1],
-                group,
-                size=22,
-                weight="bold",
-                color=colour,
-                ha="center",
-                va="center",
-            )
+            _write(axes, x, y, group, ha="center", size=22, weight="bold", color=colour)
         return
     low, high = axes.get_ylim()
     left, right = axes.get_xlim()
@@ -1044,14 +822,7 @@ def _name_points(
     places = spread([points[i][1] for i in order], 13 * pixel, low + 6 * pixel, high - 6 * pixel)
     for i, place in zip(order, places, strict=True):
         silo, _, colour = labels[i]
-        flip = points[i][0] > (left + right) / 2
-        axes.annotate(
-            shorten(silo, 13 if layout.narrow else 26),
-            (points[i][0], place),
-            xytext=(-8 if flip else 8, 0),
-            textcoords="offset points",
-            ha="right" if flip else "left",
-            va="center",
-            size=10.5,
-            color=colour,
-        )
+        side, pixels = ("right", -8) if points[i][0] > (left + right) / 2 else ("left", 8)
+        text = shorten(silo, 13 if layout.narrow else 26)
+        style = {"ha": side, "size": 10.5, "color": colour}
+        _write_beside(axes, (points[i][0], place), pixels, text, **style)

@@ -24,7 +24,6 @@ from coterie.pictures.style import (
     Drawing,
     Layout,
     css_variables,
-    drawing_lock,
     encode,
     inline_svg,
     settings,
@@ -83,12 +82,6 @@ class Page:
     commands: Mapping[str, str] = field(default_factory=dict)
 
 
-def draw(picture: Picture, layout: Layout) -> Drawing:
-    """One picture under the settings of this package."""
-    with drawing_lock(), settings():
-        return picture.draw(layout)
-
-
 def render(page: Page, *, live: str = "", body: str = "") -> str:
     """The whole page.
 
@@ -106,47 +99,37 @@ def render(page: Page, *, live: str = "", body: str = "") -> str:
         dark=css_variables(DARK),
         live=live,
         script=Markup(script),
-        script_hash=_sha256(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
 def render_body(page: Page) -> str:
     """What is inside ``<main>``."""
-    return _filled(
-        "body.html", page=page, drawn=[(picture, *_both(picture)) for picture in page.pictures]
-    )
+    drawn = [(one, _inline(one, WIDE, "w"), _inline(one, NARROW, "n")) for one in page.pictures]
+    return _filled("body.html", page=page, drawn=drawn)
 
 
 def save(picture: Picture, kind: Literal["svg", "png"]) -> bytes:
     """One picture as a file of its own."""
-    with drawing_lock(), settings():
+    with settings():
         drawing = picture.draw(Layout(WIDE.width, titled=True))
         return encode(drawing, kind, title=picture.title)
 
 
-def _both(picture: Picture) -> tuple[Markup, Markup]:
-    """The picture for a wide and for a narrow window."""
-    drawn = []
-    for layout, suffix in ((WIDE, "w"), (NARROW, "n")):
-        with drawing_lock(), settings():
-            drawing = picture.draw(layout)
-            svg = inline_svg(
-                drawing,
-                key=f"{picture.key}-{suffix}",
-                title=picture.title,
-                description=picture.caption,
-            )
-        drawn.append(Markup(svg))  # the drawing escapes its texts
-    return drawn[0], drawn[1]
+def _inline(picture: Picture, layout: Layout, suffix: str) -> Markup:
+    with settings():
+        svg = inline_svg(
+            picture.draw(layout),
+            key=f"{picture.key}-{suffix}",
+            title=picture.title,
+            description=picture.caption,
+        )
+    return Markup(svg)  # the drawing escapes its texts
 
 
 def _filled(template: str, **values: Any) -> str:
     text: str = _environment().get_template(template).render(**values)
     return text
-
-
-def _sha256(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @cache

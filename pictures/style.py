@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
 from threading import Lock
@@ -19,38 +20,24 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-LIGHT: Mapping[str, str] = {
-    "paper": "#ffffff",
-    "ink": "#1b1f24",
-    "muted": "#596170",
-    "line": "#dde1e7",
-    "alone": "#808691",
-    "loss": "#b3261e",
-    "g0": "#0b63a5",
-    "g1": "#bb5700",
-    "g2": "#00795b",
-    "g3": "#a33b86",
-    "g4": "#826700",
-    "g5": "#137f99",
-    "g6": "#7a4a2b",
-    "g7": "#5b4bb5",
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "paper": ("#ffffff", "#14171c"),
+    "ink": ("#1b1f24", "#e9ebee"),
+    "muted": ("#596170", "#a7afbb"),
+    "line": ("#dde1e7", "#353c46"),
+    "alone": ("#808691", "#858d99"),
+    "loss": ("#b3261e", "#ff8a80"),
+    "g0": ("#0b63a5", "#5caeee"),
+    "g1": ("#bb5700", "#f3963f"),
+    "g2": ("#00795b", "#3fc79d"),
+    "g3": ("#a33b86", "#e48acb"),
+    "g4": ("#826700", "#d6b83c"),
+    "g5": ("#137f99", "#66d1e8"),
+    "g6": ("#7a4a2b", "#cf9f80"),
+    "g7": ("#5b4bb5", "#ab9eff"),
 }
-DARK: Mapping[str, str] = {
-    "paper": "#14171c",
-    "ink": "#e9ebee",
-    "muted": "#a7afbb",
-    "line": "#353c46",
-    "alone": "#858d99",
-    "loss": "#ff8a80",
-    "g0": "#5caeee",
-    "g1": "#f3963f",
-    "g2": "#3fc79d",
-    "g3": "#e48acb",
-    "g4": "#d6b83c",
-    "g5": "#66d1e8",
-    "g6": "#cf9f80",
-    "g7": "#ab9eff",
-}
+"""Role or group → its colour on a light and on a dark page."""
+LIGHT, DARK = ({name: pair[i] for name, pair in COLOURS.items()} for i in (0, 1))
 GROUPS = tuple(name for name in LIGHT if re.fullmatch(r"g\d", name))
 """Colours of groups, told apart by the colour-blind by lightness and by their labels."""
 
@@ -63,6 +50,7 @@ _SETTINGS: dict[Any, Any] = {
     "font.size": FONT_SIZE,
     "axes.edgecolor": LIGHT["line"],
     "axes.labelcolor": LIGHT["muted"],
+    "axes.labelsize": 11,
     "axes.titlecolor": LIGHT["ink"],
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -105,6 +93,11 @@ class Layout:
         """A telephone."""
         return self.width < 600
 
+    @property
+    def title_room(self) -> int:
+        """Its height where the picture carries its own title."""
+        return 34 if self.titled else 0
+
 
 WIDE, NARROW = Layout(1000), Layout(350)
 
@@ -124,21 +117,29 @@ class Drawing:
 
 
 def canvas(
-    layout: Layout, height: float, *, left: float, right: float, top: float, bottom: float
+    layout: Layout,
+    title: str,
+    height: float,
+    *,
+    left: float,
+    right: float,
+    top: float,
+    bottom: float,
 ) -> tuple[Drawing, Axes]:
-    """A drawing with one pair of axes; margins in pixels."""
-    width = layout.width
+    """A drawing with one pair of axes, and above them the title where the layout wants it.
+
+    ``height`` and the margins are in pixels, without the title's.
+    """
+    width, height, top = layout.width, height + layout.title_room, top + layout.title_room
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     FigureCanvasAgg(figure)
     axes = figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, 1 - (top + bottom) / height)
     )
+    if layout.titled:
+        place = (12 / width, 1 - 24 / height)
+        figure.text(*place, title, size=15, color=LIGHT["ink"], weight="bold")
     return Drawing(figure), axes
-
-
-def colour_of(name: str) -> str:
-    """The light colour of a role or group."""
-    return LIGHT[name]
 
 
 def css_variables(colours: Mapping[str, str]) -> str:
@@ -159,14 +160,11 @@ def shorten(name: str, length: int) -> str:
     return f"{name[: length - 1 - tail]}…{name[-tail:] if tail else ''}"
 
 
-def drawing_lock() -> Lock:
-    """matplotlib's settings are global: one picture at a time."""
-    return _drawing
-
-
-def settings() -> Any:
-    """matplotlib's settings while a picture is drawn or written."""
-    return matplotlib.rc_context(_SETTINGS)
+@contextmanager
+def settings() -> Iterator[None]:
+    """While a picture is drawn or written. matplotlib's are global: one picture at a time."""
+    with _drawing, matplotlib.rc_context(_SETTINGS):
+        yield
 
 
 def encode(drawing: Drawing, kind: Literal["svg", "png"], *, title: str) -> bytes:

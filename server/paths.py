@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.tasks.base import TaskError, place_of
 
 
@@ -17,4 +17,4 @@ def place(named: str | Path) -> Path:
     try:
         return place_of(str(named))
     except TaskError as error:
-        raise FederationError(str(error), exit_code=EXIT_CONFIG) from None
+        raise refused(str(error)) from None

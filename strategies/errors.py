@@ -27,17 +27,10 @@ class FederationError(RuntimeError):
         exit_code: int = EXIT_RUN,
     ) -> None:
         super().__init__(text)
-        self.round = round
-        self.silo = silo
-        self.phase = phase
+        self.round, self.silo, self.phase = round, silo, phase
         self.exit_code = exit_code
 
 
-def require(condition: bool, text: str) -> None:
-    """Refuse a strategy's argument.
-
-    Raises:
-        FederationError: with ``text``, if the condition does not hold.
-    """
-    if not condition:
-        raise FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)
+def refused(text: str) -> FederationError:
+    """The error of what a person asked for and cannot have: a command ends with status 2."""
+    return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

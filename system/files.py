@@ -116,9 +116,10 @@ def _write(descriptor: int, content: bytes) -> None:
         left = left[os.write(descriptor, left) :]
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether a write failed because the disk is full; safetensors says so in its text alone."""
-    return getattr(error, "errno", None) == errno.ENOSPC or "(os error 28)" in str(error)
+def why_unwritten(error: Exception) -> str:
+    """Why a write failed, in words; of a full disk safetensors tells in its text alone."""
+    is_full = getattr(error, "errno", None) == errno.ENOSPC or "(os error 28)" in str(error)
+    return "the disk is full" if is_full else str(error)
 
 
 @contextmanager

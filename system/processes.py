@@ -250,15 +250,11 @@ def stop_all(programs: Iterable[Program], *, deadline_s: float) -> None:
     for process in running:
         process.terminate()
     for process in running:
-        _wait_or_kill(process, deadline_s)
-
-
-def _wait_or_kill(process: subprocess.Popen[bytes], deadline_s: float) -> None:
-    try:
-        process.wait(deadline_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(deadline_s)
+        try:
+            process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(deadline_s)
 
 
 def end_with_parent(exit_code: int) -> None:

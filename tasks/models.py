@@ -67,13 +67,7 @@ class LabelwiseDiscriminator(nn.Module):
 def small_cnn(*, num_classes: int) -> tuple[nn.Module, nn.Module]:
     """For images of 1×8×8: conv 16, conv 32 (3×3), each pooled by 2; linear head from 128."""
     representation = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
+        *_conv(1, 16), nn.MaxPool2d(2), *_conv(16, 32), nn.MaxPool2d(2), nn.Flatten()
     )
     return representation, nn.Linear(32 * 2 * 2, num_classes)
 
@@ -180,12 +174,8 @@ def cnn_fedgen(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Mod
     channels, height, width = shape
     flat = 16 * ((height + 3) // 4) * ((width + 3) // 4)
     representation = nn.Sequential(
-        nn.Conv2d(channels, 6, 3, stride=2, padding=1),
-        nn.BatchNorm2d(6),
-        nn.ReLU(),
-        nn.Conv2d(6, 16, 3, stride=2, padding=1),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
+        *_conv_bn(channels, 6, kernel=3, stride=2),
+        *_conv_bn(6, 16, kernel=3, stride=2),
         nn.Flatten(),
         nn.Linear(flat, 32),
     )
@@ -196,8 +186,9 @@ def _conv(inputs: int, outputs: int, *, padding: int = 1, stride: int = 1) -> li
     return [nn.Conv2d(inputs, outputs, 3, stride=stride, padding=padding), nn.ReLU()]
 
 
-def _conv_bn(inputs: int, outputs: int) -> list[nn.Module]:
-    return [nn.Conv2d(inputs, outputs, 5, padding=2), nn.BatchNorm2d(outputs), nn.ReLU()]
+def _conv_bn(inputs: int, outputs: int, *, kernel: int = 5, stride: int = 1) -> list[nn.Module]:
+    conv = nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2)
+    return [conv, nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
 def _linear_bn(inputs: int, outputs: int) -> list[nn.Module]:

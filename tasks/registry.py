@@ -70,8 +70,8 @@ def load_task(name: str) -> Task:
 
 def _with_model(name: str, base: str, model: str) -> Task:
     """A built-in task with one of its models by name; the task is called ``name`` on the wire."""
-    module_name, _, attribute = BUILT_IN[base].partition(":")
-    kind = getattr(import_module(module_name), attribute)
+    module, _, attribute = BUILT_IN[base].partition(":")
+    kind = getattr(import_module(module), attribute)
     models = getattr(kind, "models", ())
     if model not in models:
         offer = ", ".join(f"{base}/{other}" for other in models) or f"only {base!r} itself"

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class VirtualSilo:
 
 def virtual_silos(
     options: Mapping[str, Option], partitions: Partitions, names: Sequence[str] = ()
-) -> Iterator[VirtualSilo]:
+) -> list[VirtualSilo]:
     """The silos of these partitions, by default called ``silo-000``, ``silo-001``, ….
 
     Args:
@@ -91,9 +91,13 @@ def virtual_silos(
         names: of all the silos there are, by number.
     """
     width = len(str(partitions.total - 1))
-    for number in partitions.numbers:
-        own: dict[str, Option] = {**options, "silos": partitions.total, "silo": number}
-        yield VirtualSilo(names[number] if names else f"silo-{number:0{width}d}", own)
+    return [
+        VirtualSilo(
+            names[number] if names else f"silo-{number:0{width}d}",
+            {**options, "silos": partitions.total, "silo": number},
+        )
+        for number in partitions.numbers
+    ]
 
 
 def load_silos(
@@ -127,7 +131,8 @@ class Simulation(BaseModel):
         """Read a file; relative files and folders in it are relative to it.
 
         Raises:
-            TaskError: it cannot be read, is not TOML, or a key is unknown or out of bounds.
+            TaskError: it cannot be read, is not TOML, a key is unknown or out of bounds, or a
+                folder is in a home that nobody has.
         """
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
@@ -135,37 +140,26 @@ class Simulation(BaseModel):
             raise TaskError(f"simulation file {str(file)!r} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:
             raise TaskError(f"{file} is not TOML: {error}.") from None
-        return cls.of(table, where=file)
-
-    @classmethod
-    def of(cls, table: dict[str, Any], *, where: Path) -> Simulation:
-        """Check what a file holds; ``where`` is that file.
-
-        Raises:
-            TaskError: a key is unknown or out of bounds, or a folder is in a home that nobody has.
-        """
         try:
             read = cls.model_validate(table)
         except ValidationError as error:
             problems = "; ".join(_problem(entry) for entry in error.errors())
-            raise TaskError(f"{where}: {problems}.") from None
+            raise TaskError(f"{file}: {problems}.") from None
         if problem := split_problem(read.split):
-            raise TaskError(f"{where}: {problem}.")
+            raise TaskError(f"{file}: {problem}.")
         if read.names and not len({*read.names}) == len(read.names) == read.silos:
             raise TaskError(
-                f"{where}: names must be {read.silos} different ones, or none. "
+                f"{file}: names must be {read.silos} different ones, or none. "
                 f"Got {len(read.names)}, of which {len({*read.names})} differ."
             )
         if read.data and not place_of(read.data).is_absolute():
-            read = read.model_copy(update={"data": str(where.resolve().parent / read.data)})
-        return read.model_copy(update={"options": placed(read.options, where)})
+            read = read.model_copy(update={"data": str(file.resolve().parent / read.data)})
+        return read.model_copy(update={"options": placed(read.options, file)})
 
     def task_options(self) -> dict[str, Option]:
         """The task's options, the same at every silo."""
-        split: dict[str, Option] = {}
-        for key, value in self.split.items():
-            name = {"kind": "split", "test-share": "test-share"}.get(key, f"split-{key}")
-            split[name] = value
+        own_names = {"kind": "split", "test-share": "test-share"}
+        split = {own_names.get(key, f"split-{key}"): value for key, value in self.split.items()}
         seed: dict[str, Option] = {"split-seed": self.seed} if self.split else {}
         data: dict[str, Option] = {"data": self.data} if self.data else {}
         return {**data, **seed, **split, **self.options}
@@ -173,16 +167,12 @@ class Simulation(BaseModel):
     def silos_of(self, partitions: Partitions | None = None) -> list[VirtualSilo]:
         """These silos, by default all."""
         chosen = partitions or Partitions(range(self.silos), self.silos)
-        return list(virtual_silos(self.task_options(), chosen, self.names))
+        return virtual_silos(self.task_options(), chosen, self.names)
 
     def run_keys(self) -> dict[str, Any]:
         """Keys of the run: the file's own, and what follows from the rest of it."""
-        return {
-            "task": self.task,
-            "seed": self.seed,
-            "min-silos": self.silos,
-            **self.run,
-        }
+        own = {"task": self.task, "seed": self.seed, "min-silos": self.silos}
+        return {**own, **self.run}
 
 
 def placed(options: Mapping[str, Option], where: Path) -> dict[str, Option]:

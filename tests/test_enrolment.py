@@ -76,7 +76,7 @@ def test_a_name_cannot_be_put_on_another_s_signature() -> None:
     """The signature covers the name: the line is rebuilt with a right checksum, and refused."""
     from coterie.wire import enrolment
 
-    fields = enrolment._fields("coterie-request", REQUEST, "")
+    fields = enrolment._fields("coterie-request", REQUEST)
     forged = enrolment._line("coterie-request", {**fields, "name": "hospital-c"})
     with pytest.raises(EnrolmentError, match="its signature does not fit"):
         read_request(forged)

@@ -191,7 +191,7 @@ def loaded(statement: str) -> set[str]:
          {"torch", "torchvision", "sklearn", "coterie.client", "matplotlib"}),
         ("from coterie.strategies import FedAvg, HCCT, Independent",
          {"torch", "torchvision", "sklearn"}),
-        ("import coterie.strategies.partition.hcct, coterie.strategies.partition.search",
+        ("import coterie.strategies.partition.hcct, coterie.strategies.partition.cfl",
          {"torch", "flwr", "sklearn", "grpc"}),
         ("import coterie.server.cli.main", {"torch", "torchvision", "flwr", "sklearn"}),
         ("import coterie.client.cli.main",

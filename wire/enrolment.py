@@ -28,6 +28,11 @@ from cryptography.x509 import load_pem_x509_certificate
 REQUEST: Final = "coterie-request"
 BUNDLE: Final = "coterie-join"
 VERSION: Final = 1
+LINES: Final = {
+    REQUEST: ("an enrolment request", "coterie silo init"),
+    BUNDLE: ("a join bundle", "coterie enrol"),
+}
+"""What each line is, and which command prints it."""
 
 
 class EnrolmentError(ValueError):
@@ -102,7 +107,7 @@ def read_request(text: str) -> Request:
     Raises:
         EnrolmentError: it is incomplete, changed, or something else.
     """
-    fields = _fields(REQUEST, text, "coterie silo init")
+    fields = _fields(REQUEST, text)
     try:
         name, key = str(fields["name"]), str(fields["key"]).encode()
         signature = base64.b64decode(fields["signature"], validate=True)
@@ -118,19 +123,13 @@ def read_request(text: str) -> Request:
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, EnrolmentError):
             raise
-        raise EnrolmentError(_garbled(REQUEST, "coterie silo init")) from None
+        raise EnrolmentError(_garbled(REQUEST)) from None
     return Request(name, key)
 
 
 def write_bundle(bundle: Bundle) -> str:
     """The line that the operator gives to the silo."""
-    fields = {
-        "name": bundle.name,
-        "silo": bundle.silo,
-        "address": bundle.address,
-        "ca": bundle.ca.decode(),
-    }
-    return _line(BUNDLE, fields)
+    return _line(BUNDLE, vars(bundle) | {"ca": bundle.ca.decode()})
 
 
 def read_bundle(text: str) -> Bundle:
@@ -139,13 +138,13 @@ def read_bundle(text: str) -> Bundle:
     Raises:
         EnrolmentError: it is incomplete or something else.
     """
-    fields = _fields(BUNDLE, text, "coterie enrol")
+    fields = _fields(BUNDLE, text)
     try:
         ca = str(fields["ca"]).encode()
         load_pem_x509_certificate(ca)
         return Bundle(str(fields["name"]), str(fields["silo"]), str(fields["address"]), ca)
     except (KeyError, ValueError):
-        raise EnrolmentError(_garbled(BUNDLE, "coterie enrol")) from None
+        raise EnrolmentError(_garbled(BUNDLE)) from None
 
 
 def _signed(name: str, key: bytes) -> bytes:
@@ -159,13 +158,12 @@ def _line(kind: str, fields: dict[str, str]) -> str:
     return f"{kind}.{base64.urlsafe_b64encode(body).decode().rstrip('=')}"
 
 
-def _fields(kind: str, text: str, command: str) -> dict[str, Any]:
+def _fields(kind: str, text: str) -> dict[str, Any]:
     line = "".join(text.split())  # mail programs wrap lines
     found, _, encoded = line.partition(".")
     if found != kind:
-        other = {REQUEST: "an enrolment request", BUNDLE: "a join bundle"}
-        was = f"This is {other[found]}." if found in other else "Got something else."
-        raise EnrolmentError(f"expected {other[kind]}, a line that starts with {kind}. {was}")
+        was = f"This is {LINES[found][0]}." if found in LINES else "Got something else."
+        raise EnrolmentError(f"expected {LINES[kind][0]}, a line that starts with {kind}. {was}")
     try:
         body = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
         if hashlib.sha256(body[4:]).digest()[:4] != body[:4]:
@@ -173,7 +171,7 @@ def _fields(kind: str, text: str, command: str) -> dict[str, Any]:
         fields = json.loads(body[4:])
         version = fields["version"]
     except (ValueError, KeyError, TypeError):
-        raise EnrolmentError(_garbled(kind, command)) from None
+        raise EnrolmentError(_garbled(kind)) from None
     if version != VERSION:
         raise EnrolmentError(
             f"the line is of version {version}, this coterie reads {VERSION}. Install the same "
@@ -182,8 +180,8 @@ def _fields(kind: str, text: str, command: str) -> dict[str, Any]:
     return dict(fields)
 
 
-def _garbled(kind: str, command: str) -> str:
+def _garbled(kind: str) -> str:
     return (
         f"the line that starts with {kind} is incomplete or was changed. Copy the whole line that "
-        f"`{command}` printed."
+        f"`{LINES[kind][1]}` printed."
     )

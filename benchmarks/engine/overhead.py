@@ -44,7 +44,6 @@ def submit(superlink: SuperLink, component: str, out: Path, **keys: Any) -> int:
     """Ship ``overhead_app`` as a Flower app and start it."""
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import fab_to_proto
-    from flwr.proto.control_pb2 import StartRunRequest
     from flwr.supercore.fab import Fab
 
     manifest = {
@@ -74,7 +73,7 @@ def submit(superlink: SuperLink, component: str, out: Path, **keys: Any) -> int:
     content, _ = build_fab_from_files(files)
     fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
     with control(superlink.control_address) as calls:
-        reply = calls._call("StartRun", StartRunRequest(fab=fab_to_proto(fab)))
+        reply = calls._call("StartRun", fab=fab_to_proto(fab))
     return int(reply.run_id)
 
 
@@ -153,7 +152,8 @@ def serve(app: ClientApp, address: str, name: str) -> None:
     import torch
 
     from coterie.client.home.settings import SiloSettings
-    from coterie.client.resident.host import Connection, Host
+    from coterie.client.resident.host import Host
+    from coterie.client.resident.link import Connection
 
     torch.set_num_threads(1)
     host = Host(app, [SiloSettings(name=name)], Connection(address))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.client.cli.options import PATIENCE_S, HomeOption, PatienceOption, VerboseOption
+from coterie.client.cli.options import PATIENCE_S, HomeOption, PatienceOption, VerboseOption, option
 
 if TYPE_CHECKING:
     from coterie.client.home.folder import Home
@@ -23,8 +23,7 @@ def init(
         str, typer.Option(help="Name of the silo, unique in the federation, e.g. hospital-b.")
     ],
     home: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Folder to create. [default: the silo's name]"),
+        Path | None, option("FOLDER", "Folder to create. [default: the silo's name]")
     ] = None,
     task: Annotated[
         str,
@@ -44,11 +43,11 @@ def init(
 
     The folder holds the silo's key and a commented silo.toml. The private key never leaves it.
     """
-    from coterie.client.home.folder import create
+    from coterie.client.home.folder import create, locked
 
     made = create(home or Path(name), name, task=task, data=data)
     if new_key:
-        with made.locked():
+        with locked(made.folder):
             made.new_key()
     _say(f"Silo {name} is in {made.folder}. Its key fingerprint: {made.fingerprint()}")
     _say("1. Send the operator this line, and compare the fingerprint with them by telephone:")
@@ -101,20 +100,17 @@ def start(
     verbose: VerboseOption = False,
 ) -> None:
     """Serve the federation until Ctrl-C or SIGTERM."""
-    from coterie.client.cli.logs import log_to_stderr
     from coterie.client.home.folder import Home
-    from coterie.client.resident.host import Connection
+    from coterie.client.resident.link import Connection
     from coterie.client.resident.serve import serve
 
-    log_to_stderr(verbose=verbose)
     own = Home(home)
     settings = own.settings()
     address, ca = own.coordinator()
     key = own.key()
-    with own.locked():
-        _limit_process(own)
-        keys = (key, key.public_key())
-        serve([settings], Connection(address, ca, keys, patience_s=patience))
+    connection = Connection(address, ca, (key, key.public_key()), patience_s=patience)
+    _limit_process(own)
+    serve([settings], connection, verbose=verbose)
 
 
 def _limit_process(home: Home) -> None:

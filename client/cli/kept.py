@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.client.cli.options import HomeOption, SetOption
+from coterie.client.cli.options import HomeOption, SetOption, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,10 +27,8 @@ WIDE = 10_000
 @app.command(epilog="Example:  coterie silo ledger --home hospital-b --last 5")
 def ledger(
     home: HomeOption = None,
-    run: Annotated[str, typer.Option(metavar="RUN", help="Show only this run.")] = "",
-    last: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Also show the last N entries in full.")
-    ] = 0,
+    run: Annotated[str, option("RUN", "Show only this run.")] = "",
+    last: Annotated[int, option("N", "Also show the last N entries in full.", min=0)] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the entries as JSON, one per line.")
     ] = False,
@@ -99,24 +97,23 @@ def predict(
     home: HomeOption = None,
     model: Annotated[
         str,
-        typer.Option(
-            metavar="RUN|FILE",
-            help="Run whose model to use, personalised/RUN for the silo's personalised one, or a "
-            "file. [default: the newest model]",
+        option(
+            "RUN|FILE",
+            "Run whose model to use, personalised/RUN for the silo's personalised one, or a file. "
+            "[default: the newest model]",
         ),
     ] = "",
     samples: Annotated[
         Path | None,
-        typer.Option(
+        option(
+            "PATH",
+            "File or folder of samples, in a form that the task reads. [default: the silo's own "
+            "test data]",
             "--input",
-            metavar="PATH",
-            help="File or folder of samples, in a form that the task reads. [default: the silo's "
-            "own test data]",
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="CSV file to write. [default: standard output]"),
+        Path | None, option("FILE", "CSV file to write. [default: standard output]")
     ] = None,
     task: Annotated[
         str, typer.Option(help="Task to load, if its name or file has changed since the training.")
@@ -129,20 +126,16 @@ def predict(
     data and the error is shown.
     """
     from coterie.client.cli.predict import find_model, predict, write_csv
-    from coterie.client.home.card import CardError
     from coterie.client.home.folder import Home, folder_of
-    from coterie.client.home.settings import SettingsError, options_of
+    from coterie.client.home.settings import options_of
 
     folder = folder_of(home)
     chosen: Mapping[str, Option] = options_of(options or [])
     if (folder / "silo.toml").exists():
         own = Home(folder).settings()
         task, chosen = task or own.task, {**own.options, **chosen}
-    try:
-        file = find_model(folder, model)
-        answers = predict(file, samples, source=task, options=chosen)
-    except CardError as error:
-        raise SettingsError(str(error)) from None
+    file = find_model(folder, model)
+    answers = predict(file, samples, source=task, options=chosen)
     if output is None:
         write_csv(answers, sys.stdout)
     else:
@@ -152,20 +145,15 @@ def predict(
     if answers.labels is not None:
         wrong = float((answers.classes != answers.labels).mean())
         said += f"; error on this silo's own test data {100 * wrong:.2f} %"
-    print(said, *answers.notes, sep="\n", file=sys.stderr)
+    print(said, *answers.samples.notes, sep="\n", file=sys.stderr)
 
 
 @app.command(epilog="Example:  coterie silo report --home /data/coterie")
 def report(
     home: HomeOption = None,
-    run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Run to report on. [default: the last]")
-    ] = None,
+    run: Annotated[str | None, option("RUN", "Run to report on. [default: the last]")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="File to write. [default: report.html in the silo's folder]"
-        ),
+        Path | None, option("FILE", "File to write. [default: report.html in the silo's folder]")
     ] = None,
 ) -> None:
     """Report on this silo's own runs.

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.client.cli import folder, kept
-from coterie.client.cli.options import PATIENCE_S, PatienceOption, SetOption, VerboseOption
+from coterie.client.cli.options import PATIENCE_S, PatienceOption, SetOption, VerboseOption, option
 from coterie.system.commandline import EXIT_CONFIG, Group, given
 
 EXIT_LINK = 5
@@ -16,11 +16,12 @@ EXIT_LINK = 5
 
 class _Silo(Group):
     def exit_status(self, error: Exception) -> int | None:
-        """Of settings, tasks and the link to the SuperLink."""
+        """Of settings, tasks, join bundles and the link to the SuperLink."""
         from coterie.client.home.settings import SettingsError
         from coterie.tasks.base import TaskError
+        from coterie.wire.enrolment import EnrolmentError
 
-        if isinstance(error, SettingsError | TaskError):
+        if isinstance(error, SettingsError | TaskError | EnrolmentError):
             return EXIT_CONFIG
         from coterie.client.resident.link import LinkError
 
@@ -53,25 +54,22 @@ def silo(
     ] = None,
     partitions: Annotated[
         str,
-        typer.Option(
-            metavar="FIRST-LAST/TOTAL",
-            help="Serve as these silos of a simulation, all in this process.",
-        ),
+        option("FIRST-LAST/TOTAL", "Serve as these silos of a simulation, all in this process."),
     ] = "",
     simulation: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Simulation file: task, options, number of silos. See docs/how-to/simulate.md.",
+        option(
+            "FILE",
+            "Simulation file: task, options, number of silos. See docs/how-to/simulate.md.",
         ),
     ] = None,
     parallel: Annotated[
         int,
-        typer.Option(
-            metavar="N",
+        option(
+            "N",
+            "With --partitions or --simulation: messages handled at once. Training is always one "
+            "at a time.",
             min=1,
-            help="With --partitions or --simulation: messages handled at once. Training is "
-            "always one at a time.",
         ),
     ] = 4,
     task: Annotated[
@@ -79,14 +77,11 @@ def silo(
     ] = "digits",
     options: SetOption = None,
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Fleet API of the SuperLink.")
+        str, option("HOST:PORT", "Fleet API of the SuperLink.")
     ] = "127.0.0.1:9092",
     root_certificates: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="CA certificate (PEM). Without it the connection does not use TLS.",
-        ),
+        option("FILE", "CA certificate (PEM). Without it the connection does not use TLS."),
     ] = None,
     alpha: Annotated[
         float | None, typer.Option(help="HCCT: this silo's own preference for more data.")
@@ -94,10 +89,7 @@ def silo(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
     threads: Annotated[int, typer.Option(help="CPU threads; 0 lets PyTorch choose.")] = 1,
     home: Annotated[
-        str,
-        typer.Option(
-            metavar="FOLDER", help="Folder for what the silo keeps. Without it, it keeps nothing."
-        ),
+        str, option("FOLDER", "Folder for what the silo keeps. Without it, it keeps nothing.")
     ] = "",
     share_label_counts: Annotated[
         bool,
@@ -150,14 +142,10 @@ def silo(
         home=home,
         policy=Policy(label_counts=share_label_counts),
     )
-    from coterie.client.cli.logs import log_to_stderr
-    from coterie.client.home.lock import locked_all
-    from coterie.client.resident.host import Connection
+    from coterie.client.resident.link import Connection
     from coterie.client.resident.serve import serve
     from coterie.client.resident.virtual import settings_of
 
-    log_to_stderr(verbose=verbose)
     connection = Connection(superlink, root_certificates, patience_s=patience)
     silos = settings_of(settings, partitions, simulation) if several else [settings]
-    with locked_all([one.home for one in silos]):
-        serve(silos, connection, parallel=parallel)
+    serve(silos, connection, parallel=parallel, verbose=verbose)

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+PATIENCE_S = 600.0
+
+
+def option(metavar: str, text: str, *names: str, min: int | None = None) -> Any:
+    """An option whose value help calls ``metavar``."""
+    return typer.Option(*names, metavar=metavar, help=text, min=min)
+
+
 HomeOption = Annotated[
     Path | None,
-    typer.Option(
-        "--home",
-        metavar="FOLDER",
-        help="The silo's folder. [default: $COTERIE_SILO, or the current folder]",
-    ),
+    option("FOLDER", "The silo's folder. [default: $COTERIE_SILO, or the current folder]"),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Set an option of the task, e.g. data=/folder. Can be repeated.",
-    ),
+    option("KEY=VALUE", "Set an option of the task, e.g. data=/folder. Can be repeated.", "--set"),
 ]
 PatienceOption = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS", help="Give up if the SuperLink cannot be reached for this long."
-    ),
+    float, option("SECONDS", "Give up if the SuperLink cannot be reached for this long.")
 ]
-PATIENCE_S = 600.0
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Log every message.")]

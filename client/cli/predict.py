@@ -18,7 +18,7 @@ from coterie.client.work.measure import MOST_AT_ONCE
 from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import hash_of
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import Option, Samples, SiloData, TaskError
+from coterie.tasks.base import Option, Samples, TaskError
 from coterie.wire import model_hash
 
 
@@ -31,18 +31,16 @@ class Answers:
         classes: (n,) the likeliest class of every sample.
         probabilities: (n, num_classes) of every class.
         labels: (n,) the true classes, where they are known.
-        samples: (n,) what they are called; empty: they are only numbered.
+        samples: that were asked about.
         names: (num_classes,) of the classes; empty: they are only numbered.
-        notes: what a person should know of the samples.
     """
 
     card: Card
     classes: NDArray[np.int64]
     probabilities: NDArray[np.float32]
-    labels: NDArray[np.int64] | None = None
-    samples: Sequence[str] = ()
-    names: Sequence[str] = ()
-    notes: Sequence[str] = ()
+    labels: NDArray[np.int64] | None
+    samples: Samples
+    names: Sequence[str]
 
 
 def find_model(home: Path, run: str) -> Path:
@@ -55,21 +53,20 @@ def find_model(home: Path, run: str) -> Path:
     """
     if run and Path(run).is_file():
         return Path(run)
-    found = _by_age(home, "models")
-    own = [(f"{PERSONALISED}/{file.stem}", file) for file in _by_age(home, PERSONALISED)]
-    called = [(file.stem, file) for file in found] + own
-    wanted = run.removesuffix(".safetensors")
-    named = [file for name, file in called if name == wanted] if run else found
-    if not named:
-        kept = ", ".join(name for name, _ in called) or "none"
-        which = f"model {run!r}" if run else "model of a run"
-        raise CardError(f"no {which} is kept in {home}. The kept models are: {kept}.")
-    return named[-1]
-
-
-def _by_age(home: Path, kind: str) -> list[Path]:
-    """Files of models, the newest last."""
-    return sorted(home.glob(f"{kind}/*.safetensors"), key=lambda file: file.stat().st_mtime)
+    by_age = {
+        kind: sorted(home.glob(f"{kind}/*.safetensors"), key=lambda file: file.stat().st_mtime)
+        for kind in ("models", PERSONALISED)
+    }
+    called = {file.stem: file for file in by_age["models"]}
+    called |= {f"{PERSONALISED}/{file.stem}": file for file in by_age[PERSONALISED]}
+    if run.removesuffix(".safetensors") in called:
+        return called[run.removesuffix(".safetensors")]
+    if by_age["models"] and not run:
+        return by_age["models"][-1]
+    which = f"model {run!r}" if run else "model of a run"
+    raise CardError(
+        f"no {which} is kept in {home}. The kept models are: {', '.join(called) or 'none'}."
+    )
 
 
 def predict(
@@ -117,9 +114,7 @@ def predict(
             f"{odd} cannot be predicted: the model's scores are not numbers. Its weights have "
             "diverged, or the values of the sample are too large for it."
         )
-    return Answers(
-        card, classes, probabilities, labels, found.names, tuple(task.classes), found.notes
-    )
+    return Answers(card, classes, probabilities, labels, found, task.classes)
 
 
 def _check_declaration(card: Card, task: Task) -> None:
@@ -145,24 +140,21 @@ def _samples(
 ) -> tuple[Samples, NDArray[np.int64] | None]:
     if place is None:
         data = task.load(options)
-        return Samples(data.x_test, notes=_of_changed_data(data, card)), data.y_test
+        if card.data_hash in ("", hash_of(data)):
+            return Samples(data.x_test), data.y_test
+        note = (
+            "Note: the training data is not what the model was trained on: the data, the share "
+            "kept for testing or the options have changed since. The model may have been trained "
+            "on some of these test samples, so the error may be too low; when the model was kept, "
+            f"it was {100 * card.test_error:.2f} % of {card.test_examples}."
+        )
+        return Samples(data.x_test, notes=[note]), data.y_test
     if not place.exists():
         raise TaskError(f"there is no file or folder {place} to predict from.")
     samples = task.inputs(place, options)
     if len(samples.x) == 0:
         raise TaskError(f"{place} holds no samples.")
     return samples, None
-
-
-def _of_changed_data(data: SiloData, card: Card) -> tuple[str, ...]:
-    if card.data_hash in ("", hash_of(data)):
-        return ()
-    return (
-        "Note: the training data is not what the model was trained on: the data, the share kept "
-        "for testing or the options have changed since. The model may have been trained on some "
-        "of these test samples, so the error may be too low; when the model was kept, it was "
-        f"{100 * card.test_error:.2f} % of {card.test_examples}.",
-    )
 
 
 def _not_finite(values: NDArray[np.float32], names: Sequence[str]) -> str:
@@ -193,7 +185,7 @@ def write_csv(answers: Answers, file: TextIO) -> None:
     """A line per sample: its name or number, its class, each class's probability, its label."""
     writer = csv.writer(file, lineterminator="\n")
     names = answers.names or [str(i) for i in range(answers.probabilities.shape[1])]
-    samples = answers.samples or [str(i) for i in range(len(answers.classes))]
+    samples = answers.samples.names or [str(i) for i in range(len(answers.classes))]
     before = "p_" if answers.names else "p"
     known = [] if answers.labels is None else [[names[label]] for label in answers.labels]
     writer.writerow(

@@ -6,7 +6,6 @@ one, gives what left it. Neither is asked of the server.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,28 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coterie.client.home.journal import JOURNAL
-from coterie.client.home.models import file_of
+from coterie.client.home.journal import JOURNAL, json_lines
+from coterie.client.home.policy import number
+from coterie.client.home.rounds import file_of
 from coterie.client.home.settings import SettingsError
-
-LEDGER = "ledger.jsonl"
-
-
-@dataclass(frozen=True)
-class Outbound:
-    """What left the silo under one message type.
-
-    Attributes:
-        messages: how many.
-        num_bytes: of their arrays.
-        tensors: name → shapes as written.
-        metrics: names of the numbers beside the arrays.
-    """
-
-    messages: int
-    num_bytes: float
-    tensors: Mapping[str, str]
-    metrics: tuple[str, ...]
+from coterie.client.resident.ledger import FILE, Total, ledger_of, totals
 
 
 @dataclass(frozen=True)
@@ -60,7 +42,7 @@ class SiloRun:
     group_sizes: Mapping[int, float]
     seconds: Mapping[int, float]
     num_samples: float
-    outbound: Mapping[str, Outbound] | None
+    outbound: Mapping[str, Total] | None
     last: str
     missing: tuple[str, ...] = ()
 
@@ -73,7 +55,7 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
     """
     missing: list[str] = []
     lines = _lines(home / JOURNAL, missing)
-    ledger = _lines(home / LEDGER, missing) if (home / LEDGER).exists() else None
+    ledger = _lines(ledger_of(home), missing) if ledger_of(home).exists() else None
     names = [str(line["run"]) for line in [*lines, *(ledger or [])] if line.get("run")]
     if not names:
         raise SettingsError(
@@ -85,118 +67,63 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
         known = ", ".join(dict.fromkeys(names))
         raise SettingsError(f"the silo took part in no run {name!r}. Its runs: {known}.")
     own = [line for line in lines if line.get("run") == name]
+    at = _last([line.get("at") for line in own])
+    left = totals(line for line in ledger or () if line.get("run") == name)
+    of_rounds = [
+        line for line in own if isinstance(line.get("round"), int) and not line.get("purpose")
+    ]
     return SiloRun(
         name=name,
-        errors=_errors(own),
-        losses=_by_round(own, "train-loss", kind="train"),
-        group_sizes=_by_round(own, "group-size", kind="train"),
-        seconds=_by_round(own, "seconds", kind="train"),
+        errors=_errors(of_rounds),
+        losses=_by_round(of_rounds, "train-loss"),
+        group_sizes=_by_round(of_rounds, "group-size"),
+        seconds=_by_round(of_rounds, "seconds"),
         num_samples=_last(
             [line.get("num-examples") for line in own if line.get("type") == "train"]
         ),
-        outbound=None if ledger is None else _outbound([e for e in ledger if e.get("run") == name]),
-        last=_time(_last([line.get("at") for line in own])),
+        outbound=None if ledger is None else {kind: left[_, kind] for _, kind in sorted(left)},
+        last="" if math.isnan(at) else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S+00:00}",
         missing=tuple(missing),
     )
 
 
 def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        found = list(json_lines(path))
     except OSError as error:
         missing.append(f"{path.name} cannot be read: {error.strerror or error}")
         return []
-    found, damaged = [], 0
-    for line in filter(str.strip, text.split("\n")):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError):
-            entry = None
-        if isinstance(entry, dict):
-            found.append(entry)
-        else:
-            damaged += 1
-    if damaged:
+    if damaged := found.count(None):
         missing.append(f"{damaged} line(s) of {path.name} are damaged")
-    return found
+    return [line for line in found if line is not None]
 
 
 def _errors(lines: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """A model received for round t+1 is the one that the silo held after round t."""
     found = {}
     for line in lines:
-        number, received = line.get("round"), _number(line.get("received-error"))
-        if not isinstance(number, int) or line.get("purpose"):
-            continue
+        received, own = number(line.get("received-error")), number(line.get("error"))
         if math.isfinite(received):
-            found[number - 1] = received
-        elif line.get("type") == "evaluate" and math.isfinite(_number(line.get("error"))):
-            found[number] = _number(line.get("error"))
+            found[line["round"] - 1] = received
+        elif line.get("type") == "evaluate" and math.isfinite(own):
+            found[line["round"]] = own
     return dict(sorted(found.items()))
 
 
-def _by_round(lines: Sequence[Mapping[str, Any]], key: str, *, kind: str) -> dict[int, float]:
-    found = {
-        line["round"]: _number(line.get(key))
-        for line in lines
-        if line.get("type") == kind
-        and not line.get("purpose")
-        and isinstance(line.get("round"), int)
-    }
+def _by_round(lines: Sequence[Mapping[str, Any]], key: str) -> dict[int, float]:
+    """What the silo noted when it trained."""
+    trained = [line for line in lines if line.get("type") == "train"]
+    found = {line["round"]: number(line.get(key)) for line in trained}
     return {n: value for n, value in sorted(found.items()) if math.isfinite(value)}
 
 
-def _outbound(entries: Sequence[Mapping[str, Any]]) -> dict[str, Outbound]:
-    """Sums by message type of a ledger, whose entries may lack anything."""
-    kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for entry in entries:
-        kinds.setdefault(str(entry.get("type", "?")), []).append(entry)
-    return {kind: _sum(own) for kind, own in sorted(kinds.items())}
-
-
-def _sum(entries: Sequence[Mapping[str, Any]]) -> Outbound:
-    tensors: dict[str, str] = {}
-    metrics: dict[str, None] = {}
-    total = 0.0
-    for entry in entries:
-        for name, shape, size in _tensors(entry.get("tensors")):
-            tensors[name] = shape
-            total += size
-        values = entry.get("values")
-        for record in values.values() if isinstance(values, dict) else ():
-            metrics |= dict.fromkeys(map(str, record)) if isinstance(record, dict) else {}
-    return Outbound(len(entries), total, tensors, tuple(metrics))
-
-
-def _tensors(value: object) -> list[tuple[str, str, float]]:
-    """(name, shape, bytes) of a ledger's list."""
-    found = []
-    for one in value if isinstance(value, list) else ():
-        if isinstance(one, dict):
-            size, shape = _number(one.get("bytes")), one.get("shape")
-            text = "×".join(map(str, shape)) or "one number" if isinstance(shape, list) else "?"
-            found.append((str(one.get("name", "?")), text, size if math.isfinite(size) else 0.0))
-    return found
-
-
-def _number(value: object) -> float:
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if plain else math.nan  # type: ignore[arg-type]
-
-
 def _last(values: Sequence[object]) -> float:
-    known = [number for number in map(_number, values) if math.isfinite(number)]
+    known = [value for value in map(number, values) if math.isfinite(value)]
     return known[-1] if known else math.nan
 
 
 def _latest(values: Mapping[int, float]) -> float:
     return values[max(values)]
-
-
-def _time(at: float) -> str:
-    if math.isnan(at):
-        return ""
-    return datetime.fromtimestamp(at, UTC).isoformat(sep=" ", timespec="seconds")
 
 
 # ---------------------------------------------------------------- the page
@@ -208,48 +135,33 @@ def build_page(run: SiloRun, home: Path) -> Any:
 
     missing = list(run.missing)
     if run.outbound is None:
-        missing.append(f"what left the silo: it keeps no {LEDGER}")
+        missing.append(f"what left the silo: it keeps no {FILE}")
     if not run.errors:
         missing.append("a curve: no error on the silo's own test data has been recorded yet")
     if not run.group_sizes:
         missing.append("a group: the coordinator has not said how many silos train together")
     outbound = run.outbound or {}
+    sent = [
+        (kind, str(one.messages), f"{one.bytes:,}", ", ".join(one.values))
+        for kind, one in outbound.items()
+    ]
+    arrays = [(kind, *array) for kind, one in outbound.items() for array in one.tensors.items()]
+    tables = {
+        "What left the silo": Table(
+            ("message", "times", "bytes of arrays", "numbers beside them"), sent
+        ),
+        "Arrays that left the silo": Table(("message", "array", "shape"), arrays),
+    }
+    samples = f"{run.num_samples:.0f} training samples" if math.isfinite(run.num_samples) else ""
+    written = f"last written {run.last}" if run.last else ""
     return Page(
         title=f"{home.name}: {run.name}",
-        subtitle=" · ".join(
-            part
-            for part in (
-                "this silo's own data",
-                f"{run.num_samples:.0f} training samples" if math.isfinite(run.num_samples) else "",
-                f"last written {run.last}" if run.last else "",
-            )
-            if part
-        ),
+        subtitle=" · ".join(filter(None, ("this silo's own data", samples, written))),
         lead=_lead(run),
         figures=_figures(run),
         missing=missing,
         pictures=_pictures(run),
-        tables={
-            name: table
-            for name, table in {
-                "What left the silo": Table(
-                    ("message", "times", "bytes of arrays", "numbers beside them"),
-                    [
-                        (kind, str(one.messages), f"{one.num_bytes:,.0f}", ", ".join(one.metrics))
-                        for kind, one in outbound.items()
-                    ],
-                ),
-                "Arrays that left the silo": Table(
-                    ("message", "array", "shape"),
-                    [
-                        (k, name, s)
-                        for k, one in outbound.items()
-                        for name, s in one.tensors.items()
-                    ],
-                ),
-            }.items()
-            if table.rows
-        },
+        tables={name: table for name, table in tables.items() if table.rows},
         commands={
             "The silo's model, if the run is over": str(file_of(str(home), "models", run.name))
         },
@@ -283,7 +195,7 @@ def _figures(run: SiloRun) -> dict[str, str]:
     if run.seconds:
         figures["seconds of training"] = f"{sum(run.seconds.values()):.1f}"
     if run.outbound is not None:
-        total = sum(one.num_bytes for one in run.outbound.values())
+        total = sum(one.bytes for one in run.outbound.values())
         figures["arrays sent, MB"] = f"{total / 1e6:.3g}"
     return figures
 
@@ -306,22 +218,23 @@ def _pictures(run: SiloRun) -> list[Any]:
             Table(("round", unit), [(str(n), f"{v:.4g}") for n, v in zip(x, y, strict=True)]),
         )
 
-    found = []
-    if run.errors:
-        text = "Error on this silo's own test data of the model that it held after every round."
-        found.append(curve("errors", "Error", text, run.errors, "error, %", 100.0))
-    if run.group_sizes:
-        text = "How many silos trained together with this one, itself among them; 1 is alone."
-        found.append(curve("group", "Group size", text, run.group_sizes, "silos", 1.0))
-    if run.losses:
-        text = "Mean loss of this silo's own training in every round."
-        found.append(curve("loss", "Training loss", text, run.losses, "loss", 1.0))
-    moved = {k: one for k, one in (run.outbound or {}).items() if one.num_bytes}
-    if moved:
-        rows = [
-            charts.Bar(kind, LIGHT["g0"], {"MB": one.num_bytes / 1e6})
-            for kind, one in moved.items()
-        ]
+    curves = (
+        ("errors", "Error",
+         "Error on this silo's own test data of the model that it held after every round.",
+         run.errors, "error, %", 100.0),
+        ("group", "Group size",
+         "How many silos trained together with this one, itself among them; 1 is alone.",
+         run.group_sizes, "silos", 1.0),
+        ("loss", "Training loss", "Mean loss of this silo's own training in every round.",
+         run.losses, "loss", 1.0),
+    )  # fmt: skip
+    found = [curve(*one) for one in curves if one[3]]
+    rows = [
+        charts.Bar(kind, LIGHT["g0"], {"MB": one.bytes / 1e6})
+        for kind, one in (run.outbound or {}).items()
+        if one.bytes
+    ]
+    if rows:
         title = "What left the silo"
         found.append(
             Picture(

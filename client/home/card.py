@@ -16,7 +16,8 @@ from flwr.app import ConfigRecord
 from safetensors import SafetensorError, safe_open
 
 from coterie import wire
-from coterie.client.home.models import file_of, write_model
+from coterie.client.home.rounds import file_of, write_model
+from coterie.client.home.settings import SettingsError
 from coterie.client.work.guard import Choice
 from coterie.client.work.measure import Evaluation
 from coterie.client.work.workbench import Workbench
@@ -30,7 +31,7 @@ PERSONALISED: Final = "personalised"
 HERE: Final = "here"
 
 
-class CardError(ValueError):
+class CardError(SettingsError):
     """A file that is no kept model."""
 
 
@@ -96,9 +97,8 @@ def card_of(
     """The card of a model that the silo is about to keep.
 
     Args:
-        bench: of the silo.
+        bench, model: of the silo, and what it keeps.
         config: of the message that brought the model.
-        model: the one to keep.
         tested: on the silo's test data, the one to keep.
         choice: the guard's, if it was on.
         here: it is as this silo has just trained it.

@@ -13,36 +13,25 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from coterie.client.home.lock import locked
 from coterie.client.home.policy import Policy
-from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings
-from coterie.system.files import make_folder, write_atomically
-from coterie.tasks.base import TaskError, place_of
-from coterie.wire import is_silo_name
-from coterie.wire.enrolment import (
-    Bundle,
-    EnrolmentError,
-    fingerprint_of_key,
-    make_request,
-    public_pem,
-    read_bundle,
-)
+from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings, check_name
+from coterie.system import files
+from coterie.tasks.base import place_of
+from coterie.wire import enrolment
 
+OTHER_FILES = 512
+"""Files that a process needs open besides the locks of its silos' folders."""
 ENVIRONMENT = "COTERIE_SILO"
 """The silo's folder, for commands that are not told one."""
 
@@ -152,10 +141,10 @@ class Home:
 
         Raises:
             SettingsError: it is not a silo's folder, or its ``silo.toml`` is wrong.
+            TaskError: it is in the home folder of nobody.
         """
-        self.folder = _place(folder_of(folder)).resolve()
-        self.file = self.folder / "silo.toml"
-        self.config = _read(self.file)
+        self.folder = place_of(str(folder_of(folder))).resolve()
+        self.config = _read(self.folder / "silo.toml")
 
     def settings(self) -> SiloSettings:
         """What the silo's process is told.
@@ -164,24 +153,20 @@ class Home:
             SettingsError: a value that cannot be used.
         """
         config, policy, compute = self.config, self.config.policy, self.config.compute
+        paths = {
+            key: self._path(value)
+            for key, value in config.data.items()
+            if isinstance(value, str) and key in ("data", "test-data")
+        }
         return SiloSettings(
             name=config.name,
-            task=self._task(),
-            options={key: self._option(key, value) for key, value in config.data.items()},
+            task=self._path(config.task) if config.task.endswith(".toml") else config.task,
+            options=config.data | paths,
             alpha=policy.alpha,
             device=compute.device,
             threads=compute.threads,
             home=str(self.folder),
-            policy=Policy(
-                strategies=policy.strategies,
-                min_group_size=policy.min_group_size,
-                keep_layers=policy.keep_layers,
-                metrics=policy.metrics,
-                auxiliary=policy.auxiliary,
-                label_counts=policy.label_counts,
-                max_local_epochs=config.limits.max_local_epochs,
-                max_rounds=config.limits.max_rounds,
-            ),
+            policy=Policy(**policy.model_dump(exclude={"alpha"}), **config.limits.model_dump()),
         )
 
     def key(self) -> ec.EllipticCurvePrivateKey:
@@ -193,7 +178,7 @@ class Home:
         file = self.folder / "key.pem"
         try:
             shared = file.stat().st_mode & 0o077
-            key = load_pem_private_key(file.read_bytes(), password=None)
+            key = serialization.load_pem_private_key(file.read_bytes(), password=None)
         except FileNotFoundError:
             raise SettingsError(
                 f"there is no key in {self.folder}. Run `coterie silo init`."
@@ -210,11 +195,11 @@ class Home:
 
     def fingerprint(self) -> str:
         """Of the key."""
-        return fingerprint_of_key(public_pem(self.key().public_key()))
+        return enrolment.fingerprint_of_key(enrolment.public_pem(self.key().public_key()))
 
     def request(self) -> str:
         """The enrolment request, one line."""
-        return make_request(self.config.name, self.key())
+        return enrolment.make_request(self.config.name, self.key())
 
     def new_key(self) -> None:
         """Replace the key: after a removal, or if somebody else may have seen it."""
@@ -222,23 +207,21 @@ class Home:
             (self.folder / file).unlink(missing_ok=True)
         _write_key(self.folder)
 
-    def join(self, text: str) -> Bundle:
+    def join(self, text: str) -> enrolment.Bundle:
         """Take a join bundle.
 
         Raises:
-            SettingsError: it was made for another silo or another key, or is incomplete.
+            EnrolmentError: it is incomplete.
+            SettingsError: it was made for another silo or another key.
         """
-        try:
-            bundle = read_bundle(text)
-        except EnrolmentError as error:
-            raise SettingsError(str(error)) from None
+        bundle = enrolment.read_bundle(text)
         if bundle.name != self.config.name or bundle.silo != self.fingerprint():
             raise SettingsError(
                 f"this bundle was made for silo {bundle.name!r} with key {bundle.silo}; here is "
                 f"{self.config.name!r} with key {self.fingerprint()}."
             )
         joined = {"address": bundle.address, "ca": bundle.ca.decode()}
-        write_atomically(self.folder / "coordinator.json", json.dumps(joined).encode())
+        files.write_atomically(self.folder / "coordinator.json", json.dumps(joined).encode())
         self.coordinator()
         return bundle
 
@@ -253,7 +236,7 @@ class Home:
             joined = json.loads((self.folder / "coordinator.json").read_text(encoding="utf-8"))
             ca = str(joined.get("ca", "")).encode()  # earlier versions wrote only the file
             if ca and (not file.exists() or file.read_bytes() != ca):
-                write_atomically(file, ca)  # a crash came between the two files
+                files.write_atomically(file, ca)  # a crash came between the two files
             return str(joined["address"]), file
         except FileNotFoundError:
             raise SettingsError(
@@ -264,28 +247,9 @@ class Home:
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise SettingsError(f"coordinator.json cannot be read: {error}. Join again.") from None
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder; two processes with one key would push each other out.
-
-        Raises:
-            SettingsError: a process holds it already.
-        """
-        with locked(self.folder):
-            yield
-
-    def _task(self) -> str:
-        return (
-            self._path(self.config.task) if self.config.task.endswith(".toml") else self.config.task
-        )
-
-    def _option(self, key: str, value: str | int | float | bool) -> str | int | float | bool:
-        """Paths are meant from the silo's folder, wherever the command is started."""
-        is_path = isinstance(value, str) and key in ("data", "test-data")
-        return self._path(str(value)) if is_path else value
-
     def _path(self, text: str) -> str:
-        return str(self.folder / _place(text))
+        """Paths are meant from the silo's folder, wherever the command is started."""
+        return str(self.folder / place_of(text))
 
 
 def create(folder: Path, name: str, *, task: str = "", data: Path | None = None) -> Home:
@@ -298,30 +262,28 @@ def create(folder: Path, name: str, *, task: str = "", data: Path | None = None)
             default the digits.
 
     Raises:
+        TaskError: the folder or the data is in the home folder of nobody.
         SettingsError: the name cannot be one, the folder belongs to another silo, or its
             ``silo.toml`` names another task or other data than are asked for here.
     """
-    if not is_silo_name(name):
-        raise SettingsError(
-            "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
-            f"letter or digit. Got {name!r}."
-        )
-    folder = _place(folder)
-    make_folder(folder, private=True)
+    check_name(name)
+    folder = place_of(str(folder))
+    files.make_folder(folder, private=True)
     file = folder / "silo.toml"
     if task.endswith(".toml"):
-        task = str(_place(task).resolve())
-    where = "" if data is None else str(_place(data).resolve())
+        task = str(place_of(task).resolve())
+    where = "" if data is None else str(place_of(str(data)).resolve())
     if not file.exists():
         told = f"data = {_toml(where)}" if where else f'# data = "/data/{name}"'
         text = TEMPLATE.format(name=name, task=_toml(task or "digits"), data=told)
-        write_atomically(file, text.encode())
+        files.write_atomically(file, text.encode())
     home = Home(folder)
     if home.config.name != name:
         raise SettingsError(f"{folder} is the folder of silo {home.config.name!r}, not {name!r}.")
+    settings = home.settings()
     for key, asked, has in (
-        ("task", task, home._task()),
-        ("data", where, str(home._option("data", home.config.data.get("data", "")))),
+        ("task", task, settings.task),
+        ("data", where, str(settings.options.get("data", home.folder))),
     ):
         if asked and asked != has and Path(asked) != Path(has).resolve():
             raise SettingsError(
@@ -348,17 +310,14 @@ def _toml(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _place(named: str | Path) -> Path:
-    try:
-        return place_of(str(named))
-    except TaskError as error:
-        raise SettingsError(str(error)) from None
-
-
 def _write_key(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP384R1())
-    content = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    write_atomically(folder / "key.pem", content, private=True)
+    content = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    files.write_atomically(folder / "key.pem", content, private=True)
 
 
 def _read(file: Path) -> _File:
@@ -388,3 +347,51 @@ def _problem(entry: object) -> str:
         return f"there is no key {where}"
     message = str(entry["msg"])
     return f"{where}: {message[:1].lower() + message[1:]}"
+
+
+@contextmanager
+def locked(home: Path) -> Iterator[None]:
+    """Hold a silo's folder, made if it is not there.
+
+    Two processes would overwrite their models, and push each other out with their one key.
+
+    Raises:
+        SettingsError: a process holds it already, or nothing can be written there.
+    """
+    with ExitStack() as held:
+        try:
+            files.make_folder(home)
+            held.enter_context(files.locked(home))
+        except FileExistsError:
+            raise SettingsError(
+                f"{home} is a file. A silo keeps its models in a folder: name one with --home."
+            ) from None
+        except OSError as error:
+            raise SettingsError(
+                f"a silo cannot keep its models in {home}: {error.strerror}. With --home, name a "
+                "folder on a disk of this machine that it may write to."
+            ) from None
+        except files.LockedError:
+            raise SettingsError(
+                f"a silo is already running from {home}. End that process first, or give this silo "
+                "a folder of its own (--home)."
+            ) from None
+        yield
+
+
+@contextmanager
+def locked_all(homes: Sequence[str]) -> Iterator[None]:
+    """Hold the folders of several silos in this process; empty ones keep nothing.
+
+    Raises:
+        SettingsError: as ``locked``.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(homes) + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    with ExitStack() as held:
+        for home in filter(None, homes):
+            held.enter_context(locked(Path(home)))
+        yield

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +56,18 @@ def note(
         append_line(Path(home) / JOURNAL, json.dumps(line).encode(), synced=False)
     except OSError as error:
         log.warning("the journal could not be written: %s", error)
+
+
+def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
+    """The objects in a silo's journal or ledger, oldest first; None for a damaged line.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with file.open(encoding="utf-8", errors="replace") as opened:
+        for line in filter(str.strip, opened):
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            yield entry if isinstance(entry, dict) else None

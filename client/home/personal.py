@@ -27,9 +27,7 @@ class PersonalError(ValueError):
 def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
     """Names of the arrays that stay here.
 
-    Args:
-        bench: of the silo.
-        layers: ``head`` for the task's head, or a prefix of array names; empty for none.
+    ``layers`` is ``head`` for the task's head, or a prefix of array names; empty for none.
 
     Raises:
         PersonalError: nothing, or everything, is named so.
@@ -72,13 +70,8 @@ def complete(
 ) -> Model:
     """The model received with this silo's personal arrays put in.
 
-    Args:
-        bench: of the silo.
-        shared: what was received.
-        names: of the personal arrays.
-        run: whose personal arrays to take; a run not seen before starts from ``seed``.
-        seed: of the run's initial model.
-        before: take those of the last round before this one; 0 takes the initial ones.
+    They are the run's, of the last round before ``before``; 0 takes the initial ones. A run not
+    seen before starts from ``seed``, that of its initial model.
     """
     if not names:
         return shared

@@ -72,7 +72,7 @@ class Policy:
             if key == wire.LOCAL_EPOCHS and config.get(wire.LOCAL_STEPS):
                 continue  # they take its place: passes_objection
             asked = config.get(key, 0)
-            if most and not _number(asked) <= most:  # also what is no number
+            if most and not number(asked) <= most:  # also what is no number
                 return f"trains at most {most} {what}; this run asks for {asked} ({key})."
         return self.label_counts_objection() if config.get(wire.ASKS_LABEL_COUNTS) else ""
 
@@ -109,28 +109,24 @@ class Policy:
             return ""
         size = config.get(wire.GROUP_SIZE)
         if size is None:
-            return (
-                f"needs groups of at least {self.min_group_size} silos; this run does not say how "
-                "large its groups are."
-            )
-        if _number(size) != 1 and _number(size) < self.min_group_size:
-            return (
-                f"needs groups of at least {self.min_group_size} silos; its group in this round "
-                f"has {size}."
-            )
-        return ""
+            found = "this run does not say how large its groups are."
+        elif number(size) != 1 and number(size) < self.min_group_size:
+            found = f"its group in this round has {size}."
+        else:
+            return ""
+        return f"needs groups of at least {self.min_group_size} silos; {found}"
 
 
 def permitted(metrics: Mapping[str, float | int], policy: Policy) -> MetricRecord:
     """The metrics that may leave."""
-    names = METRICS if policy.metrics is None else policy.metrics
-    allowed = {key for name in names for key in METRICS[name]} | set(ALWAYS)
-    return MetricRecord(
-        {k: v for k, v in metrics.items() if policy.metrics is None or k in allowed}
-    )
+    if policy.metrics is None:
+        return MetricRecord(dict(metrics))
+    allowed = {key for name in policy.metrics for key in METRICS[name]} | set(ALWAYS)
+    return MetricRecord({key: value for key, value in metrics.items() if key in allowed})
 
 
-def _number(value: object) -> float:
+def number(value: object) -> float:
+    """NaN for what is no number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return float("nan")
     return float(value)

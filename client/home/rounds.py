@@ -1,4 +1,4 @@
-"""Arrays that a silo keeps from round to round, each with the round that they belong to.
+"""Arrays that a silo keeps: where its folder holds them, and those kept from round to round.
 
 A server that comes back from a crash repeats a round, perhaps a few. So a silo keeps what it had
 after each of the last rounds, and a round always starts from what was there *before* it: doing it
@@ -8,13 +8,14 @@ twice gives the same.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save
 
-from coterie.client.home.models import folder_of, write_model
 from coterie.client.home.settings import SiloSettings
+from coterie.system.files import make_folder, write_atomically
 from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
@@ -70,3 +71,25 @@ def _files(folder: Path) -> dict[int, Path]:
     """Round → file, in order."""
     files = sorted(folder.glob("round-*.safetensors"))
     return {int(file.stem.removeprefix("round-")): file for file in files}
+
+
+def folder_of(home: str, kind: str, run: str) -> Path:
+    """The folder that holds what is of ``kind`` (``personal``, ``alone``) of a run, by round.
+
+    The server gives the run's name, so that it must not lead anywhere else.
+    """
+    text = "".join(c if c.isalnum() or c in "-_." else "_" for c in run)
+    return Path(home) / kind / (text.lstrip(".") or "run")
+
+
+def file_of(home: str, kind: str, run: str) -> Path:
+    """The file that holds arrays of ``kind`` (``models``) for a run."""
+    folder = folder_of(home, kind, run)
+    return folder.with_name(f"{folder.name}.safetensors")
+
+
+def write_model(file: Path, model: Model, *, metadata: Mapping[str, str] | None = None) -> None:
+    """Write arrays as safetensors, whole or not at all."""
+    make_folder(file.parent)
+    content = save(dict(model), metadata=dict(metadata) if metadata else None)
+    write_atomically(file, content, private=True)

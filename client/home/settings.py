@@ -7,9 +7,9 @@ They arrive as Flower's ``node_config``, the same under the resident silo, a sto
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 from coterie.client.home.policy import METRICS, Policy
 from coterie.tasks.base import Option
@@ -19,16 +19,6 @@ DATA_PREFIX = "data."
 MAX_WORKERS = 64
 MAX_THREADS = 4096
 """More than any machine has; with many more, libgomp ends the process."""
-POLICY_KEYS = (
-    "strategies",
-    "min-group-size",
-    "keep-layers",
-    "metrics",
-    "auxiliary",
-    "label-counts",
-    "max-local-epochs",
-    "max-rounds",
-)
 
 
 class SettingsError(ValueError):
@@ -63,11 +53,7 @@ class SiloSettings:
     policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
-        if not is_silo_name(self.name):
-            raise SettingsError(
-                "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start "
-                f"with a letter or digit. Got {self.name!r}."
-            )
+        check_name(self.name)
         if self.alpha is not None and not 0 <= self.alpha < float("inf"):
             raise SettingsError(f"alpha must be finite and at least 0. Got {self.alpha}.")
         if not 0 <= self.threads <= MAX_THREADS:
@@ -88,56 +74,42 @@ class SiloSettings:
         Raises:
             SettingsError: an unknown key or a value out of bounds.
         """
-        known = {"name", "task", "alpha", "device", "threads", "workers", "home", *POLICY_KEYS}
-        own = {k: v for k, v in config.items() if k in known}
+        given = {k: v for k, v in config.items() if k not in ("partition-id", "num-partitions")}
         options = {
-            k.removeprefix(DATA_PREFIX): v for k, v in config.items() if k.startswith(DATA_PREFIX)
+            k.removeprefix(DATA_PREFIX): given.pop(k) for k in [*given] if k.startswith(DATA_PREFIX)
         }
-        unknown = [
-            k
-            for k in config
-            if k not in known
-            and not k.startswith(DATA_PREFIX)
-            and k not in ("partition-id", "num-partitions")
-        ]
+        known = {**OWN, **POLICY}
+        unknown = sorted(given.keys() - known)
         if unknown:
             raise SettingsError(
-                f"unknown setting {sorted(unknown)[0]!r}. A silo has: {', '.join(sorted(known))} "
+                f"unknown setting {unknown[0]!r}. A silo has: {', '.join(sorted(known))} "
                 f"and {DATA_PREFIX}KEY for its task."
             )
         partition = config.get("partition-id")
-        if "name" not in own:
-            own["name"] = f"node-{node_id}" if partition is None else f"silo-{partition}"
-            if partition is not None and not options and own.get("task", "digits") == "digits":
+        if "name" not in given:
+            given["name"] = f"node-{node_id}" if partition is None else f"silo-{partition}"
+            if partition is not None and not options and given.get("task", "digits") == "digits":
                 options = {"skip": int(partition) * 110, "train": 80, "test": 30}
-        alpha = own.get("alpha")
-        return cls(
-            name=str(own["name"]),
-            task=str(own.get("task", "digits")),
-            options=options,
-            alpha=None if alpha is None else _number("alpha", alpha, float),
-            device=str(own.get("device", "auto")),
-            threads=_number("threads", own.get("threads", 1), int),
-            workers=_number("workers", own.get("workers", 0), int),
-            home=str(own.get("home", "")),
-            policy=_policy(own),
-        )
+        return cls(**_read(given, OWN), options=options, policy=Policy(**_read(given, POLICY)))
 
     def to_node_config(self) -> dict[str, Option]:
         """The inverse of ``from_node_config``."""
+        told = vars(self) | vars(self.policy)
         config: dict[str, Option] = {
-            "name": self.name,
-            "task": self.task,
-            "device": self.device,
-            "threads": self.threads,
-            "home": self.home,
+            key: ",".join(value) if isinstance(value, tuple) else value
+            for key in (*OWN, *POLICY)
+            if (value := told[_field(key)]) is not None
         }
-        if self.workers:
-            config["workers"] = self.workers
-        if self.alpha is not None:
-            config["alpha"] = self.alpha
-        config |= _policy_config(self.policy)
         return config | {DATA_PREFIX + key: value for key, value in self.options.items()}
+
+
+def check_name(name: str) -> None:
+    """Raise ``SettingsError`` with what a silo's name must be, if it is none."""
+    if not is_silo_name(name):
+        raise SettingsError(
+            "a silo's name must have 1 to 64 letters, digits, '.', '_' or '-' and start with a "
+            f"letter or digit. Got {name!r}."
+        )
 
 
 def options_of(pairs: Sequence[str]) -> dict[str, str]:
@@ -155,52 +127,56 @@ def options_of(pairs: Sequence[str]) -> dict[str, str]:
     return options
 
 
-def _policy(own: Mapping[str, Option]) -> Policy:
-    """Lists are written with commas; ``metrics`` left out allows all, empty allows none."""
-    metrics = _words(own["metrics"]) if "metrics" in own else None
-    unknown = sorted(set(metrics or ()) - set(METRICS))
-    if unknown:
-        raise SettingsError(f"metrics must be of {', '.join(METRICS)}. Got {unknown[0]!r}.")
-    return Policy(
-        strategies=_words(own.get("strategies", "")),
-        min_group_size=_number("min-group-size", own.get("min-group-size", 1), int),
-        keep_layers=str(own.get("keep-layers", "")),
-        metrics=metrics,
-        auxiliary=_flag("auxiliary", own.get("auxiliary", True)),
-        label_counts=_flag("label-counts", own.get("label-counts", False)),
-        max_local_epochs=_number("max-local-epochs", own.get("max-local-epochs", 0), int),
-        max_rounds=_number("max-rounds", own.get("max-rounds", 0), int),
-    )
-
-
-def _policy_config(policy: Policy) -> dict[str, Option]:
-    config: dict[str, Option] = {
-        "strategies": ",".join(policy.strategies),
-        "min-group-size": policy.min_group_size,
-        "keep-layers": policy.keep_layers,
-        "auxiliary": policy.auxiliary,
-        "label-counts": policy.label_counts,
-        "max-local-epochs": policy.max_local_epochs,
-        "max-rounds": policy.max_rounds,
-    }
-    return config if policy.metrics is None else config | {"metrics": ",".join(policy.metrics)}
-
-
-def _flag(name: str, value: Option) -> bool:
+def _flag(value: Option) -> bool:
     if str(value).lower() not in ("true", "false"):
-        raise SettingsError(f"{name} must be true or false. Got {value!r}.")
+        raise ValueError
     return str(value).lower() == "true"
 
 
 def _words(text: Option) -> tuple[str, ...]:
+    """Lists are written with commas."""
     return tuple(word.strip() for word in str(text).split(",") if word.strip())
 
 
-Number = TypeVar("Number", int, float)
+def _metrics(text: Option) -> tuple[str, ...]:
+    """Left out allows all, empty allows none."""
+    if set(_words(text)) - set(METRICS):
+        raise ValueError
+    return _words(text)
 
 
-def _number(name: str, value: Option, kind: type[Number]) -> Number:
-    try:
-        return kind(value)
-    except (ValueError, OverflowError):
-        raise SettingsError(f"{name} must be a number. Got {value!r}.") from None
+Reader = Callable[[Any], Any]
+OWN: Mapping[str, Reader] = {
+    "name": str, "task": str, "alpha": float, "device": str, "threads": int,
+    "workers": int, "home": str,
+}  # fmt: skip
+POLICY: Mapping[str, Reader] = {
+    "strategies": _words,
+    "min-group-size": int,
+    "keep-layers": str,
+    "metrics": _metrics,
+    "auxiliary": _flag,
+    "label-counts": _flag,
+    "max-local-epochs": int,
+    "max-rounds": int,
+}
+"""Keys of a node config, which are fields here and of the policy, and how each is read."""
+EXPECTED = {_flag: "true or false", _metrics: f"of {', '.join(METRICS)}"}
+
+
+def _read(config: Mapping[str, Option], readers: Mapping[str, Reader]) -> dict[str, Any]:
+    """Field → value of what a node config has of these keys."""
+    found = {}
+    for key, reader in readers.items():
+        if key in config:
+            try:
+                found[_field(key)] = reader(config[key])
+            except (ValueError, OverflowError):
+                raise SettingsError(
+                    f"{key} must be {EXPECTED.get(reader, 'a number')}. Got {config[key]!r}."
+                ) from None
+    return found
+
+
+def _field(key: str) -> str:
+    return key.replace("-", "_")

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Thread
 from types import FrameType
 
@@ -30,7 +29,7 @@ from flwr.clientapp import ClientApp
 
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.link import FleetLink, Keys, LinkError, RunEndedError, connect
+from coterie.client.resident.link import Connection, FleetLink, LinkError, RunEndedError, connect
 from coterie.client.resident.schedule import Schedule
 from coterie.client.resident.sharing import ObjectCache
 
@@ -45,24 +44,6 @@ class _ToldToEndError(BaseException):
     """Raised inside running work when the process is told to end; not one of the work's errors."""
 
 
-@dataclass(frozen=True)
-class Connection:
-    """How to reach the SuperLink.
-
-    Attributes:
-        address: ``HOST:PORT`` of its Fleet API.
-        root_certificates: PEM file of the CA, or None for plain text.
-        keys: the registered key pair of the one silo there is, or None.
-        patience_s: seconds without a connection after which the process gives up. Longer than the
-            60 s for which Flower refuses a key that was not released.
-    """
-
-    address: str
-    root_certificates: Path | None = None
-    keys: Keys | None = None
-    patience_s: float = 600.0
-
-
 @dataclass
 class _Silo:
     """A silo and its connection, if it has one."""
@@ -72,16 +53,8 @@ class _Silo:
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
-        """Open the connection.
-
-        Raises:
-            LinkError: it cannot be opened.
-        """
-        self.link = self._opened.enter_context(
-            connect(
-                how.address, root_certificates=how.root_certificates, keys=how.keys, cache=cache
-            )
-        )
+        """Open the connection; raises ``LinkError`` if it cannot be opened."""
+        self.link = self._opened.enter_context(connect(how, cache))
         return self.link
 
     def disconnect(self) -> None:
@@ -183,7 +156,7 @@ class Host:
         context = Context(
             run_id=meta.run_id,
             node_id=node_id,
-            node_config=dict(silo.to_node_config()),
+            node_config=silo.to_node_config(),
             state=RecordDict(),
             run_config={},
         )
@@ -263,16 +236,16 @@ class Host:
         self._schedule.worked(silo)
 
     def _try_again_later(self, silo: _Silo, error: LinkError, *, was_connected: bool) -> None:
-        outage = self._schedule.failed(silo, was_connected=was_connected)
-        left_s = self.connection.patience_s - outage.seconds
+        outage_s, is_news = self._schedule.failed(silo, was_connected=was_connected)
+        left_s = self.connection.patience_s - outage_s
         if not error.retry:
             self._fail(error)
         elif left_s < 0:
             own = f"silo {silo.settings.name!r}"
             who = own if len(self._silos) == 1 else f"the {len(self._silos)} silos"
-            self._fail(GaveUpError(f"{who} gave up after {outage.seconds:.0f} s: {error}"))
+            self._fail(GaveUpError(f"{who} gave up after {outage_s:.0f} s: {error}"))
         else:
-            level = logging.WARNING if outage.new else logging.DEBUG
+            level = logging.WARNING if is_news else logging.DEBUG
             log.log(level, "%s Trying again, for another %.0f s.", error, left_s)
 
     def _fail(self, error: Exception) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from flwr.app import Context, Message
 
 from coterie import wire
+from coterie.client.home.journal import json_lines
 from coterie.client.home.settings import SiloSettings
 from coterie.system.files import append_line, make_folder
 
@@ -72,15 +73,11 @@ def _content(reply: Message) -> dict[str, Any]:
         for t in wire.tensors_of(record)
     ]
     values = {
-        record: {key: _plain(value) for key, value in entries.items()}
+        record: {k: v.hex() if isinstance(v, bytes) else v for k, v in entries.items()}
         for records in (reply.content.metric_records, reply.content.config_records)
         for record, entries in records.items()
     }
     return {"tensors": tensors, "values": values, "bytes": sum(t["bytes"] for t in tensors)}
-
-
-def _plain(value: Any) -> Any:
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:
@@ -95,23 +92,15 @@ def ledger_of(home: Path) -> Path:
 
 
 def read(home: Path, *, run: str = "") -> Iterator[dict[str, Any]]:
-    """Entries of a silo's ledger, oldest first.
-
-    Args:
-        home: the silo's folder.
-        run: only those of this run.
+    """Entries of the ledger in a silo's folder, oldest first; only those of a run, if it is given.
 
     Raises:
         OSError: there is no ledger.
     """
-    with ledger_of(home).open(encoding="utf-8") as file:
-        for line in file:
-            try:
-                entry: dict[str, Any] = json.loads(line)
-            except ValueError:
-                continue  # cut off by a crash: then its reply did not leave
-            if not run or entry["run"] == run:
-                yield entry
+    for entry in json_lines(ledger_of(home)):
+        # What a crash cut off has not left.
+        if entry is not None and (not run or entry.get("run") == run):
+            yield entry
 
 
 @dataclass
@@ -122,28 +111,42 @@ class Total:
         messages, bytes: how many, and of arrays.
         refused: how many said only that the silo will not, or could not.
         rounds: first and last.
-        tensors: names of arrays.
-        values: names of metrics and other entries.
+        tensors: names of arrays → shapes as written.
+        values: names of metrics and other entries, as keys.
     """
 
+    rounds: tuple[int, int]
     messages: int = 0
     bytes: int = 0
     refused: int = 0
-    rounds: tuple[int, int] = (0, 0)
-    tensors: frozenset[str] = frozenset()
-    values: frozenset[str] = frozenset()
+    tensors: dict[str, str] = field(default_factory=dict)
+    values: dict[str, None] = field(default_factory=dict)
 
 
-def totals(entries: Iterator[dict[str, Any]]) -> dict[tuple[str, str], Total]:
-    """(run, message type) → what left, in the order in which they first did."""
+def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]:
+    """(run, message type) → what left, in the order in which they first did.
+
+    Entries may lack anything: a person may have edited the file.
+    """
     found: dict[tuple[str, str], Total] = {}
     for entry in entries:
-        key = (entry["run"], entry["type"])
-        total = found.setdefault(key, Total(rounds=(entry["round"], entry["round"])))
+        key = (str(entry.get("run", "")), str(entry.get("type", "?")))
+        number = _whole(entry.get("round"))
+        total = found.setdefault(key, Total((number, number)))
         total.messages += 1
-        total.bytes += entry.get("bytes", 0)
+        total.bytes += _whole(entry.get("bytes"))
         total.refused += "error" in entry
-        total.rounds = (min(total.rounds[0], entry["round"]), max(total.rounds[1], entry["round"]))
-        total.tensors |= {tensor["name"] for tensor in entry.get("tensors", [])}
-        total.values |= {key for record in entry.get("values", {}).values() for key in record}
+        total.rounds = (min(total.rounds[0], number), max(total.rounds[1], number))
+        tensors, values = entry.get("tensors"), entry.get("values")
+        for one in tensors if isinstance(tensors, list) else ():
+            if isinstance(one, dict):
+                shape = one.get("shape")
+                text = "×".join(map(str, shape)) if isinstance(shape, list) else "?"
+                total.tensors[str(one.get("name", "?"))] = text or "one number"
+        for record in values.values() if isinstance(values, dict) else ():
+            total.values |= dict.fromkeys(record) if isinstance(record, dict) else {}
     return found
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

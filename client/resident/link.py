@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,24 +28,12 @@ from flwr.common.logger import FLOWER_LOGGER
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    iterate_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    inflate_object_from_contents,
-    pull_objects,
-    push_objects,
-)
+from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 from flwr.supercore.retry import RetryInvoker, exponential
 
 from coterie.client.resident import sharing
 
 log = logging.getLogger("coterie.silo")
-
-Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 
 RETRY_S = 20.0
 """How long one call is retried inside a connection before the connection counts as lost."""
@@ -77,12 +67,27 @@ class LinkError(ConnectionError):
         self.retry = retry
 
 
-class LinkLostError(LinkError):
-    """The connection that was there is gone."""
-
-
 class RunEndedError(RuntimeError):
     """The message belongs to a run that has ended meanwhile."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """How to reach the SuperLink.
+
+    Attributes:
+        address: ``HOST:PORT`` of its Fleet API.
+        root_certificates: PEM file of the CA; without it the connection is plain text.
+        keys: the registered key pair of the one silo there is. Without one Flower makes a fresh
+            one, and with it a new node id, at every start.
+        patience_s: seconds without a connection after which the process gives up. Longer than the
+            60 s for which Flower refuses a key that was not released.
+    """
+
+    address: str
+    root_certificates: Path | None = None
+    keys: tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey] | None = None
+    patience_s: float = 600.0
 
 
 class FleetLink:
@@ -91,26 +96,19 @@ class FleetLink:
     def __init__(
         self,
         node_id: int,
-        calls: tuple[Callable[..., Any], ...],
+        calls: Sequence[Any],
         cache: sharing.ObjectCache | None = None,
     ) -> None:
         self.node_id = node_id
         self._cache = cache
-        (
-            self._receive,
-            self._send,
-            _get_run,
-            _get_fab,  # never called: this silo runs only the code that it installed
-            self._pull_object,
-            self._push_object,
-            self._confirm,
-        ) = calls
+        # Not taken: the calls for a run and its code. This silo runs only what it installed.
+        self._receive, self._send, *_, self._pull_object, self._push_object, self._confirm = calls
 
     def receive(self) -> Message | None:
         """The next message for this silo, or None at once if there is none.
 
         Raises:
-            LinkLostError: the SuperLink cannot be reached or does not know this silo any more.
+            LinkError: the SuperLink cannot be reached or does not know this silo any more.
             RunEndedError: the message's run ended while it was being fetched.
         """
         with _translated():
@@ -119,24 +117,23 @@ class FleetLink:
                 return None
             header, tree = received
             run_id, message_id = header.metadata.run_id, header.metadata.message_id
-            contents = pull_objects(
-                [node.object_id for node in iterate_object_tree(tree)],
-                lambda object_id: self._pulled(run_id, message_id, object_id),
+            nodes = inflatable_object.iterate_object_tree(tree)
+            contents = inflatable_utils.pull_objects(
+                [node.object_id for node in nodes],
+                partial(self._pulled, run_id, message_id),
                 initial_backoff=OBJECT_PAUSE_S,
                 backoff_cap=0.5,
                 max_time=OBJECT_WAIT_S,
             )
             self._confirm(run_id, message_id)
-            message = cast(Message, inflate_object_from_contents(message_id, contents))
+            message = inflatable_utils.inflate_object_from_contents(message_id, contents)
+            assert isinstance(message, Message)
             message.metadata.__dict__["_message_id"] = message_id
             return message
 
     def _pulled(self, run_id: int, message_id: str, object_id: str) -> bytes:
         """An object's content. The message itself is for this silo alone; the rest may not be."""
-
-        def pull() -> bytes:
-            return cast(bytes, self._pull_object(run_id, object_id))
-
+        pull: Callable[[], bytes] = partial(self._pull_object, run_id, object_id)
         if self._cache is None or object_id == message_id:
             return pull()
         return self._cache.get(object_id, pull)
@@ -149,37 +146,21 @@ class FleetLink:
             seconds: the silo's own time for it.
 
         Raises:
-            LinkLostError, RunEndedError: as in ``receive``.
+            LinkError, RunEndedError: as in ``receive``.
         """
-        with _translated(), no_object_id_recompute():
+        with _translated(), inflatable_object.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
-            run_id = reply.metadata.run_id
-            objects = get_all_nested_objects(reply)
-            tree = get_object_tree(reply)
-            wanted, session = self._send(reply, tree, seconds)
-            push_objects(
-                objects,
-                lambda object_id, content: self._push_object(run_id, session, object_id, content),
-                object_ids_to_push=wanted,
-            )
+            objects = inflatable_object.get_all_nested_objects(reply)
+            wanted, session = self._send(reply, inflatable_object.get_object_tree(reply), seconds)
+            push = partial(self._push_object, reply.metadata.run_id, session)
+            inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
 
 
 @contextmanager
-def connect(
-    address: str,
-    *,
-    root_certificates: Path | None = None,
-    keys: Keys | None = None,
-    cache: sharing.ObjectCache | None = None,
-) -> Iterator[FleetLink]:
+def connect(how: Connection, cache: sharing.ObjectCache | None = None) -> Iterator[FleetLink]:
     """Register with a SuperLink and hold the connection.
 
-    Args:
-        address: ``HOST:PORT`` of the SuperLink's Fleet API.
-        root_certificates: PEM file of the CA; without it the connection is plain text.
-        keys: a registered key pair. Without one Flower makes a fresh one, and with it a new
-            node id, at every start.
-        cache: of objects that were pulled, shared with other connections.
+    ``cache`` is of objects that were pulled, shared with other connections.
 
     Raises:
         LinkError: not reachable, or refused; the text has the SuperLink's reason.
@@ -189,12 +170,12 @@ def connect(
     entered = False
     invoker = _retry_invoker()
     connection = grpc_request_response(
-        address,
-        root_certificates is None,
+        how.address,
+        how.root_certificates is None,
         invoker,
         GRPC_MAX_MESSAGE_LENGTH,
-        root_certificates.read_bytes() if root_certificates else None,
-        keys,
+        how.root_certificates.read_bytes() if how.root_certificates else None,
+        how.keys,
         _recording_stub(errors),
     )
     with _quiet_flower():
@@ -202,13 +183,13 @@ def connect(
             with connection as (node_id, *calls):
                 entered, invoker.max_time = True, RETRY_S
                 try:
-                    own = cast(tuple[Callable[..., Any], ...], tuple(calls))
-                    yield FleetLink(node_id, own, cache)
+                    yield FleetLink(node_id, calls, cache)
                 except BaseException as error:  # Flower's context manager would swallow it
                     failure = error
         except RuntimeError as error:
             if not entered:
-                raise _refused(address, errors, tls=root_certificates is not None) from error
+                tls = how.root_certificates is not None
+                raise _refused(how.address, errors, tls=tls) from error
             # Flower's heartbeat ends by itself when the SuperLink has forgotten this node, and
             # then cannot be ended again.
             log.debug("the connection was not closed in order: %s", error)
@@ -218,39 +199,35 @@ def connect(
 
 def _retry_invoker() -> RetryInvoker:
     """Retry only what a moment may heal, and not for ever: the resident silo reconnects."""
+
+    def is_lasting(error: Any) -> bool:
+        return error.code() not in PASSING or "handshake" in str(error.details()).lower()
+
     return RetryInvoker(
         wait_gen_factory=lambda: exponential(base_delay=0.25, max_delay=2),
         recoverable_exceptions=grpc.RpcError,
         max_tries=None,
         max_time=CONNECT_RETRY_S,
-        should_giveup=lambda error: (
-            cast(grpc.RpcError, error).code() not in PASSING
-            or "handshake" in str(cast(grpc.RpcError, error).details()).lower()
-        ),
+        should_giveup=is_lasting,
     )
 
 
 def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
     """Flower's stub with a deadline, remembering errors that its context manager hides."""
 
-    def recorded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        deadline_s = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            kwargs.setdefault("timeout", deadline_s)
-            try:
-                return method(*args, **kwargs)
-            except grpc.RpcError as error:
-                errors.append(error)
-                raise
-
-        return call
+    def call(method: Callable[..., Any], deadline_s: float, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **{"timeout": deadline_s} | kwargs)
+        except grpc.RpcError as error:
+            errors.append(error)
+            raise
 
     class RecordingStub(FleetStub):
         def __init__(self, channel: grpc.Channel) -> None:
             super().__init__(channel)
             for name, method in list(vars(self).items()):
-                setattr(self, name, recorded(name, method))
+                deadline_s = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
+                setattr(self, name, partial(call, method, deadline_s))
 
     return RecordingStub
 
@@ -301,12 +278,13 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except grpc.RpcError as error:
-        code, details = error.code(), str(error.details())
-        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
-            raise RunEndedError(details) from error
-        raise LinkLostError(f"the SuperLink was lost: {code.name}: {details}") from error
+        if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
+            raise RunEndedError(str(error.details())) from error
+        raise LinkError(
+            f"the SuperLink was lost: {error.code().name}: {error.details()}"
+        ) from error
     except RuntimeError as error:  # an object that did not come, a node that is gone
-        raise LinkLostError(f"the SuperLink was lost: {error}") from error
+        raise LinkError(f"the SuperLink was lost: {error}") from error
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from threading import Condition
 from typing import Generic, TypeVar
 
@@ -24,19 +23,6 @@ DIAL_PAUSE_S, MAX_DIAL_PAUSE_S = 0.25, 5.0
 """Pause after the first failed attempt to connect; it doubles with each further one."""
 
 Silo = TypeVar("Silo")
-
-
-@dataclass(frozen=True)
-class Outage:
-    """What a failed connection means for the process.
-
-    Attributes:
-        seconds: since the SuperLink last answered any of its silos.
-        new: False if another silo's failure a moment ago said the same already.
-    """
-
-    seconds: float
-    new: bool
 
 
 class Schedule(Generic[Silo]):
@@ -103,10 +89,12 @@ class Schedule(Generic[Silo]):
             self._to_look.append(silo)
             self._changed.notify_all()
 
-    def failed(self, silo: Silo, *, was_connected: bool) -> Outage:
+    def failed(self, silo: Silo, *, was_connected: bool) -> tuple[float, bool]:
         """Its connection was lost or could not be opened.
 
-        All dial the same SuperLink: what holds for one holds for the others for a while.
+        All dial the same SuperLink: what holds for one holds for the others for a while. Returns
+        the seconds since it last answered any of them, and whether that is news: another silo's
+        failure a moment ago may have said the same already.
         """
         with self._changed:
             now = time.monotonic()
@@ -120,7 +108,7 @@ class Schedule(Generic[Silo]):
                 self._dial_pause = min(2 * self._dial_pause, MAX_DIAL_PAUSE_S)
             self._to_dial.append(silo)
             self._changed.notify_all()
-            return Outage(now - self._last_contact, new)
+            return now - self._last_contact, new
 
     def _give_back(self, silo: Silo) -> None:
         self._next_look = 0.0

@@ -8,15 +8,14 @@ still has its own identity and signs its own calls: that is in the interceptors,
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import random
+import sched
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread
+from threading import Lock, Thread
 
 import grpc
 from flwr.client.grpc_rere_client import connection as flower_connection
@@ -66,7 +65,16 @@ def _shared_channel(
         base.users += 1
     channel = grpc.intercept_channel(base.channel, *interceptors)
     channel.subscribe = lambda *_, **__: None  # Flower's watcher only logs, from a thread each
-    channel.close = lambda: _release(key, base)
+
+    def release() -> None:
+        with _bases_lock:
+            base.users -= 1
+            if base.users or _bases.get(key) is not base:
+                return
+            del _bases[key]
+        base.channel.close()
+
+    channel.close = release
     return channel
 
 
@@ -82,15 +90,6 @@ def _open(address: str, certificates: bytes | None, max_message_length: int) -> 
     return grpc.secure_channel(address, credentials, options=options)
 
 
-def _release(key: tuple[str, bytes | None], base: _Base) -> None:
-    with _bases_lock:
-        base.users -= 1
-        if base.users or _bases.get(key) is not base:
-            return
-        del _bases[key]
-    base.channel.close()
-
-
 # ---------------------------------------------------------------- heartbeats
 
 
@@ -104,7 +103,7 @@ class _Heartbeat:
     def start(self) -> None:
         """The node was activated a moment ago, which counts as a beat."""
         self.is_running = True
-        _heart.add(self)
+        _heart.schedule(self)
 
     def stop(self) -> None:
         """No further beat begins."""
@@ -115,46 +114,35 @@ class _Heart:
     """A thread that beats for every connection in turn; it ends when there is none."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int, _Heartbeat]] = []
-        self._order = itertools.count()
-        self._changed = Condition()
+        # It looks again at least every second: what was added meanwhile may be due first.
+        self._due = sched.scheduler(time.monotonic, lambda wait_s: time.sleep(min(wait_s, 1.0)))
+        self._lock = Lock()
         self._thread: Thread | None = None
 
-    def add(self, heartbeat: _Heartbeat) -> None:
-        with self._changed:
-            self._schedule(heartbeat)
+    def schedule(self, heartbeat: _Heartbeat) -> None:
+        # Spread, so that silos that came in one instant do not beat in one.
+        wait_s = HEARTBEAT_S * random.uniform(0.7, 1.0)
+        self._due.enter(wait_s, 0, self._beat, (heartbeat,))
+        with self._lock:
             if self._thread is None:
                 self._thread = Thread(target=self._run, name="heartbeats", daemon=True)
                 self._thread.start()
 
-    def _schedule(self, heartbeat: _Heartbeat) -> None:
-        # Spread, so that silos that came in one instant do not beat in one.
-        due = time.monotonic() + HEARTBEAT_S * random.uniform(0.7, 1.0)
-        heapq.heappush(self._due, (due, next(self._order), heartbeat))
-
-    def _next(self) -> _Heartbeat | None:
-        with self._changed:
-            while self._due:
-                due, _, heartbeat = self._due[0]
-                if not heartbeat.is_running:
-                    heapq.heappop(self._due)
-                elif (wait := due - time.monotonic()) > 0:
-                    self._changed.wait(min(wait, 1.0))
-                else:
-                    heapq.heappop(self._due)
-                    return heartbeat
-            self._thread = None
-            return None
-
-    def _run(self) -> None:
-        while (heartbeat := self._next()) is not None:
+    def _beat(self, heartbeat: _Heartbeat) -> None:
+        if heartbeat.is_running:
             try:
                 heartbeat.beat()
             except Exception as error:  # the SuperLink forgot the node: its next call says so
                 log.debug("a heartbeat was refused: %s", error)
-            with self._changed:
-                if heartbeat.is_running:
-                    self._schedule(heartbeat)
+            self.schedule(heartbeat)
+
+    def _run(self) -> None:
+        while True:
+            self._due.run()
+            with self._lock:
+                if self._due.empty():
+                    self._thread = None
+                    return
 
 
 _heart = _Heart()

@@ -10,8 +10,8 @@ from flwr.app import MetricRecord, RecordDict
 from coterie import wire
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
-from coterie.client.home.models import file_of, write_model
 from coterie.client.home.policy import permitted
+from coterie.client.home.rounds import file_of, write_model
 from coterie.client.work.guard import Choice, choose, leave_out_validation
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full
 from coterie.client.work.personalisation import personalise

@@ -21,21 +21,10 @@ from coterie.server.machine.local import follow_run
 from coterie.server.paths import place
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.metrics import percent
-from coterie.server.runs.record import (
-    EVENTS,
-    RECORD,
-    Evaluations,
-    Run,
-    default_runs_dir,
-    find_run,
-    newest_run,
-    read_run,
-    read_unfinished,
-    read_whole,
-)
+from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
-from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.strategies.errors import EXIT_RUN, FederationError, refused
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
 from coterie.system.terminal import wide
@@ -61,7 +50,7 @@ def submit_and_follow(
     """
     address, certificates, _ = options.place()
     here = shared_records or _is_local(address)
-    keys = {**keys, "runs-dir": keys.get("runs-dir") or str(default_runs_dir())}
+    keys = {**keys, "runs-dir": keys.get("runs-dir") or str(reading.default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)
@@ -71,9 +60,7 @@ def submit_and_follow(
             config = _resumable(calls, config)
         run_id = calls.submit(config)
         folder = run_folder(config, run_id=run_id)
-        console.print(
-            f"run {run_id} is submitted; its record: {folder}", markup=False, soft_wrap=True
-        )
+        _say(console, f"run {run_id} is submitted; its record: {folder}")
         if detach:
             return 0
         try:
@@ -93,21 +80,24 @@ def submit_and_follow(
     return 0
 
 
+def _say(console: Console, text: str, *, highlight: bool = True) -> None:
+    console.print(text, markup=False, highlight=highlight, soft_wrap=True)
+
+
 def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -> None:
     """After Ctrl-C, which stops following the run and not the run itself."""
     look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
-    console.print(
+    _say(
+        console,
         f"\nthe run continues. Check on it with `{look}`, stop it with "
         f"`{options.again(f'stop {run}')}`.",
-        markup=False,
         highlight=False,
-        soft_wrap=True,
     )
 
 
 def _print_resumption(console: Console, run: str, options: Given) -> None:
     line = options.again(f"run --resume {shlex.quote(run)}")
-    console.print(f"resume it with: {line}", markup=False, highlight=False, soft_wrap=True)
+    _say(console, f"resume it with: {line}", highlight=False)
 
 
 def stop_run(name: str, options: Given) -> int:
@@ -126,10 +116,9 @@ def stop_run(name: str, options: Given) -> int:
     with control(address, root_certificates=certificates) as calls:
         known = [info for info in calls.runs() if info.run_id == run_id]
         if not known:
-            raise FederationError(
+            raise refused(
                 f"the SuperLink at {address} does not know run {run_id}. `coterie status` lists "
-                "the runs that it knows; --federation or --superlink choose another SuperLink.",
-                exit_code=EXIT_CONFIG,
+                "the runs that it knows; --federation or --superlink choose another SuperLink."
             )
         if known[0].ended:
             console.print(f"run {run_id} has already ended: {known[0].sub_status}.")
@@ -147,7 +136,7 @@ def stop_run(name: str, options: Given) -> int:
             )
             return EXIT_RUN
         time.sleep(STOP_POLL_S)
-    run = read_run(folder)
+    run = reading.read_run(folder)
     rounds = f"{len(run.rounds)} of {run.planned_rounds}"
     console.print(f"run {run_id} is stopped after round {rounds}; its record: {folder}")
     _print_resumption(console, name if folder == Path(name) else folder.name, options)
@@ -158,17 +147,16 @@ def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
     """A run's id, and its folder if it is recorded here: one that was resumed has another id."""
     number = re.search(r"\d+$", name)
     try:
-        folder = find_run(name, root)
-        recorded = read_run(folder).run_id
+        folder = reading.find_run(name, root)
+        recorded = reading.read_run(folder).run_id
     except FederationError:
         if number is None:
             raise
         return int(number[0]), None
     if not recorded.isdecimal():
-        raise FederationError(
+        raise refused(
             f"{folder / 'run.json'} is damaged: its run-id is {recorded!r}. Name the run by its "
-            "id; `coterie status` lists them.",
-            exit_code=EXIT_CONFIG,
+            "id; `coterie status` lists them."
         )
     return int(recorded), folder
 
@@ -179,19 +167,18 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
     Raises:
         FederationError: there is no such run, it is complete, or it is still running.
     """
-    folder = find_run(config.resume, Path(config.runs_dir))
-    run = read_unfinished(folder)
+    folder = reading.find_run(config.resume, Path(config.runs_dir))
+    run = reading.read_unfinished(folder)
     before = [info for info in calls.runs() if str(info.run_id) == run.run_id]
     if any(not info.ended for info in before):
         holder = held_by(folder)
         if holder == UNKNOWN:
-            raise FederationError(
+            raise refused(
                 f"whether the run in {folder} is still running cannot be determined, because its "
-                "lock cannot be read. Resume it from the account that it runs under.",
-                exit_code=EXIT_CONFIG,
+                "lock cannot be read. Resume it from the account that it runs under."
             )
         if holder is not None:
-            raise FederationError(f"the run in {folder} is still running.", exit_code=EXIT_CONFIG)
+            raise refused(f"the run in {folder} is still running.")
         calls.stop(int(run.run_id))  # its process was killed and Flower has not noticed yet
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
 
@@ -203,11 +190,9 @@ def watch_run(name: str | None, root: Path | None) -> int:
         FederationError: no such run, its process was killed, or nothing was written for longer
             than a round may take.
     """
-    folder = newest_run(root) if name is None else find_run(name, root)
+    folder = reading.newest_run(root) if name is None else reading.find_run(name, root)
     if folder is None:
-        raise FederationError(
-            f"no run is recorded in {root or default_runs_dir()}.", exit_code=EXIT_CONFIG
-        )
+        raise refused(f"no run is recorded in {root or reading.default_runs_dir()}.")
     file = folder / EVENTS
     progress = Progress(folder.name)
 
@@ -238,7 +223,7 @@ def _is_local(address: str) -> bool:
 def _follow_log(console: Console, calls: Control, run_id: int) -> int:
     """Follow a run elsewhere by what its ServerApp prints."""
     for line in calls.log_lines(run_id, deadline_s=LOG_DEADLINE_S):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        _say(console, line, highlight=False)
     (info,) = calls.runs(run_id)
     console.print(f"run {run_id}: {info.status} {info.sub_status} {info.details}", markup=False)
     return 0 if info.sub_status == "completed" else EXIT_RUN
@@ -246,24 +231,23 @@ def _follow_log(console: Console, calls: Control, run_id: int) -> int:
 
 def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
-    run = read_whole(folder)
+    run = reading.read_whole(folder)
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if run.collaboration:
         console.print(collaboration_text(run.collaboration), soft_wrap=True)
-    console.print(f"{run.seconds:.1f} s; models and record: {folder}", markup=False, soft_wrap=True)
+    _say(console, f"{run.seconds:.1f} s; models and record: {folder}")
     from coterie.server.report.command import write_report  # draws: loaded late
 
     try:
         (report,) = write_report(str(folder))
     except OSError as error:  # the run is complete all the same
-        console.print(
+        _say(
+            console,
             f"no report was written: {error}. Write it elsewhere with: coterie report {folder} "
             "--out FILE",
-            markup=False,
-            soft_wrap=True,
         )
         return
-    console.print(f"report: {report}", markup=False, soft_wrap=True)
+    _say(console, f"report: {report}")
 
 
 def _last(run: Run) -> Evaluations:
@@ -318,10 +302,10 @@ def print_status(options: Given) -> None:
 def print_runs(folder: Path | None) -> None:
     """Recorded runs, newest last."""
     console = Console()
-    root = folder or default_runs_dir()
+    root = folder or reading.default_runs_dir()
     records = sorted(root.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
     if not records:
-        console.print(f"no runs are recorded in {root}", markup=False, soft_wrap=True)
+        _say(console, f"no runs are recorded in {root}")
         return
     table = Table(box=None, padding=(0, 1))
     table.add_column("run", overflow="fold")  # a name to be typed, so never cut
@@ -353,11 +337,11 @@ def _status(run: Run) -> str:
 def _summary(folder: Path) -> list[str]:
     damage = ""
     try:
-        run = read_whole(folder)
+        run = reading.read_whole(folder)
     except FederationError:
         damage = ", damaged"
         try:
-            run = read_run(folder)
+            run = reading.read_run(folder)
         except FederationError:
             return [folder.name, "", "damaged", "", "", "", ""]
     errors = run.final_errors.values()

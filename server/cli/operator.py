@@ -46,6 +46,7 @@ def init(
     ] = "127.0.0.1",
 ) -> None:
     """Create a federation's folder: CA, certificate, roster, settings."""
+    from coterie.server.site.federation import create
     from coterie.server.site.operator import print_init
     from coterie.server.site.operator import renew as renew_certificate
 
@@ -64,7 +65,7 @@ def init(
         raise typer.BadParameter(
             "say where silos reach this machine: --address HOST[:PORT], a name or an IP address."
         )
-    print_init(
+    made = create(
         folder,
         address,
         fleet_port=fleet_port,
@@ -72,6 +73,7 @@ def init(
         runtime_port=runtime_port,
         operators=operators,
     )
+    print_init(made, folder)
 
 
 @app.command(epilog="Example:  coterie enrol --federation lung-study coterie-request.…")
@@ -174,7 +176,7 @@ def superlink(
                     param_hint=hint,
                 )
         raise typer.Exit(serve(made, _say))
-    from coterie.server.machine.superlink import Ports, command, require_free
+    from coterie.server.machine.superlink import Ports, plain_command, require_free
 
     ports = Ports(runtime=runtime_port, fleet=fleet_port, control=control_port)
     require_free(host, ports, operators=operators)
@@ -183,9 +185,8 @@ def superlink(
         f"operators to {operators or host}:{control_port}\n"
         "It uses no TLS and accepts every silo: for one machine or a network that you trust."
     )
-    _become(
-        command(host, ports, operators=operators, database=database, executor=executor), runs_dir
-    )
+    line = plain_command(host, ports, operators=operators, database=database, executor=executor)
+    _become(line, runs_dir)
 
 
 @app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")

@@ -7,18 +7,8 @@ from typing import Annotated
 
 import typer
 
+from coterie.server.cli import options
 from coterie.server.cli.keys import KeysCommand, keys_of, resumed
-from coterie.server.cli.options import (
-    MAX_PORT,
-    CertificateOption,
-    FederationOption,
-    Given,
-    RunArgument,
-    RunsOption,
-    SetOption,
-    SuperLinkOption,
-    expand,
-)
 
 app = typer.Typer()
 
@@ -45,11 +35,11 @@ def run(
     seed: int | None = None,
     task: str | None = None,
     min_silos: int | None = None,
-    settings: SetOption = None,
-    federation: FederationOption = None,
-    superlink: SuperLinkOption = None,
-    root_certificates: CertificateOption = None,
-    runs_dir: RunsOption = None,
+    settings: options.SetOption = None,
+    federation: options.FederationOption = None,
+    superlink: options.SuperLinkOption = None,
+    root_certificates: options.CertificateOption = None,
+    runs_dir: options.RunsOption = None,
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the run is submitted.")
     ] = False,
@@ -63,7 +53,7 @@ def run(
     ] = False,
 ) -> None:
     """Submit a run to a SuperLink and follow it. Ctrl-C stops following; the run continues."""
-    root = Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
+    root = options.Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
     folder = None if root is None else str(root.resolve())
     own = {"strategy": None, "resume": None, "runs_dir": folder}
     keys = keys_of(settings, context.params | own)
@@ -76,42 +66,43 @@ def run(
 
     if keys.get("runs-dir") != folder:  # by --set, or with the folder to resume
         runs_dir = Path(keys["runs-dir"])
-    options = Given(federation, superlink, root_certificates, runs_dir)
-    raise typer.Exit(submit_and_follow(keys, options, detach=detach, shared_records=shared_records))
+    given = options.Given(federation, superlink, root_certificates, runs_dir)
+    raise typer.Exit(submit_and_follow(keys, given, detach=detach, shared_records=shared_records))
 
 
 @app.command(epilog="Example:  coterie stop hcct-1234 --federation lung-study")
 def stop(
-    run: RunArgument,
-    federation: FederationOption = None,
-    superlink: SuperLinkOption = None,
-    root_certificates: CertificateOption = None,
-    runs_dir: RunsOption = None,
+    run: options.RunArgument,
+    federation: options.FederationOption = None,
+    superlink: options.SuperLinkOption = None,
+    root_certificates: options.CertificateOption = None,
+    runs_dir: options.RunsOption = None,
 ) -> None:
     """Stop a run at its SuperLink. It can be resumed after its last saved round."""
     from coterie.server.cli.commands import stop_run
 
-    raise typer.Exit(stop_run(run, Given(federation, superlink, root_certificates, runs_dir)))
+    given = options.Given(federation, superlink, root_certificates, runs_dir)
+    raise typer.Exit(stop_run(run, given))
 
 
 @app.command(epilog="Example:  coterie status --superlink 127.0.0.1:9093")
 def status(
-    federation: FederationOption = None,
-    superlink: SuperLinkOption = None,
-    root_certificates: CertificateOption = None,
+    federation: options.FederationOption = None,
+    superlink: options.SuperLinkOption = None,
+    root_certificates: options.CertificateOption = None,
 ) -> None:
     """Show how many silos are connected to a SuperLink, and its runs."""
     from coterie.server.cli.commands import print_status
 
-    print_status(Given(federation, superlink, root_certificates))
+    print_status(options.Given(federation, superlink, root_certificates))
 
 
 @app.command(epilog="Example:  coterie runs --runs-dir ./runs")
-def runs(runs_dir: RunsOption = None, federation: FederationOption = None) -> None:
+def runs(runs_dir: options.RunsOption = None, federation: options.FederationOption = None) -> None:
     """List the runs recorded on this machine."""
     from coterie.server.cli.commands import print_runs
 
-    print_runs(Given(federation, runs_dir=runs_dir).place().runs_dir)
+    print_runs(options.Given(federation, runs_dir=runs_dir).place().runs_dir)
 
 
 @app.command(epilog="Example:  coterie watch --web")
@@ -127,17 +118,17 @@ def watch(
     port: Annotated[
         int,
         typer.Option(
-            min=0, max=MAX_PORT, help="With --web: port to listen on; 0 picks a free one."
+            min=0, max=options.MAX_PORT, help="With --web: port to listen on; 0 picks a free one."
         ),
     ] = 8321,
-    runs_dir: RunsOption = None,
-    federation: FederationOption = None,
+    runs_dir: options.RunsOption = None,
+    federation: options.FederationOption = None,
 ) -> None:
     """Watch a run that is recorded on this machine.
 
     In the terminal, or with --web in a browser. Watching changes nothing.
     """
-    root = Given(federation, runs_dir=runs_dir).place().runs_dir
+    root = options.Given(federation, runs_dir=runs_dir).place().runs_dir
     if web:
         from coterie.server.report.web import serve
 
@@ -150,7 +141,7 @@ def watch(
 
 @app.command(epilog="Example:  coterie report hcct-1234 --alone independent-1233")
 def report(
-    run: RunArgument,
+    run: options.RunArgument,
     kind: Annotated[
         str,
         typer.Option(
@@ -172,11 +163,11 @@ def report(
         Path | None,
         typer.Option(
             help="File to write; a folder for pictures. [default: in the run's folder]",
-            callback=expand,
+            callback=options.expand,
         ),
     ] = None,
-    runs_dir: RunsOption = None,
-    federation: FederationOption = None,
+    runs_dir: options.RunsOption = None,
+    federation: options.FederationOption = None,
 ) -> None:
     """Show who trained with whom in a run, and whether it was worth it.
 
@@ -185,20 +176,20 @@ def report(
     """
     from coterie.server.report.command import print_report
 
-    root = Given(federation, runs_dir=runs_dir).place().runs_dir
+    root = options.Given(federation, runs_dir=runs_dir).place().runs_dir
     print_report(run, kind=kind, root=root, alone=alone, common=common, out=out)
 
 
 @app.command(epilog="Example:  coterie explain hcct-1234 --silo north-2 --round 5")
 def explain(
-    run: RunArgument,
+    run: options.RunArgument,
     silo: Annotated[str | None, typer.Option(help="Explain only this silo.")] = None,
     number: Annotated[
         int | None,
         typer.Option("--round", help="Explain the groups after this round. [default: the last]"),
     ] = None,
-    runs_dir: RunsOption = None,
-    federation: FederationOption = None,
+    runs_dir: options.RunsOption = None,
+    federation: options.FederationOption = None,
 ) -> None:
     """Explain why HCCT put each silo in its group.
 
@@ -206,5 +197,5 @@ def explain(
     """
     from coterie.server.report.explain import print_explanation
 
-    root = Given(federation, runs_dir=runs_dir).place().runs_dir
+    root = options.Given(federation, runs_dir=runs_dir).place().runs_dir
     print_explanation(run, silo=silo, round=number, root=root)

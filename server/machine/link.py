@@ -12,8 +12,8 @@ import hashlib
 import json
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,8 +23,7 @@ import grpc
 import tomli_w
 
 from coterie.server.runs.config import RunConfig
-from coterie.server.site.enrolled import Node
-from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.system.ports import split_address
 
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
@@ -47,20 +46,28 @@ def pull_objects_promptly() -> None:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as the SuperLink knows it. Times are ISO 8601, empty if not reached."""
+    """A run as the SuperLink knows it."""
 
     run_id: int
     status: str
     sub_status: str
     details: str
     pending_at: str
-    running_at: str
-    finished_at: str
+    """ISO 8601."""
 
     @property
     def ended(self) -> bool:
         """It is over, one way or the other."""
         return self.status == "finished"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A key as the SuperLink knows it. ``status``: registered, online, offline, unregistered."""
+
+    node_id: int
+    key: str
+    status: str
 
 
 class Control:
@@ -74,43 +81,38 @@ class Control:
 
     def submit(self, config: RunConfig) -> int:
         """Start a run; return its id."""
+        from flwr.cli.build import build_fab_from_files
         from flwr.common.serde import fab_to_proto, user_config_to_proto
-        from flwr.proto.control_pb2 import StartRunRequest
         from flwr.supercore.fab import Fab
 
-        content = _configuration_fab(config)
-        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
-        request = StartRunRequest(
-            fab=fab_to_proto(fab), override_config=user_config_to_proto(config.plain())
+        manifest = tomli_w.dumps(_manifest(config)).encode()
+        content, _ = build_fab_from_files({"pyproject.toml": manifest})  # and no code
+        reply = self._call(
+            "StartRun",
+            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            override_config=user_config_to_proto(config.plain()),
         )
-        reply = self._call("StartRun", request)
         if not reply.HasField("run_id"):
             raise FederationError(f"the SuperLink at {self._address} did not start the run.")
         return int(reply.run_id)
 
     def runs(self, run_id: int | None = None) -> list[RunInfo]:
         """All runs that the SuperLink remembers, or one."""
-        from flwr.proto.control_pb2 import ListRunsRequest
-
-        reply = self._call("ListRuns", ListRunsRequest(run_id=run_id))
+        found = self._call("ListRuns", run_id=run_id).run_dict.values()
         return [
             RunInfo(
-                run_id=run.run_id,
-                status=run.status.status,
-                sub_status=run.status.sub_status,
-                details=run.status.details,
-                pending_at=run.pending_at,
-                running_at=run.running_at,
-                finished_at=run.finished_at,
+                run.run_id,
+                run.status.status,
+                run.status.sub_status,
+                run.status.details,
+                run.pending_at,
             )
-            for run in sorted(reply.run_dict.values(), key=lambda run: str(run.pending_at))
+            for run in sorted(found, key=lambda run: str(run.pending_at))
         ]
 
     def stop(self, run_id: int) -> None:
         """End a run."""
-        from flwr.proto.control_pb2 import StopRunRequest
-
-        self._call("StopRun", StopRunRequest(run_id=run_id))
+        self._call("StopRun", run_id=run_id)
 
     def num_online(self) -> int:
         """Connected nodes."""
@@ -118,24 +120,16 @@ class Control:
 
     def nodes(self) -> list[Node]:
         """Every key that the SuperLink knows, also of silos that are away or were shut out."""
-        from flwr.proto.control_pb2 import ListNodesRequest
-
-        reply = self._call("ListNodes", ListNodesRequest())
-        return [
-            Node(node.node_id, node.public_key.decode(), node.status) for node in reply.nodes_info
-        ]
+        found = self._call("ListNodes").nodes_info
+        return [Node(node.node_id, node.public_key.decode(), node.status) for node in found]
 
     def register(self, key: bytes) -> int:
         """Let the owner of a public key (PEM) connect; return its node id, the same for ever."""
-        from flwr.proto.control_pb2 import RegisterNodeRequest
-
-        return int(self._call("RegisterNode", RegisterNodeRequest(public_key=key)).node_id)
+        return int(self._call("RegisterNode", public_key=key).node_id)
 
     def unregister(self, node_id: int) -> None:
         """Shut a node's key out, for good."""
-        from flwr.proto.control_pb2 import UnregisterNodeRequest
-
-        self._call("UnregisterNode", UnregisterNodeRequest(node_id=node_id))
+        self._call("UnregisterNode", node_id=node_id)
 
     def log_lines(self, run_id: int, *, deadline_s: float) -> Iterator[str]:
         """What the ServerApp prints, as it comes, until the run ends or the deadline passes."""
@@ -149,7 +143,10 @@ class Control:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise _translated(error, self._address) from error
 
-    def _call(self, method: str, request: Any) -> Any:
+    def _call(self, method: str, **fields: Any) -> Any:
+        from flwr.proto import control_pb2
+
+        request = getattr(control_pb2, f"{method}Request")(**fields)
         try:
             return getattr(self._stub, method)(request, timeout=CALL_DEADLINE_S)
         except grpc.RpcError as error:
@@ -207,10 +204,9 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
             cadata=_read_certificates(root_certificates).decode(errors="replace")
         )
     except (ssl.SSLError, ValueError):
-        raise FederationError(
+        raise refused(
             f"{str(root_certificates)!r} holds no certificate. Name the federation's tls/ca.pem "
-            "with --root-certificates, or its folder with --federation.",
-            exit_code=EXIT_CONFIG,
+            "with --root-certificates, or its folder with --federation."
         ) from None
     try:
         with (
@@ -250,57 +246,35 @@ def _read_certificates(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise FederationError(
+        raise refused(
             f"the CA's certificate {str(file)!r} cannot be read: {error.strerror}. Name the "
-            "federation's tls/ca.pem with --root-certificates, or its folder with --federation.",
-            exit_code=EXIT_CONFIG,
+            "federation's tls/ca.pem with --root-certificates, or its folder with --federation."
         ) from None
 
 
-def _details(error: grpc.RpcError) -> str:
+def _translated(error: grpc.RpcError, address: str) -> FederationError:
     """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
     details = str(error.details())
-    try:
-        return str(json.loads(details)["public_message"])
-    except (ValueError, KeyError, TypeError):
-        return details
-
-
-def _translated(error: grpc.RpcError, address: str) -> FederationError:
-    return FederationError(
-        f"the SuperLink at {address} refuses: {error.code().name}: {_details(error)}",
-        exit_code=EXIT_RUN,
-    )
-
-
-def _configuration_fab(config: RunConfig) -> bytes:
-    """A FAB with the app's manifest and no code."""
-    from flwr.cli.build import build_fab_from_files
-
-    content, _ = build_fab_from_files({"pyproject.toml": tomli_w.dumps(_manifest(config)).encode()})
-    return content
+    with suppress(ValueError, KeyError, TypeError):
+        details = str(json.loads(details)["public_message"])
+    return FederationError(f"the SuperLink at {address} refuses: {error.code().name}: {details}")
 
 
 def _manifest(config: RunConfig) -> dict[str, Any]:
-    components: Mapping[str, str] = {
-        "serverapp": "coterie.server.app:app",
-        "clientapp": "coterie.client.app:app",
-    }
-    return {
-        "project": {
-            "name": "coterie",
-            "version": version("coterie"),
-            "description": "Configuration of a run",
-            "license": "Apache-2.0",
-            "dependencies": ["flwr>=1.34,<1.35"],
+    """The app's, for a run of this configuration."""
+    app = {
+        "publisher": "coterie",
+        "components": {
+            "serverapp": "coterie.server.app:app",
+            "clientapp": "coterie.client.app:app",
         },
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "coterie",
-                    "components": dict(components),
-                    "config": config.plain(),
-                }
-            }
-        },
+        "config": config.plain(),
     }
+    project = {
+        "name": "coterie",
+        "version": version("coterie"),
+        "description": "Configuration of a run",
+        "license": "Apache-2.0",
+        "dependencies": ["flwr>=1.34,<1.35"],
+    }
+    return {"project": project, "tool": {"flwr": {"app": app}}}

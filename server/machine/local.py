@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from coterie.server.machine.link import Control, control
@@ -116,7 +117,7 @@ class LocalFederation:
         spec: SiloSpec,
         *,
         home: Path | None = None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Start a silo's process; it joins by itself when it is ready.
 
@@ -129,35 +130,27 @@ class LocalFederation:
         line = spec.arguments(self.superlink.fleet_address, home)
         self._start(spec.name, line, environment)
 
-    def start_partitions(
-        self,
-        file: Path,
-        silos: int,
-        processes: int,
-        *,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+    def start_partitions(self, file: Path, silos: int, processes: int) -> None:
         """Start processes that share the silos of a simulation file among them.
 
         Args:
             file: see ``coterie.tasks.simulation``.
             silos: how many it has.
             processes: at most so many; silo i is in process ``i · processes // silos``.
-            environment: added to this process's.
         """
         ends = [-(-silos * i // processes) for i in range(processes + 1)]
         for first, end in itertools.pairwise(ends):
             name = f"silos-{first}-{end - 1}"
             line = ["--simulation", str(file.resolve()), "--partitions", f"{first}-{end - 1}"]
             line += ["--superlink", self.superlink.fleet_address]
-            self._start(name, [*line, "--home", str(self.folder / "silos")], environment)
+            self._start(name, [*line, "--home", str(self.folder / "silos")], {})
 
-    def _start(self, name: str, line: Sequence[str], environment: Mapping[str, str] | None) -> None:
+    def _start(self, name: str, line: Sequence[str], environment: Mapping[str, str]) -> None:
         self.programs[name] = Program(
             f"silo {name!r}",
             [sys.executable, "-m", "coterie.client", *line],
             log=self.log_of(name),
-            environment={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **(environment or {})},
+            environment={**os.environ, "FLWR_TELEMETRY_ENABLED": "0", **environment},
         )
         self.programs[name].start()
 
@@ -195,7 +188,8 @@ class LocalFederation:
 
     def submit(self, **keys: Any) -> tuple[int, Path]:
         """Start a run; return its id and the folder of its record."""
-        config = RunConfig.read({"runs-dir": str(self.runs_dir), **_dashed(keys)})
+        given = {key.replace("_", "-"): value for key, value in keys.items()}
+        config = RunConfig.read({"runs-dir": str(self.runs_dir), **given})
         with control(self.superlink.control_address) as calls:
             run_id = calls.submit(config)
         return run_id, run_folder(config, run_id=run_id)
@@ -245,7 +239,3 @@ def follow_run(calls: Control, run_id: int, folder: Path, take: Callable[[Event]
     for event in events(folder, start_deadline_s=START_DEADLINE_S, ended=ended, run_id=run_id):
         take(event)
     return event
-
-
-def _dashed(keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.replace("_", "-"): value for key, value in keys.items()}

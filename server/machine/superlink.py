@@ -6,17 +6,19 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from coterie.server.site.federation import ENVIRONMENT
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.system.ports import check_free, free_ports, listens
 from coterie.system.processes import Program, ProgramError
 
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
+HOST = "127.0.0.1"
+NO_EXECUTOR = ("--isolation", "process")
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,9 @@ def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
         try:
             check_free(f"{where}:{port}")
         except OSError as error:
-            raise FederationError(
+            raise refused(
                 f"port {port} on {where} ({name} API) cannot be used: {error.strerror}. "
-                f"Stop what listens there, or choose another with --{name}-port.",
-                phase="start",
-                exit_code=EXIT_CONFIG,
+                f"Stop what listens there, or choose another with --{name}-port."
             ) from None
 
 
@@ -77,11 +77,27 @@ def flower_program(name: str) -> str:
     """
     found = shutil.which(name, path=str(Path(sys.executable).parent))
     if found is None:
-        raise FederationError(f"{name} is not installed beside this Python.", exit_code=EXIT_CONFIG)
+        raise refused(f"{name} is not installed beside this Python.")
     return found
 
 
-def command(
+def command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
+    """The command line of a SuperLink: where it listens for whom, ``HOST:PORT``, and more.
+
+    With ``NO_EXECUTOR`` a run that is started by an executor of its own (``executor_command``) goes
+    on when the SuperLink, with a database, is restarted.
+    """
+    return [
+        flower_program("flower-superlink"),
+        "--disable-runtime-dependency-installation",
+        *("--fleet-api-address", silos),
+        *("--control-api-address", operators),
+        *("--serverappio-api-address", serverapp),
+        *options,
+    ]
+
+
+def plain_command(
     host: str,
     ports: Ports,
     *,
@@ -96,53 +112,53 @@ def command(
         ports: where.
         operators: address to listen on for operators and the ServerApp, if it is another.
         database: SQLite file of its state, on a local disk; None keeps it in memory.
-        executor: whether it starts ServerApps itself. A run that is started by an executor of its
-            own (``executor_command``) goes on when the SuperLink with a database is restarted.
+        executor: whether it starts ServerApps itself.
     """
     inner = operators or host
-    return [
-        flower_program("flower-superlink"),
-        "--insecure",
-        "--disable-runtime-dependency-installation",
-        "--serverappio-api-address",
-        f"{inner}:{ports.runtime}",
-        "--fleet-api-address",
-        f"{host}:{ports.fleet}",
-        "--control-api-address",
-        f"{inner}:{ports.control}",
-        *(["--database", str(database)] if database else []),
-        *([] if executor else ["--isolation", "process"]),
-    ]
+    options = ["--insecure", *([] if executor else NO_EXECUTOR)]
+    options += ["--database", str(database)] if database else []
+    return command(
+        f"{host}:{ports.fleet}", f"{inner}:{ports.control}", f"{inner}:{ports.runtime}", *options
+    )
 
 
-def executor_command(address: str) -> list[str]:
-    """The command line of an executor of ServerApps at a plain-text SuperLink's runtime API."""
+def executor_command(address: str, *options: str) -> list[str]:
+    """The command line of an executor of ServerApps at a SuperLink's runtime API."""
     return [
         flower_program("flower-superexec"),
-        "--insecure",
-        "--plugin-type",
-        "serverapp",
-        "--appio-api-address",
-        address,
+        "--insecure",  # between processes of one machine, or in a network that is trusted
+        *("--plugin-type", "serverapp"),
+        *("--appio-api-address", address),
+        *options,
     ]
+
+
+def wait_until_it_answers(
+    program: Program, addresses: Sequence[str], stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Wait until a SuperLink listens on these addresses, or ``stopped``.
+
+    Raises:
+        FederationError: it ended, or does not answer within a minute; with the end of its log.
+    """
+    try:
+        program.wait_until(
+            lambda: all(map(listens, addresses)), deadline_s=START_DEADLINE_S, stopped=stopped
+        )
+    except ProgramError as error:
+        raise FederationError(str(error), phase="start") from None
 
 
 class SuperLink:
     """A SuperLink as a child process, for demos, tests and benchmarks. A context manager."""
 
     def __init__(
-        self,
-        home: Path,
-        *,
-        host: str = "127.0.0.1",
-        ports: Ports | None = None,
-        options: Sequence[str] = (),
+        self, home: Path, *, ports: Ports | None = None, options: Sequence[str] = ()
     ) -> None:
-        self.host = host
         self.ports = ports or Ports.free()
         self.program = Program(
             "SuperLink",
-            [*command(self.host, self.ports), *options],
+            [*plain_command(HOST, self.ports), *options],
             log=home / "superlink.log",
             environment=environment(home),
         )
@@ -150,31 +166,21 @@ class SuperLink:
     @property
     def fleet_address(self) -> str:
         """Where silos connect."""
-        return f"{self.host}:{self.ports.fleet}"
+        return f"{HOST}:{self.ports.fleet}"
 
     @property
     def control_address(self) -> str:
         """Where runs are submitted."""
-        return f"{self.host}:{self.ports.control}"
+        return f"{HOST}:{self.ports.control}"
 
     def start(self) -> None:
         """Start without waiting until it answers; see ``wait``."""
-        require_free(self.host, self.ports)
+        require_free(HOST, self.ports)
         self.program.start()
 
     def wait(self) -> None:
-        """Wait until silos and operators can connect.
-
-        Raises:
-            FederationError: it ended, or does not answer within a minute; with the end of its log.
-        """
-        try:
-            self.program.wait_until(self._answers, deadline_s=START_DEADLINE_S)
-        except ProgramError as error:
-            raise FederationError(str(error), phase="start") from None
-
-    def _answers(self) -> bool:
-        return listens(self.fleet_address) and listens(self.control_address)
+        """Wait until silos and operators can connect; see ``wait_until_it_answers``."""
+        wait_until_it_answers(self.program, [self.fleet_address, self.control_address])
 
     def stop(self) -> None:
         """End it and its helpers."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from coterie.pictures.page import render, save
 from coterie.server.report.gains import compare, find_comparison
+from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Run, find_run, read_run
@@ -18,11 +19,16 @@ from coterie.system.files import write_atomically
 FORMATS = ("html", "json", "png", "svg", "tensorboard", "mlflow")
 
 
+def _wrong(text: str) -> FederationError:
+    return FederationError(text, exit_code=EXIT_CONFIG)
+
+
 def tell(run: Run, *, alone: Run | None = None, common: Run | None = None) -> Story:
     """A run beside those it is compared with; what is not given is looked for beside it."""
     alone = alone or _configured(run) or find_comparison(run, "independent")
     common = common or find_comparison(run, "fedavg")
-    return Story.of(run, compare(run, alone=alone, common=common), alone=alone, common=common)
+    gains = compare(run, alone=alone, common=common)
+    return Story(run, gains, follow_groups(run.rounds), alone, common)
 
 
 def _configured(run: Run) -> Run | None:
@@ -58,9 +64,7 @@ def write_report(
             another strategy or task, or unfinished.
     """
     if kind not in FORMATS:
-        raise FederationError(
-            f"format must be one of {', '.join(FORMATS)}. Got {kind!r}.", exit_code=EXIT_CONFIG
-        )
+        raise _wrong(f"format must be one of {', '.join(FORMATS)}. Got {kind!r}.")
     if out is not None and out.exists():
         _check_kind_of(out, kind)
     folder = find_run(name, root)
@@ -72,7 +76,7 @@ def write_report(
         alone=_named(run, "--alone", find_run(alone, root), "independent") if alone else None,
         common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,
     )
-    if kind == "png" or kind == "svg":
+    if kind in ("png", "svg"):
         return _write_pictures(story, "png" if kind == "png" else "svg", out or folder / "report")
     target = out or folder / f"report.{kind}"
     text = (
@@ -89,22 +93,17 @@ def _named(run: Run, option: str, folder: Path, strategy: str) -> Run:
     """A run to compare with that an option names."""
     found = read_run(folder)
     if folder.resolve() == run.folder.resolve():
-        raise FederationError(
-            f"{option} must name another run than {run.name}, which the report is of.",
-            exit_code=EXIT_CONFIG,
-        )
+        raise _wrong(f"{option} must name another run than {run.name}, which the report is of.")
     if found.strategy != strategy or found.status != "completed":
-        raise FederationError(
+        raise _wrong(
             f"{option} must name a completed run of {strategy}. {found.name} is of "
-            f"{found.strategy or 'an unknown strategy'}, {found.status}.",
-            exit_code=EXIT_CONFIG,
+            f"{found.strategy or 'an unknown strategy'}, {found.status}."
         )
     task, other = run.config.get("task"), found.config.get("task")
     if task is not None and task != other:
-        raise FederationError(
+        raise _wrong(
             f"{option} must name a run of the same task, {task}. {found.name} is of {other}: name "
-            f"another one, or run {strategy} on this task first.",
-            exit_code=EXIT_CONFIG,
+            f"another one, or run {strategy} on this task first."
         )
     return found
 
@@ -126,16 +125,14 @@ def print_report(
 
 def _check_kind_of(out: Path, kind: str) -> None:
     if kind in ("html", "json") and out.is_dir():
-        raise FederationError(
+        raise _wrong(
             f"--out must name a file for the format {kind}, and {out} is a folder. Name a file in "
-            f"it, such as {out / f'report.{kind}'}.",
-            exit_code=EXIT_CONFIG,
+            f"it, such as {out / f'report.{kind}'}."
         )
     if kind in ("png", "svg", "tensorboard") and not out.is_dir():
-        raise FederationError(
+        raise _wrong(
             f"--out must name a folder for the format {kind}, and {out} is a file. Name a folder, "
-            "which need not be there yet.",
-            exit_code=EXIT_CONFIG,
+            "which need not be there yet."
         )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
-from coterie.server.report.story import MANY, MOST_POINTS, Story, bytes_of
+from coterie.server.report.story import MOST_POINTS, Story, bytes_of, most_telling
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 
@@ -35,16 +36,12 @@ def seconds_picture(story: Story) -> Picture | None:
         if len(bins) < len(rounds)
         else ""
     )
-    return Picture(
-        "seconds",
-        title,
-        caption,
-        lambda layout: charts.stack(x, layers, layout=layout, title=title, unit="seconds"),
-        Table(
-            ("phase", "seconds in all", "a round"),
-            [(p, f"{totals[p]:.2f}", f"{totals[p] / len(rounds):.3f}") for p in phases],
-        ),
+    table = Table(
+        ("phase", "seconds in all", "a round"),
+        [(p, f"{totals[p]:.2f}", f"{totals[p] / len(rounds):.3f}") for p in phases],
     )
+    draw = partial(charts.stack, x, layers, title=title, unit="seconds")
+    return Picture("seconds", title, caption, draw, table)
 
 
 def _per_silo(
@@ -61,13 +58,15 @@ def _per_silo(
     return {name: own for name, own in totals.items() if sum(own.values()) > 0}
 
 
-def _per_phase(story: Story, value: Callable[[PhaseReport], float]) -> dict[str, float]:
-    """Kind of work beside the training → sum over rounds."""
+def _beside(
+    story: Story, value: Callable[[PhaseReport], float], text: Callable[[float], str]
+) -> str:
+    """What every kind of work beside the training took, over all rounds and silos."""
     kinds: dict[str, float] = {}
     for one in story.run.rounds_to_end():
         for kind, cost in one.phases.items():
             kinds[kind] = kinds.get(kind, 0.0) + value(cost)
-    return kinds
+    return "; ".join(f"{kind}: {text(total)}" for kind, total in kinds.items() if total)
 
 
 def _silo_bars(
@@ -80,43 +79,27 @@ def _silo_bars(
 ) -> Picture | None:
     if not totals:
         return None
-    order = story.order(totals)
-    shown = order
-    if len(order) > MANY:
-        shown = sorted(order, key=lambda n: -sum(totals[n].values()))[:MANY]
-        caption += (
-            f" Drawn are the {MANY} of {len(order)} silos with the most; all are in the table."
-        )
+    order = story.history.order(totals)
+    shown, note = most_telling(order, lambda n: -sum(totals[n].values()), "silos with the most")
     rows = [charts.Bar(n, story.place(n)[1], totals[n]) for n in shown]
     parts = list(dict.fromkeys(part for own in totals.values() for part in own))
-    return Picture(
-        key,
-        title,
-        caption,
-        lambda layout: charts.bars(rows, layout=layout, title=title, unit=unit),
-        Table(
-            ("silo", *(f"{p}, {unit}" for p in parts)),
-            [(n, *(f"{totals[n].get(p, 0.0):.4g}" for p in parts)) for n in order],
-        ),
+    table = Table(
+        ("silo", *(f"{p}, {unit}" for p in parts)),
+        [(n, *(f"{totals[n].get(p, 0.0):.4g}" for p in parts)) for n in order],
     )
+    draw = partial(charts.bars, rows, title=title, unit=unit)
+    return Picture(key, title, caption + note, draw, table)
 
 
 def silo_seconds_picture(story: Story) -> Picture | None:
     """Each silo's own seconds."""
     totals = _per_silo(story, lambda silo: {"training": silo.seconds})
-    kinds = _per_phase(story, lambda cost: cost.silo_seconds)
-    beside = "; ".join(f"{kind}: {seconds:.1f} s" for kind, seconds in kinds.items() if seconds)
+    beside = _beside(story, lambda cost: cost.silo_seconds, lambda total: f"{total:.1f} s")
     caption = "The silos' own time for the rounds' training, without waiting and transport." + (
         f" Beside it all silos together took {beside}." if beside else ""
     )
-    return _silo_bars(
-        story,
-        "silo-seconds",
-        "Seconds of work at each silo",
-        caption,
-        totals,
-        "seconds",
-    )
+    title = "Seconds of work at each silo"
+    return _silo_bars(story, "silo-seconds", title, caption, totals, "seconds")
 
 
 def bytes_picture(story: Story) -> Picture | None:
@@ -128,8 +111,7 @@ def bytes_picture(story: Story) -> Picture | None:
             "to the silo": silo.bytes_sent / 1e6,
         },
     )
-    kinds = _per_phase(story, lambda cost: cost.bytes_sent + cost.bytes_received)
-    beside = "; ".join(f"{kind}: {bytes_of(count)}" for kind, count in kinds.items() if count)
+    beside = _beside(story, lambda cost: cost.bytes_sent + cost.bytes_received, bytes_of)
     caption = "Arrays of the rounds' training, in megabytes (10⁶ bytes)." + (
         f" Beside it there went, for all silos together, {beside}." if beside else ""
     )

@@ -17,14 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.runs.record import (
-    FloatArray,
-    Round,
-    Run,
-    Square,
-    find_run,
-    read_run,
-)
+from coterie.server.runs.record import FloatArray, Round, Run, Square, find_run, read_run
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.coalition import HCCTUtility, evaluate
 from coterie.strategies.partition.hcct import stay_intervals
@@ -100,19 +93,28 @@ def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
 
 def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
     if run.strategy != "hcct":
-        raise FederationError(
-            f"explain is for hcct; this run is {run.strategy}.", exit_code=EXIT_CONFIG
-        )
+        raise _wrong(f"explain is for hcct; this run is {run.strategy}.")
     found = [one for one in run.rounds if number in (None, one.round)]
     if not found:
-        raise FederationError(
-            f"round must be in [1, {len(run.rounds)}]. Got {number}.", exit_code=EXIT_CONFIG
-        )
+        raise _wrong(f"round must be in [1, {len(run.rounds)}]. Got {number}.")
     one = found[-1]
     similarity = one.grouping.similarity
-    if similarity is None:
-        raise FederationError(_why_none(run, one), exit_code=EXIT_CONFIG)
-    return one, similarity
+    if similarity is not None:
+        return one, similarity
+    why = (
+        f"the record holds no similarities of round {one.round}: of many silos only those of "
+        "the last rounds are kept."
+    )
+    if run.config.get("alpha") == "auto" and not one.grouping.compared:
+        why = (
+            f"in round {one.round} no groups were formed: alpha = auto was still looking for "
+            "α. Name a later round with --round."
+        )
+    raise _wrong(why)
+
+
+def _wrong(text: str) -> FederationError:
+    return FederationError(text, exit_code=EXIT_CONFIG)
 
 
 def _terms(run: Run, one: Round, names: Sequence[str]) -> tuple[FloatArray, FloatArray]:
@@ -132,18 +134,6 @@ def alpha_of(run: Run, one: Round) -> float:
     return float(given) if math.isnan(found) and isinstance(given, int | float) else found
 
 
-def _why_none(run: Run, one: Round) -> str:
-    if run.config.get("alpha") == "auto" and not one.grouping.compared:
-        return (
-            f"in round {one.round} no groups were formed: alpha = auto was still looking for "
-            "α. Name a later round with --round."
-        )
-    return (
-        f"the record holds no similarities of round {one.round}: of many silos only those of "
-        "the last rounds are kept."
-    )
-
-
 def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
     values: FloatArray = objective.member_values(members)
     return float(values[members.index(silo)])
@@ -156,9 +146,7 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
     shown = [reason for reason in reasons if silo in (None, reason.silo)]
     if not shown:
         known = ", ".join(reason.silo for reason in reasons)
-        raise FederationError(
-            f"no silo {silo!r} in round {at}. There are: {known}.", exit_code=EXIT_CONFIG
-        )
+        raise _wrong(f"no silo {silo!r} in round {at}. There are: {known}.")
     console = wide(Console())
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
@@ -189,7 +177,7 @@ def _alphas(reasons: list[Reason]) -> str:
 
 def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
     low, high = reason.stay
-    stay = "–" if np.isnan(low) else f"{low:.3g} – {'∞' if np.isinf(high) else f'{high:.3g}'}"
+    stay = "–" if np.isnan(low) else f"{low:.3g} – {end_text(high)}"
     number = groups.index(tuple(sorted((reason.silo, *reason.group)))) + 1
     other = groups.index(tuple(sorted(reason.elsewhere))) + 1 if reason.elsewhere else 0
     return [
@@ -202,3 +190,8 @@ def _cells(reason: Reason, groups: list[tuple[str, ...]]) -> list[str | Text]:
         f"{reason.gain:+.2f}",
         stay,
     ]
+
+
+def end_text(value: float) -> str:
+    """An end of an interval."""
+    return "∞" if math.isinf(value) else f"{value:.3g}"

@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
-from coterie.pictures.style import LIGHT
-from coterie.server.report.explain import Reason, alpha_of, explain
+from coterie.pictures.style import LIGHT, Drawing, Layout
+from coterie.server.report.explain import Reason, alpha_of, end_text, explain
 from coterie.server.report.similarity import last_similarity
-from coterie.server.report.story import MANY, Story, two_digits
+from coterie.server.report.story import MANY, Story, decimals, most_telling
 
 
-def _reasons(story: Story) -> tuple[int, list[Reason]] | None:
+def _reasons(story: Story) -> tuple[int, dict[str, Reason]] | None:
     """What ``coterie explain`` knows, after the last round that holds similarities."""
     found = last_similarity(story.run) if story.run.strategy == "hcct" else None
-    return None if found is None else explain(story.run, number=found[0].round)
+    if found is None:
+        return None
+    number, reasons = explain(story.run, number=found[0].round)
+    by_name = {reason.silo: reason for reason in reasons}
+    return number, {name: by_name[name] for name in story.history.order(by_name)}
 
 
 def utilities_picture(story: Story) -> Picture | str | None:
     """HCCT's utilities."""
     found = _reasons(story)
     if found is None:
-        return (
-            "no utilities: the record holds no similarities"
-            if story.run.strategy == "hcct"
-            else None
-        )
+        missing = "no utilities: the record holds no similarities"
+        return missing if story.run.strategy == "hcct" else None
     number, reasons = found
-    by_name = {reason.silo: reason for reason in reasons}
-    order = story.order(by_name)
-    shown, note = order, ""
-    if len(order) > MANY:
-        shown = sorted(order, key=lambda n: -by_name[n].gain)[:MANY]
-        note = (
-            f" Drawn are the {MANY} of {len(order)} silos for which another place would cost least;"
-            " all are in the table."
-        )
+    which = "silos for which another place would cost least"
+    shown, note = most_telling(list(reasons.values()), lambda r: -r.gain, which)
     rows = [
         (
-            n,
-            story.place(n)[1],
-            {
-                "alone": by_name[n].alone,
-                "in its group": by_name[n].inside,
-                "best other": by_name[n].outside,
-            },
+            r.silo,
+            story.place(r.silo)[1],
+            {"alone": r.alone, "in its group": r.inside, "best other": r.outside},
         )
-        for n in shown
+        for r in shown
     ]
     title = "Why each silo is where it is"
     caption = (
@@ -63,20 +55,13 @@ def utilities_picture(story: Story) -> Picture | str | None:
             (
                 n,
                 story.place(n)[0] or "alone",
-                *(two_digits(v) for v in (r.cosine, r.alone, r.inside, r.outside, r.gain)),
+                *(decimals(v, 2) for v in (r.cosine, r.alone, r.inside, r.outside, r.gain)),
             )
-            for n, r in ((n, by_name[n]) for n in order)
+            for n, r in reasons.items()
         ],
     )
-    return Picture(
-        "utilities",
-        title,
-        caption,
-        lambda layout: charts.dots(
-            rows, layout=layout, title=title, unit="utility", kept="in its group"
-        ),
-        table,
-    )
+    draw = partial(charts.dots, rows, title=title, unit="utility", kept="in its group")
+    return Picture("utilities", title, caption, draw, table)
 
 
 def stay_picture(story: Story) -> Picture | None:
@@ -85,40 +70,23 @@ def stay_picture(story: Story) -> Picture | None:
     if found is None:
         return None
     number, reasons = found
-    by_name = {reason.silo: reason for reason in reasons}
-    rows = [
-        charts.Span(r.silo, story.place(r.silo)[1], r.stay[0], r.stay[1], r.alpha)
-        for r in (by_name[name] for name in story.order(by_name))
-    ]
+    rows = [charts.Span(n, story.place(n)[1], *r.stay, r.alpha) for n, r in reasons.items()]
     table = Table(
         ("silo", "stays from α", "to α", "α now"),
-        [
-            (r.silo, f"{r.low:.3g}", "∞" if math.isinf(r.high) else f"{r.high:.3g}", f"{r.at:.3g}")
-            for r in rows
-        ],
+        [(r.silo, f"{r.low:.3g}", end_text(r.high), f"{r.at:.3g}") for r in rows],
     )
-    note = ""
-    if len(rows) > MANY:
-        rows = sorted(rows, key=_margin)[:MANY]
-        note = (
-            f" Drawn are the {MANY} of {len(table.rows)} that are nearest to an end; all are in the"
-            " table."
-        )
+    rows, note = most_telling(rows, _margin, "that are nearest to an end")
     title = "How firm each silo's place is"
     caption = (
         "The interval of α, the preference for more data, in which no move of this silo alone"
         f" would be better, after round {number}. The mark is the present α: near an end, a small"
         f" change moves the silo.{note}"
     )
-    return Picture(
-        "stay",
-        title,
-        caption,
-        lambda layout: charts.spans(
-            rows, layout=layout, title=title, unit="α (logarithmic)", place="α"
-        ),
-        table,
-    )
+    return Picture("stay", title, caption, _spans(rows, title), table)
+
+
+def _spans(rows: list[charts.Span], title: str) -> Callable[[Layout], Drawing]:
+    return partial(charts.spans, rows, title=title, unit="α (logarithmic)", place="α")
 
 
 def _margin(row: charts.Span) -> float:
@@ -155,24 +123,20 @@ def path_picture(story: Story) -> Picture | None:
         for s in lasting
     ]
     title = "What other α would give"
-    return Picture(
-        "path",
-        title,
+    caption = (
         f"The groups that the updates of round {one.round} give, from all alone (small α) to all"
-        " together (large α); partitions that hold over a short stretch only are left out.",
-        lambda layout: charts.spans(
-            rows, layout=layout, title=title, unit="α (logarithmic)", place="α"
-        ),
-        Table(
-            ("groups", "from α", "to α", "who"),
-            [
-                (
-                    str(len(s.groups)),
-                    f"{s.alpha_low:.3g}",
-                    "∞" if math.isinf(s.alpha_high) else f"{s.alpha_high:.3g}",
-                    " | ".join(", ".join(names[i] for i in g) for g in s.groups),
-                )
-                for s in lasting
-            ],
-        ),
+        " together (large α); partitions that hold over a short stretch only are left out."
     )
+    table = Table(
+        ("groups", "from α", "to α", "who"),
+        [
+            (
+                str(len(s.groups)),
+                f"{s.alpha_low:.3g}",
+                end_text(s.alpha_high),
+                " | ".join(", ".join(names[i] for i in g) for g in s.groups),
+            )
+            for s in lasting
+        ],
+    )
+    return Picture("path", title, caption, _spans(rows, title), table)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count, pairwise, product
+from string import ascii_uppercase
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from coterie.pictures.charts import Block, Column
-from coterie.pictures.style import GROUPS, LIGHT, colour_of
+from coterie.pictures.style import GROUPS, LIGHT
 from coterie.server.runs.record import Groups, Round
 
 
@@ -92,7 +94,7 @@ class History:
         Rows are ordered by where a silo ends, so that streams cross little.
         """
         kept = self._kept(most)
-        place = {name: i for i, name in enumerate(self._final_order())}
+        place = {name: i for i, name in enumerate(self.order(self.last_seen))}
         columns = []
         for position, index in enumerate(kept):
             stretch = self.stretches[index]
@@ -118,19 +120,21 @@ class History:
         return tuple(columns), len(self.stretches)
 
     def _kept(self, most: int) -> list[int]:
-        count = len(self.stretches)
-        if count <= most:
-            return list(range(count))
-        moved = [0] + [
-            _num_moved(before, after)
-            for before, after in zip(self.stretches, self.stretches[1:], strict=False)
-        ]
-        parts = np.array_split(np.arange(1, count - 1), most - 2)
-        return [0, *(max(part.tolist(), key=moved.__getitem__) for part in parts), count - 1]
+        total = len(self.stretches)
+        if total <= most:
+            return list(range(total))
+        moved = [0, *(_num_moved(before, after) for before, after in pairwise(self.stretches))]
+        parts = np.array_split(np.arange(1, total - 1), most - 2)
+        return [0, *(max(part.tolist(), key=moved.__getitem__) for part in parts), total - 1]
 
-    def _final_order(self) -> list[str]:
-        last = self.last_seen
-        return sorted(last, key=lambda n: (last[n][0] == "", len(last[n][0]), last[n][0], n))
+    def order(self, names: Iterable[str]) -> list[str]:
+        """By group, then by name; who is alone comes last."""
+
+        def key(name: str) -> tuple[bool, int, str, str]:
+            letter = self.last_seen.get(name, ("", ""))[0]
+            return letter == "", len(letter), letter, name
+
+        return sorted(names, key=key)
 
 
 def follow_groups(rounds: Sequence[Round]) -> History:
@@ -140,19 +144,15 @@ def follow_groups(rounds: Sequence[Round]) -> History:
     for one in rounds:
         if not one.groups:
             continue
-        if stretches and set(map(frozenset, stretches[-1].groups)) == set(
-            map(frozenset, one.groups)
-        ):
-            last = stretches[-1]
-            stretches[-1] = Stretch(
-                last.first, one.round, last.groups, last.labels, last.joined, last.left
-            )
+        alike = {frozenset(group) for group in one.groups}
+        if stretches and alike == set(map(frozenset, stretches[-1].groups)):
+            stretches[-1] = replace(stretches[-1], last=one.round)
             continue
         labels, fresh = _continued(stretches[-1] if stretches else None, one.groups, fresh)
         stretches.append(Stretch(one.round, one.round, one.groups, labels, one.joined, one.left))
     letters = _letters(stretches)
     colours = {
-        label: colour_of(GROUPS[i]) if i < len(GROUPS) else LIGHT["muted"]
+        label: LIGHT[GROUPS[i]] if i < len(GROUPS) else LIGHT["muted"]
         for i, label in enumerate(letters)
     }
     return History(tuple(stretches), letters, colours)
@@ -197,17 +197,8 @@ def _letters(stretches: Sequence[Stretch]) -> dict[int, str]:
     if len(final) > len(GROUPS):
         final.sort(key=lambda label: -weight[label])
     others = sorted((label for label in weight if label not in final), key=lambda n: -weight[n])
-    return {label: _letter(i) for i, label in enumerate([*final, *others])}
-
-
-def _letter(index: int) -> str:
-    """A … Z, AA, AB, …"""
-    text = ""
-    index += 1
-    while index:
-        index, rest = divmod(index - 1, 26)
-        text = chr(65 + rest) + text
-    return text
+    alphabet = ("".join(word) for n in count(1) for word in product(ascii_uppercase, repeat=n))
+    return dict(zip([*final, *others], alphabet, strict=False))
 
 
 def _num_moved(before: Stretch, after: Stretch) -> int:

@@ -8,23 +8,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coterie.pictures.page import Page, Picture, Table
-from coterie.server.report.costs import bytes_picture, seconds_picture, silo_seconds_picture
-from coterie.server.report.hcct import path_picture, stay_picture, utilities_picture
-from coterie.server.report.similarity import embedding_picture, matrix_picture, structure_picture
+from coterie.server.report import costs, hcct, similarity, training
 from coterie.server.report.story import (
     NO_NUMBER,
     Story,
     bytes_of,
-    count_of,
+    decimals,
     duration,
     finite,
     signed_points,
-)
-from coterie.server.report.training import (
-    curves_picture,
-    groups_picture,
-    loss_picture,
-    outcomes_picture,
 )
 from coterie.server.runs.config import defaults, foreign_keys
 from coterie.server.runs.metrics import percent
@@ -112,18 +104,11 @@ def _tables(story: Story) -> dict[str, Table]:
     run = story.run
     left_out = [(one.round, n, why) for one in run.rounds for n, why in one.left_out.items()]
     shown = left_out[-200:]
+    cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {
         "Every silo": _silo_table(story),
         "Left out": Table(
-            (
-                "round",
-                "silo",
-                (
-                    "why"
-                    if len(shown) == len(left_out)
-                    else f"why (the last {len(shown)} of {len(left_out)})"
-                ),
-            ),
+            ("round", "silo", f"why{cut}"),
             [(str(number), name, why) for number, name, why in shown],
         ),
         "Not let in": Table(("silo", "why"), list(run.refused.items())),
@@ -140,7 +125,7 @@ def _silo_table(story: Story) -> Table:
     left = {n: one.round for one in story.run.rounds for n in one.left}
     own = story.run.last_personal_errors()
     rows = []
-    for name in story.order(story.run.silos):
+    for name in story.history.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"
         errors = (gains.alone.get(name), gains.common.get(name), gains.together.get(name))
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []
@@ -148,7 +133,7 @@ def _silo_table(story: Story) -> Table:
         rows.append(
             (
                 name,
-                count_of(story.run.silos[name].num_examples),
+                decimals(story.run.silos[name].num_examples, 0),
                 letter,
                 str(since.get(name, NO_NUMBER)),
                 *(percent(error) for error in errors),
@@ -196,37 +181,33 @@ def repeat_command(run: Run, *, strategy: str = "") -> str:
     for key, value in run.config.items():
         skipped = key in ("strategy", "runs-dir") or (strategy and key in ("label", "churn"))
         if not skipped and key not in others and usual.get(key) != value:
-            line += ["--set", f"{key}={_toml(value)}"]
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            line += ["--set", f"{key}={text}"]
     return shlex.join(line)
 
 
-def _toml(value: object) -> str:
-    return (
-        {True: "true", False: "false"}.get(value, str(value))
-        if isinstance(value, bool)
-        else str(value)
-    )
+MAKERS: Sequence[Callable[[Story], Picture | str | None]] = (
+    training.groups_picture,
+    training.outcomes_picture,
+    training.curves_picture,
+    similarity.matrix_picture,
+    similarity.structure_picture,
+    hcct.utilities_picture,
+    hcct.stay_picture,
+    hcct.path_picture,
+    similarity.embedding_picture,
+    training.loss_picture,
+    costs.seconds_picture,
+    costs.silo_seconds_picture,
+    costs.bytes_picture,
+)
+"""Each gives a picture, why there is none, or nothing where a run has no such thing."""
 
 
 def make_pictures(story: Story) -> tuple[list[Picture], list[str]]:
     """All pictures that the record allows, and why others are missing."""
-    makers: Sequence[Callable[[Story], Picture | str | None]] = (
-        groups_picture,
-        outcomes_picture,
-        curves_picture,
-        matrix_picture,
-        structure_picture,
-        utilities_picture,
-        stay_picture,
-        path_picture,
-        embedding_picture,
-        loss_picture,
-        seconds_picture,
-        silo_seconds_picture,
-        bytes_picture,
-    )
     pictures, gaps = [], []
-    for make in makers:
+    for make in MAKERS:
         try:
             made = make(story)
         except Exception as error:  # a record from elsewhere: one bad value costs one picture

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import numpy as np
 
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT
-from coterie.server.report.story import MANY, Story, two_digits
+from coterie.server.report.explain import end_text
+from coterie.server.report.story import MANY, Story, decimals
 from coterie.server.runs.record import Grouping, Round, Run, Square, Structure
 
 
@@ -52,7 +54,7 @@ def _matrix(
     measure: str,
     limits: tuple[float, float],
 ) -> Picture:
-    names = story.order(found.names)
+    names = story.history.order(found.names)
     rows = [found.names.index(name) for name in names]
     values = found.values[np.ix_(rows, rows)]
     bands, start = [], 0
@@ -79,30 +81,15 @@ def _matrix(
     )
     table = Table(
         ("silo", *names),
-        [(n, *(two_digits(v) for v in row)) for n, row in zip(names, values, strict=True)],
+        [(n, *(decimals(v, 2) for v in row)) for n, row in zip(names, values, strict=True)],
     )
-    return Picture(
-        "matrix",
-        title,
-        caption,
-        lambda layout: charts.matrix(
-            values,
-            names,
-            bands,
-            layout=layout,
-            title=title,
-            measure=measure,
-            limits=limits,
-        ),
-        table if len(names) <= MANY else None,
-    )
+    draw = partial(charts.matrix, values, names, bands, title=title, measure=measure, limits=limits)
+    return Picture("matrix", title, caption, draw, table if len(names) <= MANY else None)
 
 
 def embedding_picture(story: Story) -> Picture | str | None:
     """FedGroup's embedding of the cold start."""
-    if story.run.strategy != "fedgroup":
-        return None
-    if story.run.config.get("measure", "edc") != "edc":
+    if story.run.strategy != "fedgroup" or story.run.config.get("measure", "edc") != "edc":
         return None
     from coterie.strategies.partition.fedgroup import edc
 
@@ -136,31 +123,23 @@ def embedding_picture(story: Story) -> Picture | str | None:
     labels = [(name, *story.place(name)) for name in names]
     caption = (
         f"Every point is a silo's pre-training of round {one.round}, placed by its similarities"
-        " with the main directions; near silos learnt alike."
-        + shares
-        + (
-            f" Separation of the groups (silhouette): {separation:.2f}."
-            if math.isfinite(separation)
-            else ""
-        )
-        + (" Letters mark the groups' middles." if len(names) > MANY else "")
+        f" with the main directions; near silos learnt alike.{shares}"
     )
+    if math.isfinite(separation):
+        caption += f" Separation of the groups (silhouette): {separation:.2f}."
+    if len(names) > MANY:
+        caption += " Letters mark the groups' middles."
     plane = [(float(x), float(y)) for x, y in points]
-    return Picture(
-        "embedding",
-        title,
-        caption,
-        lambda layout: charts.scatter(
-            plane, labels, layout=layout, title=title, axes_names=axes, named=len(names) <= MANY
-        ),
-        Table(
-            ("silo", "group", "x", "y"),
-            [
-                (n, g or "alone", f"{x:.3f}", f"{y:.3f}")
-                for (n, g, _), (x, y) in zip(labels, plane, strict=True)
-            ],
-        ),
+    table = Table(
+        ("silo", "group", "x", "y"),
+        [
+            (n, g or "alone", f"{x:.3f}", f"{y:.3f}")
+            for (n, g, _), (x, y) in zip(labels, plane, strict=True)
+        ],
     )
+    named = len(names) <= MANY
+    draw = partial(charts.scatter, plane, labels, title=title, axes_names=axes, named=named)
+    return Picture("embedding", title, caption, draw, table)
 
 
 def structure_picture(story: Story) -> Picture | str | None:
@@ -170,12 +149,8 @@ def structure_picture(story: Story) -> Picture | str | None:
     structure = _last_structure(story.run)
     if structure is None:
         return "no bounds of other structures and no interval of c: the record holds none"
-    names = {
-        "chosen": "chosen",
-        "second-best": "next best",
-        "alone": "all alone",
-        "together": "all together",
-    }
+    names = {"chosen": "chosen", "second-best": "next best"}
+    names |= {"alone": "all alone", "together": "all together"}
     bounds = structure.bounds
     values = {label: bounds[key] for key, label in names.items() if key in bounds}
     rows = [
@@ -186,14 +161,13 @@ def structure_picture(story: Story) -> Picture | str | None:
     if structure.second_groups:
         text += f" The next best: {' | '.join(map(', '.join, structure.second_groups))}."
     title = "The structure beside others"
-    return Picture(
-        "structure",
-        title,
+    caption = (
         "FedCollab's error bound L of the chosen groups, of the next best, of all alone and of all"
-        " together; smaller is better." + text,
-        lambda layout: charts.bars(rows, layout=layout, title=title, unit="error bound L"),
-        Table(("structure", "L"), [(label, f"{value:.6g}") for label, value in values.items()]),
+        f" together; smaller is better.{text}"
     )
+    draw = partial(charts.bars, rows, title=title, unit="error bound L")
+    table = Table(("structure", "L"), [(name, f"{value:.6g}") for name, value in values.items()])
+    return Picture("structure", title, caption, draw, table)
 
 
 def _last_structure(run: Run) -> Structure | None:
@@ -208,6 +182,5 @@ def _interval_text(structure: Structure) -> str:
     if structure.c_interval is None:
         return ""
     low, high = structure.c_interval
-    text = f" The answer stays the same for c from {low:.3g} to "
-    text += "∞" if math.isinf(high) else f"{high:.3g}"
+    text = f" The answer stays the same for c from {low:.3g} to {end_text(high)}"
     return text + (f"; this run has c = {structure.c:g}." if math.isfinite(structure.c) else ".")

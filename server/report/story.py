@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from coterie.pictures import charts
 from coterie.pictures.style import LIGHT
 from coterie.server.report.gains import Gains
-from coterie.server.report.history import History, follow_groups
+from coterie.server.report.history import History
 from coterie.server.runs.record import Run
 
 MANY = 40
@@ -20,6 +21,8 @@ MANY = 40
 MOST_COLUMNS, MOST_COLUMNS_NARROW = 24, 7
 MOST_POINTS = 160
 NO_NUMBER = "–"
+
+Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
@@ -32,11 +35,6 @@ class Story:
     alone: Run | None = None
     common: Run | None = None
 
-    @classmethod
-    def of(cls, run: Run, gains: Gains, *, alone: Run | None, common: Run | None) -> Story:
-        """Follow the groups of a run."""
-        return cls(run, gains, follow_groups(run.rounds), alone, common)
-
     @property
     def many(self) -> bool:
         """Too many silos to draw each."""
@@ -46,29 +44,23 @@ class Story:
         """Letter and colour of the group in which a silo is or last was."""
         return self.history.last_seen.get(silo, ("", LIGHT["alone"]))
 
-    def order(self, names: Iterable[str]) -> list[str]:
-        """By group, then by name; who is alone comes last."""
-        seen = self.history.last_seen
 
-        def key(name: str) -> tuple[bool, int, str, str]:
-            letter = seen.get(name, ("", ""))[0]
-            return letter == "", len(letter), letter, name
-
-        return sorted(names, key=key)
+def most_telling(rows: list[Row], key: Callable[[Row], float], which: str) -> tuple[list[Row], str]:
+    """The rows to draw, of many the first by ``key``; and how the caption says that."""
+    if len(rows) <= MANY:
+        return rows, ""
+    note = f" Drawn are the {MANY} of {len(rows)} {which}; all are in the table."
+    return sorted(rows, key=key)[:MANY], note
 
 
 def thin(
     x: Sequence[float], y: Sequence[float] | NDArray[np.float64]
 ) -> tuple[list[float], list[float]]:
     """At most so many points, the first and the last among them."""
-    rows = kept_rows(len(x))
+    rows: Sequence[int] = range(len(x))
+    if len(x) > MOST_POINTS:
+        rows = [round(i * (len(x) - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)]
     return [float(x[i]) for i in rows], [float(y[i]) for i in rows]
-
-
-def kept_rows(count: int) -> list[int]:
-    if count <= MOST_POINTS:
-        return list(range(count))
-    return [round(i * (count - 1) / (MOST_POINTS - 1)) for i in range(MOST_POINTS)]
 
 
 def thinned(count: int) -> str:
@@ -79,20 +71,13 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def hundred(share: float) -> str:
-    return NO_NUMBER if math.isnan(share) else f"{100 * share:.1f}"
-
-
 def signed_points(gain: float) -> str:
     return charts.signed(100 * gain)
 
 
-def two_digits(value: float) -> str:
-    return NO_NUMBER if math.isnan(value) else f"{value:.2f}"
-
-
-def count_of(value: float) -> str:
-    return NO_NUMBER if math.isnan(value) else f"{value:.0f}"
+def decimals(value: float, count: int) -> str:
+    """So many digits after the point."""
+    return NO_NUMBER if math.isnan(value) else f"{value:.{count}f}"
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 
@@ -12,12 +13,12 @@ from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT, Drawing, Layout
 from coterie.server.report.gains import mean_of
 from coterie.server.report.story import (
-    MANY,
     MOST_COLUMNS,
     MOST_COLUMNS_NARROW,
     NO_NUMBER,
     Story,
-    hundred,
+    decimals,
+    most_telling,
     signed_points,
     thin,
     thinned,
@@ -34,17 +35,14 @@ def groups_picture(story: Story) -> Picture | str:
     def draw(layout: Layout) -> Drawing:
         most = MOST_COLUMNS_NARROW if layout.narrow else MOST_COLUMNS
         columns, _ = history.columns(most)
-        return charts.alluvial(columns, layout=layout, title=title, threads=not story.many)
+        return charts.alluvial(columns, layout, title=title, threads=not story.many)
 
     count = len(history.stretches)
+    stream = "Streams are as thick as the silos in them are many"
     caption = (
         "From left to right: stretches of rounds in which the groups stayed the same. "
-        + (
-            "Streams are as thick as the silos in them are many"
-            if story.many
-            else "Every thread is a silo"
-        )
-        + "; grey is alone, a colour and a letter are a group."
+        f"{stream if story.many else 'Every thread is a silo'}; grey is alone, a colour and a "
+        "letter are a group."
     )
     if count > MOST_COLUMNS:
         caption += (
@@ -56,14 +54,10 @@ def groups_picture(story: Story) -> Picture | str:
         caption += " Figures below are silos that joined (+) and left (−)."
     rows = []
     for stretch in history.stretches[-300:]:
-        for block in history.blocks(stretch):
-            if block.label:
-                rows.append(
-                    (f"{stretch.first}–{stretch.last}", block.label, ", ".join(block.members))
-                )
-        alone = [b.members[0] for b in history.blocks(stretch) if not b.label and b.members]
-        if alone:
-            rows.append((f"{stretch.first}–{stretch.last}", "alone", ", ".join(alone)))
+        when, blocks = f"{stretch.first}–{stretch.last}", history.blocks(stretch)
+        rows += [(when, b.label, ", ".join(b.members)) for b in blocks if b.label]
+        if alone := [b.members[0] for b in blocks if not b.label and b.members]:
+            rows.append((when, "alone", ", ".join(alone)))
     rows = rows[-300:]
     return Picture("groups", title, caption, draw, Table(("rounds", "group", "silos"), rows))
 
@@ -73,17 +67,15 @@ def outcomes_picture(story: Story) -> Picture | str | None:
     gains = story.gains
     if not gains.together:
         return None  # said by the record's reader
-    letters = {name: story.place(name) for name in gains.together}
     rows = [
         charts.Outcome(
             name,
-            letters[name][0],
-            letters[name][1],
+            *story.place(name),
             gains.alone.get(name, math.nan) if name in gains.stayed else math.nan,
             gains.together[name],
             gains.common.get(name, math.nan),
         )
-        for name in story.order(gains.together)
+        for name in story.history.order(gains.together)
     ]
     title = "Was it worth it for each silo?" if gains.gain else "Error of each silo"
     table = Table(
@@ -92,17 +84,14 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             (
                 r.silo,
                 r.group or "alone",
-                *(hundred(v) for v in (r.alone, r.common, r.together)),
+                *(decimals(100 * v, 1) for v in (r.alone, r.common, r.together)),
                 signed_points(r.gain) if math.isfinite(r.gain) else NO_NUMBER,
             )
             for r in rows
         ],
     )
-    sources = [
-        f"alone: {gains.alone_run}" if gains.alone_run else "",
-        f"one model for all: {gains.common_run}" if gains.common_run else "",
-    ]
-    compared = "; ".join(source for source in sources if source)
+    sources = (("alone", gains.alone_run), ("one model for all", gains.common_run))
+    compared = "; ".join(f"{what}: {run}" for what, run in sources if run)
     compared = f" Compared with {compared}." if compared else ""
     if story.many and gains.gain:
         caption = (
@@ -110,14 +99,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             " smaller than alone. Crosses are worse off. The three best and worst are"
             f" named.{compared} All figures are in the table."
         )
-        return Picture(
-            "outcomes",
-            title,
-            caption,
-            lambda layout: charts.versus(rows, layout=layout, title=title),
-            table,
-        )
-    shown = rows
+        return Picture("outcomes", title, caption, partial(charts.versus, rows, title=title), table)
     caption = "Error on each silo's own test data after its last round, smaller is better."
     if gains.gain:
         caption += " The line is the gain over alone, in percentage points; dashed is a loss."
@@ -126,19 +108,10 @@ def outcomes_picture(story: Story) -> Picture | str | None:
         for names, why in ((left, "Not compared, because gone"), (unknown, "No error alone")):
             if names:
                 caption += f" {why}: {', '.join(names[:5])}{' and others' * (len(names) > 5)}."
-    if story.many:
-        shown = sorted(rows, key=lambda r: -r.together)[:MANY]
-        caption += (
-            f" Drawn are the {MANY} of {len(rows)} silos with the largest error; all are in the"
-            " table."
-        )
-    return Picture(
-        "outcomes",
-        title,
-        caption + compared,
-        lambda layout: charts.outcomes(shown, layout=layout, title=title),
-        table,
-    )
+    which = "silos with the largest error"
+    shown, note = most_telling(rows, lambda row: -row.together, which)
+    draw = partial(charts.outcomes, shown, title=title)
+    return Picture("outcomes", title, caption + note + compared, draw, table)
 
 
 def curves_picture(story: Story) -> Picture | None:
@@ -150,33 +123,23 @@ def curves_picture(story: Story) -> Picture | None:
     lines = _lines(story, points)
     for other, label in ((story.alone, "alone"), (story.common, "one for all")):
         if other is not None:
-            known = [
-                (one.round, mean_of(one.errors.values())) for one in other.rounds if one.errors
-            ]
-            x, y = thin([n for n, _ in known], [100 * v for _, v in known])
+            known = [one for one in other.rounds if one.errors]
+            means = [100 * mean_of(one.errors.values()) for one in known]
+            x, y = thin([one.round for one in known], means)
             lines.append(charts.Curve(x, y, LIGHT["muted"], label, dashed=True))
     caption = (
         "Error after every round on the silos' own test data: mean of each group as it is at"
-        " the end"
-        + (
-            ", with the range from the 10th to the 90th percentile of its silos."
-            if story.many
-            else ", and each silo as a thin line."
-        )
-        + (
-            " Dashed: means of the runs that this one is compared with."
-            if story.alone or story.common
-            else ""
-        )
-        + thinned(len(points))
+        " the end, "
     )
-    return Picture(
-        "curves",
-        title,
-        caption,
-        lambda layout: charts.curves(lines, layout=layout, title=title, unit="error, %"),
-        _mean_table(story, points, "mean error, %"),
-    )
+    if story.many:
+        caption += "with the range from the 10th to the 90th percentile of its silos."
+    else:
+        caption += "and each silo as a thin line."
+    if story.alone or story.common:
+        caption += " Dashed: means of the runs that this one is compared with."
+    caption += thinned(len(points))
+    draw = partial(charts.curves, lines, title=title, unit="error, %")
+    return Picture("curves", title, caption, draw, _mean_table(points, "mean error, %"))
 
 
 def loss_picture(story: Story) -> Picture | None:
@@ -190,13 +153,10 @@ def loss_picture(story: Story) -> Picture | None:
         return None
     lines = _lines(story, points, scale=1.0)
     title = "Training loss"
-    return Picture(
-        "loss",
-        title,
-        "Mean loss of local training in every round, by group." + thinned(len(points)),
-        lambda layout: charts.curves(lines, layout=layout, title=title, unit="loss"),
-        _mean_table(story, points, "mean training loss", scale=1.0),
-    )
+    caption = "Mean loss of local training in every round, by group." + thinned(len(points))
+    draw = partial(charts.curves, lines, title=title, unit="loss")
+    table = _mean_table(points, "mean training loss", scale=1.0)
+    return Picture("loss", title, caption, draw, table)
 
 
 def _lines(
@@ -205,7 +165,7 @@ def _lines(
     """One line per group, and per silo where there are few."""
     rounds = sorted(points)
     members: dict[tuple[str, str], list[str]] = {}
-    for name in story.order({n for values in points.values() for n in values}):
+    for name in story.history.order({n for values in points.values() for n in values}):
         members.setdefault(story.place(name), []).append(name)
     lines = []
     for (letter, colour), names in members.items():
@@ -229,19 +189,13 @@ def _lines(
 
 
 def _mean_table(
-    story: Story, points: Mapping[int, Mapping[str, float]], what: str, scale: float = 100.0
+    points: Mapping[int, Mapping[str, float]], what: str, scale: float = 100.0
 ) -> Table:
     """Mean over all silos at up to 40 rounds."""
     rounds = sorted(points)
     rows = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 40)).round().astype(int))
+    shown = [(rounds[i], points[rounds[i]]) for i in rows.tolist()]
     return Table(
         ("after round", "silos", what),
-        [
-            (
-                str(rounds[i]),
-                str(len(points[rounds[i]])),
-                f"{scale * mean_of(points[rounds[i]].values()):.3g}",
-            )
-            for i in rows.tolist()
-        ],
+        [(str(n), str(len(own)), f"{scale * mean_of(own.values()):.3g}") for n, own in shown],
     )

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from coterie import wire
 
 
-class AnnouncingGrid(Grid):
+class AnnouncingGrid:
     """Passes everything on to another Grid.
 
     Args:
@@ -24,33 +24,8 @@ class AnnouncingGrid(Grid):
         self.inner = inner
         self.answered = answered
 
-    def set_run(self, run: Any) -> None:
-        """See the other Grid."""
-        self.inner.set_run(run)
-
-    @property
-    def run(self) -> object:  # type: ignore[override]
-        """See the other Grid."""
-        return self.inner.run
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """See the other Grid."""
-        return self.inner.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """See the other Grid."""
-        return self.inner.get_node_ids()
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """See the other Grid."""
-        return self.inner.push_messages(messages)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """What the other Grid gives; who answered is told."""
@@ -63,9 +38,3 @@ class AnnouncingGrid(Grid):
         for kind, ids in nodes.items():
             self.answered(ids, kind)
         return replies
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """See the other Grid."""
-        return self.inner.send_and_receive(messages, timeout=timeout)

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 
 from coterie.server.runs.codec import Arrays, CodecError, decode, encode
 from coterie.strategies.errors import FederationError
-from coterie.system.files import is_full, make_folder, replacing
+from coterie.system.files import make_folder, replacing, why_unwritten
 
 FAMILY = "coterie-checkpoint-"
 FORMAT = f"{FAMILY}2"
@@ -64,7 +64,9 @@ class Checkpoints:
             return target.stat().st_size
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                _write_failure(round, self.folder, error), phase="commit"
+                f"round {round} cannot be committed to {self.folder}: {why_unwritten(error)}. The "
+                "rounds before are safe: make room and go on with `coterie run --resume`.",
+                phase="commit",
             ) from error
 
     def load(self) -> tuple[int, Any] | None:
@@ -119,11 +121,3 @@ def _digest(tree: str, arrays: Arrays) -> str:
         digest.update(f"|{name}|{array.dtype}|{array.shape}|".encode())
         digest.update(np.asarray(array, order="C").data)
     return digest.hexdigest()
-
-
-def _write_failure(round: int, folder: Path, error: Exception) -> str:
-    reason = "the disk is full" if is_full(error) else str(error)
-    return (
-        f"round {round} cannot be committed to {folder}: {reason}. The rounds before are safe: "
-        "make room and go on with `coterie run --resume`."
-    )

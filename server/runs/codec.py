@@ -102,7 +102,8 @@ class _Writer:
         if isinstance(value, tuple) and type(value) is not tuple:
             return ["named", _class_name(value, path), self._items(value, path)]
         if isinstance(value, Mapping):
-            return ["map", [self._pair(key, part, path) for key, part in value.items()]]
+            places = [(f"{path}[{key!r}]", key, part) for key, part in value.items()]
+            return ["map", [[self.put(k, at), self.put(part, at)] for at, k, part in places]]
         for kind in SEQUENCES:
             if type(value).__name__ == kind:
                 ordered = sorted(value, key=repr) if "set" in kind else value
@@ -114,10 +115,6 @@ class _Writer:
 
     def _items(self, values: Any, path: str) -> list[Any]:
         return [self.put(part, f"{path}[{i}]") for i, part in enumerate(values)]
-
-    def _pair(self, key: Any, part: Any, path: str) -> list[Any]:
-        place = f"{path}[{key!r}]"
-        return [self.put(key, place), self.put(part, place)]
 
     def _array(self, value: Any, path: str) -> list[Any]:
         if isinstance(value, np.str_):

@@ -17,7 +17,7 @@ from pydantic import Field, InstanceOf, field_validator
 
 from coterie import wire
 from coterie.server.runs.tracking import tracker_names
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.options import Key, NotNegative, Options, Positive, Scalar, table_of
@@ -25,6 +25,13 @@ from coterie.strategies.rounds.roster import Churn
 
 GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
+TOLD_IF_SET = (wire.PERSONAL, wire.LOCAL_STEPS, wire.EVALUATE_TRAINED)
+PERSONALISATION = (wire.PERSONALISE, wire.PERSONAL_EPOCHS, wire.PERSONAL_LR, wire.DITTO_LAMBDA)
+TOLD = (
+    *(wire.ROUNDS, wire.SEED, wire.LOCAL_EPOCHS, wire.BATCH_SIZE, wire.LR, wire.LR_DECAY),
+    *(wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
+)
+"""Keys of a run that training messages carry under the same names."""
 
 
 class RunConfig(Options):
@@ -183,11 +190,7 @@ class RunConfig(Options):
         except FederationError as error:
             problems.append(str(error).removesuffix("."))
         if problems:
-            raise FederationError(
-                f"the run's configuration is wrong: {'; '.join(problems)}.",
-                phase="configuration",
-                exit_code=EXIT_CONFIG,
-            )
+            raise refused(f"the run's configuration is wrong: {'; '.join(problems)}.")
         return config
 
     @classmethod
@@ -213,36 +216,14 @@ class RunConfig(Options):
 
 def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
     """What every training message carries."""
-    own: dict[str, Scalar] = {}
-    if config.personal:
-        own[wire.PERSONAL] = config.personal
-    if config.local_steps:
-        own[wire.LOCAL_STEPS] = config.local_steps
-    if config.evaluate_trained:
-        own[wire.EVALUATE_TRAINED] = True
+    keys = Options.plain(config)  # those that every run has
+    told = {key: keys[key] for key in TOLD_IF_SET if keys[key]}
     if config.personalise != "none":
-        own |= {
-            wire.PERSONALISE: config.personalise,
-            wire.PERSONAL_EPOCHS: config.personal_epochs,
-            wire.PERSONAL_LR: config.personal_lr or config.lr,
-            wire.DITTO_LAMBDA: config.ditto_lambda,
-        }
-    own |= {wire.GUARD: config.guard} if config.guard else {}
-    return own | {
-        wire.TASK: config.task,
-        wire.STRATEGY: config.strategy,
-        wire.RUN: run,
-        wire.ROUNDS: config.rounds,
-        wire.SEED: config.seed,
-        wire.LOCAL_EPOCHS: config.local_epochs,
-        wire.BATCH_SIZE: config.batch_size,
-        wire.LR: config.lr,
-        wire.LR_DECAY: config.lr_decay,
-        wire.MOMENTUM: config.momentum,
-        wire.WEIGHT_DECAY: config.weight_decay,
-        wire.PROXIMAL_MU: config.proximal_mu,
-        wire.PRECISION: config.precision,
-    }
+        told |= {key: keys[key] for key in PERSONALISATION}
+        told[wire.PERSONAL_LR] = config.personal_lr or config.lr
+    told |= {wire.GUARD: config.guard} if config.guard else {}
+    told |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
+    return told | {key: keys[key] for key in TOLD}
 
 
 @cache
@@ -310,11 +291,9 @@ def _belongs(key: str) -> str:
 
 def _row(name: Any) -> Row:
     if name not in STRATEGIES:
-        raise FederationError(
+        raise refused(
             "the run's configuration is wrong: strategy must be one of "
-            f"{', '.join(STRATEGIES)}. Got {name!r}.",
-            phase="configuration",
-            exit_code=EXIT_CONFIG,
+            f"{', '.join(STRATEGIES)}. Got {name!r}."
         )
     return STRATEGIES[name]
 
@@ -340,13 +319,11 @@ def _algorithm(row: Row, own: Mapping[str, Any], values: Mapping[str, Any]) -> A
     """The algorithm of a strategy, with its base, and generators around it if there are to be."""
     seed = values.get("seed", 0)
     around = values.get("generators", "off")
-    outer = GENERATORS if around != "off" and row is not GENERATORS else None
-    base = STRATEGIES[row.base] if row.base else None
-    made = None if base is None else _built(base, own, seed)
-    made = _built(row, own, seed, base=made)
-    if outer is None or not row.takes_generators:
+    base = _built(STRATEGIES[row.base], own, seed) if row.base else None
+    made = _built(row, own, seed, base=base)
+    if around == "off" or row is GENERATORS or not row.takes_generators:
         return made
-    return _built(outer, own, seed, base=made, receivers=around)
+    return _built(GENERATORS, own, seed, base=made, receivers=around)
 
 
 def _built(row: Row, own: Mapping[str, Any], seed: Any, **fields: Any) -> Algorithm[Any]:
@@ -382,11 +359,7 @@ def require_silos(config: RunConfig, names: Sequence[str], *, label_counts: bool
     """
     problems = list(_silo_problems(config, names, label_counts=label_counts))
     if problems:
-        raise FederationError(
-            f"the run does not go with its silos: {'; '.join(problems)}.",
-            phase="configuration",
-            exit_code=EXIT_CONFIG,
-        )
+        raise refused(f"the run does not go with its silos: {'; '.join(problems)}.")
 
 
 def _silo_problems(config: RunConfig, names: Sequence[str], *, label_counts: bool) -> Iterator[str]:

@@ -17,7 +17,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 
 CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.work.prepare"
 """Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:
@@ -98,31 +98,22 @@ class InProcessGrid(Grid):
 
     def _answer(self, message: Message) -> Message:
         node_id = message.metadata.dst_node_id
-        if node_id not in self.nodes:
-            return _stamped(
-                Message(Error(wire.FAILED, f"node {node_id} is gone"), reply_to=message), node_id
-            )
+        if node_id in self.nodes:
+            reply = self._called(node_id, message)
+        else:
+            reply = Message(Error(wire.FAILED, f"node {node_id} is gone"), reply_to=message)
+        reply.metadata.__dict__["_src_node_id"] = node_id
+        reply.metadata.__dict__["_delivered_at"] = str(time.time())
+        return reply
+
+    def _called(self, node_id: int, message: Message) -> Message:
         state = self._states.setdefault(node_id, RecordDict())
-        context = Context(
-            run_id=1,
-            node_id=node_id,
-            node_config=dict(self.nodes[node_id]),
-            state=state,
-            run_config={},
-        )
+        context = Context(1, node_id, dict(self.nodes[node_id]), state, run_config={})
         try:
-            reply = self.app(message, context)
+            return self.app(message, context)
         except Exception as error:
-            reply = Message(
-                Error(wire.FAILED, f"{type(error).__name__}: {error}"), reply_to=message
-            )
-        return _stamped(reply, node_id)
-
-
-def _stamped(reply: Message, node_id: int) -> Message:
-    reply.metadata.__dict__["_src_node_id"] = node_id
-    reply.metadata.__dict__["_delivered_at"] = str(time.time())
-    return reply
+            told = Error(wire.FAILED, f"{type(error).__name__}: {error}")
+            return Message(told, reply_to=message)
 
 
 def client_app() -> ClientApp:
@@ -145,4 +136,4 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
         import_module(PREPARE).prepare_nodes(node_configs)
     except ValueError as error:  # what tasks and settings raise are ValueErrors
         told = f"{whose}: {error}" if whose else str(error)
-        raise FederationError(told, exit_code=EXIT_CONFIG) from None
+        raise refused(told) from None

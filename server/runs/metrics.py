@@ -7,7 +7,7 @@ Learning", ICML 2023, Table 1, on errors (or accuracies turned into errors) per 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 Errors = Mapping[str, float]
@@ -24,28 +24,28 @@ def ipr(errors: Errors, alone: Errors) -> float:
 
     NaN where no silo is in both.
     """
-    found = list(gains(errors, alone).values())
-    return sum(gain > 0 for gain in found) / len(found) if found else math.nan
+    return _mean([gain > 0 for gain in gains(errors, alone).values()])
 
 
 def not_worse(errors: Errors, alone: Errors) -> float:
     """Share of silos as good as alone or better, in [0, 1]. NaN as in ``ipr``."""
-    found = list(gains(errors, alone).values())
-    return sum(gain >= 0 for gain in found) / len(found) if found else math.nan
+    return _mean([gain >= 0 for gain in gains(errors, alone).values()])
 
 
 def rsd(errors: Errors, alone: Errors) -> float:
     """Reward standard deviation: the population's, of the gains; NaN as in ``ipr``."""
     found = list(gains(errors, alone).values())
-    if not found:
-        return math.nan
-    mean = sum(found) / len(found)
-    return math.sqrt(sum((gain - mean) ** 2 for gain in found) / len(found))
+    mean = _mean(found)
+    return math.sqrt(_mean([(gain - mean) ** 2 for gain in found]))
 
 
 def mean_accuracy(errors: Errors) -> float:
     """Plain mean over silos of 1 − error; NaN without silos."""
-    return 1 - sum(errors.values()) / len(errors) if errors else math.nan
+    return 1 - _mean(list(errors.values()))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
 
 
 @dataclass(frozen=True)

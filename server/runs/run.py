@@ -6,10 +6,11 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -19,29 +20,23 @@ from coterie.server.paths import place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, foreign_keys, train_config
-from coterie.server.runs.lock import locked_run
 from coterie.server.runs.metrics import percent
-from coterie.server.runs.record import (
-    Recorder,
-    Run,
-    default_runs_dir,
-    find_run,
-    read_unfinished,
-    read_whole,
-)
+from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.tracking import Tracking
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.replies import check_finite
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Roster, Silo
-from coterie.system.files import is_full, make_folder
+from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 
 log = logging.getLogger("coterie.run")
 
 INITIAL_DEADLINE_S = 60.0
+LOCK_DEADLINE_S = 60.0
+"""How long to wait for the process before: one that lost its SuperLink needs some time to end."""
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints within the run's."""
 TERMS = (
@@ -67,11 +62,28 @@ class Standing:
 
 def run_folder(config: RunConfig, *, run_id: int) -> Path:
     """Where a run's record goes: its label, or its strategy, and its id. A resumed one has it."""
-    root = place(config.runs_dir) if config.runs_dir else default_runs_dir()
+    root = place(config.runs_dir) if config.runs_dir else reading.default_runs_dir()
     if config.resume:
         return root / config.resume
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", config.label or config.strategy)
     return root / f"{label}-{run_id}"
+
+
+@contextmanager
+def locked_run(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, that one process at a time writes it; the lock ends with the process.
+
+    Raises:
+        FederationError: another process holds it for longer than a minute.
+    """
+    try:
+        with locked(folder, deadline_s=LOCK_DEADLINE_S):
+            yield
+    except LockedError:
+        raise FederationError(
+            f"the run in {folder} is still going on, in process {held_by(folder)}. "
+            "Stop that one first."
+        ) from None
 
 
 def terms(config: RunConfig) -> dict[str, Scalar]:
@@ -149,18 +161,16 @@ def execute(
             there, is not resumed, and nothing is written.
     """
     if config.resume:
-        read_unfinished(folder)  # before anything is written where no run can go on
+        reading.read_unfinished(folder)  # before anything is written where no run can go on
     else:
         make_folder(folder)
     with locked_run(folder):
         checkpoints = Checkpoints(folder / CHECKPOINTS)
-        standing: Standing | None = None
-        after, earlier = 0, None
+        after, standing, earlier = 0, None, None
         if config.resume:
-            earlier = read_unfinished(folder)
+            earlier = reading.read_unfinished(folder)
             config = recorded_config(earlier)
-            found = checkpoints.load()
-            after, standing = found if found is not None else (0, None)
+            after, standing = checkpoints.load() or (0, None)
         alone = _alone(config, folder)
         record = Recorder(folder, config.plain(), run_id=run_id, earlier=earlier, after=after)
         log.info("run %s: %s, record in %s", run_id, config.strategy, folder)
@@ -178,20 +188,16 @@ def execute(
             )
         try:
             with Tracking(config.tracking, folder, config.plain()) as tracking:
-                result = _execute(
-                    grid,
-                    config,
-                    record,
-                    tracking,
-                    checkpoints,
-                    standing,
-                    run=folder.name,
-                    enrolled=enrolled,
-                )
+                result = _execute(grid, config, record, tracking, checkpoints, standing, enrolled)
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
             record.finish(models, alone=None if alone is None else alone.final_errors)
         except OSError as error:
-            failure = _disk_failure(error, folder)
+            failure = FederationError(
+                f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "
+                "rounds are safe: make room and go on with "
+                f"`coterie run --resume {folder.name}`.",
+                phase="record",
+            )
             record.fail(failure)
             raise failure from error
         except BaseException as error:
@@ -216,22 +222,17 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
     """
     if not config.alone:
         return None
-    found = find_run(config.alone, folder.parent)
-    alone = read_whole(found)
+    found = reading.find_run(config.alone, folder.parent)
+    alone = reading.read_whole(found)
     if alone.strategy != "independent" or alone.status != "completed":
-        raise FederationError(
-            f"alone must name a completed run of independent. {found.name} is of "
-            f"{alone.strategy}, {alone.status}.",
-            phase="configuration",
-            exit_code=EXIT_CONFIG,
+        raise refused(
+            f"alone must name a completed run of independent. {found.name} is of {alone.strategy}, "
+            f"{alone.status}."
         )
-    task = alone.config.get("task")
-    if task != config.task:
-        raise FederationError(
+    if (task := alone.config.get("task")) != config.task:
+        raise refused(
             f"alone must name a run of the same task, {config.task}. {found.name} is of {task}: "
-            "name another one, or run independent on this task first.",
-            phase="configuration",
-            exit_code=EXIT_CONFIG,
+            "name another one, or run independent on this task first."
         )
     return alone
 
@@ -243,8 +244,6 @@ def _execute(
     tracking: Tracking,
     checkpoints: Checkpoints,
     standing: Standing | None,
-    *,
-    run: str,
     enrolled: Callable[[], Mapping[int, str]] | None,
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
@@ -274,9 +273,9 @@ def _execute(
         record.event(kind, **fields)
 
     strategy = build_strategy(
-        config, run=run, roster=recording, on_round=on_round, on_event=on_event
+        config, run=record.folder.name, roster=recording, on_round=on_round, on_event=on_event
     )
-    grid = AnnouncingGrid(grid, recording.answered)
+    grid = cast(Grid, AnnouncingGrid(grid, recording.answered))
     done = 0 if resume is None else resume.round
     here = recording.present(grid, round=min(done + 1, config.rounds))
     initial = initial_arrays(grid, here[0], config) if resume is None else ArrayRecord()
@@ -290,48 +289,30 @@ def _execute(
     )
 
 
-def _disk_failure(error: OSError, folder: Path) -> FederationError:
-    reason = "the disk is full" if is_full(error) else str(error)
-    return FederationError(
-        f"the record in {folder} cannot be written: {reason}. Committed rounds are safe: make room "
-        f"and go on with `coterie run --resume {folder.name}`.",
-        phase="record",
-    )
-
-
 def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
     """w⁰: any silo gives the same for the run's seed, so the server needs neither task nor torch.
 
     Raises:
         FederationError: the silo gave none, or not-a-number.
     """
-    request = Message(
-        RecordDict(
-            {
-                wire.CONFIG: ConfigRecord(
-                    {
-                        wire.PROTOCOL_KEY: wire.PROTOCOL,
-                        wire.TASK: config.task,
-                        wire.STRATEGY: config.strategy,
-                        wire.SEED: config.seed,
-                        wire.PERSONAL: config.personal,
-                    }
-                )
-            }
-        ),
-        dst_node_id=silo.node_id,
-        message_type=wire.INITIAL,
-        group_id="0",
+    asked = ConfigRecord(
+        {
+            wire.PROTOCOL_KEY: wire.PROTOCOL,
+            wire.TASK: config.task,
+            wire.STRATEGY: config.strategy,
+            wire.SEED: config.seed,
+            wire.PERSONAL: config.personal,
+        }
     )
+    request = Message(RecordDict({wire.CONFIG: asked}), silo.node_id, wire.INITIAL, group_id="0")
     (reply,) = exchange(grid, [request], deadline_s=INITIAL_DEADLINE_S)
-    if reply is None or reply.has_error() or wire.ARRAYS not in reply.content.array_records:
-        reason = "no answer" if reply is None else "no arrays in its answer"
-        if reply is not None and reply.has_error():
-            reason = str(reply.error.reason)
-        raise FederationError(
-            f"silo {silo.name!r} gave no initial model: {reason}", silo=silo.name, phase="initial"
-        )
     try:
+        if reply is None:
+            raise wire.WireError("no answer")
+        if reply.has_error():
+            raise wire.WireError(str(reply.error.reason))
+        if wire.ARRAYS not in reply.content.array_records:
+            raise wire.WireError("no arrays in its answer")
         model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
     except wire.WireError as error:
         raise FederationError(

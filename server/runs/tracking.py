@@ -11,26 +11,30 @@ import importlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from coterie.server.runs.record import Round, Run
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds.reports import RoundReport
 
 log = logging.getLogger("coterie.run")
 
-TRACKERS = ("tensorboard", "mlflow")
-_NEEDS = {
-    "tensorboard": ("tensorboardX", "pip install 'coterie[tensorboard]'"),
-    "mlflow": ("mlflow", "pip install mlflow"),
-}
-
 
 class Tracker(Protocol):
-    """Where figures go."""
+    """Where figures go.
+
+    Attributes:
+        needs: a package, and how to install it.
+    """
+
+    needs: ClassVar[tuple[str, str]]
+
+    def __init__(
+        self, module: Any, folder: Path, config: Mapping[str, Any], run_name: str
+    ) -> None: ...
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         """Figures of a round."""
@@ -128,14 +132,8 @@ def open_trackers(
     Raises:
         FederationError: the package of one is not installed.
     """
-    wanted = tracker_names(names)
-    makers: dict[str, Callable[[Path, Mapping[str, Any], str], Tracker]] = {
-        "tensorboard": _TensorBoard,
-        "mlflow": _MLflow,
-    }
-    for name in wanted:
-        _module(name)
-    return [makers[name](folder, config, run_name) for name in wanted]
+    wanted = [(TRACKERS[name], _module(name)) for name in tracker_names(names)]
+    return [kind(module, folder, config, run_name) for kind, module in wanted]
 
 
 def export(kind: str, run: Run, out: Path | None) -> list[Path]:
@@ -153,43 +151,43 @@ def export(kind: str, run: Run, out: Path | None) -> list[Path]:
 
 
 def _module(name: str) -> Any:
-    package, remedy = _NEEDS[name]
+    package, remedy = TRACKERS[name].needs
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        raise FederationError(
+        raise refused(
             f"{name} needs the package {package}, which is not installed ({error}). At the "
-            f"coordinator: {remedy}",
-            phase="configuration",
-            exit_code=EXIT_CONFIG,
+            f"coordinator: {remedy}"
         ) from None
 
 
-class _TensorBoard:
+class _TensorBoard(Tracker):
     """Event files in a folder."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], run_name: str) -> None:
-        self._writer = _module("tensorboard").SummaryWriter(logdir=str(folder))
+    needs = ("tensorboardX", "pip install 'coterie[tensorboard]'")
+
+    def __init__(self, module: Any, folder: Path, config: Mapping[str, Any], run_name: str) -> None:
+        self._writer = module.SummaryWriter(logdir=str(folder))
         rows = "\n".join(f"| {key} | {value} |" for key, value in sorted(config.items()))
         self._writer.add_text("configuration", f"| key | {run_name} |\n|---|---|\n{rows}")
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Figures of a round."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
     def close(self, status: str) -> None:
-        """The run is over."""
         self._writer.add_text("status", status)
         self._writer.close()
 
 
-class _MLflow:
+class _MLflow(Tracker):
     """A run at the tracking server that ``MLFLOW_TRACKING_URI`` names, else in ``./mlruns``."""
 
-    def __init__(self, folder: Path, config: Mapping[str, Any], run_name: str) -> None:
-        client = _module("mlflow").MlflowClient()
+    needs = ("mlflow", "pip install mlflow")
+
+    def __init__(self, module: Any, folder: Path, config: Mapping[str, Any], run_name: str) -> None:
+        client = module.MlflowClient()
         experiment = client.get_experiment_by_name("coterie")
         number = (
             client.create_experiment("coterie") if experiment is None else experiment.experiment_id
@@ -200,11 +198,12 @@ class _MLflow:
             client.log_param(self._id, key, value if isinstance(value, str) else json.dumps(value))
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        """Figures of a round."""
         for name, value in figures.items():
             self._client.log_metric(self._id, name, value, step=step)
 
     def close(self, status: str) -> None:
-        """The run is over."""
         ended = {"completed": "FINISHED", "failed": "FAILED"}.get(status, "KILLED")
         self._client.set_terminated(self._id, ended)
+
+
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}

@@ -12,14 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    load_pem_private_key,
-)
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from coterie.system.files import make_folder, write_atomically
@@ -51,7 +45,7 @@ def make_server_certificate(folder: Path, names: Sequence[str]) -> None:
         names: DNS names and IP addresses under which silos reach the server.
     """
     ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-    ca_key = load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP384R1())
     unique = list(dict.fromkeys([*names, *LOCAL]))
@@ -86,7 +80,7 @@ def covers(certificate: Path, names: Sequence[str]) -> bool:
 def belongs_to(certificate: Path, key: Path) -> bool:
     """Whether a certificate is of this private key."""
     loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
-    private = load_pem_private_key(key.read_bytes(), password=None)
+    private = serialization.load_pem_private_key(key.read_bytes(), password=None)
     return loaded.public_key() == private.public_key()
 
 
@@ -130,6 +124,6 @@ def _write(
     folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
     make_folder(folder, private=True)
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     write_atomically(folder / f"{name}.key", private, private=True)
-    write_atomically(folder / f"{name}.pem", certificate.public_bytes(Encoding.PEM))
+    write_atomically(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))

@@ -14,17 +14,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coterie.server.machine.link import control
-from coterie.server.machine.superlink import environment, flower_program
+from coterie.strategies.errors import FederationError, refused
+from coterie.server.machine import superlink
+from coterie.server.machine.link import Node, control
 from coterie.server.site import enrolled
-from coterie.server.site.enrolled import Node
 from coterie.server.site.federation import ENVIRONMENT, Federation
-from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.system.files import write_atomically
 from coterie.system.ports import check_free, listens
-from coterie.system.processes import Program, ProgramError, noting_signals
+from coterie.system.processes import Program, noting_signals
 
-START_DEADLINE_S, STOP_DEADLINE_S = 60.0, 10.0
+STOP_DEADLINE_S = 10.0
 LOOK_S = 0.2
 
 
@@ -54,37 +53,39 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
     secret = federation.folder / "executor.secret"
     if not secret.exists():
         write_atomically(secret, secrets.token_bytes(32), private=True)
-    superlink = _program("SuperLink", _superlink_command(federation, secret), federation)
-    executor = _program("executor", _executor_command(federation, secret), federation)
+    shared = ("--superexec-auth-secret-file", str(secret), "--parent-pid", str(os.getpid()))
+    started = superlink.executor_command(listen.serverapp, *shared)
+    link = _program("SuperLink", _superlink_command(federation, secret), federation)
+    executor = _program("executor", started, federation)
     with noting_signals() as stopped:
         try:
-            superlink.start()
-            _until_it_listens(superlink, federation, stopped)
+            link.start()
+            superlink.wait_until_it_answers(link, [federation.control_address], stopped)
             tell_superlink(federation)
             executor.start()
             _greet(federation, say)
             while not stopped():
                 time.sleep(LOOK_S)
-                if superlink.ended and superlink.restart(say, stopped):
-                    _come_back(superlink, federation, say, stopped)
+                if link.ended and link.restart(say, stopped):
+                    _come_back(link, federation, say, stopped)
                 if executor.ended:
                     executor.restart(say, stopped)
         finally:
-            for program in (executor, superlink):
+            for program in (executor, link):
                 program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
     say("The SuperLink has ended.")
     return 0
 
 
 def _come_back(
-    superlink: Program,
+    link: Program,
     federation: Federation,
     say: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> None:
     """After a crash: whatever keeps it from starting may pass (a full disk), so never give up."""
     try:
-        _until_it_listens(superlink, federation, stopped)
+        superlink.wait_until_it_answers(link, [federation.control_address], stopped)
         if not stopped():
             tell_superlink(federation)
             say("The SuperLink is back.")
@@ -105,32 +106,19 @@ def _greet(federation: Federation, say: Callable[[str], None]) -> None:
 
 def _superlink_command(federation: Federation, secret: Path) -> list[str]:
     listen, tls = federation.config.listen, federation.tls
-    database = ["--database", str(federation.folder / "superlink.db")]
-    return [
-        flower_program("flower-superlink"),
-        "--ssl-ca-certfile", str(federation.ca),
-        "--ssl-certfile", str(tls / "server.pem"),
-        "--ssl-keyfile", str(tls / "server.key"),
+    database = ("--database", str(federation.folder / "superlink.db"))
+    return superlink.command(
+        listen.silos,
+        listen.operators,
+        listen.serverapp,
+        *("--ssl-ca-certfile", str(federation.ca)),
+        *("--ssl-certfile", str(tls / "server.pem")),
+        *("--ssl-keyfile", str(tls / "server.key")),
         "--enable-supernode-auth",
-        "--disable-runtime-dependency-installation",
-        "--isolation", "process",
-        "--superexec-auth-secret-file", str(secret),
-        "--fleet-api-address", listen.silos,
-        "--control-api-address", listen.operators,
-        "--serverappio-api-address", listen.serverapp,
-        *(database if federation.config.state.database else []),
-    ]  # fmt: skip
-
-
-def _executor_command(federation: Federation, secret: Path) -> list[str]:
-    return [
-        flower_program("flower-superexec"),
-        "--insecure",  # between two processes of this machine, with a shared secret
-        "--plugin-type", "serverapp",
-        "--appio-api-address", federation.config.listen.serverapp,
-        "--superexec-auth-secret-file", str(secret),
-        "--parent-pid", str(os.getpid()),
-    ]  # fmt: skip
+        *superlink.NO_EXECUTOR,
+        *("--superexec-auth-secret-file", str(secret)),
+        *(database if federation.config.state.database else ()),
+    )
 
 
 def _program(name: str, command: list[str], federation: Federation) -> Program:
@@ -139,28 +127,15 @@ def _program(name: str, command: list[str], federation: Federation) -> Program:
         name,
         command,
         log=federation.folder / "logs" / f"{name.lower()}.log",
-        environment={**environment(federation.folder), **own},
+        environment={**superlink.environment(federation.folder), **own},
     )
-
-
-def _until_it_listens(
-    superlink: Program, federation: Federation, stopped: Callable[[], bool]
-) -> None:
-    try:
-        superlink.wait_until(
-            lambda: answers(federation), deadline_s=START_DEADLINE_S, stopped=stopped
-        )
-    except ProgramError as error:
-        raise FederationError(str(error), phase="start", exit_code=EXIT_RUN) from None
 
 
 def _require_free(address: str) -> None:
     try:
         check_free(address)
     except OSError as error:
-        raise FederationError(
+        raise refused(
             f"{address} cannot be listened on: {error.strerror}. Stop what listens there, or "
-            "change it under [listen] in coterie.toml.",
-            phase="start",
-            exit_code=EXIT_CONFIG,
+            "change it under [listen] in coterie.toml."
         ) from None

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
+from coterie.server.machine.link import Control, Node
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import LockedError, locked, write_atomically
 from coterie.wire.enrolment import Request, fingerprint_of_key
@@ -45,31 +45,6 @@ class Entry:
     def fingerprint(self) -> str:
         """Of the key."""
         return fingerprint_of_key(self.key.encode())
-
-
-@dataclass(frozen=True)
-class Node:
-    """A key as the SuperLink knows it. ``status``: registered, online, offline, unregistered."""
-
-    node_id: int
-    key: str
-    status: str
-
-
-class Nodes(Protocol):
-    """What this module needs of the SuperLink."""
-
-    def nodes(self) -> Sequence[Node]:
-        """Every key that it knows."""
-        ...
-
-    def register(self, key: bytes) -> int:
-        """Let a key in; return its node id."""
-        ...
-
-    def unregister(self, node_id: int) -> None:
-        """Shut a key out permanently."""
-        ...
 
 
 def read(file: Path) -> list[Entry]:
@@ -143,7 +118,7 @@ def remove(file: Path, name: str) -> Entry:
         return gone
 
 
-def sync(file: Path, superlink: Nodes) -> dict[str, Node]:
+def sync(file: Path, superlink: Control) -> dict[str, Node]:
     """Make the SuperLink know exactly the keys of the list; return name → node of the enrolled."""
     with _locked(file):
         entries = read(file)

@@ -21,9 +21,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from coterie.strategies.errors import refused
 from coterie.server.paths import place
 from coterie.server.site import certificates
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import make_folder, write_atomically
 
 ENVIRONMENT = "COTERIE_FEDERATION"
@@ -174,7 +174,7 @@ def create(
     """
     file = folder / "coterie.toml"
     if file.exists():
-        raise _config_error(
+        raise refused(
             f"{folder} holds a federation already. To renew its certificate: "
             f"coterie init {folder} --renew"
         )
@@ -209,14 +209,14 @@ def load(folder: Path | None = None) -> Federation:
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise _config_error(
+        raise refused(
             f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name "
             f"its folder with --federation or {ENVIRONMENT}."
         ) from None
     except OSError as error:
-        raise _config_error(f"{file} cannot be read: {error.strerror}.") from None
+        raise refused(f"{file} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
-        raise _config_error(
+        raise refused(
             f"{file} must be UTF-8. Byte {error.start} is {error.object[error.start]:#04x}: save "
             "the file as UTF-8."
         ) from None
@@ -237,10 +237,10 @@ def _read(text: str, source: str) -> _Config:
     try:
         return _Config.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise _config_error(f"{source} is not TOML: {error}.") from None
+        raise refused(f"{source} is not TOML: {error}.") from None
     except ValidationError as error:
         problems = "; ".join(_problem(entry) for entry in error.errors())
-        raise _config_error(f"{source} is wrong: {problems}.") from None
+        raise refused(f"{source} is wrong: {problems}.") from None
 
 
 def _problem(entry: ErrorDetails) -> str:
@@ -262,7 +262,3 @@ def _with_port(address: str, port: int) -> str:
     has_port = re.search(r"^[^:]+:\d+$|\]:\d+$", address)
     bare_v6 = address.count(":") > 1 and not address.startswith("[")
     return address if has_port else f"{f'[{address}]' if bare_v6 else address}:{port}"
-
-
-def _config_error(text: str) -> FederationError:
-    return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

@@ -8,40 +8,17 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.site import enrolled, federation
+from coterie.server.machine.link import Node
+from coterie.server.site import enrolled
 from coterie.server.site.coordinator import answers, tell_superlink
-from coterie.server.site.enrolled import Node
-from coterie.server.site.federation import Federation
+from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.terminal import wide
-from coterie.wire import is_silo_name
-from coterie.wire.enrolment import (
-    Bundle,
-    EnrolmentError,
-    fingerprint_of_certificate,
-    read_request,
-    write_bundle,
-)
+from coterie.wire import enrolment, is_silo_name
 
 
-def print_init(
-    folder: Path,
-    addresses: list[str],
-    *,
-    fleet_port: int | None,
-    control_port: int,
-    runtime_port: int,
-    operators: str,
-) -> None:
-    """Create a federation and say what to do next."""
-    made = federation.create(
-        folder,
-        addresses,
-        fleet_port=fleet_port,
-        control_port=control_port,
-        runtime_port=runtime_port,
-        operators=operators,
-    )
+def print_init(made: Federation, folder: Path) -> None:
+    """Say what was created, and what to do next; ``folder`` as it was named."""
     console = _console()
     console.print(
         f"Created a federation in {made.folder}. Silos connect to {made.config.addresses[0]}"
@@ -54,7 +31,7 @@ def print_init(
 
 def renew(folder: Path) -> None:
     """Renew the server's certificate; silos keep what they have."""
-    made = federation.load(folder)
+    made = load(folder)
     made.renew_certificate(always=True)
     _console().print(
         f"The new server certificate, for {', '.join(made.names)}, is in {made.tls}. It takes "
@@ -65,8 +42,8 @@ def renew(folder: Path) -> None:
 def take_request(made: Federation, text: str) -> None:
     """Enrol a silo and print its join bundle: alone on standard output, the rest on the other."""
     try:
-        request = read_request(text)
-    except EnrolmentError as error:
+        request = enrolment.read_request(text)
+    except enrolment.EnrolmentError as error:
         raise FederationError(str(error), phase="enrolment", exit_code=EXIT_CONFIG) from None
     if not is_silo_name(request.name):
         raise FederationError(
@@ -89,7 +66,7 @@ def take_request(made: Federation, text: str) -> None:
         )
     aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
     address = made.config.addresses[0]
-    print(write_bundle(Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
+    print(enrolment.write_bundle(enrolment.Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
 
 
 def print_roster(made: Federation) -> None:
@@ -152,7 +129,7 @@ def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
 
 
 def _ca_fingerprint(made: Federation) -> str:
-    return fingerprint_of_certificate(made.ca.read_bytes())
+    return enrolment.fingerprint_of_certificate(made.ca.read_bytes())
 
 
 def _console() -> Console:

@@ -43,7 +43,7 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -59,19 +59,10 @@ from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
 from coterie.server.runs.metrics import percent
-from coterie.server.runs.record import RECORD, Run, read_whole
+from coterie.server.runs.record import RECORD, read_whole
 from coterie.server.runs.run import execute
-from coterie.server.study.comparison import (
-    COLUMNS,
-    Measure,
-    Row,
-    by_error,
-    cells,
-    markdown,
-    measure,
-    plain,
-    rows,
-)
+from coterie.server.study import comparison as figures
+from coterie.server.study.comparison import Measure, Row, measure
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.strategies.rounds.options import dashed
 from coterie.system.files import write_atomically
@@ -174,26 +165,21 @@ class Comparison:
         if not isinstance(file.silos, int):
             data = {"data": file.data} if file.data else {}
             drawn = {} if _is_declared(file.task) else {"split-seed": seed}
-            own = {**drawn, **data, **file.options}
-            return [
-                SiloSpec(
-                    silo.name,
-                    file.task,
-                    {**own, **silo.options},
-                    silo.alpha,
-                    label_counts=file.label_counts,
-                )
-                for silo in file.silos
-            ]
-        common: dict[str, Any] = {
-            "task": file.task,
-            "data": file.data,
-            "options": file.options,
-        }
-        cut = Simulation(silos=file.silos, seed=seed, split=file.split, **common)
+            common = {**drawn, **data, **file.options}
+            own = [(s.name, {**common, **s.options}, s.alpha) for s in file.silos]
+        else:
+            cut = Simulation(
+                task=file.task,
+                data=file.data,
+                silos=file.silos,
+                seed=seed,
+                split=file.split,
+                options=file.options,
+            )
+            own = [(silo.name, silo.options, None) for silo in cut.silos_of()]
         return [
-            SiloSpec(silo.name, file.task, silo.options, label_counts=file.label_counts)
-            for silo in cut.silos_of()
+            SiloSpec(name, file.task, options, alpha, label_counts=file.label_counts)
+            for name, options, alpha in own
         ]
 
     def keys(self, name: str, seed: int) -> dict[str, Any]:
@@ -300,7 +286,7 @@ def _runs(file: CompareFile, where: Path) -> dict[str, dict[str, Any]]:
         )
     if not any(_is_alone(keys) for keys in found.values()):
         alone = _with_shared(file.run, {"strategy": "independent"})
-        found = {_free(ALONE, found): alone, **found}
+        found = {f"{ALONE} (added)" if ALONE in found else ALONE: alone, **found}
     return found
 
 
@@ -312,10 +298,6 @@ def _with_shared(shared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str,
 
 def _is_alone(keys: Mapping[str, Any]) -> bool:
     return str(keys["strategy"]) == "independent"
-
-
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    return name if name not in taken else f"{name} (added)"
 
 
 def _check(comparison: Comparison, name: str, file: Path) -> None:
@@ -358,7 +340,6 @@ def compare(
     """Run what is missing and print the table.
 
     Args:
-        console: where to.
         file: see the module's docstring.
         data: folder of the data, in place of the file's.
         folder: of all records and of ``comparison.json`` and ``.md``; one that exists is
@@ -375,14 +356,11 @@ def compare(
     title = comparison.file.title or file.stem
     count = len(comparison.silos(comparison.file.seeds[0]))
     where = "as processes of their own" if federation else "in this process"
-    console.print(
-        Text.assemble(
-            (title, "bold"),
-            f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
-            f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/",
-        ),
-        soft_wrap=True,
+    told = (
+        f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
+        f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/"
     )
+    console.print(Text.assemble((title, "bold"), told), soft_wrap=True)
     for key, names in comparison.partly_shared.items():
         console.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
     for seed in comparison.file.seeds:
@@ -454,34 +432,31 @@ def _run_seed(
             if name != alone:
                 keys["alone"] = str(_record_of(comparison, alone, seed, folder).resolve())
             if local is None:
-                run = _run_here(silos, keys, target)
+                _run_here(silos, keys, target)
             else:
-                run = _run_there(local, keys, target)
-            found = measure(run)
-            console.print(
+                _run_there(local, keys, target)
+            found = measure(read_whole(target))
+            text = (
                 f"  seed {seed}, {name}: mean error {percent(found.mean)}, "
-                f"{len(found.groups)} group(s), {found.seconds:.1f} s",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
+                f"{len(found.groups)} group(s), {found.seconds:.1f} s"
             )
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> Run:
+def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> None:
     """One run with silos that are called in this process, where there is nothing to wait for."""
     config = RunConfig.read({**keys, "wait-for-silos": 1.0})
     grid = InProcessGrid(client_app(), [silo.node_config() for silo in silos])
-    quiet, log = logging.ERROR, logging.getLogger("coterie")
+    log = logging.getLogger("coterie")
     before = log.level
-    log.setLevel(max(quiet, before))
+    log.setLevel(max(logging.ERROR, before))
     try:
         execute(grid, config, run_id=0, folder=target)
     finally:
         log.setLevel(before)
-    return read_whole(target)
 
 
-def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> Run:
+def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) -> None:
     """One run on processes that are there already; its record is copied to ``target``."""
     folder, last = local.run(**keys)
     if last.status != "completed":
@@ -491,7 +466,6 @@ def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) ->
         )
     target.mkdir(parents=True, exist_ok=True)
     write_atomically(target / RECORD, (folder / RECORD).read_bytes())
-    return read_whole(target)
 
 
 def _record_of(comparison: Comparison, name: str, seed: int, folder: Path) -> Path:
@@ -518,39 +492,29 @@ def _slug(text: str) -> str:
 
 def _finish(comparison: Comparison, folder: Path, title: str) -> list[Row]:
     """The table, as JSON and as Markdown in the folder."""
-    measures: dict[str, dict[int, Measure]] = {}
-    for name, seed in _every(comparison):
-        found = _stored(comparison, name, seed, folder)
-        assert found is not None, "every run is there by now"
-        measures.setdefault(name, {})[seed] = found
-    table = rows(measures, alone=comparison.alone, target=comparison.file.target)
+    measures: dict[str, dict[int, Measure]] = {name: {} for name in comparison.runs}
+    for name, by_seed in measures.items():
+        for seed in comparison.file.seeds:
+            found = _stored(comparison, name, seed, folder)
+            assert found is not None, "every run is there by now"
+            by_seed[seed] = found
+    table = figures.rows(measures, alone=comparison.alone, target=comparison.file.target)
     content = {
         "title": title,
         "file": comparison.file.model_dump(exclude={"data"}),
-        "table": [plain(row) for row in table],
+        "table": [figures.plain(row) for row in table],
         "runs": [
-            {
-                "name": name,
-                "seed": seed,
-                "errors": dict(own.errors),
-                "curve": own.curve,
-                "groups": own.groups,
-            }
+            {"name": name, "seed": seed, "errors": dict(own.errors)}
+            | {"curve": own.curve, "groups": own.groups}
             for name, by_seed in measures.items()
             for seed, own in by_seed.items()
         ],
     }
     text = json.dumps(content, indent=1, ensure_ascii=False)
     write_atomically(folder / "comparison.json", text.encode())
-    page = f"# {title}\n\n{markdown(table)}\n{legend(comparison)}\n"
+    page = f"# {title}\n\n{figures.markdown(table)}\n{legend(comparison)}\n"
     write_atomically(folder / "comparison.md", page.encode())
     return table
-
-
-def _every(comparison: Comparison) -> Iterator[tuple[str, int]]:
-    for name in comparison.runs:
-        for seed in comparison.file.seeds:
-            yield name, seed
 
 
 def legend(comparison: Comparison) -> str:
@@ -571,10 +535,10 @@ def legend(comparison: Comparison) -> str:
 
 def _print(console: Console, table: Sequence[Row], comparison: Comparison) -> None:
     shown = Table(box=None, padding=(0, 1))
-    for column in COLUMNS:
-        justify: JustifyMethod = "left" if column == COLUMNS[0] else "right"
+    for number, column in enumerate(figures.COLUMNS):
+        justify: JustifyMethod = "right" if number else "left"
         shown.add_column(column, justify=justify, no_wrap=True)
-    for row in by_error(table):
-        shown.add_row(*(Text(cell) for cell in cells(row)))
+    for row in figures.by_error(table):
+        shown.add_row(*(Text(cell) for cell in figures.cells(row)))
     wide(console, on_terminals=True).print(shown)
     console.print(legend(comparison), soft_wrap=True, markup=False, highlight=False)

@@ -7,7 +7,7 @@ silos and seeds make one table.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -194,51 +194,49 @@ def holm(values: Sequence[float]) -> list[float]:
 
 # --- the table ------------------------------------------------------------------------------------
 
-COLUMNS = (
-    "strategy",
-    "error %",
-    "over silos",
-    "worst silo",
-    "IPR %",
-    "RSD %",
-    "groups",
-    "rounds to target",
-    "MB",
-    "s",
-    "silo s",
-    "p",
-)
-
-
-def cells(row: Row) -> list[str]:
-    """A row as text, under ``COLUMNS``."""
-    spread = "" if math.isnan(row.error_std) else f" ± {100 * row.error_std:.1f}"
-    reached = "–"
-    if row.reached:
-        reached = f"{row.rounds_to_target:.0f}"
-        reached += "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
-    return [
-        row.name,
-        _text(100 * row.error, ".1f") + spread,
-        _text(100 * row.silo_std, ".1f"),
-        _text(100 * row.worst, ".1f"),
-        _text(100 * row.ipr, ".0f"),
-        _text(100 * row.rsd, ".1f"),
-        _text(row.num_groups, ".1f"),
-        reached,
-        _text(row.megabytes, ".1f"),
-        _text(row.seconds, ".1f"),
-        _text(row.silo_seconds, ".1f"),
-        "best" if math.isnan(row.p) else _p_text(row.p),
-    ]
-
 
 def _text(value: float, form: str) -> str:
     return "–" if math.isnan(value) else format(value, form)
 
 
-def _p_text(p: float) -> str:
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
+def _error(row: Row) -> str:
+    spread = "" if math.isnan(row.error_std) else f" ± {100 * row.error_std:.1f}"
+    return _text(100 * row.error, ".1f") + spread
+
+
+def _reached(row: Row) -> str:
+    if not row.reached:
+        return "–"
+    some = "" if row.reached == row.seeds else f" ({row.reached} of {row.seeds})"
+    return f"{row.rounds_to_target:.0f}{some}"
+
+
+def _p(row: Row) -> str:
+    if math.isnan(row.p):
+        return "best"
+    return "< 0.001" if row.p < 0.001 else f"{row.p:.3f}"
+
+
+COLUMNS: Mapping[str, Callable[[Row], str]] = {
+    "strategy": lambda row: row.name,
+    "error %": _error,
+    "over silos": lambda row: _text(100 * row.silo_std, ".1f"),
+    "worst silo": lambda row: _text(100 * row.worst, ".1f"),
+    "IPR %": lambda row: _text(100 * row.ipr, ".0f"),
+    "RSD %": lambda row: _text(100 * row.rsd, ".1f"),
+    "groups": lambda row: _text(row.num_groups, ".1f"),
+    "rounds to target": _reached,
+    "MB": lambda row: _text(row.megabytes, ".1f"),
+    "s": lambda row: _text(row.seconds, ".1f"),
+    "silo s": lambda row: _text(row.silo_seconds, ".1f"),
+    "p": _p,
+}
+"""Name of a column → what it says of a row."""
+
+
+def cells(row: Row) -> list[str]:
+    """A row as text, under ``COLUMNS``."""
+    return [text(row) for text in COLUMNS.values()]
 
 
 def by_error(table: Sequence[Row]) -> list[Row]:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from threading import Event as Flag
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from rich.text import Text
 from coterie.server.cli.view import collaboration_text, showing
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
+from coterie.server.report.explain import end_text
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import Event, Run, Structure, read_whole
@@ -112,7 +115,6 @@ def demo(
     """Run the demo and print what it found.
 
     Args:
-        console: where to.
         seed: of data, models and training.
         rounds: at least 6, so that there is time to join and to leave.
         alpha: HCCT's preference for more data; by default the strategy's own.
@@ -147,11 +149,12 @@ def demo(
         f"talk gRPC to a SuperLink on this machine. All files are in {escape(str(folder))}/",
         soft_wrap=True,
     )
-    with LocalFederation(folder, ports=ports) as federation, _MemoryWatch(federation) as memory:
+    with LocalFederation(folder, ports=ports) as federation, _memory_watched(federation) as memory:
         for spec in specs:
             federation.start_silo(spec)
         federation.wait_for_silos(len(specs))
-        console.print(f"{len(specs)} silos are connected after {_since(started)}.")
+        since = time.monotonic() - started
+        console.print(f"{len(specs)} silos are connected after {since:.1f} s.")
         alone = _run(console, federation, "alone", strategy="independent", **common)
         common["alone"] = alone.run_id
         runs = {
@@ -159,7 +162,7 @@ def demo(
             "global": _run(console, federation, "global", strategy="fedavg", **common),
             "grouped": _run_grouped(console, federation, seed, rounds, grouping, common),
         }
-    outcome = _outcome(folder, runs, time.monotonic() - started, memory.peak)
+    outcome = _outcome(folder, runs, time.monotonic() - started, max(memory))
     _print_outcome(console, outcome, runs["grouped"])
     from coterie.server.report.command import write_report  # draws: loaded late
 
@@ -168,31 +171,22 @@ def demo(
     return outcome
 
 
-def _since(started: float) -> str:
-    return f"{time.monotonic() - started:.1f} s"
+@contextmanager
+def _memory_watched(federation: LocalFederation) -> Iterator[list[int]]:
+    """Samples of the memory of the whole federation while the demo runs."""
+    samples, over = [0], Flag()
 
+    def watch() -> None:
+        while not over.is_set():
+            samples.append(federation.memory())
+            over.wait(2.0)
 
-class _MemoryWatch:
-    """Samples the memory of the whole federation while the demo runs."""
-
-    def __init__(self, federation: LocalFederation) -> None:
-        self.federation = federation
-        self.peak = 0
-        self._on = True
-        self._pool = ThreadPoolExecutor(max_workers=1)
-
-    def __enter__(self) -> _MemoryWatch:
-        self._future = self._pool.submit(self._watch)
-        return self
-
-    def _watch(self) -> None:
-        while self._on:
-            self.peak = max(self.peak, self.federation.memory())
-            time.sleep(2.0)
-
-    def __exit__(self, *_: object) -> None:
-        self._on = False
-        self._pool.shutdown(wait=True)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        pool.submit(watch)
+        try:
+            yield samples
+        finally:
+            over.set()
 
 
 def _run(
@@ -240,15 +234,9 @@ def _run_grouped(
         if event.kind == "look" and event.number == leave:
             federation.end_silo(leaver)
 
-    return _run(
-        console,
-        federation,
-        TITLES[str(own["strategy"])],
-        on_event=on_event,
-        churn=f"{NEWCOMER}+{join}, {leaver}-{leave}",
-        **own,
-        **common,
-    )
+    churn = f"{NEWCOMER}+{join}, {leaver}-{leave}"
+    title = TITLES[str(own["strategy"])]
+    return _run(console, federation, title, on_event=on_event, churn=churn, **own, **common)
 
 
 def _outcome(folder: Path, runs: Mapping[str, Run], seconds: float, peak: int) -> Outcome:
@@ -290,9 +278,9 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
         console.print(_bound_text(run), soft_wrap=True)
     if run.collaboration:
         console.print(f"{collaboration_text(run.collaboration)}.", soft_wrap=True)
+    memory = f", peak memory {outcome.peak_memory / 1e9:.1f} GB" if outcome.peak_memory else ""
     console.print(
-        f"{outcome.seconds:.0f} s in total{_memory_text(outcome.peak_memory)}. "
-        f"Models, records and logs: {outcome.folder}/",
+        f"{outcome.seconds:.0f} s in total{memory}. Models, records and logs: {outcome.folder}/",
         markup=False,
         soft_wrap=True,
     )
@@ -311,21 +299,18 @@ GENERATORS_TEXT = (
 )
 
 
-def _memory_text(peak: int) -> str:
-    return f", peak memory {peak / 1e9:.1f} GB" if peak else ""
-
-
 def _table(outcome: Outcome, title: str) -> Table:
     table = Table(title="Error on each silo's own test data", title_justify="left")
     runs = list(outcome.errors)
     names_of = {"grouped": title, "personalised": "Per"}
+    remarks = {NEWCOMER: " (joined late)", **dict.fromkeys(LEAVERS, " (left early)")}
     for column in ("silo", "samples", "group", *(names_of.get(run, run) for run in runs)):
         table.add_column(column, justify="left" if column == "silo" else "right")
     group_of = {n: i + 1 for i, group in enumerate(outcome.groups) for n in group}
     names = sorted(outcome.errors["grouped"], key=lambda n: (group_of.get(n, 99), n))
     for name in names:
         table.add_row(
-            Text(name + _remark(name)),
+            Text(name + remarks.get(name, "")),
             str(outcome.samples.get(name, "")),
             str(group_of.get(name, "left")),
             *(percent(outcome.errors[run].get(name)) for run in runs),
@@ -335,10 +320,6 @@ def _table(outcome: Outcome, title: str) -> Table:
     means = [float(np.mean([outcome.errors[r][n] for n in shared])) for r in outcome.errors]
     table.add_row(f"mean of the {len(shared)}", "", "", *(f"[bold]{percent(m)}[/]" for m in means))
     return table
-
-
-def _remark(name: str) -> str:
-    return {NEWCOMER: " (joined late)", **dict.fromkeys(LEAVERS, " (left early)")}.get(name, "")
 
 
 def _group_table(outcome: Outcome, title: str) -> Table:
@@ -388,7 +369,7 @@ def _bound_text(run: Run) -> str:
     return (
         f"FedCollab's bound for these groups is {bounds['chosen']:.2f} (every silo alone "
         f"{bounds['alone']:.2f}, all together {bounds['together']:.2f}, the next best "
-        f"{_number(bounds.get('second-best', math.inf))}). This run had c = {structure.c:.3g}"
+        f"{end_text(bounds.get('second-best', math.inf))}). This run had c = {structure.c:.3g}"
         f"{_firm_text(structure)}. {spent}"
     )
 
@@ -399,8 +380,4 @@ def _firm_text(structure: Structure) -> str:
     if structure.c_interval is None:
         return ""
     low, high = structure.c_interval
-    return f"; the groups are the same for c from {_number(low)} to {_number(high)}"
-
-
-def _number(value: float) -> str:
-    return "∞" if math.isinf(value) else f"{value:.3g}"
+    return f"; the groups are the same for c from {end_text(low)} to {end_text(high)}"

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from coterie.server.cli.commands import print_final
 from coterie.server.cli.view import showing
-from coterie.server.machine.local import LocalFederation
+from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.paths import place
 from coterie.server.report.gains import DATA_NOTE
 from coterie.server.runs.config import RunConfig, require_silos
@@ -63,17 +63,9 @@ def read(
 
 def node_configs(simulation: Simulation) -> list[dict[str, Option]]:
     """Flower's node config of every silo, as ``coterie silo --simulation`` makes them."""
-    consent: dict[str, Option] = {"label-counts": True} if simulation.label_counts else {}
-    return [
-        {
-            "name": silo.name,
-            "task": simulation.task,
-            "threads": 1,
-            **consent,
-            **{f"data.{key}": value for key, value in silo.options.items()},
-        }
-        for silo in simulation.silos_of()
-    ]
+    task, told = simulation.task, simulation.label_counts
+    specs = [SiloSpec(s.name, task, s.options, label_counts=told) for s in simulation.silos_of()]
+    return [spec.node_config() for spec in specs]
 
 
 def simulate(
@@ -88,7 +80,6 @@ def simulate(
     """Run a simulation and print what came out.
 
     Args:
-        console: where to.
         file: see ``coterie.tasks.simulation``.
         changes: keys of the run that go before the file's.
         processes: 0 calls the silos in this process; otherwise a SuperLink is started, and so
@@ -169,11 +160,8 @@ def _in_processes(
     folder: Path | None,
 ) -> Path:
     home = folder or Path(config.runs_dir).parent / time.strftime("simulation-%Y%m%d-%H%M%S")
-    console.print(
-        f"{simulation.silos} silos in {processes} processes; their logs: {home}",
-        markup=False,
-        soft_wrap=True,
-    )
+    told = f"{simulation.silos} silos in {processes} processes; their logs: {home}"
+    console.print(told, markup=False, soft_wrap=True)
     with LocalFederation(home) as federation:
         federation.start_partitions(file, simulation.silos, processes)
         federation.wait_for_silos(simulation.silos)

@@ -24,7 +24,6 @@ FedAvg's messages: it works with any ClientApp.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -35,23 +34,8 @@ from pydantic import Field
 from coterie.strategies.baselines.placing import compared, constant_lr, nearest, placing_order
 from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    orders_from,
-)
-from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.options import NotNegative, Positive
-from coterie.strategies.rounds.policy import accepted, average_groups
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,7 @@ class CFLState:
         norms: number of a group → (norm of its mean update, of its largest), last round.
     """
 
-    members: Members
+    members: kit.Members
     group_models: Mapping[int, Model]
     splits: Mapping[int, Split] = field(default_factory=dict)
     group_of: Mapping[str, int] = field(default_factory=dict)
@@ -92,58 +76,58 @@ class CFLState:
     norms: Mapping[int, tuple[float, float]] = field(default_factory=dict)
 
 
-class CFL(Algorithm[CFLState]):
+class CFL(kit.Algorithm[CFLState]):
     """Recursive bipartition by the cosines of the updates."""
 
-    eps_mean: Positive = Field(
+    eps_mean: kit.Positive = Field(
         0.4,
         le=1e6,
         description="ε₁; a group is split only if its mean update is shorter than this share of "
         "the longest update so far.",
     )
-    eps_largest: NotNegative = Field(
+    eps_largest: kit.NotNegative = Field(
         0.5, le=1e6, description="ε₂; and only if its longest update is longer than this share."
     )
-    first_split: int = Field(
-        2, ge=1, le=100_000, description="No group is split before this round."
-    )
+    first_split: kit.Count = Field(2, description="No group is split before this round.")
+    hands_on = True
 
     def first(self, initial: Model) -> CFLState:
         """One group without members."""
-        return CFLState(Members(initial), {0: initial})
+        return CFLState(kit.Members(initial), {0: initial})
 
     def newcomer_model(self, state: CFLState) -> Model:
         """The root's."""
         return state.splits[0].model if state.splits else state.group_models[0]
 
-    def welcome(self, state: CFLState, new: frozenset[str], now: Round) -> CFLState:
+    def welcome(self, state: CFLState, new: frozenset[str], now: kit.Round) -> CFLState:
         """A newcomer enters at the root."""
         return replace(state, group_of={**state.group_of, **dict.fromkeys(sorted(new), 0)})
 
-    def prepare(self, state: CFLState, now: Round) -> Exchanges[CFLState]:
+    def prepare(self, state: CFLState, now: kit.Round) -> kit.Exchanges[CFLState]:
         """Newcomers walk down, one training a level. Who does not answer goes on next round."""
         step = 0
         waiting = [silo for silo in now.silos if state.group_of[silo.name] in state.splits]
         while waiting:
             step += 1
             answers = yield [_placing(state, silo, step, now) for silo in waiting]
-            state = replace(state, group_of={**state.group_of, **_one_level_down(state, answers)})
+            down = {u.silo.name: _part(state, u) for u in answers}
+            state = replace(state, group_of={**state.group_of, **down})
             here = {u.silo.name for u in answers}
             waiting = [
                 s for s in waiting if s.name in here and state.group_of[s.name] in state.splits
             ]
         return state
 
-    def orders(self, state: CFLState, now: Round) -> tuple[CFLState, list[Order]]:
+    def orders(self, state: CFLState, now: kit.Round) -> tuple[CFLState, list[kit.Order]]:
         """Train your group's model."""
-        state = _handed_out(state, now.names)
+        state = replace(state, members=_handed_out(state, now.names))
         settled = [silo for silo in now.silos if state.group_of[silo.name] not in state.splits]
-        return state, orders_from(state.members.models, settled)
+        return state, kit.orders_from(state.members.models, settled)
 
-    def absorb(self, state: CFLState, updates: Sequence[Update], now: Round) -> CFLState:
+    def absorb(self, state: CFLState, updates: kit.Updates, now: kit.Round) -> CFLState:
         """Split where that is due, then FedAvg in every group."""
         deltas = {u.silo.name: compared(u) for u in updates}
-        by_group: dict[int, list[Update]] = {}
+        by_group: dict[int, list[kit.Update]] = {}
         for update in updates:
             by_group.setdefault(state.group_of[update.silo.name], []).append(update)
         grams = {
@@ -159,23 +143,15 @@ class CFL(Algorithm[CFLState]):
         largest = max([state.largest, *(norm for _, norm in norms.values())])
         state = replace(state, largest=largest, norms=norms)
         for number in sorted(by_group):
-            if now.number >= self.first_split and self._is_due(
-                state, grams[number], by_group[number]
+            matrix, own = grams[number], by_group[number]
+            if now.number >= self.first_split and is_split_due(
+                matrix,
+                [u.num_examples for u in own],
+                max_mean_norm=self.eps_mean * largest,
+                min_largest_norm=self.eps_largest * largest,
             ):
-                state = _split(state, number, by_group[number], grams[number], deltas, now)
+                state = _split(state, number, own, matrix, deltas, now)
         return _trained(state, updates)
-
-    def _is_due(self, state: CFLState, matrix: np.ndarray, updates: Sequence[Update]) -> bool:
-        return is_split_due(
-            matrix,
-            [u.num_examples for u in updates],
-            max_mean_norm=self.eps_mean * state.largest,
-            min_largest_norm=self.eps_largest * state.largest,
-        )
-
-    def sharing(self, state: CFLState) -> Sequence[Group]:
-        """Those of one silo too: newcomers get the group's model."""
-        return self.groups(state)
 
     def details(self, state: CFLState) -> Mapping[str, Any]:
         """The tree, and by what share of the largest norm each group moves."""
@@ -191,38 +167,36 @@ class CFL(Algorithm[CFLState]):
         }
 
 
-def _placing(state: CFLState, silo: Silo, step: int, now: Round) -> Order:
+def _placing(state: CFLState, silo: kit.Silo, step: int, now: kit.Round) -> kit.Order:
     split = state.splits[state.group_of[silo.name]]
     return placing_order(silo, split.model, constant_lr(now.config, split.round), step=step)
 
 
-def _one_level_down(state: CFLState, answers: Sequence[Update]) -> dict[str, int]:
-    found = {}
-    for update in answers:
-        split = state.splits[state.group_of[update.silo.name]]
-        found[update.silo.name] = split.parts[nearest(update, split.directions, metric="cosine")]
-    return found
+def _part(state: CFLState, update: kit.Update) -> int:
+    """One level down from the silo's present place."""
+    split = state.splits[state.group_of[update.silo.name]]
+    return split.parts[nearest(update, split.directions, metric="cosine")]
 
 
 def _split(
     state: CFLState,
     number: int,
-    updates: Sequence[Update],
+    updates: kit.Updates,
     matrix: np.ndarray,
     deltas: Mapping[str, Model],
-    now: Round,
+    now: kit.Round,
 ) -> CFLState:
     """Two new groups in place of one. Who is away, or did not answer, is placed when it is back."""
     halves = bipartition(matrix)
     names = [[updates[row].silo.name for row in half] for half in halves]
     first = 1 + max(state.group_models)
     parts = (first, first + 1)
-    means = [weighted_mean([deltas[n] for n in half], [1.0] * len(half)) for half in names]
-    log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
+    one, other = (kit.plain_mean([deltas[n] for n in half]) for half in names)
+    kit.log.info("round %d: group %d is split into %s and %s", now.number, number, *names)
     start = updates[0].start
     return replace(
         state,
-        splits={**state.splits, number: Split(start, now.number, (means[0], means[1]), parts)},
+        splits={**state.splits, number: Split(start, now.number, (one, other), parts)},
         group_models={**state.group_models, parts[0]: start, parts[1]: start},
         group_of={
             **state.group_of,
@@ -231,31 +205,19 @@ def _split(
     )
 
 
-def _trained(state: CFLState, updates: Sequence[Update]) -> CFLState:
+def _trained(state: CFLState, updates: kit.Updates) -> CFLState:
     """FedAvg in every group that is no inner node."""
-    groups = _by_group(state, state.members.here)
+    groups = _handed_out(state, state.members.here).groups
     answered = [[u for u in updates if u.silo.name in group] for group in groups]
-    kept = [update for group in answered for update in accepted(group)]
-    members = average_groups(state.members.grouped(groups), kept)
+    kept = [update for group in answered for update in kit.accepted(group)]
+    members = kit.average_groups(state.members.grouped(groups), kept)
     models = dict(state.group_models)
     for update in kept:
         models[state.group_of[update.silo.name]] = members.models[update.silo.name]
     return replace(state, members=members, group_models=models)
 
 
-def _handed_out(state: CFLState, here: Sequence[str]) -> CFLState:
-    own = {
-        name: state.group_models[state.group_of[name]]
-        for name in here
-        if state.group_of[name] not in state.splits
-    }
-    return replace(state, members=state.members.holding(own).grouped(_by_group(state, here)))
-
-
-def _by_group(state: CFLState, here: Sequence[str]) -> tuple[Group, ...]:
-    """Who is here by group; who is still on its way down is alone."""
-    found: dict[int | str, list[str]] = {}
-    for name in sorted(here):
-        number = state.group_of[name]
-        found.setdefault(name if number in state.splits else number, []).append(name)
-    return tuple(sorted(tuple(names) for names in found.values()))
+def _handed_out(state: CFLState, here: Sequence[str]) -> kit.Members:
+    """Who is here holds its group's model; who is still on its way down is alone."""
+    settled = {n: number for n, number in state.group_of.items() if number not in state.splits}
+    return kit.give_out(state.members, here, settled, state.group_models)

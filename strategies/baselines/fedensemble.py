@@ -16,17 +16,7 @@ from pydantic import BeforeValidator, Field, InstanceOf
 
 from coterie import wire
 from coterie.strategies.baselines.one_model import FedAvg
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    algorithm_of,
-)
-from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
 
@@ -47,20 +37,18 @@ class EnsembleState:
     round: int = 0
 
 
-class FedEnsemble(Algorithm[EnsembleState]):
+class FedEnsemble(kit.Around[EnsembleState]):
     """FedAvg, evaluated also as the ensemble of the silos' models."""
 
-    every: int = Field(
+    every: kit.CountOrNone = Field(
         0,
-        ge=0,
-        le=100_000,
         alias="ensemble-every",
         description="Rounds between evaluations of the ensemble; 0 evaluates the last only. Each "
         "sends every silo every silo's model.",
     )
-    base: Annotated[InstanceOf[FedAvg], BeforeValidator(algorithm_of)] = FedAvg()
+    base: Annotated[InstanceOf[FedAvg], BeforeValidator(kit.algorithm_of)] = FedAvg()
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """An ensemble needs whole models."""
         if training.get(wire.PERSONAL):
             yield "fedensemble sends every silo the others' whole models, so personal must be empty"
@@ -69,41 +57,29 @@ class FedEnsemble(Algorithm[EnsembleState]):
         """FedAvg's."""
         return EnsembleState(self.base.first(initial))
 
-    def newcomer_model(self, state: EnsembleState) -> Model:
-        """FedAvg's."""
-        return self.base.newcomer_model(state.base)
-
-    def prepare(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
+    def prepare(self, state: EnsembleState, now: kit.Round) -> kit.Exchanges[EnsembleState]:
         """Every so many rounds, the ensemble of the round before."""
         before = now.number - 1
         if self.every and before and before % self.every == 0:
             state = yield from _evaluated(state, now.silos, after=before, keep=False)
         return state
 
-    def finish(self, state: EnsembleState, now: Round) -> Exchanges[EnsembleState]:
+    def finish(self, state: EnsembleState, now: kit.Round) -> kit.Exchanges[EnsembleState]:
         """The final ensemble, which silos keep."""
         return (yield from _evaluated(state, now.silos, after=now.number, keep=True))
 
-    def orders(self, state: EnsembleState, now: Round) -> tuple[EnsembleState, list[Order]]:
+    def orders(self, state: EnsembleState, now: kit.Round) -> tuple[EnsembleState, list[kit.Order]]:
         """FedAvg's. Models of who left, or no longer shows its own, are dropped."""
         base, orders = self.base.orders(state.base, now)
         here = {silo.name for silo in now.silos if _shows(silo)}
         local = {name: model for name, model in state.local.items() if name in here}
         return replace(state, base=base, local=local), orders
 
-    def absorb(self, state: EnsembleState, updates: Sequence[Update], now: Round) -> EnsembleState:
+    def absorb(self, state: EnsembleState, updates: kit.Updates, now: kit.Round) -> EnsembleState:
         """FedAvg's; every silo's own model is a member of the ensemble."""
         own = {u.silo.name: u.model for u in updates if _shows(u.silo)}
         base = self.base.absorb(state.base, updates, now)
         return replace(state, base=base, local={**state.local, **own})
-
-    def members(self, state: EnsembleState) -> Members:
-        """FedAvg's: the mean model; the ensemble's members are the silos' own."""
-        return self.base.members(state.base)
-
-    def with_members(self, state: EnsembleState, members: Members) -> EnsembleState:
-        """The same with other members."""
-        return replace(state, base=self.base.with_members(state.base, members))
 
     def details(self, state: EnsembleState) -> Mapping[str, Any]:
         """The last ensemble's errors."""
@@ -117,8 +93,8 @@ class FedEnsemble(Algorithm[EnsembleState]):
 
 
 def _evaluated(
-    state: EnsembleState, silos: Sequence[Silo], *, after: int, keep: bool
-) -> Exchanges[EnsembleState]:
+    state: EnsembleState, silos: Sequence[kit.Silo], *, after: int, keep: bool
+) -> kit.Exchanges[EnsembleState]:
     """Send every silo every silo's model that may be shown, and note what it says of their mean."""
     names = sorted(n for n in state.local if n in {s.name for s in silos if _shows(s)})
     members = {f"{wire.MEMBER}{i}": state.local[name] for i, name in enumerate(names)}
@@ -127,7 +103,7 @@ def _evaluated(
         return state
     config = {wire.KEEP: keep}
     answers = yield [
-        Order(s, {}, purpose="ensemble", kind=wire.ENSEMBLE, config=config, extras=members)
+        kit.Order(s, {}, purpose="ensemble", kind=wire.ENSEMBLE, config=config, extras=members)
         for s in described
     ]
     errors = {
@@ -138,6 +114,6 @@ def _evaluated(
     return replace(state, errors=errors, round=after)
 
 
-def _shows(silo: Silo) -> bool:
+def _shows(silo: kit.Silo) -> bool:
     """Whether others may see what it learned alone."""
     return silo.min_group_size <= 1

@@ -20,28 +20,16 @@ FedAvg's messages and cost at the silos: it works with any ClientApp.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.one_model import Sample, Seed
 from coterie.strategies.partition.clustering import seed_centres
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Order,
-    Round,
-    Update,
-    drawn_silos,
-    orders_from,
-)
-from coterie.strategies.rounds.members import Members
-from coterie.strategies.rounds.models import comparable, difference, weighted_mean
-from coterie.strategies.rounds.policy import average
-from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
 
@@ -55,41 +43,40 @@ class FeSEMState:
         centre_of: silo → number of its centre.
     """
 
-    members: Members
+    members: kit.Members
     centres: tuple[Model, ...] = ()
     centre_of: Mapping[str, int] = field(default_factory=dict)
 
 
-class FeSEM(Algorithm[FeSEMState]):
+class FeSEM(kit.Algorithm[FeSEMState]):
     """Groups by the Euclidean distance of local models to K centres, anew in every round."""
 
-    num_groups: int = Field(
-        3,
-        ge=1,
-        le=100_000,
-        description="K, number of centres; at most as many as there are different local models.",
+    num_groups: kit.Count = Field(
+        3, description="K, number of centres; at most as many as there are different local models."
     )
-    sample: Sample = 0
-    seed: Seed = 0
+    sample: kit.Sample = 0
+    seed: kit.Seed = 0
+    remembers = FeSEMState
+    hands_on = True  # others may come to a silo's centre
 
-    def first(self, initial: Model) -> FeSEMState:
-        """No members and no centres yet."""
-        return FeSEMState(Members(initial))
-
-    def orders(self, state: FeSEMState, now: Round) -> tuple[FeSEMState, list[Order]]:
+    def orders(self, state: FeSEMState, now: kit.Round) -> tuple[FeSEMState, list[kit.Order]]:
         """Train from your centre; who comes back finds today's, who is new the centres' mean."""
-        new = dict.fromkeys((n for n in now.names if n not in state.centre_of), _middle(state))
+        middle = kit.plain_mean(state.centres) if state.centres else state.members.initial
+        new = dict.fromkeys((n for n in now.names if n not in state.centre_of), middle)
         members = state.members.holding(new).grouped((n,) for n in now.names)
         state = _handed_out(replace(state, members=members))
-        turn = drawn_silos(now, self.sample, seed=self.seed)
-        return state, orders_from(state.members.models, turn)
+        turn = kit.drawn_silos(now, self.sample, seed=self.seed)
+        return state, kit.orders_from(state.members.models, turn)
 
-    def absorb(self, state: FeSEMState, updates: Sequence[Update], now: Round) -> FeSEMState:
+    def absorb(self, state: FeSEMState, updates: kit.Updates, now: kit.Round) -> FeSEMState:
         """Seed the centres if there are none; then one E-step and one M-step."""
         if not updates:
             return state
         if not state.centres:
-            seeds = replace(state, centres=self._seeds(state, updates, now))
+            rng = np.random.default_rng([self.seed, now.number])
+            matrix = gram([list(_moved(u.model, state, u).values()) for u in updates])
+            rows = seed_centres(matrix, num_groups=self.num_groups, rng=rng)
+            seeds = replace(state, centres=tuple(updates[row].model for row in rows))
             nearest = {u.silo.name: _nearest(u, seeds) for u in updates}
             # Where no member lets its update count, nobody's local model is to be a centre.
             start = (updates[0].start,) * len(seeds.centres)
@@ -97,49 +84,32 @@ class FeSEM(Algorithm[FeSEMState]):
         nearest = {u.silo.name: _nearest(u, state) for u in updates}
         return _averaged(replace(state, centre_of={**state.centre_of, **nearest}), updates)
 
-    def _seeds(self, state: FeSEMState, updates: Sequence[Update], now: Round) -> tuple[Model, ...]:
-        rng = np.random.default_rng([self.seed, now.number])
-        matrix = gram([list(_moved(u.model, state, u).values()) for u in updates])
-        rows = seed_centres(matrix, num_groups=self.num_groups, rng=rng)
-        return tuple(updates[row].model for row in rows)
-
-    def sharing(self, state: FeSEMState) -> Sequence[Group]:
-        """Those of one silo too: others may come to its centre."""
-        return self.groups(state)
-
     def details(self, state: FeSEMState) -> Mapping[str, Any]:
         """Every silo's centre, by number."""
         here = sorted(state.members.here)
         return {"centre": {n: state.centre_of[n] for n in here if n in state.centre_of}}
 
 
-def _averaged(state: FeSEMState, updates: Sequence[Update]) -> FeSEMState:
+def _averaged(state: FeSEMState, updates: kit.Updates) -> FeSEMState:
     """M-step: each centre is the mean of the local models that came back to it."""
-    by_centre: dict[int, list[Update]] = {}
+    by_centre: dict[int, list[kit.Update]] = {}
     for update in updates:
         by_centre.setdefault(state.centre_of[update.silo.name], []).append(update)
     centres = list(state.centres)
     for number, own in by_centre.items():
-        mean = average(own)
+        mean = kit.average(own)
         if mean is not None:
             centres[number] = mean
     return _handed_out(replace(state, centres=tuple(centres)))
 
 
-def _middle(state: FeSEMState) -> Model:
-    """The plain mean of the centres; w⁰ before there are any."""
-    if not state.centres:
-        return state.members.initial
-    return weighted_mean(state.centres, [1.0] * len(state.centres))
-
-
-def _moved(model: Model, state: FeSEMState, update: Update) -> Model:
+def _moved(model: Model, state: FeSEMState, update: kit.Update) -> Model:
     """The compared arrays, relative to w⁰: distances stay, and numbers are small."""
-    delta = difference(model, state.members.initial)
-    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+    delta = kit.difference(model, state.members.initial)
+    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
-def _nearest(update: Update, state: FeSEMState) -> int:
+def _nearest(update: kit.Update, state: FeSEMState) -> int:
     """E-step of one silo; the first of equals."""
     own = _moved(update.model, state, update)
     squares = [_square(own, _moved(centre, state, update)) for centre in state.centres]
@@ -151,17 +121,8 @@ def _square(one: Model, other: Model) -> float:
     return float(sum(np.vdot(gap, gap) for gap in gaps))
 
 
-def _by_centre(state: FeSEMState) -> list[Group]:
-    """Who is here by centre; silos that never answered are alone."""
-    found: dict[Any, list[str]] = {}
-    for name in sorted(state.members.here):
-        found.setdefault(state.centre_of.get(name, name), []).append(name)
-    return sorted(tuple(names) for names in found.values())
-
-
 def _handed_out(state: FeSEMState) -> FeSEMState:
-    """Everybody here holds its centre and is grouped by it."""
-    groups = _by_centre(state)
-    centre_of = state.centre_of
-    own = {n: state.centres[centre_of[n]] for group in groups for n in group if n in centre_of}
-    return replace(state, members=state.members.holding(own).grouped(groups))
+    """Everybody here holds its centre and is grouped by it; who never answered is alone."""
+    members = state.members
+    members = kit.give_out(members, members.here, state.centre_of, state.centres)
+    return replace(state, members=members)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
-from typing import Annotated, Any
+from typing import Any, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -33,71 +33,55 @@ from coterie import wire
 from coterie.strategies.baselines.probes import ask
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.fednova import accumulation, coefficients
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    State,
-    Update,
-    drawn_silos,
-    orders_from,
-)
-from coterie.strategies.rounds.members import Members, Plain, global_model, hand_out, together
-from coterie.strategies.rounds.models import is_statistic, weighted_mean
-from coterie.strategies.rounds.options import Positive, Scalar
-from coterie.strategies.rounds.policy import average_groups
-from coterie.strategies.rounds.replies import error_of
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
-Sample = Annotated[
-    int,
-    Field(ge=0, le=100_000, description="Silos a round, drawn by seed; 0 takes all."),
-]
-Seed = Annotated[int, Field(ge=0)]
 
-
-class Independent(Algorithm[Plain]):
+class Independent(kit.Algorithm[kit.Plain]):
     """Every silo trains its own model from w⁰ and never hears of another."""
 
-    def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
+    def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
         """Train your own model."""
         members = state.members.grouped((name,) for name in now.names)
-        return Plain(members), orders_from(members.models, now.silos)
+        return kit.Plain(members), kit.orders_from(members.models, now.silos)
 
-    def absorb(self, state: Plain, updates: Sequence[Update], now: Round) -> Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """Each update becomes its silo's model."""
-        return Plain(average_groups(state.members, updates))
+        return kit.Plain(kit.average_groups(state.members, updates))
 
 
-class OneModel(Algorithm[State]):
+class OneModel(kit.Algorithm[kit.State]):
     """What the algorithms of one global model have in common: who trains from what."""
 
-    def newcomer_model(self, state: State) -> Model:
+    kind: ClassVar[str] = wire.TRAIN
+    """Message type of the training."""
+
+    def newcomer_model(self, state: kit.State) -> Model:
         """The global model."""
-        return global_model(self.members(state))
+        return kit.global_model(self.members(state))
 
-    def orders(self, state: State, now: Round) -> tuple[State, list[Order]]:
+    def orders(self, state: kit.State, now: kit.Round) -> tuple[kit.State, list[kit.Order]]:
         """Train the global model. Who was away gets today's, not the one it left with."""
-        members = together(self.members(state), now.silos)
-        return self.with_members(state, members), orders_from(members.models, now.silos)
+        members = kit.together(self.members(state), now.silos)
+        orders = kit.orders_from(members.models, now.silos, self.kind)
+        return self.with_members(state, members), orders
 
 
-class FedAvg(OneModel[Plain]):
+class FedAvg(OneModel[kit.Plain]):
     """The size-weighted mean of all updates, every round."""
 
-    sample: Sample = 0
-    seed: Seed = 0
+    sample: kit.Sample = 0
+    seed: kit.Seed = 0
 
-    def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
+    def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
         """Whose turn it is trains the global model."""
-        members = together(state.members, now.silos)
-        turn = drawn_silos(now, self.sample, seed=self.seed)
-        return Plain(members), orders_from(members.models, turn)
+        members = kit.together(state.members, now.silos)
+        turn = kit.drawn_silos(now, self.sample, seed=self.seed)
+        return kit.Plain(members), kit.orders_from(members.models, turn)
 
-    def absorb(self, state: Plain, updates: Sequence[Update], now: Round) -> Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """The mean goes to everybody who is here; without any answer the model stays."""
-        return Plain(average_groups(state.members, updates))
+        return kit.Plain(kit.average_groups(state.members, updates))
 
 
 # ---------------------------------------------------------------- FedFA
@@ -107,7 +91,7 @@ class FedAvg(OneModel[Plain]):
 class FedFAState:
     """Members, and silo → (accuracy, samples it is of) of the global model."""
 
-    members: Members
+    members: kit.Members
     accuracy: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -126,27 +110,25 @@ class FedFA(OneModel[FedFAState]):
     One forward pass over the training data and one model more a round and silo.
     """
 
-    def first(self, initial: Model) -> FedFAState:
-        """No members yet."""
-        return FedFAState(Members(initial))
+    remembers = FedFAState
 
-    def prepare(self, state: FedFAState, now: Round) -> Exchanges[FedFAState]:
+    def prepare(self, state: FedFAState, now: kit.Round) -> kit.Exchanges[FedFAState]:
         """Ask everybody for the global model's accuracy on its training data."""
-        answers = yield from ask(now.silos, [global_model(state.members)])
+        answers = yield from ask(now.silos, [kit.global_model(state.members)])
         stated = {
-            name: (1.0 - error_of(by_model[0].metrics), by_model[0].num_examples)
+            name: (1.0 - kit.error_of(by_model[0].metrics), by_model[0].num_examples)
             for name, by_model in answers.items()
         }
         valid = {name: pair for name, pair in stated.items() if 0 <= pair[0] <= 1}
         return replace(state, accuracy={**state.accuracy, **valid})
 
-    def absorb(self, state: FedFAState, updates: Sequence[Update], now: Round) -> FedFAState:
+    def absorb(self, state: FedFAState, updates: kit.Updates, now: kit.Round) -> FedFAState:
         """The weighted mean goes to everybody who is here."""
         if not updates:
             return state
         weights = information([state.accuracy.get(u.silo.name) for u in updates])
-        model = weighted_mean([u.model for u in updates], weights)
-        return replace(state, members=hand_out(state.members, model))
+        model = kit.weighted_mean([u.model for u in updates], weights)
+        return replace(state, members=kit.hand_out(state.members, model))
 
     def details(self, state: FedFAState) -> Mapping[str, Any]:
         """Every silo's training accuracy of the model before the round."""
@@ -178,7 +160,7 @@ NUM_STEPS = "num-steps"
 """Metric by which a silo may state its τ_i."""
 
 
-class FedNova(OneModel[Plain]):
+class FedNova(OneModel[kit.Plain]):
     """FedAvg in which a silo counts by its samples, not by its number of local steps.
 
     ``w ← w + τ_eff Σ p_i Δ_i / |a_i|₁``, with τ_eff = Σ p_i |a_i|₁. The number of steps τ_i is what
@@ -189,7 +171,7 @@ class FedNova(OneModel[Plain]):
     size-weighted.
     """
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """With a stronger pull the steps of an update cancel out, and it has no |a_i|₁."""
         lr, mu = (float(training.get(key, 0.0)) for key in (wire.LR, wire.PROXIMAL_MU))
         if lr * mu >= 1:
@@ -198,15 +180,17 @@ class FedNova(OneModel[Plain]):
                 f"counted. Got {lr:g} · {mu:g}"
             )
 
-    def absorb(self, state: Plain, updates: Sequence[Update], now: Round) -> Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """Eq. 8, over those who answered; without any answer the model stays."""
         if not updates:
             return state
         sizes, steps = [u.num_examples for u in updates], [_accumulated(u, now) for u in updates]
-        return Plain(hand_out(state.members, normalised(updates, coefficients(sizes, steps))))
+        return kit.Plain(
+            kit.hand_out(state.members, normalised(updates, coefficients(sizes, steps)))
+        )
 
 
-def _accumulated(update: Update, now: Round) -> float:
+def _accumulated(update: kit.Update, now: kit.Round) -> float:
     """|a_i|₁."""
     lr = float(now.config.get(wire.LR, 0.0))
     lr *= float(now.config.get(wire.LR_DECAY, 1.0)) ** (now.number - 1)
@@ -217,7 +201,7 @@ def _accumulated(update: Update, now: Round) -> float:
     )
 
 
-def _num_steps(update: Update, config: Mapping[str, Scalar]) -> int:
+def _num_steps(update: kit.Update, config: kit.Config) -> int:
     """τ_i."""
     stated = update.metrics.get(NUM_STEPS, 0)
     if np.isfinite(stated) and stated >= 1:
@@ -230,21 +214,21 @@ def _num_steps(update: Update, config: Mapping[str, Scalar]) -> int:
     return int(config.get(wire.LOCAL_EPOCHS, 1)) * ceil(samples / int(config[wire.BATCH_SIZE]))
 
 
-def normalised(updates: Sequence[Update], factors: np.ndarray) -> Model:
+def normalised(updates: kit.Updates, factors: np.ndarray) -> Model:
     """``w + Σ c_i (w_i − w)`` of parameters; the size-weighted mean of everything else.
 
     Args:
         updates: at least one, all from the same start w.
         factors: c_i, one each.
     """
-    mean = weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
+    mean = kit.weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
     if len(updates) == 1:
         return mean
     start = updates[0].start
     buffers = {name for u in updates for name in u.silo.buffers}
     return {
         name: _stepped(start[name], [u.model[name] for u in updates], factors)
-        if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, sorted(buffers))
+        if np.issubdtype(array.dtype, np.floating) and not kit.is_statistic(name, sorted(buffers))
         else array
         for name, array in mean.items()
     }
@@ -261,7 +245,7 @@ def _stepped(start: np.ndarray, arrays: Sequence[np.ndarray], factors: np.ndarra
 ADAPT_STEPS = "Steps on a silo's own data before a model is tested; 0 takes the paper's number"
 
 
-class PerFedAvg(OneModel[Plain]):
+class PerFedAvg(OneModel[kit.Plain]):
     """A common start from which every silo is well off after a step on its own data.
 
     A silo's step from w is ``w ← w − β ∇f(w − α ∇f(w; B); B′)``, with B and B′ two batches; the
@@ -272,12 +256,13 @@ class PerFedAvg(OneModel[Plain]):
     Needs silos that understand ``train.per_fedavg``; those of coterie do. Two gradients a step.
     """
 
-    meta_lr: Positive = Field(
+    kind = wire.TRAIN_PER_FEDAVG
+    meta_lr: kit.Positive = Field(
         0.03, le=1000, description="α, rate of the step on a silo's own data."
     )
-    adapt_steps: int = Field(0, ge=0, le=10_000, description=f"{ADAPT_STEPS} (Per-FedAvg: 1).")
+    adapt_steps: kit.TimesOrNone = Field(0, description=f"{ADAPT_STEPS} (Per-FedAvg: 1).")
 
-    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+    def entries(self, training: kit.Config) -> kit.Config:
         """The meta-step's rate, and the steps before a test."""
         return {
             wire.META_LR: self.meta_lr,
@@ -285,18 +270,13 @@ class PerFedAvg(OneModel[Plain]):
             wire.ADAPT_LR: self.meta_lr,
         }
 
-    def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
-        """Meta-train the common model."""
-        state, orders = super().orders(state, now)
-        return state, [replace(order, kind=wire.TRAIN_PER_FEDAVG) for order in orders]
-
-    def absorb(self, state: Plain, updates: Sequence[Update], now: Round) -> Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """The mean goes to everybody who is here."""
         require_understood(updates, wire.TRAIN_PER_FEDAVG, now.number)
-        return Plain(average_groups(state.members, updates))
+        return kit.Plain(kit.average_groups(state.members, updates))
 
 
-class PFedMe(OneModel[Plain]):
+class PFedMe(OneModel[kit.Plain]):
     """A common model that personal models are held near to by a Moreau envelope.
 
     For every batch a silo takes K steps towards ``θ̃ = argmin f(θ; B) + λ/2 |θ − w|²`` and then
@@ -308,23 +288,22 @@ class PFedMe(OneModel[Plain]):
     Needs silos that understand ``train.pfedme``; those of coterie do. K gradients a step.
     """
 
-    moreau_lambda: Positive = Field(
+    kind = wire.TRAIN_PFEDME
+    moreau_lambda: kit.Positive = Field(
         15.0,
         le=1e6,
         description="λ; large keeps personal models near the common one. lr·λ must be below 2.",
     )
-    moreau_lr: Positive = Field(
+    moreau_lr: kit.Positive = Field(
         0.005, le=1000, description="η, rate of the common model; η·λ must be at most 1."
     )
-    inner_steps: int = Field(
-        5, ge=1, le=10_000, description="K, steps towards the personal model per batch."
-    )
-    server_lr: Positive = Field(
+    inner_steps: kit.Times = Field(5, description="K, steps towards the personal model per batch.")
+    server_lr: kit.Positive = Field(
         1.0, le=1, description="β, how far the server follows the silos' mean."
     )
-    adapt_steps: int = Field(0, ge=0, le=10_000, description=f"{ADAPT_STEPS} (pFedMe: 20).")
+    adapt_steps: kit.TimesOrNone = Field(0, description=f"{ADAPT_STEPS} (pFedMe: 20).")
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """Steps that would diverge."""
         lr = float(training.get(wire.LR, 0.01))
         if self.moreau_lr * self.moreau_lambda > 1:
@@ -338,7 +317,7 @@ class PFedMe(OneModel[Plain]):
                 f"diverge. Got {lr:g} · {self.moreau_lambda:g}"
             )
 
-    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+    def entries(self, training: kit.Config) -> kit.Config:
         """The envelope, and the steps before a test."""
         return {
             wire.MOREAU_LAMBDA: self.moreau_lambda,
@@ -349,23 +328,18 @@ class PFedMe(OneModel[Plain]):
             wire.ADAPT_MU: self.moreau_lambda,
         }
 
-    def orders(self, state: Plain, now: Round) -> tuple[Plain, list[Order]]:
-        """Move the common model along your Moreau envelope."""
-        state, orders = super().orders(state, now)
-        return state, [replace(order, kind=wire.TRAIN_PFEDME) for order in orders]
-
-    def absorb(self, state: Plain, updates: Sequence[Update], now: Round) -> Plain:
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """``(1 − β) w + β · mean``."""
         require_understood(updates, wire.TRAIN_PFEDME, now.number)
         if not updates:
             return state
-        mean = weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
+        mean = kit.weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
         if self.server_lr < 1:
-            mean = weighted_mean([updates[0].start, mean], [1 - self.server_lr, self.server_lr])
-        return Plain(hand_out(state.members, mean))
+            mean = kit.weighted_mean([updates[0].start, mean], [1 - self.server_lr, self.server_lr])
+        return kit.Plain(kit.hand_out(state.members, mean))
 
 
-def require_understood(updates: Sequence[Update], kind: str, number: int) -> None:
+def require_understood(updates: kit.Updates, kind: str, number: int) -> None:
     """End a run in whose first round no silo understood what it was asked.
 
     Raises:

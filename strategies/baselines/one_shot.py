@@ -18,7 +18,6 @@ FedAvg's messages: they work with any ClientApp.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,26 +26,12 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import Seed
 from coterie.strategies.baselines.placing import compared, constant_lr, nearest, placing_order
+from coterie.strategies.partition._check import Groups
 from coterie.strategies.partition.clustering import Linkage, Metric, hierarchical, k_means
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    orders_from,
-)
-from coterie.strategies.rounds.members import Members, global_model, together
-from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.options import Positive, Scalar
-from coterie.strategies.rounds.policy import accepted, average, average_groups
-from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 
 @dataclass(frozen=True)
@@ -60,53 +45,75 @@ class OneShot:
         group_models, directions: per group, its model and its members' mean update.
     """
 
-    members: Members
+    members: kit.Members
     origin: Model | None = None
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
     directions: tuple[Model, ...] = ()
 
 
-class _FormedOnce(Algorithm[OneShot]):
+class _FormedOnce(kit.Algorithm[OneShot]):
     """What both have in common: everything but when and how the groups are formed."""
 
-    def first(self, initial: Model) -> OneShot:
-        """No members and no groups yet."""
-        return OneShot(Members(initial))
+    remembers = OneShot
+
+    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
+        """The groups, as rows of these updates; None before it is time for them."""
+        raise NotImplementedError
+
+    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
+        """By what a newcomer's update is compared, and the configuration of its training."""
+        raise NotImplementedError
 
     def newcomer_model(self, state: OneShot) -> Model:
         """The global model, or that of the clustering, to be placed."""
-        return global_model(state.members) if state.origin is None else state.origin
+        return kit.global_model(state.members) if state.origin is None else state.origin
 
-    def orders(self, state: OneShot, now: Round) -> tuple[OneShot, list[Order]]:
+    def prepare(self, state: OneShot, now: kit.Round) -> kit.Exchanges[OneShot]:
+        """Find a group for those who have none. Who does not answer is asked again next round."""
+        new = [silo for silo in now.silos if silo.name not in state.group_of]
+        if state.origin is None or not new:
+            return state
+        metric, config = self.placing(now)
+        answers = yield [placing_order(silo, state.origin, config) for silo in new]
+        found = {u.silo.name: nearest(u, state.directions, metric=metric) for u in answers}
+        return replace(state, group_of={**state.group_of, **found})
+
+    def orders(self, state: OneShot, now: kit.Round) -> tuple[OneShot, list[kit.Order]]:
         """Before there are groups all train the global model, then everybody its group's."""
         if state.origin is None:
-            members = together(state.members, now.silos)
-            return replace(state, members=members), orders_from(members.models, now.silos)
-        grouped = [silo for silo in now.silos if silo.name in state.group_of]
-        state = _handed_out(state, [silo.name for silo in grouped])
-        return state, orders_from(state.members.models, grouped)
+            members, silos = kit.together(state.members, now.silos), list(now.silos)
+        else:
+            silos = [silo for silo in now.silos if silo.name in state.group_of]
+            members = _handed_out(state, [silo.name for silo in silos])
+        return replace(state, members=members), kit.orders_from(members.models, silos)
 
-    def sharing(self, state: OneShot) -> Sequence[Group]:
+    def absorb(self, state: OneShot, updates: kit.Updates, now: kit.Round) -> OneShot:
+        """FedAvg, the clustering, or FedAvg in every group."""
+        if state.origin is not None:
+            return _trained(state, updates)
+        groups = self.clusters(updates, now) if updates else None
+        if groups is None:
+            return replace(state, members=kit.average_groups(state.members, updates))
+        return _formed(state, updates, groups)
+
+    def sharing(self, state: OneShot) -> Sequence[kit.Group]:
         """Once there are groups, those of one silo too: newcomers get the group's model."""
         return self.groups(state) if state.origin is not None else super().sharing(state)
 
     def details(self, state: OneShot) -> Mapping[str, Any]:
         """Members of every group by number, also of those with nobody here."""
-        members: list[list[str]] = [[] for _ in state.group_models]
-        for name in state.members.here:
-            if name in state.group_of:
-                members[state.group_of[name]].append(name)
-        return {"members": members}
+        count = len(state.group_models)
+        return {"members": kit.by_number(state.members.here, state.group_of, count)}
 
 
 class FLHC(_FormedOnce):
     """Groups by one hierarchical clustering after ``rounds_before`` rounds of FedAvg."""
 
-    rounds_before: int = Field(
-        3, ge=0, le=100_000, description="n, rounds of FedAvg before the clustering."
+    rounds_before: kit.CountOrNone = Field(
+        3, description="n, rounds of FedAvg before the clustering."
     )
-    max_distance: Positive = Field(
+    max_distance: kit.Positive = Field(
         0.9, le=1e6, description="T; groups farther apart are not merged. Cosines: at most 2."
     )
     metric: Metric = Field("cosine", description="Distance of two updates.")
@@ -114,109 +121,87 @@ class FLHC(_FormedOnce):
         "average", description="Distance of two groups; `ward` needs `euclidean`."
     )
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """Ward's linkage is defined for Euclidean distances."""
         if self.linkage == "ward" and self.metric != "euclidean":
             yield f"linkage = ward needs metric = euclidean. Got {self.metric!r}"
 
-    def prepare(self, state: OneShot, now: Round) -> Exchanges[OneShot]:
-        """Place newcomers, with the learning rate of the clustering's round."""
-        config = constant_lr(now.config, self.rounds_before + 1)
-        return (yield from _placed(state, now, metric=self.metric, config=config))
-
-    def absorb(self, state: OneShot, updates: Sequence[Update], now: Round) -> OneShot:
-        """FedAvg, the clustering, or FedAvg in every group."""
-        if state.origin is not None:
-            return _trained(state, updates)
-        if now.number <= self.rounds_before or not updates:
-            return OneShot(average_groups(state.members, updates))
-        matrix = gram([list(compared(u).values()) for u in updates])
-        groups = hierarchical(
-            matrix, metric=self.metric, linkage=self.linkage, max_distance=self.max_distance
+    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
+        """After so many rounds."""
+        if now.number <= self.rounds_before:
+            return None
+        return hierarchical(
+            gram([list(compared(u).values()) for u in updates]),
+            metric=self.metric,
+            linkage=self.linkage,
+            max_distance=self.max_distance,
         )
-        return _formed(state, updates, groups)
+
+    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
+        """With the learning rate of the clustering's round."""
+        return self.metric, constant_lr(now.config, self.rounds_before + 1)
 
 
 class KMeans(_FormedOnce):
     """Groups by k-means on the updates of round 1."""
 
-    num_groups: int = Field(
-        3, ge=1, le=100_000, description="K; with fewer silos there are as many groups as silos."
+    num_groups: kit.Count = Field(
+        3, description="K; with fewer silos there are as many groups as silos."
     )
-    pretrain_epochs: int = Field(
-        0, ge=0, le=10_000, description="Epochs of round 1; 0 takes `local-epochs`."
+    pretrain_epochs: kit.TimesOrNone = Field(
+        0, description="Epochs of round 1; 0 takes `local-epochs`."
     )
-    seed: Seed = 0
+    seed: kit.Seed = 0
 
-    def demands(self) -> Mapping[str, Scalar]:
+    def demands(self) -> kit.Config:
         """The length of the pre-training, if it is not a round's."""
         return {wire.PRETRAIN_EPOCHS: self.pretrain_epochs} if self.pretrain_epochs else {}
 
-    def prepare(self, state: OneShot, now: Round) -> Exchanges[OneShot]:
-        """Place newcomers."""
-        config = self._pretraining(now)
-        return (yield from _placed(state, now, metric="euclidean", config=config))
-
-    def orders(self, state: OneShot, now: Round) -> tuple[OneShot, list[Order]]:
-        """Pre-train, or train your group's model."""
-        first = state.origin is None
-        state, orders = super().orders(state, now)
-        if first:
-            orders = [replace(order, config=self._pretraining(now)) for order in orders]
-        return state, orders
-
-    def absorb(self, state: OneShot, updates: Sequence[Update], now: Round) -> OneShot:
-        """Form the groups, or train them."""
-        if state.origin is not None:
-            return _trained(state, updates)
-        if not updates:
-            return state
+    def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
+        """As soon as anybody has trained."""
         matrix = gram([list(compared(u).values()) for u in updates])
         wanted = min(self.num_groups, len(updates))
-        rng = np.random.default_rng([self.seed, now.number])
-        return _formed(state, updates, k_means(matrix, num_groups=wanted, rng=rng))
+        return k_means(
+            matrix, num_groups=wanted, rng=np.random.default_rng([self.seed, now.number])
+        )
 
-    def _pretraining(self, now: Round) -> dict[str, Scalar]:
+    def placing(self, now: kit.Round) -> tuple[Metric, kit.Config]:
+        """By a pre-training like everybody's."""
         config = constant_lr(now.config, 1)
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
-        return config
+        return "euclidean", config
+
+    def orders(self, state: OneShot, now: kit.Round) -> tuple[OneShot, list[kit.Order]]:
+        """Pre-train, or train your group's model."""
+        pretraining = state.origin is None
+        state, orders = super().orders(state, now)
+        if pretraining:
+            orders = [replace(order, config=self.placing(now)[1]) for order in orders]
+        return state, orders
 
 
-def _placed(
-    state: OneShot, now: Round, *, metric: Metric, config: Mapping[str, Scalar]
-) -> Exchanges[OneShot]:
-    """Find a group for those who have none. Who does not answer is asked again next round."""
-    new = [silo for silo in now.silos if silo.name not in state.group_of]
-    if state.origin is None or not new:
-        return state
-    answers = yield [placing_order(silo, state.origin, config) for silo in new]
-    found = {u.silo.name: nearest(u, state.directions, metric=metric) for u in answers}
-    return replace(state, group_of={**state.group_of, **found})
-
-
-def _formed(state: OneShot, updates: Sequence[Update], groups: Sequence[Sequence[int]]) -> OneShot:
+def _formed(state: OneShot, updates: kit.Updates, groups: Sequence[Sequence[int]]) -> OneShot:
     """The groups, given as rows of ``updates``, which all started from one model."""
     start = updates[0].start
     members = [[updates[row] for row in rows] for rows in groups]
-    means = [average(own) for own in members]
-    log.info("%d groups: %s", len(groups), [[u.silo.name for u in own] for own in members])
+    means = [kit.average(own) for own in members]
+    kit.log.info("%d groups: %s", len(groups), [[u.silo.name for u in own] for own in members])
     formed = replace(
         state,
         origin=start,
         group_of={u.silo.name: number for number, own in enumerate(members) for u in own},
         group_models=tuple(start if mean is None else mean for mean in means),
-        directions=tuple(
-            weighted_mean([compared(u) for u in own], [1.0] * len(own)) for own in members
-        ),
+        directions=tuple(kit.plain_mean([compared(u) for u in own]) for own in members),
     )
-    return _handed_out(formed, state.members.here)
+    return replace(formed, members=_handed_out(formed, state.members.here))
 
 
-def _trained(state: OneShot, updates: Sequence[Update]) -> OneShot:
+def _trained(state: OneShot, updates: kit.Updates) -> OneShot:
     """Every group's FedAvg; a group that nobody answered for keeps its model."""
     groups = [[u for u in updates if u.silo.name in group] for group in state.members.groups]
-    members = average_groups(state.members, [u for group in groups for u in accepted(group)])
+    kept = [update for group in groups for update in kit.accepted(group)]
+    members = kit.average_groups(state.members, kept)
     models = list(state.group_models)
     for group in members.groups:
         if group[0] in state.group_of:
@@ -224,11 +209,5 @@ def _trained(state: OneShot, updates: Sequence[Update]) -> OneShot:
     return replace(state, members=members, group_models=tuple(models))
 
 
-def _handed_out(state: OneShot, here: Sequence[str]) -> OneShot:
-    """Everybody here that is in a group holds its model; who is in none is alone."""
-    found: dict[Any, list[str]] = {}
-    for name in sorted(here):
-        found.setdefault(state.group_of.get(name, name), []).append(name)
-    own = {n: state.group_models[state.group_of[n]] for n in here if n in state.group_of}
-    groups = sorted(tuple(names) for names in found.values())
-    return replace(state, members=state.members.holding(own).grouped(groups))
+def _handed_out(state: OneShot, here: Sequence[str]) -> kit.Members:
+    return kit.give_out(state.members, here, state.group_of, state.group_models)

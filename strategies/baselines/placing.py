@@ -6,7 +6,7 @@ group, the mean of its members' updates and the model that they all started from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,23 +14,20 @@ from coterie import wire
 from coterie.strategies.partition.clustering import Metric
 from coterie.strategies.partition.clustering import distances as distances_of
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.algorithm import Order, Update
-from coterie.strategies.rounds.models import comparable, difference
-from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
 PLACE = "place"
 """Purpose of a newcomer's training."""
 
 
-def compared(update: Update) -> Model:
+def compared(update: kit.Update) -> Model:
     """What a training changed, parameters only."""
-    delta = difference(update.model, update.start)
-    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+    delta = kit.difference(update.model, update.start)
+    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
 
 
-def constant_lr(config: Mapping[str, Scalar], number: int) -> dict[str, Scalar]:
+def constant_lr(config: kit.Config, number: int) -> dict[str, kit.Scalar]:
     """The learning rate of round ``number``, whenever it is used."""
     if wire.LR not in config:
         return {}
@@ -38,15 +35,13 @@ def constant_lr(config: Mapping[str, Scalar], number: int) -> dict[str, Scalar]:
     return {wire.LR: float(config[wire.LR]) * decay ** (number - 1), wire.LR_DECAY: 1.0}
 
 
-def placing_order(
-    silo: Silo, model: Model, config: Mapping[str, Scalar], *, step: int = 0
-) -> Order:
+def placing_order(silo: kit.Silo, model: Model, config: kit.Config, *, step: int = 0) -> kit.Order:
     """Train once from a remembered model, to be compared."""
     purpose = f"{PLACE}-{step}" if step else PLACE
-    return Order(silo, model, purpose=purpose, config=config)
+    return kit.Order(silo, model, purpose=purpose, config=config)
 
 
-def nearest(update: Update, directions: Sequence[Model], *, metric: Metric) -> int:
+def nearest(update: kit.Update, directions: Sequence[Model], *, metric: Metric) -> int:
     """The direction nearest to an update; the first of equals."""
     rows = [list(part.values()) for part in (compared(update), *directions)]
     return int(np.argmin(distances_of(gram(rows), metric=metric)[0, 1:]))

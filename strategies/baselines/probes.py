@@ -12,27 +12,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from coterie import wire
-from coterie.strategies.rounds.algorithm import Exchanges, Order, Update
-from coterie.strategies.rounds.replies import error_of
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
 LOSS_KEYS = (wire.LOSS, "eval_loss", "eval-loss", "val_loss")
 
 
-def probe(silo: Silo, model: Model, purpose: str) -> Order:
+def probe(silo: kit.Silo, model: Model, purpose: str) -> kit.Order:
     """Ask one silo for the loss and error of one model."""
     kind = wire.EVALUATE_TRAINING if silo.described else wire.EVALUATE
-    return Order(silo, model, purpose=purpose, kind=kind)
+    return kit.Order(silo, model, purpose=purpose, kind=kind)
 
 
-def loss_of(update: Update) -> float:
+def loss_of(update: kit.Update) -> float:
     """The loss that a silo stated, else its error; NaN if it stated neither."""
     stated = [update.metrics[key] for key in LOSS_KEYS if key in update.metrics]
-    return float(stated[0]) if stated else error_of(update.metrics)
+    return float(stated[0]) if stated else kit.error_of(update.metrics)
 
 
-def ask(silos: Sequence[Silo], models: Sequence[Model]) -> Exchanges[dict[str, dict[int, Update]]]:
+def ask(
+    silos: Sequence[kit.Silo], models: Sequence[Model]
+) -> kit.Exchanges[dict[str, dict[int, kit.Update]]]:
     """Ask every silo about every model, in one exchange.
 
     Returns:
@@ -44,28 +44,28 @@ def ask(silos: Sequence[Silo], models: Sequence[Model]) -> Exchanges[dict[str, d
         for silo in silos
         for purpose, model in zip(purposes, models, strict=True)
     ]
-    found: dict[str, dict[int, Update]] = {}
+    found: dict[str, dict[int, kit.Update]] = {}
     for update in answers:
         found.setdefault(update.silo.name, {})[purposes[update.purpose]] = update
     return found
 
 
 def losses(
-    silos: Sequence[Silo], models: Sequence[Model]
-) -> Exchanges[dict[str, tuple[float, ...]]]:
+    silos: Sequence[kit.Silo], models: Sequence[Model]
+) -> kit.Exchanges[dict[str, tuple[float, ...]]]:
     """Silo → its loss of every model; infinity where that is no number.
 
     Who left a model unanswered, or has a finite loss of none, is not in it.
     """
     answers = yield from ask(silos, models)
     stated = {
-        name: tuple(_finite(loss_of(by_model[number])) for number in sorted(by_model))
+        name: [loss_of(by_model[number]) for number in sorted(by_model)]
         for name, by_model in answers.items()
         if len(by_model) == len(models)
     }
-    return {name: row for name, row in stated.items() if np.isfinite(row).any()}
-
-
-def _finite(loss: float) -> float:
-    """A model that overflows on a silo's data is the worst for it, no reason to keep a choice."""
-    return loss if np.isfinite(loss) else float("inf")
+    # A model that overflows on a silo's data is the worst for it, no reason to keep a choice.
+    return {
+        name: tuple(loss if np.isfinite(loss) else float("inf") for loss in row)
+        for name, row in stated.items()
+        if np.isfinite(row).any()
+    }

@@ -19,7 +19,6 @@ have; in the discriminators' rounds (``strategies.fedcollab.discriminators``); a
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +28,6 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.one_model import Seed
 from coterie.strategies.fedcollab.discriminators import (
     Discriminators,
     Measurement,
@@ -37,26 +35,12 @@ from coterie.strategies.fedcollab.discriminators import (
     measure,
     takes_part,
 )
-from coterie.strategies.partition import fedcollab
-from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, Solver
+from coterie.strategies.partition import coalition, fedcollab
+from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, FedCollabBound, Solver
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    orders_from,
-)
-from coterie.strategies.rounds.members import Members, staying, with_sizes
-from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.options import Positive
-from coterie.strategies.rounds.policy import average_groups, form
-from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 MAX_ATTEMPTS = 2
 """Phases in which a pair is tried before it is left as it is."""
@@ -111,13 +95,13 @@ class FedCollabState:
         minimums: the smallest groups by which ``planned`` was formed.
     """
 
-    members: Members
+    members: kit.Members
     distances: Mapping[Pair, Distance] = field(default_factory=dict)
     held_out: Mapping[str, int] = field(default_factory=dict)
     attempts: Mapping[Pair, int] = field(default_factory=dict)
     unfinished: frozenset[Pair] = frozenset()
     refused: frozenset[str] = frozenset()
-    planned: tuple[Group, ...] = ()
+    planned: tuple[kit.Group, ...] = ()
     structure: Structure | None = None
     solved: bool = False
     trained: frozenset[str] = frozenset()
@@ -125,10 +109,10 @@ class FedCollabState:
     minimums: Mapping[str, int] = field(default_factory=dict)
 
 
-class FedCollab(Algorithm[FedCollabState]):
+class FedCollab(kit.Algorithm[FedCollabState]):
     """Coalitions that minimise FedCollab's error bound."""
 
-    c: Positive | Literal["auto"] = Field(
+    c: kit.Positive | Literal["auto"] = Field(
         10.0,
         description="C of the bound, preference for more data, in roots of samples. `auto` takes "
         "the smallest at which noise alone keeps no two silos apart.",
@@ -149,15 +133,12 @@ class FedCollab(Algorithm[FedCollabState]):
         description="Silos whose distances are not known train alone, or count as different as "
         "the mean. Where none is known everybody trains alone.",
     )
-    seed: Seed = 0
+    seed: kit.Seed = 0
+    remembers = FedCollabState
 
     # ---------------------------------------------------------------- before a round
 
-    def first(self, initial: Model) -> FedCollabState:
-        """No members yet."""
-        return FedCollabState(Members(initial))
-
-    def prepare(self, state: FedCollabState, now: Round) -> Exchanges[FedCollabState]:
+    def prepare(self, state: FedCollabState, now: kit.Round) -> kit.Exchanges[FedCollabState]:
         """Measure the pairs that are not known, and solve where anything has changed."""
         names = tuple(sorted(now.names))
         state = replace(
@@ -182,47 +163,49 @@ class FedCollab(Algorithm[FedCollabState]):
         return state
 
     def _structured(
-        self, state: FedCollabState, names: Sequence[str], now: Round
+        self, state: FedCollabState, names: Sequence[str], now: kit.Round
     ) -> FedCollabState:
         """Step 2: solve for those whose distances are known."""
         known, alone = tuple(names), tuple[str, ...]()
         if self.unmeasured == "alone" or state.distances.keys().isdisjoint(combinations(names, 2)):
             known, alone = _split_known(names, state.distances)
         for name in alone:
-            log.warning("silo %s trains alone: its distances are not known", name)
+            kit.log.warning("silo %s trains alone: its distances are not known", name)
         if len(known) < 2:  # nothing to compare
             if alone:
-                log.warning("everybody trains alone: no distance of two silos is known")
+                kit.log.warning("everybody trains alone: no distance of two silos is known")
             structure = Structure((), tuple(names)) if alone else Structure(known, ())
             return replace(state, planned=tuple((name,) for name in names), structure=structure)
-        distances, errors = _matrices(known, state.distances)
+        distances, errors, null_errors = _matrices(known, state)
         sizes = [max(state.members.sizes[name], 1.0) for name in known]
         c = self.c
         if c == "auto":
-            c = fedcollab.auto_c(sizes, _null_errors(known, state))
-            log.info("c: %.3g, by the noise of the distances", c)
+            c = fedcollab.auto_c(sizes, null_errors)
+            kit.log.info("c: %.3g, by the noise of the distances", c)
         rng = np.random.default_rng([self.seed, now.number])
         rows = {name: row for row, name in enumerate(known)}
         present = [[rows[n] for n in group] for group in _settled(state, known)]
-        solve = _Solve(distances, sizes, c, self._solver(len(known)), rng)
+        bound = FedCollabBound.from_distances(distances, sizes, c=c)
+        solve = _Solve(bound, self._solver(len(known)), rng)
         groups = solve.structure(present, keep=self.newcomers == "keep")
-        report = solve.report(groups)
+        report = fedcollab.report(bound, groups, solver=solve.solver, rng=rng)
         kept = self.newcomers == "keep" and solve.is_beaten(report)
-        log.info("%s", _report_text(report, known, kept=kept))
+        kit.log.info("%s", _report_text(report, known, kept=kept))
         solved = [tuple(known[row] for row in group) for group in groups]
         minimums = state.members.minimums
-        planned = form(solved, minimums)
-        aside = _aside(solved, minimums)
+        planned = kit.form(solved, minimums)
+        several = [group for group in solved if len(group) > 1]
+        aside = tuple(
+            sorted(n for group in several for n in set(group) - {*kit.staying(group, minimums)})
+        )
         for name in aside:
-            log.warning(
+            kit.log.warning(
                 "silo %s trains alone: it accepts groups of at least %d silos, its coalition would "
                 "be smaller",
                 name,
                 minimums[name],
             )
-        structure = Structure(
-            known, alone, c, _rows(solve.distances), _rows(errors), report, aside, kept
-        )
+        structure = Structure(known, alone, c, _rows(distances), _rows(errors), report, aside, kept)
         planned += tuple((name,) for name in alone)
         return replace(state, planned=tuple(sorted(planned)), structure=structure)
 
@@ -232,7 +215,7 @@ class FedCollab(Algorithm[FedCollabState]):
         if num_silos <= MAX_OPTIMAL_SILOS:
             return "optimal"
         if self.solver == "optimal":
-            log.warning(
+            kit.log.warning(
                 "solver: %d silos are too many for optimal, which takes up to %d; relocation is "
                 "used",
                 num_silos,
@@ -242,22 +225,22 @@ class FedCollab(Algorithm[FedCollabState]):
 
     # ---------------------------------------------------------------- a round
 
-    def orders(self, state: FedCollabState, now: Round) -> tuple[FedCollabState, list[Order]]:
+    def orders(
+        self, state: FedCollabState, now: kit.Round
+    ) -> tuple[FedCollabState, list[kit.Order]]:
         """Step 3: everybody trains its coalition's model."""
         models = dict(state.members.models)
         for group in state.planned:
             models |= _starts(state, group)
         members = state.members.holding(models).grouped(state.planned)
-        return replace(state, members=members), orders_from(members.models, now.silos)
+        return replace(state, members=members), kit.orders_from(members.models, now.silos)
 
-    def absorb(
-        self, state: FedCollabState, updates: Sequence[Update], now: Round
-    ) -> FedCollabState:
+    def absorb(self, state: FedCollabState, updates: kit.Updates, now: kit.Round) -> FedCollabState:
         """FedAvg inside every coalition."""
         answered = {update.silo.name for update in updates}
         moved = {name for group in state.planned if answered & set(group) for name in group}
         return replace(
-            state, members=average_groups(state.members, updates), trained=state.trained | moved
+            state, members=kit.average_groups(state.members, updates), trained=state.trained | moved
         )
 
     def details(self, state: FedCollabState) -> Mapping[str, Any]:
@@ -282,9 +265,7 @@ class FedCollab(Algorithm[FedCollabState]):
 class _Solve:
     """One structure to find: numbers by row."""
 
-    distances: np.ndarray
-    sizes: Sequence[float]
-    c: float
+    bound: FedCollabBound
     solver: Solver
     rng: np.random.Generator
 
@@ -293,52 +274,28 @@ class _Solve:
         if sum(len(group) for group in present) < 2:  # one silo keeps its place in any structure
             return self._solved(None)
         groups, placed = present, {row for group in present for row in group}
-        for row in range(len(self.sizes)):
+        for row in range(len(self.bound.distances)):
             if row not in placed:
-                placed.add(row)
-                groups = self._placed(groups, row, sorted(placed))
+                groups = fedcollab.place(self.bound, groups, row)
         return groups if keep else self._solved(groups)
-
-    def _placed(self, groups: list[list[int]], row: int, rows: list[int]) -> list[list[int]]:
-        """``fedcollab.place`` among those who are placed already."""
-        at = {r: k for k, r in enumerate(rows)}
-        found = fedcollab.place(
-            self.distances[np.ix_(rows, rows)],
-            [self.sizes[r] for r in rows],
-            [[at[r] for r in group] for group in groups],
-            at[row],
-            c=self.c,
-        )
-        return [[rows[k] for k in group] for group in found]
 
     def _solved(self, start: list[list[int]] | None) -> list[list[int]]:
         """From scratch and, where there is one, from a start; ties go to the start."""
-        options = fedcollab.solve(
-            self.distances,
-            self.sizes,
-            c=self.c,
-            solver=self.solver,
-            rng=self.rng,
-            num_restarts=NUM_RESTARTS,
-        )
-        if start is None or self._bound(options.groups) < self._bound(start) * (1 - 1e-12):
-            return options.groups
+        found = coalition.solve(
+            self.bound, solver=self.solver, rng=self.rng, num_restarts=NUM_RESTARTS
+        ).groups
+        if start is None or self._value(found) < self._value(start) * (1 - 1e-12):
+            return found
         return sorted(sorted(group) for group in start)
 
-    def _bound(self, groups: list[list[int]]) -> float:
-        return fedcollab.objective(self.distances, self.sizes, groups, c=self.c)
-
-    def report(self, groups: list[list[int]]) -> StructureReport:
-        """The bound beside its rivals."""
-        return fedcollab.report(
-            self.distances, self.sizes, groups, c=self.c, solver=self.solver, rng=self.rng
-        )
+    def _value(self, groups: list[list[int]]) -> float:
+        return fedcollab.objective(self.bound, groups)
 
     def is_beaten(self, report: StructureReport) -> bool:
         """Whether another structure has a smaller bound than the one reported."""
         if np.isfinite(report.c_low):
             return False
-        best = min(report.second_best, self._bound(self._solved(report.groups)))
+        best = min(report.second_best, self._value(self._solved(report.groups)))
         return best < report.chosen * (1 - 1e-12)
 
 
@@ -367,7 +324,7 @@ def _with_measured(
     attempts = {**state.attempts, **{pair: state.attempts.get(pair, 0) + 1 for pair in tried}}
     return replace(
         state,
-        members=with_sizes(state.members, found.sizes),
+        members=kit.with_sizes(state.members, found.sizes),
         distances={**state.distances, **better},
         held_out={**state.held_out, **found.held_out},
         attempts=attempts,
@@ -396,14 +353,6 @@ def _settled(state: FedCollabState, names: Sequence[str]) -> list[list[str]]:
     return [group for group in groups if group]
 
 
-def _aside(solved: Sequence[Group], minimums: Mapping[str, int]) -> tuple[str, ...]:
-    """Who accepts no coalition as small as the one that it was put in."""
-    several = [group for group in solved if len(group) > 1]
-    return tuple(
-        sorted(name for group in several for name in set(group) - {*staying(group, minimums)})
-    )
-
-
 def _split_known(
     names: Sequence[str], distances: Mapping[Pair, Distance]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -420,29 +369,24 @@ def _split_known(
 
 
 def _matrices(
-    names: Sequence[str], distances: Mapping[Pair, Distance]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Distances clipped to [0, 1] and standard errors; the unknown: mean of the known, and NaN.
+    names: Sequence[str], state: FedCollabState
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Distances clipped to [0, 1], their standard errors, and these if the data were equal.
 
-    At least one must be known.
+    At least one distance must be known. One that is not is the mean of the known, its errors NaN.
     """
     values, errors = np.zeros((2, len(names), len(names)))
-    mine = {p: distances[p] for p in combinations(names, 2) if p in distances}
+    null_errors = np.full_like(errors, np.nan)
+    mine = {p: state.distances[p] for p in combinations(names, 2) if p in state.distances}
     usual = np.clip(np.mean([d.value for d in mine.values()]), 0, 1)
     for (i, one), (j, other) in combinations(enumerate(names), 2):
         found = mine.get((one, other))
         values[i, j] = values[j, i] = usual if found is None else np.clip(found.value, 0, 1)
         errors[i, j] = errors[j, i] = np.nan if found is None else found.error
-    return values, errors
-
-
-def _null_errors(names: Sequence[str], state: FedCollabState) -> np.ndarray:
-    errors = np.full((len(names), len(names)), np.nan)
-    for (i, one), (j, other) in combinations(enumerate(names), 2):
-        if (one, other) in state.distances:
+        if found is not None:
             counts = [state.held_out[one], state.held_out[other]]
-            errors[i, j] = errors[j, i] = null_error(counts)
-    return errors
+            null_errors[i, j] = null_errors[j, i] = null_error(counts)
+    return values, errors, null_errors
 
 
 @dataclass(frozen=True)
@@ -455,8 +399,8 @@ class _Reached:
         model: itself.
     """
 
-    names: Group
-    behind: Group
+    names: kit.Group
+    behind: kit.Group
     model: Model
 
 
@@ -471,7 +415,7 @@ def _shown(reached: Sequence[_Reached], minimums: Mapping[str, int]) -> list[_Re
         kept = fewer
 
 
-def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
+def _starts(state: FedCollabState, group: kit.Group) -> dict[str, Model]:
     """The mean of what the members' coalitions had reached, one model for each; or w⁰.
 
     Who was away does not count where others were there. A model of fewer silos than these accept
@@ -494,7 +438,7 @@ def _starts(state: FedCollabState, group: Group) -> dict[str, Model]:
         models = state.members.models
         return {n: models[n] if n in state.trained else state.members.initial for n in group}
     sizes = [sum(state.members.sizes[n] for n in own.names) for own in reached]
-    return dict.fromkeys(group, weighted_mean([own.model for own in reached], sizes))
+    return dict.fromkeys(group, kit.weighted_mean([own.model for own in reached], sizes))
 
 
 def _rows(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:

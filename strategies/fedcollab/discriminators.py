@@ -18,7 +18,6 @@ the run's seed.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,12 +26,8 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.partition.distance import Distance, Score, distance, has_converged, scores
-from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Update
-from coterie.strategies.rounds.options import NotNegative, Options, Positive
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 PURPOSE = "discriminators"
 TOLERANCE = 0.01
@@ -44,33 +39,27 @@ Pair = tuple[str, str]
 """Two silos, sorted by name."""
 
 
-class Discriminators(Options):
+class Discriminators(kit.Options):
     """How discriminators are trained."""
 
-    rounds: int = Field(
+    rounds: kit.Times = Field(
         10,
-        ge=1,
-        le=10_000,
         alias="discriminator-rounds",
         description="Budget of the discriminators' rounds, all pairs at once.",
     )
-    patience: int = Field(
+    patience: kit.Times = Field(
         2,
-        ge=1,
-        le=10_000,
         alias="discriminator-patience",
         description="So many evaluations without a gain end a pair's discriminator.",
     )
-    gigabytes: NotNegative = Field(
+    gigabytes: kit.NotNegative = Field(
         0.0,
         le=1e9,
         alias="discriminator-gigabytes",
         description="Budget of their bytes in all, sent and received, in 10⁹ bytes; 0 sets none.",
     )
-    steps: int = Field(
+    steps: kit.Count = Field(
         20,
-        ge=1,
-        le=100_000,
         alias="discriminator-steps",
         description="Mini-batches of 32 a round of discriminators.",
     )
@@ -81,7 +70,7 @@ class Discriminators(Options):
         alias="discriminator-samples",
         description="At most so many samples train them; half are always held out.",
     )
-    lr: Positive = Field(
+    lr: kit.Positive = Field(
         0.01, le=1000, alias="discriminator-lr", description="Their learning rate."
     )
     score: Score = Field(
@@ -162,18 +151,18 @@ class _Work:
         return _silos_of(self.active)
 
 
-def takes_part(silo: Silo) -> bool:
+def takes_part(silo: kit.Silo) -> bool:
     """Whether a silo may share a discriminator with one other silo, by its ``min_group_size``."""
     return silo.min_group_size <= PAIR_SIZE
 
 
 def measure(
     pairs: Iterable[Pair],
-    silos: Sequence[Silo],
+    silos: Sequence[kit.Silo],
     options: Discriminators,
     *,
     announce: Callable[[Budget], None] = lambda budget: None,
-) -> Exchanges[Measurement]:
+) -> kit.Exchanges[Measurement]:
     """Train discriminators of these pairs; for an algorithm's ``prepare``, with ``yield from``.
 
     Args:
@@ -193,16 +182,15 @@ def measure(
     open_pairs = [pair for pair in wanted if not aside.keys() & set(pair)]
     names = _silos_of(open_pairs)
     questions = [_order(here[name], wire.EVALUATE_DISCRIMINATOR, [], options) for name in names]
-    asked = (yield questions) if questions else Answers()
+    asked = (yield questions) if questions else kit.Answers()
     held_out, bytes_each, unready = _ready(names, asked)
     missing = aside | unready
     for name, reason in missing.items():
-        log.warning("discriminators: silo %s is not measured: %s", name, reason)
+        kit.log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
     work = _Work(active, options, bytes_each, missing=missing, refused=set(asked.refused))
     budget = _budget(work) if active else None
     if budget is not None:
-        log.info("%s", _budget_text(work))
         announce(budget)
     while work.active and work.rounds < options.rounds and _affordable(work):
         work.rounds += 1
@@ -216,7 +204,7 @@ def measure(
         pair: distance(np.array(hits), _counts(work, pair), score=options.score)
         for pair, hits in sorted(work.hits.items())
     }
-    log.info(
+    kit.log.info(
         "discriminators: %d of %d pairs measured in %d rounds, %.3g MB",
         len(found),
         len(wanted),
@@ -242,15 +230,15 @@ def _silos_of(pairs: Iterable[Pair]) -> list[str]:
 
 
 def _order(
-    silo: Silo,
+    silo: kit.Silo,
     kind: str,
     labels: Sequence[int],
     options: Discriminators,
     *,
     purpose: str = PURPOSE,
     stack: Model | None = None,
-) -> Order:
-    return Order(
+) -> kit.Order:
+    return kit.Order(
         silo,
         {},
         purpose=purpose,
@@ -268,7 +256,7 @@ def _order(
     )
 
 
-def _ready(names: Sequence[str], asked: Answers) -> tuple[dict[str, int], int, dict[str, str]]:
+def _ready(names: Sequence[str], asked: kit.Answers) -> tuple[dict[str, int], int, dict[str, str]]:
     """Held-out samples per silo, bytes of one discriminator, and who cannot take part."""
     held_out: dict[str, int] = {}
     missing = dict.fromkeys(names, "it did not say what it can hold out.") | asked.missing
@@ -301,37 +289,23 @@ def _too_few_text(num_examples: float) -> str:
     return text + "of which fewer than the 2 that are needed are left (guard keeps some out)."
 
 
-def _stated(update: Update, key: str) -> int | None:
+def _stated(update: kit.Update, key: str) -> int | None:
     """A count in a reply; None if it is not there, or no count."""
     value = update.metrics.get(key, -1)
     return int(value) if 0 <= value < float("inf") else None
 
 
 def _budget(work: _Work) -> Budget:
-    most = _most_bytes(work)
-    limit = round(1e9 * work.options.gigabytes)
-    return Budget(
-        pairs=len(work.active),
-        silos=len(work.silos()),
-        rounds=work.options.rounds,
-        bytes=min(most, limit) if limit else most,
+    """What the phase may cost, before it begins; the log says so, too."""
+    options, pairs, silos = work.options, len(work.active), len(work.silos())
+    most = 2 * options.rounds * 2 * work.bytes_each * pairs  # there and back, a pair's two silos
+    limit = round(1e9 * options.gigabytes)
+    kit.log.info(
+        f"discriminators: {pairs} pairs of {silos} silos, at most {options.rounds} rounds of "
+        f"{options.steps} steps, {work.bytes_each / 1e6:.3g} MB each: at most {most / 1e9:.3g} GB"
+        + (f", limited to {options.gigabytes:g} GB" if options.gigabytes else "")
     )
-
-
-def _most_bytes(work: _Work) -> int:
-    each = 2 * work.bytes_each  # a pair's two silos, one way
-    return (2 * work.options.rounds) * each * len(work.active)
-
-
-def _budget_text(work: _Work) -> str:
-    """What the phase may cost, before it begins."""
-    most, limit = _most_bytes(work), work.options.gigabytes
-    return (
-        f"discriminators: {len(work.active)} pairs of {len(work.silos())} silos, at most "
-        f"{work.options.rounds} rounds of {work.options.steps} steps, "
-        f"{work.bytes_each / 1e6:.3g} MB each: at most {most / 1e9:.3g} GB"
-        + (f", limited to {limit:g} GB" if limit else "")
-    )
+    return Budget(pairs, silos, options.rounds, bytes=min(most, limit) if limit else most)
 
 
 def _affordable(work: _Work) -> bool:
@@ -340,7 +314,7 @@ def _affordable(work: _Work) -> bool:
     ahead = (3 if work.models else 2) * one_way
     limit = 1e9 * work.options.gigabytes
     if limit and work.bytes + ahead > limit:
-        log.warning(
+        kit.log.warning(
             "discriminators: the budget of %g GB ends the phase after %d rounds",
             work.options.gigabytes,
             work.rounds,
@@ -353,7 +327,7 @@ def _affordable(work: _Work) -> bool:
     return True
 
 
-def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> list[Order]:
+def _orders(work: _Work, here: Mapping[str, kit.Silo], kind: str, purpose: str) -> list[kit.Order]:
     orders = []
     for name in work.silos():
         mine = work.mine(name)
@@ -364,11 +338,13 @@ def _orders(work: _Work, here: Mapping[str, Silo], kind: str, purpose: str) -> l
     return orders
 
 
-def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
+def _take(work: _Work, replies: kit.Answers, *, trained: bool) -> None:
     """Score what the silos were sent, average what they trained, drop what is finished or lost."""
     expected = {name: work.mine(name) for name in work.silos()}
-    work.bytes += sum(_num_bytes(work, name) for name in expected)
-    good: dict[str, Update] = {}
+    work.bytes += work.bytes_each * sum(
+        p in work.models for mine in expected.values() for p in mine
+    )
+    good: dict[str, kit.Update] = {}
     like = next(iter(work.models.values()), None) or _usual(replies, work.bytes_each)
     for update in replies:
         work.bytes += update.bytes_received
@@ -383,7 +359,7 @@ def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
             if name in replies.missing:
                 why = replies.missing[name]
                 work.missing[name] = f"in the middle of its discriminators: {why}"
-            log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
+            kit.log.warning("discriminators: silo %s is lost: %s", name, work.missing[name])
     place = {name: {pair: k for k, pair in enumerate(mine)} for name, mine in expected.items()}
     still = []
     for pair in work.active:
@@ -395,7 +371,12 @@ def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
             work.hits.setdefault(pair, []).append(
                 np.stack([update.extras[wire.HITS]["hits"][k] for update, k in rows])
             )
-            if _finished(work, pair):
+            if has_converged(
+                scores(np.array(work.hits[pair]), _counts(work, pair)).tolist(),
+                floor=work.options.min_rounds,
+                patience=work.options.patience,
+                tolerance=TOLERANCE,
+            ):
                 continue
         if trained:
             still.append((pair, _average(rows)))
@@ -403,11 +384,7 @@ def _take(work: _Work, replies: Answers, *, trained: bool) -> None:
     work.models = dict(still)
 
 
-def _num_bytes(work: _Work, name: str) -> int:
-    return work.bytes_each * sum(pair in work.models for pair in work.mine(name))
-
-
-def _usual(replies: Sequence[Update], num_bytes: int) -> Model | None:
+def _usual(replies: kit.Updates, num_bytes: int) -> Model | None:
     """What one discriminator looks like: as most silos' do; of equally many, the first silo's."""
     found = [one for update in replies if (one := _one_of(update, num_bytes)) is not None]
     looks = [sorted((key, a.shape, a.dtype.str) for key, a in one.items()) for one in found]
@@ -416,7 +393,7 @@ def _usual(replies: Sequence[Update], num_bytes: int) -> Model | None:
     return usual[0] if usual else None
 
 
-def _one_of(update: Update, num_bytes: int) -> Model | None:
+def _one_of(update: kit.Update, num_bytes: int) -> Model | None:
     """What one discriminator looks like, from a reply that can be meant."""
     stack = update.extras.get(wire.DISCRIMINATORS, {})
     if any(array.ndim < 1 or len(array) < 1 for array in stack.values()):
@@ -426,7 +403,7 @@ def _one_of(update: Update, num_bytes: int) -> Model | None:
 
 
 def _objection(
-    update: Update, num_pairs: int, like: Model | None, work: _Work, *, trained: bool
+    update: kit.Update, num_pairs: int, like: Model | None, work: _Work, *, trained: bool
 ) -> str:
     """Why a silo's reply cannot be used, or nothing. Keeps its held-out counts."""
     if trained:
@@ -452,21 +429,11 @@ def _objection(
     return ""
 
 
-def _finished(work: _Work, pair: Pair) -> bool:
-    values = scores(np.array(work.hits[pair]), _counts(work, pair))
-    return has_converged(
-        values.tolist(),
-        floor=work.options.min_rounds,
-        patience=work.options.patience,
-        tolerance=TOLERANCE,
-    )
-
-
 def _counts(work: _Work, pair: Pair) -> np.ndarray:
     return np.stack([work.counts[name] for name in pair])
 
 
-def _average(rows: Sequence[tuple[Update, int]]) -> Model:
+def _average(rows: Sequence[tuple[kit.Update, int]]) -> Model:
     """The plain mean of a pair's two discriminators (the paper's, whatever the silos' sizes)."""
     (one, k), (other, m) = ((update.extras[wire.DISCRIMINATORS], at) for update, at in rows)
     return {key: (0.5 * (one[key][k] + other[key][m])).astype(one[key].dtype) for key in one}

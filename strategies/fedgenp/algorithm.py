@@ -22,7 +22,6 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -35,22 +34,11 @@ from coterie.strategies.fedgenp.generative import (
     teaching,
     without_teachers,
 )
-from coterie.strategies.fedgenp.latent import (
-    Generator,
-    fresh_generator,
-    predictor_arrays,
-    predictor_shape,
-)
-from coterie.strategies.rounds.algorithm import Order, Round
-from coterie.strategies.rounds.members import minimums_of
-from coterie.strategies.rounds.models import holders
-from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.reports import Group
+from coterie.strategies.fedgenp.latent import Generator, predictor_arrays, predictor_shape
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
-log = logging.getLogger("coterie.run")
-
-_FRESH, _TRAIN, _DRAW = range(3)  # purposes of a receiver's randomness, the last of all of them
+_TRAIN, _DRAW = 1, 2  # purposes of a receiver's randomness, the last of all of them; 0 is fresh
 
 
 class FedGenP(Generative):
@@ -62,7 +50,7 @@ class FedGenP(Generative):
 
     receivers: Literal["silos", "groups"] = "silos"
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """What generators need, and what makes them go wrong."""
         yield from super().problems(training)
         if self.plan.steps < 2 and self.plan.reverses:
@@ -72,32 +60,29 @@ class FedGenP(Generative):
                 "reversal = none"
             )
         if self.plan.reversal == "unbounded":
-            log.warning("reversal = unbounded: latents lose their labels and may become infinite")
+            kit.log.warning(
+                "reversal = unbounded: latents lose their labels and may become infinite"
+            )
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[Order], now: Round
+        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
     ) -> GenerativeState:
         """Train every receiver's generator against its own head and for the others' (eqs. 9–13)."""
         heads, members = self._receivers(state, orders, now)
-        names = teaching(heads, members, _behind(state, members), minimums_of(now.silos))
+        names = teaching(heads, members, _behind(state, members), kit.minimums_of(now.silos))
         if len(names) < 2:
             return without_teachers(state, now)
         from coterie.strategies.fedgenp.generators import train_generators
 
         started = time.perf_counter()
-        latent, num_classes = predictor_shape({name: heads[name] for name in names}, state.layers)
+        heads = {name: heads[name] for name in names}
+        predictor_shape(heads, state.layers)  # refuses heads of different shapes
         trained, quality = train_generators(
             [
-                _inherited(state, members[name])
-                or fresh_generator(
-                    num_classes=num_classes,
-                    latent=latent,
-                    hidden=self.plan.hidden,
-                    rng=rng_of(self.seed, 0, name, _FRESH),
-                )
+                _inherited(state, members[name]) or self.fresh(name, heads, state.layers)
                 for name in names
             ],
-            [heads[name] for name in names],
+            list(heads.values()),
             state.layers,
             plan=self.plan,
             rngs=[rng_of(self.seed, now.number, name, _TRAIN) for name in names],
@@ -116,14 +101,19 @@ class FedGenP(Generative):
         )
 
     def _receivers(
-        self, state: GenerativeState, orders: Sequence[Order], now: Round
-    ) -> tuple[dict[str, Model], dict[str, Group]]:
+        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
+    ) -> tuple[dict[str, Model], dict[str, kit.Group]]:
         """Receiver → its head, and → its silos, of those whose predictor has been trained."""
         if self.receivers == "silos":
             return dict(state.heads), {name: (name,) for name in state.heads}
-        starts = self._starts(state, orders, now)
+        models = self.base.next_models(state.base)
+        # Also those whose turn it is not start from their group's model. Who is in no group has
+        # only just come (back): its model is nobody's, or an old one.
+        grouped = {name for group in self.base.groups(state.base) for name in group}
+        starts = {name: models[name] for name in grouped & set(now.names) & set(models)}
+        starts |= {order.silo.name: order.model for order in orders}
         trained = state.trained - state.other
-        sharing = [names for _, names in holders(starts)]
+        sharing = [names for _, names in kit.holders(starts)]
         groups = {"+".join(g): tuple(g) for g in sharing if trained.intersection(g)}
         heads = {
             receiver: predictor_arrays(starts[group[0]], state.layers)
@@ -131,19 +121,8 @@ class FedGenP(Generative):
         }
         return heads, groups
 
-    def _starts(
-        self, state: GenerativeState, orders: Sequence[Order], now: Round
-    ) -> dict[str, Model]:
-        """Silo that is here → the model of its group, also of those whose turn it is not."""
-        models = self.base.next_models(state.base)
-        # Who is in no group has only just come (back): its model is nobody's, or an old one.
-        grouped = {name for group in self.base.groups(state.base) for name in group}
-        resting = grouped & set(now.names) & set(models)
-        own = {order.silo.name: order.model for order in orders}
-        return {name: models[name] for name in resting} | own
 
-
-def _behind(state: GenerativeState, members: Mapping[str, Group]) -> dict[str, Group]:
+def _behind(state: GenerativeState, members: Mapping[str, kit.Group]) -> dict[str, kit.Group]:
     """Receiver → the silos of whose updates its head is a mean."""
     if all(len(group) == 1 for group in members.values()):
         return dict(members)
@@ -153,7 +132,7 @@ def _behind(state: GenerativeState, members: Mapping[str, Group]) -> dict[str, G
     }
 
 
-def _inherited(state: GenerativeState, members: Group) -> Generator | None:
+def _inherited(state: GenerativeState, members: kit.Group) -> Generator | None:
     """The generator of the receiver of the round before that had most of these silos."""
     shared = {receiver: len(set(members) & set(names)) for receiver, names in state.members.items()}
     best = max(sorted(shared), key=lambda receiver: shared[receiver], default=None)

@@ -15,9 +15,8 @@ and aggregation is size-weighted.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,21 +31,16 @@ from coterie.strategies.fedgenp.generative import (
     teaching,
     without_teachers,
 )
-from coterie.strategies.fedgenp.latent import fresh_generator, predictor_arrays, predictor_shape
-from coterie.strategies.rounds.algorithm import Exchanges, Order, Round, Update
-from coterie.strategies.rounds.members import minimums_of
-from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.replies import ReplyError
+from coterie.strategies.fedgenp.latent import predictor_arrays, predictor_shape
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 EVERYBODY = "everybody"
 """The one receiver."""
 FEWEST = 3
 """Silos that must teach before anybody gets the generator, if so many gave their counts: which
 labels it knows is which labels these have."""
-_FRESH, _TRAIN = range(2)
+_TRAIN = 1  # the purpose of the generator's randomness
 
 
 class FedGen(Generative):
@@ -55,11 +49,11 @@ class FedGen(Generative):
     Of the generators' options, reversal plays no part.
     """
 
-    def demands(self) -> Mapping[str, Scalar]:
+    def demands(self) -> kit.Config:
         """Label counts."""
         return {**super().demands(), wire.ASKS_LABEL_COUNTS: True}
 
-    def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
+    def prepare(self, state: GenerativeState, now: kit.Round) -> kit.Exchanges[GenerativeState]:
         """Ask for the label counts that are not known yet.
 
         An answer, or a refusal, holds while the silo is here. Who did not answer, or wrongly, is
@@ -75,13 +69,13 @@ class FedGen(Generative):
         _, num_classes = predictor_shape(
             {"w⁰": predictor_arrays(state.initial, state.layers)}, state.layers
         )
-        log.warning(
+        kit.log.warning(
             "FedGen asks %d silo(s) for their label counts. Only those that share them by their "
             "own configuration answer; FedGenP needs none.",
             len(asked),
         )
         answers = yield [
-            Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
+            kit.Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
         ]
         refused = [silo.name for silo in asked if silo.name in answers.refused]
         if refused and now.number == 1:
@@ -98,13 +92,13 @@ class FedGen(Generative):
         return replace(state, counts={**state.counts, **dict.fromkeys(refused), **given})
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[Order], now: Round
+        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
     ) -> GenerativeState:
         """Train the shared generator on the predictors of who gave label counts."""
         known = [name for name in state.heads if state.counts.get(name) is not None]
         own = {name: (name,) for name in known}
         heads = {name: state.heads[name] for name in known}
-        names = teaching(heads, own, own, minimums_of(now.silos))
+        names = teaching(heads, own, own, kit.minimums_of(now.silos))
         given = sum(counts is not None for counts in state.counts.values())
         if len(names) < max(2, min(given, FEWEST)):
             return without_teachers(state, now)
@@ -112,15 +106,9 @@ class FedGen(Generative):
 
         started = time.perf_counter()
         heads = {name: heads[name] for name in names}
-        latent, num_classes = predictor_shape(heads, state.layers)
-        generator = state.generators.get(EVERYBODY) or fresh_generator(
-            num_classes=num_classes,
-            latent=latent,
-            hidden=self.plan.hidden,
-            rng=rng_of(self.seed, 0, EVERYBODY, _FRESH),
-        )
+        predictor_shape(heads, state.layers)  # refuses heads of different shapes
         trained, quality = train_shared_generator(
-            generator,
+            state.generators.get(EVERYBODY) or self.fresh(EVERYBODY, heads, state.layers),
             list(heads.values()),
             state.layers,
             _table(state, names),
@@ -158,18 +146,18 @@ def _table(state: GenerativeState, names: Sequence[str]) -> np.ndarray:
     return np.stack(rows).astype(np.float64)
 
 
-def _given_counts(answers: Sequence[Update], num_classes: int) -> dict[str, np.ndarray]:
+def _given_counts(answers: kit.Updates, num_classes: int) -> dict[str, np.ndarray]:
     """Silo → its label counts, of the answers that hold; the log says why the others do not."""
     given = {}
     for update in answers:
         try:
             given[update.silo.name] = _counts(update, num_classes)
-        except ReplyError as error:
-            log.warning("%s: its label counts are left out: %s", update.silo.name, error)
+        except kit.ReplyError as error:
+            kit.log.warning("%s: its label counts are left out: %s", update.silo.name, error)
     return given
 
 
-def _counts(update: Update, num_classes: int) -> np.ndarray:
+def _counts(update: kit.Update, num_classes: int) -> np.ndarray:
     """The label counts of an answer, shape (classes,).
 
     Raises:
@@ -177,12 +165,12 @@ def _counts(update: Update, num_classes: int) -> np.ndarray:
     """
     counts = update.extras.get(wire.LABELS, {}).get(wire.LABELS)
     if counts is None:
-        raise ReplyError(f"its reply has no array {wire.LABELS!r} in a record of that name.")
+        raise kit.ReplyError(f"its reply has no array {wire.LABELS!r} in a record of that name.")
     if counts.shape != (num_classes,) or not np.issubdtype(counts.dtype, np.integer):
-        raise ReplyError(
+        raise kit.ReplyError(
             f"label counts must be {num_classes} integers. Got {counts.dtype} of shape "
             f"{counts.shape}."
         )
     if counts.min() < 0 or counts.sum() <= 0:
-        raise ReplyError("label counts must be at least 0, and one of them above.")
+        raise kit.ReplyError("label counts must be at least 0, and one of them above.")
     return counts

@@ -10,7 +10,6 @@ FedGenP, lines 10–16).
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,60 +19,46 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import FedAvg, Seed
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.baselines.one_model import FedAvg
+from coterie.strategies.errors import refused
 from coterie.strategies.fedgenp.latent import (
     Generator,
     GeneratorPlan,
     common_layers,
+    fresh_generator,
     linear_head,
     out_of_line,
     predictor_arrays,
     predictor_shape,
 )
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Answers,
-    Base,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-)
-from coterie.strategies.rounds.members import Members, staying
-from coterie.strategies.rounds.models import holders
-from coterie.strategies.rounds.options import NotNegative, Options, Positive, Scalar
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Layers, Model
 
-log = logging.getLogger("coterie.run")
 
-
-class Given(Options):
+class Given(kit.Options):
     """How silos use the generators that they are given."""
 
-    weight: NotNegative = Field(
+    weight: kit.NotNegative = Field(
         1.0,
         lt=1e6,
         alias="generated-weight",
         description="Weight of the loss on generated latents; the released code has 10.",
     )
-    distil: NotNegative = Field(
+    distil: kit.NotNegative = Field(
         0.0,
         lt=1e6,
         alias="distil-weight",
         description="Weight of the divergence from the head's answers to latents generated for "
         "the silo's own labels; the released code has 10.",
     )
-    decay: Positive = Field(
+    decay: kit.Positive = Field(
         1.0,
         le=1,
         alias="generated-decay",
         description="Factor on both weights after every round; the released code has 0.98.",
     )
 
-    def config(self, number: int) -> dict[str, Scalar]:
+    def config(self, number: int) -> dict[str, kit.Scalar]:
         """Entries of a training message of this round."""
         factor = self.decay ** (number - 1)
         return {
@@ -89,11 +74,15 @@ def usable_device(device: str) -> str:
         raise ValueError(
             f"device of the generators must be auto, cpu, cuda or cuda:<number>. Got {device!r}"
         )
-    if device.startswith("cuda") and (found := _gpus()) <= int(device.partition(":")[2] or 0):
-        raise ValueError(
-            f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
-            "machine. Take auto or cpu"
-        )
+    if device.startswith("cuda"):
+        import torch
+
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if found <= int(device.partition(":")[2] or 0):
+            raise ValueError(
+                f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
+                "machine. Take auto or cpu"
+            )
     return device
 
 
@@ -125,34 +114,34 @@ class GenerativeState:
     layers: Layers = ()
     heads: Mapping[str, Model] = field(default_factory=dict)
     trained: frozenset[str] = frozenset()
-    sources: Mapping[str, Group] = field(default_factory=dict)
+    sources: Mapping[str, kit.Group] = field(default_factory=dict)
     other: frozenset[str] = frozenset()
     generators: Mapping[str, Generator] = field(default_factory=dict)
-    members: Mapping[str, Group] = field(default_factory=dict)
-    receiving: Group = ()
-    teachers: Group = ()
+    members: Mapping[str, kit.Group] = field(default_factory=dict)
+    receiving: kit.Group = ()
+    teachers: kit.Group = ()
     counts: Mapping[str, np.ndarray | None] = field(default_factory=dict)
     quality: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seconds: float = 0.0
     alone: bool = False
 
 
-class Generative(Algorithm[GenerativeState]):
+class Generative(kit.Around[GenerativeState]):
     """Another algorithm, ``base``, whose silos also get generators.
 
     ``head`` is the prefix of a linear predictor's arrays, for silos that do not describe theirs;
     ``device`` is the generators', ``auto`` takes a GPU if there is one.
     """
 
-    base: Base = FedAvg()
+    base: kit.Base = FedAvg()
     plan: GeneratorPlan = GeneratorPlan()
     given: Given = Given()
     head: str = ""
-    seed: Seed = 0
+    seed: kit.Seed = 0
     device: Annotated[str, AfterValidator(usable_device)] = "auto"
 
     def generated(
-        self, state: GenerativeState, orders: Sequence[Order], now: Round
+        self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
     ) -> GenerativeState:
         """The server's stage: generators, and who gets and who taught them in this round.
 
@@ -163,42 +152,34 @@ class Generative(Algorithm[GenerativeState]):
         """
         raise NotImplementedError
 
+    def fresh(self, receiver: str, heads: Mapping[str, Model], layers: Layers) -> Generator:
+        """An untrained generator of latents that these heads understand."""
+        latent, num_classes = predictor_shape(heads, layers)
+        rng = rng_of(self.seed, 0, receiver, 0)
+        return fresh_generator(
+            num_classes=num_classes, latent=latent, hidden=self.plan.hidden, rng=rng
+        )
+
     def sent(self, state: GenerativeState, receiver: str) -> Model:
         """What a receiver's silos get."""
         return state.generators[receiver].weights
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """The base's; and generators need the predictors."""
-        yield from self.base.problems(training)
+        yield from super().problems(training)
         if training.get(wire.PERSONAL):
             yield "generators need the predictors, so personal must be empty"
-
-    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-        """The base's."""
-        return self.base.entries(training)
-
-    def demands(self) -> Mapping[str, Scalar]:
-        """The base's."""
-        return self.base.demands()
 
     def first(self, initial: Model) -> GenerativeState:
         """No generators."""
         layers = linear_head(initial, self.head) if self.head else ()
         return GenerativeState(self.base.first(initial), initial=initial, layers=layers)
 
-    def newcomer_model(self, state: GenerativeState) -> Model:
-        """The base's, at once; a generator after its first update."""
-        return self.base.newcomer_model(state.base)
-
-    def welcome(self, state: GenerativeState, new: frozenset[str], now: Round) -> GenerativeState:
-        """The base's."""
-        return replace(state, base=self.base.welcome(state.base, new, now))
-
-    def prepare(self, state: GenerativeState, now: Round) -> Exchanges[GenerativeState]:
+    def prepare(self, state: GenerativeState, now: kit.Round) -> kit.Exchanges[GenerativeState]:
         """What the base must ask. Who answers a cold start has trained."""
         state = self._seen(state, now)  # refuses what cannot learn before anybody works
         steps = self.base.prepare(state.base, now)
-        answers: Answers | None = None
+        answers: kit.Answers | None = None
         while True:  # as often as the base asks; the engine gives every exchange its deadline
             try:
                 orders = next(steps) if answers is None else steps.send(answers)
@@ -207,10 +188,18 @@ class Generative(Algorithm[GenerativeState]):
             answers = yield orders
             state = replace(state, trained=state.trained | _who_trained(answers))
 
-    def orders(self, state: GenerativeState, now: Round) -> tuple[GenerativeState, list[Order]]:
+    def orders(
+        self, state: GenerativeState, now: kit.Round
+    ) -> tuple[GenerativeState, list[kit.Order]]:
         """The base's orders, each with its receiver's generator."""
         base, orders = self.base.orders(state.base, now)
-        self._require_plain(orders)
+        for order in orders:  # only ordinary training knows what to do with a generator
+            if not order.purpose and order.kind != wire.TRAIN:
+                raise refused(
+                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
+                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
+                    "generators, or another base."
+                )
         state = self._seen(replace(state, base=base), now)
         own = [order for order in orders if _is_own(order)]
         if self.base.comparing(state.base, now):
@@ -227,26 +216,14 @@ class Generative(Algorithm[GenerativeState]):
             for order in orders
         ]
 
-    def _require_plain(self, orders: Sequence[Order]) -> None:
-        """Only ordinary training knows what to do with a generator."""
-        for order in orders:
-            if not order.purpose and order.kind != wire.TRAIN:
-                raise FederationError(
-                    f"generators go with ordinary training ({wire.TRAIN!r}). The silos of "
-                    f"{type(self.base).__name__} train otherwise ({order.kind!r}): take it without "
-                    "generators, or another base.",
-                    phase="configuration",
-                    exit_code=EXIT_CONFIG,
-                )
-
-    def _seen(self, state: GenerativeState, now: Round) -> GenerativeState:
+    def _seen(self, state: GenerativeState, now: kit.Round) -> GenerativeState:
         """The state of who is here: what was known of the others is dropped, consent included."""
         state = self._settled(state, now)
         here = set(now.names)
         heads = {silo.name: silo.head for silo in now.silos if self._describes(silo)}
         other = {name for name, head in heads.items() if head != state.layers}
         for name in sorted(other - state.other):
-            log.warning(
+            kit.log.warning(
                 "silo %s describes %s: it trains without generators, and its predictor teaches "
                 "nobody. Give all silos one version of the task.",
                 name,
@@ -265,7 +242,7 @@ class Generative(Algorithm[GenerativeState]):
             generators={receiver: state.generators[receiver] for receiver in members},
         )
 
-    def _settled(self, state: GenerativeState, now: Round) -> GenerativeState:
+    def _settled(self, state: GenerativeState, now: kit.Round) -> GenerativeState:
         """With the predictor's layers: those of the first round's silos, for good.
 
         Raises:
@@ -280,61 +257,32 @@ class Generative(Algorithm[GenerativeState]):
         predictor_shape({"w⁰": predictor_arrays(state.initial, layers)}, layers)
         return replace(state, layers=layers)
 
-    def _describes(self, silo: Silo) -> bool:
+    def _describes(self, silo: kit.Silo) -> bool:
         """Whether the silo's own description counts, not the prefix ``head``."""
         return silo.described or not self.head
 
     def absorb(
-        self, state: GenerativeState, updates: Sequence[Update], now: Round
+        self, state: GenerativeState, updates: kit.Updates, now: kit.Round
     ) -> GenerativeState:
         """The base aggregates; the predictors are kept for the next generators."""
+        answered = {update.silo.name: update for update in updates if not update.purpose}
         heads = {
-            update.silo.name: predictor_arrays(update.model, state.layers)
-            for update in updates
-            if not update.purpose and update.silo.name not in state.other
+            name: predictor_arrays(update.model, state.layers)
+            for name, update in answered.items()
+            if name not in state.other
         }
         base = self.base.absorb(state.base, updates, now)
-        trained = state.trained | _who_trained(updates)
+        sources = dict(state.sources)  # who holds a mean of no answer keeps its entry
+        for _, names in kit.holders(self.base.next_models(base)):
+            if behind := tuple(sorted(answered.keys() & set(names))):
+                sources |= dict.fromkeys(names, behind)
         return replace(
             state,
             base=base,
             heads={**state.heads, **heads},
-            trained=trained,
-            sources={**state.sources, **self._sources(base, updates)},
+            trained=state.trained | _who_trained(updates),
+            sources=sources,
         )
-
-    def _sources(self, base: Any, updates: Sequence[Update]) -> dict[str, Group]:
-        """Silo → whose updates of this round its model is now a mean of; without one, no entry."""
-        answered = {update.silo.name for update in updates if not update.purpose}
-        found: dict[str, Group] = {}
-        for _, names in holders(self.base.next_models(base)):
-            if behind := tuple(sorted(answered.intersection(names))):
-                found |= dict.fromkeys(names, behind)
-        return found
-
-    def members(self, state: GenerativeState) -> Members:
-        """The base's."""
-        return self.base.members(state.base)
-
-    def with_members(self, state: GenerativeState, members: Members) -> GenerativeState:
-        """The base's."""
-        return replace(state, base=self.base.with_members(state.base, members))
-
-    def models(self, state: GenerativeState) -> Mapping[str, Model]:
-        """The base's."""
-        return self.base.models(state.base)
-
-    def next_models(self, state: GenerativeState) -> Mapping[str, Model]:
-        """The base's."""
-        return self.base.next_models(state.base)
-
-    def groups(self, state: GenerativeState) -> Sequence[Group]:
-        """The base's."""
-        return self.base.groups(state.base)
-
-    def sharing(self, state: GenerativeState) -> Sequence[Group]:
-        """The base's."""
-        return self.base.sharing(state.base)
 
     def details(self, state: GenerativeState) -> Mapping[str, Any]:
         """The base's; who received a generator, and what heads say of its latents."""
@@ -352,10 +300,10 @@ class Generative(Algorithm[GenerativeState]):
 
 def teaching(
     heads: Mapping[str, Model],
-    receivers: Mapping[str, Group],
-    behind: Mapping[str, Group],
+    receivers: Mapping[str, kit.Group],
+    behind: Mapping[str, kit.Group],
     minimums: Mapping[str, int],
-) -> Group:
+) -> kit.Group:
     """Receivers from whose heads generators may learn, sorted.
 
     A generator shows its receiver what the heads behind it know. So a silo that accepts only
@@ -371,7 +319,7 @@ def teaching(
     """
     wild = out_of_line({receiver: heads[receiver] for receiver in receivers})
     for receiver, times in sorted(wild.items()):
-        log.warning(
+        kit.log.warning(
             "no generator learns from %s: its predictor is %.3g times as large as is usual here. "
             "Look at its data and its training",
             receiver,
@@ -383,21 +331,21 @@ def teaching(
         if wanted > len(behind[receiver]):
             least[receiver] = wanted + 1  # a receiver's own head hides nothing from it
     usable = sorted(set(receivers) - set(wild))
-    names = staying(usable, least)
+    names = kit.staying(usable, least)
     left_out = sorted(set(usable) - set(names))
     if left_out:
-        log.warning(
+        kit.log.warning(
             "no generator learns from %s: by min_group_size their heads count only among more",
             ", ".join(left_out),
         )
     return names
 
 
-def without_teachers(state: GenerativeState, now: Round) -> GenerativeState:
+def without_teachers(state: GenerativeState, now: kit.Round) -> GenerativeState:
     """Too few heads: there is nobody to learn from, the base goes on by itself for a while."""
     expected = now.number == 1 and len(now.silos) > 1  # nobody has trained yet
     if not expected and not state.alone:
-        log.warning(
+        kit.log.warning(
             "round %d: there is nobody to learn from, so there are no generators: training goes on "
             "as without them",
             now.number,
@@ -416,14 +364,7 @@ def rng_of(seed: int, number: int, receiver: str, purpose: int) -> np.random.Gen
     return np.random.default_rng([seed, number, purpose, int.from_bytes(digest[:8], "little")])
 
 
-def _gpus() -> int:
-    """How many GPUs the generators could be trained on."""
-    import torch
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _is_own(order: Order) -> bool:
+def _is_own(order: kit.Order) -> bool:
     """A round's own training, not that of a partition under trial."""
     return order.kind == wire.TRAIN and not order.purpose and wire.HOLDOUT not in order.config
 
@@ -433,10 +374,10 @@ def _fitting(state: GenerativeState, receiver: str) -> list[str]:
     return [name for name in state.members[receiver] if name not in state.other]
 
 
-def _who_trained(updates: Sequence[Update]) -> frozenset[str]:
+def _who_trained(updates: kit.Updates) -> frozenset[str]:
     return frozenset(u.silo.name for u in updates if u.kind in (wire.TRAIN, wire.COLD_START))
 
 
-def _with(order: Order, generator: Model | None, config: Mapping[str, Any]) -> Order:
+def _with(order: kit.Order, generator: Model | None, config: Mapping[str, Any]) -> kit.Order:
     extras = {} if generator is None else {wire.GENERATOR: generator}
     return replace(order, extras={**order.extras, **extras}, config={**order.config, **config})

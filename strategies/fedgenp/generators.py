@@ -85,7 +85,9 @@ def train_generators(
         be finite is returned as it was.
     """
     where = _device(device)
-    stacked, num_classes = _stack(heads, where), _num_classes(heads[0], layers)
+    stacked = _stack(heads, where)
+    last = [names[0] for kind, *names in layers if kind == "linear"][-1]
+    num_classes = len(heads[0][last])
 
     def some(latents: int) -> Tensor:
         most = max(2, MAX_LOGITS // (num_classes * latents))
@@ -298,9 +300,9 @@ def _train(
     return [new if _finite(new) else old for old, new in zip(generators, trained, strict=True)]
 
 
-def _finite(generator: Generator) -> bool:
+def _finite(one: Generator) -> bool:
     """Whether it can be used and trained on."""
-    parts = (generator.weights, generator.mean, generator.square)
+    parts = (one.weights, one.mean, one.square)
     return all(np.isfinite(array).all() for part in parts for array in part.values())
 
 
@@ -381,11 +383,6 @@ def _stack(models: Sequence[Model], device: torch.device) -> Weights:
 def _unstack(weights: Weights, count: int) -> list[Model]:
     arrays = {name: tensor.detach().cpu().numpy() for name, tensor in weights.items()}
     return [{name: array[i].copy() for name, array in arrays.items()} for i in range(count)]
-
-
-def _num_classes(head: Model, layers: Layers) -> int:
-    last = [names[0] for kind, *names in layers if kind == "linear"][-1]
-    return int(head[last].shape[0])
 
 
 def _device(wanted: str) -> torch.device:

@@ -17,8 +17,8 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.strategies.rounds.options import NotNegative, Options, Positive
+from coterie.strategies.errors import refused
+from coterie.strategies.rounds import kit
 from coterie.wire import Layers, Model
 
 Reversal = Literal["log1mp", "clip", "unbounded", "none"]
@@ -31,7 +31,7 @@ HOW_TO_ADD = (
 )
 
 
-class GeneratorPlan(Options):
+class GeneratorPlan(kit.Options):
     """How generators are trained, on the server.
 
     J1 and the reversed J2 take turns, so a plan that reverses needs two steps. Where all heads
@@ -40,15 +40,13 @@ class GeneratorPlan(Options):
     was seen to break down for some rounds after a hundred.
     """
 
-    steps: int = Field(
+    steps: kit.Count = Field(
         50,
-        ge=1,
-        le=100_000,
         alias="generator-steps",
         description="Optimiser steps a round; with a reversal at least 2, for every second one is "
         "its own.",
     )
-    lr: Positive = Field(
+    lr: kit.Positive = Field(
         3e-4, le=1, alias="generator-lr", description="Learning rate of Adam on the server."
     )
     hidden: int = Field(
@@ -63,7 +61,7 @@ class GeneratorPlan(Options):
         description="How a generator turns against its receiver's own head; `none` does not, "
         "`unbounded` diverges.",
     )
-    reversal_weight: NotNegative = Field(
+    reversal_weight: kit.NotNegative = Field(
         0.1, le=1e6, description="λ of the term against the own head."
     )
     batch: int = Field(32, ge=1)
@@ -115,11 +113,9 @@ def predictor_arrays(model: Model, layers: Layers) -> Model:
     names = [name for kind, *names in layers for name in names if name]
     missing = [name for name in names if name not in model]
     if missing:
-        raise FederationError(
+        raise refused(
             f"the predictor's array {missing[0]!r} is not in the model that silos send. Is the "
-            "head personal? Generators need the predictors: leave `personal` empty.",
-            phase="configuration",
-            exit_code=EXIT_CONFIG,
+            "head personal? Generators need the predictors: leave `personal` empty."
         )
     return {name: model[name] for name in names}
 
@@ -139,18 +135,18 @@ def predictor_shape(heads: Mapping[str, Model], layers: Layers) -> tuple[int, in
     for name, head in heads.items():
         for array, value in first.items():
             if head[array].shape != value.shape:
-                raise _wrong(
+                raise refused(
                     f"all silos' heads must have one shape: {array!r} is {value.shape} at "
                     f"{first_name} and {head[array].shape} at {name}."
                 )
     weights = [first[names[0]] for kind, *names in layers if kind == "linear"]
     if not weights or any(weight.ndim != 2 for weight in weights):
-        raise _wrong(f"a head needs a linear layer with a weight of two axes. {HOW_TO_ADD}")
+        raise refused(f"a head needs a linear layer with a weight of two axes. {HOW_TO_ADD}")
     if any(a.shape[0] != b.shape[1] for a, b in pairwise(weights)):
-        raise _wrong(f"the head's linear layers do not follow on each other. {HOW_TO_ADD}")
+        raise refused(f"the head's linear layers do not follow on each other. {HOW_TO_ADD}")
     latent, num_classes = weights[0].shape[1], weights[-1].shape[0]
     if num_classes < 2:
-        raise _wrong(
+        raise refused(
             f"generators need at least 2 classes. The head has {num_classes}: run without "
             "generators."
         )
@@ -183,7 +179,7 @@ def linear_head(model: Model, prefix: str) -> Layers:
     weights = [name for name in named if model[name].ndim == 2]
     biases = [name for name in named if model[name].ndim == 1]
     if len(weights) != 1 or len(biases) > 1 or len(named) != len(weights) + len(biases):
-        raise _wrong(
+        raise refused(
             f"head = {prefix!r} must name one weight and at most one bias. It names: "
             f"{', '.join(named) or 'nothing'}."
         )
@@ -203,11 +199,7 @@ def common_layers(described: Sequence[tuple[str, Layers]], *, task: str = "") ->
     for name, layers in described:
         if not layers:
             of_task = f": task {task!r} has none" if task else ""
-            raise _wrong(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
+            raise refused(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
         if layers != described[0][1]:
-            raise _wrong(f"silos {described[0][0]} and {name} describe different heads.")
+            raise refused(f"silos {described[0][0]} and {name} describe different heads.")
     return described[0][1]
-
-
-def _wrong(text: str) -> FederationError:
-    return FederationError(text, phase="configuration", exit_code=EXIT_CONFIG)

@@ -34,52 +34,22 @@ Differs from the paper in:
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import Sample, Seed
+from coterie.strategies.baselines.placing import compared
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
-from coterie.strategies.partition.fedgroup import (
-    Measure,
-    assign,
-    choose_num_groups,
-    cold_start,
-    direction_norms,
-    silhouette,
-    similarities,
-)
+from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.gram import cross, gram
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Exchanges,
-    Order,
-    Round,
-    Update,
-    drawn,
-    num_batches,
-)
-from coterie.strategies.rounds.members import Members, comparison, cosine_matrix
-from coterie.strategies.rounds.models import (
-    comparable,
-    difference,
-    is_statistic,
-    weighted_mean,
-)
-from coterie.strategies.rounds.options import NotNegative, Scalar
-from coterie.strategies.rounds.policy import accepted, average
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 COLD_START = "cold-start"
 """Purpose of a training from w⁰, unless it is round 1 itself."""
@@ -110,7 +80,7 @@ class FedGroupState:
             ``lengths`` are of those updates.
     """
 
-    members: Members
+    members: kit.Members
     group_of: Mapping[str, int] = field(default_factory=dict)
     group_models: tuple[Model, ...] = ()
     directions: tuple[Model, ...] = ()
@@ -126,24 +96,22 @@ class FedGroupState:
     lengths: tuple[float, ...] = ()
 
 
-class FedGroup(Algorithm[FedGroupState]):
+class FedGroup(kit.Algorithm[FedGroupState]):
     """Groups by the direction of a pre-training, each with a FedAvg or FedProx of its own.
 
     ``assign = "random"`` and ``centres = "random"`` are the ablations RAC and RCC.
     """
 
-    num_groups: Annotated[int, Field(ge=1, le=100_000)] | Literal["auto"] = Field(
+    num_groups: kit.Count | Literal["auto"] = Field(
         3, description="m, number of groups; `auto` takes the best separated number."
     )
-    measure: Measure = Field(
+    measure: fedgroup.Measure = Field(
         "edc",
         description="How updates are compared: `edc` (k-means++ on `num-groups` directions) or "
         "`madc` (complete linkage).",
     )
-    pretrain_epochs: int = Field(
+    pretrain_epochs: kit.TimesOrNone = Field(
         0,
-        ge=0,
-        le=10_000,
         description="Epochs of a cold start; 0 takes `local-epochs`. Fewer than those begin a "
         "round that goes on; more separate small silos better.",
     )
@@ -154,10 +122,8 @@ class FedGroup(Algorithm[FedGroupState]):
         description="Mini-batches of a cold start, in place of `pretrain-epochs`, which must be 0; "
         "0 takes epochs.",
     )
-    pretrain_silos: int = Field(
+    pretrain_silos: kit.CountOrNone = Field(
         0,
-        ge=0,
-        le=100_000,
         description="So many silos, drawn by seed, form the groups (the paper's α times "
         "`num-groups`; at least `num-groups`); 0 takes all. The others are placed like newcomers.",
     )
@@ -168,15 +134,17 @@ class FedGroup(Algorithm[FedGroupState]):
         description="A newcomer whose largest cosine is below opens a new group with its own "
         "model; -1 never does.",
     )
-    sample: Sample = 0
-    inter_group_lr: NotNegative = Field(
+    sample: kit.Sample = 0
+    inter_group_lr: kit.NotNegative = Field(
         0.0, le=1000, description="η_g of the inter-group aggregation; 0 turns it off."
     )
     assign: Literal["cosine", "random"] = "cosine"
     centres: Literal["clustered", "random"] = "clustered"
-    seed: Seed = 0
+    seed: kit.Seed = 0
+    remembers = FedGroupState
+    hands_on = True
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """Two lengths of one cold start; fewer silos than groups to form them."""
         if self.pretrain_epochs and self.pretrain_steps:
             yield (
@@ -197,7 +165,7 @@ class FedGroup(Algorithm[FedGroupState]):
         """Silos without which there are no groups."""
         return 1 if self.num_groups == "auto" else int(self.num_groups)
 
-    def demands(self) -> Mapping[str, Scalar]:
+    def demands(self) -> kit.Config:
         """The length of a cold start, if it is not a round's."""
         lengths = {
             wire.PRETRAIN_EPOCHS: self.pretrain_epochs,
@@ -207,17 +175,13 @@ class FedGroup(Algorithm[FedGroupState]):
 
     # ---------------------------------------------------------------- before a round
 
-    def first(self, initial: Model) -> FedGroupState:
-        """No members and no groups yet."""
-        return FedGroupState(Members(initial))
-
-    def welcome(self, state: FedGroupState, new: frozenset[str], now: Round) -> FedGroupState:
+    def welcome(self, state: FedGroupState, new: frozenset[str], now: kit.Round) -> FedGroupState:
         """Everybody comes cold, with w⁰; what was noted of the round before is over."""
         placed: dict[str, Any] = {"begun": (), "similarity": {}, "opened": ()}
         state = replace(state, **placed, compared=(), cosines=(), lengths=())
         return self._gathered(state, now)
 
-    def prepare(self, state: FedGroupState, now: Round) -> Exchanges[FedGroupState]:
+    def prepare(self, state: FedGroupState, now: kit.Round) -> kit.Exchanges[FedGroupState]:
         """The cold starts that the round's training goes on from: of the groups, then of silos."""
         tried: set[str] = set()
         if not state.group_models:
@@ -239,7 +203,7 @@ class FedGroup(Algorithm[FedGroupState]):
             state = replace(state, begun=tuple(sorted(begun)))
         return state
 
-    def orders(self, state: FedGroupState, now: Round) -> tuple[FedGroupState, list[Order]]:
+    def orders(self, state: FedGroupState, now: kit.Round) -> tuple[FedGroupState, list[kit.Order]]:
         """The sampled train their group's model; cold ones whose turn it is, or is next, w⁰."""
         turn, soon = (self._turn(state.here, now.number + ahead) for ahead in (0, 1))
         due = soon | (turn if state.group_models else set(state.pretraining or ()))
@@ -256,22 +220,24 @@ class FedGroup(Algorithm[FedGroupState]):
                     orders.append(self._cold_start(state, silo, COLD_START, now))
         return state, orders
 
-    def _gathered(self, state: FedGroupState, now: Round) -> FedGroupState:
+    def _gathered(self, state: FedGroupState, now: kit.Round) -> FedGroupState:
         """Who is here; and once, Algorithm 3, line 2: the α·m silos that pre-train."""
         state = replace(state, here=tuple(sorted(now.names)))
         if state.pretraining is not None:
             return state
         self._require_enough(len(state.here), "are here", now)
-        chosen = drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
+        chosen = kit.drawn(state.here, self.pretrain_silos, self._rng(now.number, _PRETRAIN))
         return replace(state, pretraining=tuple(sorted(chosen)))
 
     def _turn(self, here: Sequence[str], number: int) -> frozenset[str]:
         """Algorithm 2, line 4: S_t, known ahead so that cold silos can be warm by their turn."""
-        return drawn(here, self.sample, self._rng(number, _SAMPLE))
+        return kit.drawn(here, self.sample, self._rng(number, _SAMPLE))
 
-    def _cold_start(self, state: FedGroupState, silo: Silo, purpose: str, now: Round) -> Order:
+    def _cold_start(
+        self, state: FedGroupState, silo: kit.Silo, purpose: str, now: kit.Round
+    ) -> kit.Order:
         """Pre-training from w⁰, the same in every round: ClientUpdate of Algorithm 1."""
-        config: dict[str, Scalar] = {wire.LR_DECAY: 1.0}
+        config: dict[str, kit.Scalar] = {wire.LR_DECAY: 1.0}
         if self.pretrain_epochs:  # a silo that is told steps does not count epochs
             config |= {wire.LOCAL_EPOCHS: self.pretrain_epochs, wire.LOCAL_STEPS: 0}
         if self.pretrain_steps:
@@ -279,25 +245,25 @@ class FedGroup(Algorithm[FedGroupState]):
         if now.config.get(wire.PROXIMAL_MU):
             config[wire.PROXIMAL_MU] = 0.0
         kind = wire.COLD_START if purpose and self._goes_on(silo, now) else wire.TRAIN
-        return Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
+        return kit.Order(silo, state.members.initial, purpose=purpose, config=config, kind=kind)
 
-    def _goes_on(self, silo: Silo, now: Round) -> bool:
+    def _goes_on(self, silo: kit.Silo, now: kit.Round) -> bool:
         """Whether its cold start is the beginning of a round's training."""
         if not silo.described:
             return False
         steps = self._cold_steps(silo, now)
         return self.pretrain_steps > 0 or 0 < steps < _round_steps(silo, now)
 
-    def _cold_steps(self, silo: Silo, now: Round) -> int:
+    def _cold_steps(self, silo: kit.Silo, now: kit.Round) -> int:
         """Mini-batches of a cold start; 0 if it is as long as a round."""
-        return self.pretrain_steps or self.pretrain_epochs * num_batches(silo, now.config)
+        return self.pretrain_steps or self.pretrain_epochs * kit.num_batches(silo, now.config)
 
-    def _training(self, state: FedGroupState, silo: Silo, now: Round) -> list[Order]:
+    def _training(self, state: FedGroupState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
         """A round of the group's model, less what a cold start in this round has taken of it."""
         model = state.group_models[state.group_of[silo.name]]
         if silo.name not in state.begun:
-            return [Order(silo, model)]
-        config: dict[str, Scalar] = {}
+            return [kit.Order(silo, model)]
+        config: dict[str, kit.Scalar] = {}
         if self.pretrain_steps or now.config.get(wire.LOCAL_STEPS):
             left = _round_steps(silo, now) - self._cold_steps(silo, now)
             config[wire.LOCAL_STEPS] = left
@@ -305,11 +271,11 @@ class FedGroup(Algorithm[FedGroupState]):
             config[wire.LOCAL_EPOCHS] = left = _local_epochs(now) - self.pretrain_epochs
         if now.number == 1:  # its group's model is not w⁰, which round 0 would report
             config[wire.EVALUATE_RECEIVED] = False
-        return [Order(silo, model, config=config)] if left > 0 else []
+        return [kit.Order(silo, model, config=config)] if left > 0 else []
 
     # ---------------------------------------------------------------- after a round
 
-    def absorb(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
+    def absorb(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
         """Form the groups or train them, then place the cold ones that answered."""
         if state.group_models:
             state = self._trained(state, [u for u in updates if u.silo.name in state.group_of])
@@ -319,10 +285,10 @@ class FedGroup(Algorithm[FedGroupState]):
         cold = [u for u in updates if u.silo.name not in state.group_of]
         return _handed_out(self._placed(state, cold, now))
 
-    def _formed(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
+    def _formed(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
         """Algorithm 3, from line 6: groups, their models and directions."""
         self._require_enough(len(updates), "answered", now)
-        deltas = [_compared(update) for update in updates]
+        deltas = [compared(update) for update in updates]
         matrix = gram([list(delta.values()) for delta in deltas])
         with _warnings_by_name():
             found = self._clusters(matrix, [u.silo.name for u in updates], now)
@@ -336,33 +302,39 @@ class FedGroup(Algorithm[FedGroupState]):
                 exit_code=EXIT_NO_SILOS,
             )
         pairs = enumerate(groups)
+        counting = [kit.accepted([updates[i] for i in group]) for group in groups]
+        initial = state.members.initial
         state = replace(
             state,
             group_of={updates[i].silo.name: number for number, group in pairs for i in group},
+            # Equal weights, as in Algorithm 3, line 16: ``w⁰ + mean(Δ_i)``. w⁰ where a group's
+            # silos accept none so small.
             group_models=tuple(
-                _first_model([updates[i] for i in group], state.members.initial) for group in groups
+                kit.plain_mean([u.model for u in own]) if own else initial for own in counting
             ),
-            directions=tuple(_mean([deltas[i] for i in group]) for group in groups),
-            norms=tuple(direction_norms(matrix, groups).tolist()),
+            directions=tuple(kit.plain_mean([deltas[i] for i in group]) for group in groups),
+            norms=tuple(fedgroup.direction_norms(matrix, groups).tolist()),
             compared=tuple(update.silo.name for update in updates),
-            cosines=cosine_matrix(matrix),
+            cosines=kit.cosine_matrix(matrix),
             lengths=tuple(np.sqrt(matrix.diagonal()).tolist()),
         )
         if self.centres == "random" or len(found) in (1, len(updates)):
             return state
         return replace(state, separation=self._separation(matrix, found))
 
-    def _clusters(self, matrix: np.ndarray, names: Sequence[str], now: Round) -> list[list[int]]:
+    def _clusters(
+        self, matrix: np.ndarray, names: Sequence[str], now: kit.Round
+    ) -> list[list[int]]:
         for row in np.flatnonzero(matrix.diagonal() == 0).tolist():
-            log.warning("silo %s sent a zero update: its group means nothing", names[row])
+            kit.log.warning("silo %s sent a zero update: its group means nothing", names[row])
         rng = self._rng(now.number, _CLUSTER)
         wanted = self._count(matrix, rng)
         if self.centres == "random":
             picked = rng.choice(len(matrix), size=wanted, replace=False)
             return [[row] for row in sorted(picked.tolist())]
-        groups = cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
+        groups = fedgroup.cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
         if len(groups) < wanted:
-            log.warning(
+            kit.log.warning(
                 "the updates have only %d different directions: %d group(s), not %d",
                 len(groups),
                 len(groups),
@@ -374,16 +346,17 @@ class FedGroup(Algorithm[FedGroupState]):
         if self.num_groups != "auto":
             return int(self.num_groups)
         highest = min(MAX_AUTO_GROUPS, len(matrix))
-        found = choose_num_groups(matrix, measure=self.measure, rng=rng, max_groups=highest)
-        log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
+        found = fedgroup.choose_num_groups(
+            matrix, measure=self.measure, rng=rng, max_groups=highest
+        )
+        kit.log.info("num-groups: %d, by silhouettes %s", found.num_groups, found.silhouettes)
         return found.num_groups
 
     def _separation(self, matrix: np.ndarray, groups: list[list[int]]) -> float:
-        """Always judged by MADC: EDC sees groups even where there are none."""
         with _warnings_by_name():
-            separation = silhouette(matrix, groups, measure="madc")
+            separation = fedgroup.silhouette(matrix, groups)
         if separation < LOW_SEPARATION:
-            log.warning(
+            kit.log.warning(
                 "the groups are badly separated: silhouette %.2f, below %.1f. More pretrain-epochs "
                 "or another num-groups may help.",
                 separation,
@@ -391,11 +364,11 @@ class FedGroup(Algorithm[FedGroupState]):
             )
         return separation
 
-    def _trained(self, state: FedGroupState, updates: Sequence[Update]) -> FedGroupState:
+    def _trained(self, state: FedGroupState, updates: kit.Updates) -> FedGroupState:
         """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
         models = list(state.group_models)
         for number in range(len(models)):
-            mean = average([u for u in updates if state.group_of[u.silo.name] == number])
+            mean = kit.average([u for u in updates if state.group_of[u.silo.name] == number])
             if mean is not None:  # otherwise an empty group, line 12: it keeps its model
                 models[number] = mean
         if self.inter_group_lr and updates:
@@ -403,7 +376,7 @@ class FedGroup(Algorithm[FedGroupState]):
             models = _inter_group(models, self.inter_group_lr, sorted(buffers))
         return replace(state, group_models=tuple(models))
 
-    def _placed(self, state: FedGroupState, updates: Sequence[Update], now: Round) -> FedGroupState:
+    def _placed(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
         """Every cold silo that answered has a group."""
         rng = self._rng(now.number, _ASSIGN)
         for update in updates:
@@ -411,29 +384,40 @@ class FedGroup(Algorithm[FedGroupState]):
         return state
 
     def _assigned(
-        self, state: FedGroupState, update: Update, rng: np.random.Generator
+        self, state: FedGroupState, update: kit.Update, rng: np.random.Generator
     ) -> FedGroupState:
         """Client cold start, eq. 9; or RAC; or a group of its own."""
-        name, delta = update.silo.name, _compared(update)
-        cosines = _cosines(state, delta)
+        name, delta = update.silo.name, compared(update)
+        row = [list(delta.values())]
+        inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
+        norm = float(np.sqrt(gram(row)[0, 0]))
+        with _warnings_by_name():
+            cosines = fedgroup.similarities(inner, state.norms, norm)
         if not any(array.any() for array in delta.values()):
-            log.warning("silo %s sent a zero update: its group means nothing", name)
+            kit.log.warning("silo %s sent a zero update: its group means nothing", name)
         state = replace(state, similarity={**state.similarity, name: tuple(cosines.tolist())})
         if self.assign == "random":
             number = int(rng.integers(len(cosines)))
         elif cosines.max() < self.min_similarity and update.silo.min_group_size == 1:
-            log.warning(
+            kit.log.warning(
                 "silo %s is like no group (largest cosine %.2f): it opens group %d",
                 name,
                 cosines.max(),
                 len(cosines),
             )
-            state, number = _opened(state, update, delta), len(cosines)
+            number = len(cosines)
+            state = replace(  # its model and direction are those of the silo that opens it
+                state,
+                group_models=(*state.group_models, update.model),
+                directions=(*state.directions, delta),
+                norms=(*state.norms, norm),
+                opened=(*state.opened, name),
+            )
         else:
-            number = assign(cosines, np.ones(len(cosines)), 1.0)  # of unit vectors
+            number = fedgroup.assign(cosines)
         return replace(state, group_of={**state.group_of, name: number})
 
-    def _require_enough(self, num_silos: int, what: str, now: Round) -> None:
+    def _require_enough(self, num_silos: int, what: str, now: kit.Round) -> None:
         if num_silos < self._least:
             raise FederationError(
                 f"the group cold start needs at least {self._least} silos "
@@ -449,13 +433,9 @@ class FedGroup(Algorithm[FedGroupState]):
         """Silo → its group's model; who left, the last that it had; who is cold has none."""
         return {n: model for n, model in state.members.models.items() if n in state.group_of}
 
-    def sharing(self, state: FedGroupState) -> Sequence[Group]:
-        """Those of one silo too: newcomers get the group's model."""
-        return self.groups(state)
-
     def details(self, state: FedGroupState) -> Mapping[str, Any]:
         """Groups by number, empty ones too; who is cold; how the last were placed, and by what."""
-        members = _by_number(state)
+        members = kit.by_number(state.here, state.group_of, len(state.group_models))
         return {
             "members": members,
             "empty-groups": [number for number, names in enumerate(members) if not names],
@@ -466,7 +446,7 @@ class FedGroup(Algorithm[FedGroupState]):
                 for name, cosines in state.similarity.items()
             },
             "opened": list(state.opened),
-            **comparison(state.compared, state.cosines, state.lengths),
+            **kit.comparison(state.compared, state.cosines, state.lengths),
         }
 
 
@@ -475,18 +455,18 @@ def global_model(state: FedGroupState) -> Model:
 
     w⁰ while there are no groups. Of a run that has ended: ``global_model(result.state)``.
     """
-    return _mean(state.group_models) if state.group_models else state.members.initial
+    return kit.plain_mean(state.group_models) if state.group_models else state.members.initial
 
 
-def _local_epochs(now: Round) -> int:
+def _local_epochs(now: kit.Round) -> int:
     """E; one, as at any silo that is told nothing."""
     return int(now.config.get(wire.LOCAL_EPOCHS, 1))
 
 
-def _round_steps(silo: Silo, now: Round) -> int:
+def _round_steps(silo: kit.Silo, now: kit.Round) -> int:
     """Mini-batches of a round's training at a silo that described itself."""
     steps = int(now.config.get(wire.LOCAL_STEPS, 0))
-    return steps or _local_epochs(now) * num_batches(silo, now.config)
+    return steps or _local_epochs(now) * kit.num_batches(silo, now.config)
 
 
 @contextmanager
@@ -497,66 +477,20 @@ def _warnings_by_name() -> Iterator[None]:
         yield
 
 
-def _first_model(updates: Sequence[Update], initial: Model) -> Model:
-    """The mean of a new group's models; w⁰ if its silos accept no group so small."""
-    counting = accepted(updates)
-    return _mean([u.model for u in counting]) if counting else initial
-
-
-def _accepted(groups: Sequence[Sequence[int]], updates: Sequence[Update]) -> list[list[int]]:
+def _accepted(groups: Sequence[Sequence[int]], updates: kit.Updates) -> list[list[int]]:
     """The groups without those to whom theirs is too small; they are placed like newcomers."""
     kept = []
     for group in groups:
-        stay = {update.silo.name for update in accepted([updates[i] for i in group])}
+        stay = {update.silo.name for update in kit.accepted([updates[i] for i in group])}
         kept.append([i for i in group if updates[i].silo.name in stay])
     return [group for group in kept if group]
 
 
-def _compared(update: Update) -> Model:
-    """Δ_i: what a pre-training changed, parameters only."""
-    delta = difference(update.model, update.start)
-    return comparable(delta, similarity="parameters", buffers=update.silo.buffers)
-
-
-def _mean(models: Sequence[Model]) -> Model:
-    """Equal weights, as in Algorithm 3, line 16. Of models ``w⁰ + Δ_i``: ``w⁰ + mean(Δ_i)``."""
-    return weighted_mean(models, [1.0] * len(models))
-
-
-def _cosines(state: FedGroupState, delta: Model) -> np.ndarray:
-    """(m,) cosines of an update with the frozen directions."""
-    row = [list(delta.values())]
-    inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
-    with _warnings_by_name():
-        return similarities(inner, state.norms, float(np.sqrt(gram(row)[0, 0])))
-
-
-def _opened(state: FedGroupState, update: Update, delta: Model) -> FedGroupState:
-    """One group more: its model and direction are those of the silo that opens it."""
-    norm = float(np.sqrt(gram([list(delta.values())])[0, 0]))
-    return replace(
-        state,
-        group_models=(*state.group_models, update.model),
-        directions=(*state.directions, delta),
-        norms=(*state.norms, norm),
-        opened=(*state.opened, update.silo.name),
-    )
-
-
 def _handed_out(state: FedGroupState) -> FedGroupState:
     """Everybody here gets its group's model. Who is away keeps the one that it left with."""
-    own = {n: state.group_models[state.group_of[n]] for n in state.here if n in state.group_of}
-    present = tuple(sorted(tuple(names) for names in _by_number(state) if names))
-    return replace(state, members=state.members.holding(own).grouped(present))
-
-
-def _by_number(state: FedGroupState) -> list[list[str]]:
-    """Group number → its members that are here."""
-    members: list[list[str]] = [[] for _ in state.group_models]
-    for name in state.here:
-        if name in state.group_of:
-            members[state.group_of[name]].append(name)
-    return members
+    here = [name for name in state.here if name in state.group_of]
+    members = kit.give_out(state.members, here, state.group_of, state.group_models)
+    return replace(state, members=members)
 
 
 def _inter_group(models: Sequence[Model], rate: float, buffers: Sequence[str]) -> list[Model]:
@@ -580,7 +514,7 @@ def _unit(model: Model, buffers: Sequence[str]) -> dict[str, np.ndarray]:
     wide = {
         name: array.astype(np.float64)
         for name, array in model.items()
-        if np.issubdtype(array.dtype, np.floating) and not is_statistic(name, buffers)
+        if np.issubdtype(array.dtype, np.floating) and not kit.is_statistic(name, buffers)
     }
     norm = float(np.sqrt(sum(float(np.vdot(array, array)) for array in wide.values())))
     return {name: array / norm for name, array in wide.items()} if norm > 0 else {}

@@ -26,17 +26,16 @@ Differs from the paper:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import Seed
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.hcct.alpha import (
     LOOK_ROUNDS,
     TRIAL_ROUNDS,
@@ -50,39 +49,11 @@ from coterie.strategies.hcct.alpha import (
     verdict,
 )
 from coterie.strategies.hcct.alpha import orders as trial_orders
-from coterie.strategies.partition.coalition import HCCTUtility, agglomerative
+from coterie.strategies.partition.coalition import HCCTUtility, agglomerative, best_partition
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
-from coterie.strategies.partition.search import best_partition
-from coterie.strategies.rounds.algorithm import (
-    Algorithm,
-    Order,
-    Round,
-    Update,
-    num_batches,
-    orders_from,
-)
-from coterie.strategies.rounds.members import (
-    Members,
-    comparison,
-    cosine_matrix,
-    mean_of_all,
-    staying,
-)
-from coterie.strategies.rounds.models import (
-    accumulate,
-    comparable,
-    difference,
-    holders,
-    weighted_mean,
-)
-from coterie.strategies.rounds.options import NotNegative, Scalar
-from coterie.strategies.rounds.policy import average_groups, form
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 CATCH_UP = "catch-up"
 """Purpose of a newcomer's second training in its first round, from w⁰."""
@@ -114,10 +85,10 @@ class HCCTState:
         alphas_used, sizes_used: α and training samples of ``compared`` at that time.
     """
 
-    members: Members
+    members: kit.Members
     memory: Mapping[str, Model] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
-    planned: tuple[Group, ...] = ()
+    planned: tuple[kit.Group, ...] = ()
     starts: Mapping[str, Model] = field(default_factory=dict)
     newcomers: frozenset[str] = frozenset()
     layer: str = ""
@@ -131,16 +102,16 @@ class HCCTState:
     sizes_used: tuple[float, ...] = ()
 
 
-class HCCT(Algorithm[HCCTState]):
+class HCCT(kit.Algorithm[HCCTState]):
     """Groups that maximise the silos' utility ``−α/D + cos(own update, group's update)``."""
 
-    alpha: NotNegative | Literal["auto"] = Field(
+    alpha: kit.NotNegative | Literal["auto"] = Field(
         50.0,
         description="α, preference for more data. 0 leaves everybody alone, small keeps silos "
         "apart, large puts all together; `auto` finds it in a short trial. A silo's own α goes "
         "before it.",
     )
-    memory: NotNegative = Field(
+    memory: kit.NotNegative = Field(
         1.0, le=1, description="γ of the accumulated updates that are compared; 0 is the paper."
     )
     similarity: Literal["parameters", "parameters+buffers"] = Field(
@@ -156,17 +127,16 @@ class HCCT(Algorithm[HCCTState]):
         description="Arrays that are compared: `all`, `auto` (HCCT-E: the layer of largest "
         "relative variance after round 1), or a prefix of array names.",
     )
-    regroup_every: int = Field(1, ge=1, le=100_000, description="Rounds between two partitions.")
-    settle_after: int = Field(
+    regroup_every: kit.Count = Field(1, description="Rounds between two partitions.")
+    settle_after: kit.CountOrNone = Field(
         0,
-        ge=0,
-        le=100_000,
         description="Keep the partition once it was the same so often in a row, and only place "
         "newcomers; 0 never does.",
     )
-    seed: Seed = 0
+    seed: kit.Seed = 0
+    remembers = HCCTState
 
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: kit.Config) -> Iterator[str]:
         """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
         if self.alpha != "auto":
             return
@@ -182,15 +152,11 @@ class HCCT(Algorithm[HCCTState]):
                 "silo there is one version. Give alpha as a number, or leave personal empty"
             )
 
-    def first(self, initial: Model) -> HCCTState:
-        """No members yet."""
-        return HCCTState(Members(initial))
-
     def newcomer_model(self, state: HCCTState) -> Model:
         """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""
-        return mean_of_all(state.members)
+        return kit.mean_of_all(state.members)
 
-    def welcome(self, state: HCCTState, new: frozenset[str], now: Round) -> HCCTState:
+    def welcome(self, state: HCCTState, new: frozenset[str], now: kit.Round) -> HCCTState:
         """Newcomers are placed after their first round. A silo may return with another α."""
         models = state.members.models
         others = {n: a for n, a in state.alphas.items() if n not in now.here}
@@ -202,10 +168,10 @@ class HCCT(Algorithm[HCCTState]):
             newcomers=state.newcomers | (new if now.number > 1 else frozenset()),
         )
 
-    def orders(self, state: HCCTState, now: Round) -> tuple[HCCTState, list[Order]]:
+    def orders(self, state: HCCTState, now: kit.Round) -> tuple[HCCTState, list[kit.Order]]:
         """Everybody here trains from its group's model; newcomers also from w⁰."""
         present = _present_groups(state.planned, now.here)
-        groups = tuple(sorted(form(present, state.members.minimums)))
+        groups = tuple(sorted(kit.form(present, state.members.minimums)))
         # Who is alone only because its group became too small for it has no part in their mean.
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
         own = {name: state.members.models[name] for name in parted}
@@ -216,13 +182,14 @@ class HCCT(Algorithm[HCCTState]):
         if state.trial is not None:
             tried = {name for group in state.trial.groups for name in group}
             others = [silo for silo in now.silos if silo.name not in tried]
-            return state, trial_orders(state.trial, now.silos) + orders_from(starts, others)
+            return state, trial_orders(state.trial, now.silos) + kit.orders_from(starts, others)
         new = [now.here[name] for name in sorted(state.newcomers & set(now.names))]
-        return state, orders_from(starts, now.silos) + [
-            Order(s, state.members.initial, purpose=CATCH_UP, config=_catch_up(s, now)) for s in new
+        return state, kit.orders_from(starts, now.silos) + [
+            kit.Order(s, state.members.initial, purpose=CATCH_UP, config=_catch_up(s, now))
+            for s in new
         ]
 
-    def absorb(self, state: HCCTState, updates: Sequence[Update], now: Round) -> HCCTState:
+    def absorb(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
         trained = [u for u in updates if not u.purpose]
         state = self._choose_layer(state, trained)
@@ -230,7 +197,7 @@ class HCCT(Algorithm[HCCTState]):
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
         state = replace(
             state,
-            members=average_groups(state.members, trained),
+            members=kit.average_groups(state.members, trained),
             memory=self._remember(state, deltas, probes),
         )
         here = state.members.here
@@ -242,7 +209,7 @@ class HCCT(Algorithm[HCCTState]):
         return replace(state, newcomers=state.newcomers - set(deltas))
 
     def _open_trial(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: kit.Round
     ) -> HCCTState:
         """Begin to look for α, from what the silos' first updates say.
 
@@ -272,25 +239,17 @@ class HCCT(Algorithm[HCCTState]):
             return waiting
         return replace(waiting, trial=open_trial(found, state.members.initial))
 
-    def _landscape(self, state: HCCTState, names: Sequence[str], now: Round) -> Landscape:
+    def _landscape(self, state: HCCTState, names: Sequence[str], now: kit.Round) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
-
-        def search(objective: HCCTUtility) -> list[list[int]]:
-            if self.solver == "agglomerative":
-                return agglomerative(objective).groups
-            rng = np.random.default_rng([self.seed, now.number])
-            found = best_partition(objective, rng=rng, num_restarts=PATH_RESTARTS, exact=PATH_EXACT)
-            return found.groups
-
         return Landscape(
             names=names,
             gram=gram([list(state.memory[name].values()) for name in names]),
             sizes=np.array([state.members.sizes[name] for name in names]),
             minimums=state.members.minimums,
-            solve=search,
+            solve=partial(self._solve, now=now, num_restarts=PATH_RESTARTS, exact=PATH_EXACT),
         )
 
-    def _continue_trial(self, state: HCCTState, updates: Sequence[Update], now: Round) -> HCCTState:
+    def _continue_trial(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
         """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
         trial = continue_trial(state.trial, updates)
@@ -300,7 +259,7 @@ class HCCT(Algorithm[HCCTState]):
         here = set(state.members.here)
         tried = {name for group in trial.groups for name in group}
         if tried - here and not measured_by(trial):
-            log.warning(
+            kit.log.warning(
                 "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
                 "with who is here",
                 ", ".join(sorted(tried - here)),
@@ -314,7 +273,7 @@ class HCCT(Algorithm[HCCTState]):
         groups = _present_groups(best.groups, here)
         members = state.members.holding(models).grouped(groups)
         placed = tuple(group for group in groups if not state.newcomers & set(group))
-        mean = mean_of_all(members.grouped(placed))
+        mean = kit.mean_of_all(members.grouped(placed))
         return replace(
             state,
             trial=None,
@@ -325,7 +284,7 @@ class HCCT(Algorithm[HCCTState]):
             starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
         )
 
-    def _choose_layer(self, state: HCCTState, trained: Sequence[Update]) -> HCCTState:
+    def _choose_layer(self, state: HCCTState, trained: kit.Updates) -> HCCTState:
         """Settle in the first round which arrays are compared (HCCT-E, eq. 19)."""
         if self.layers == "all" or state.layer or not trained:
             return state
@@ -335,29 +294,27 @@ class HCCT(Algorithm[HCCTState]):
             return state
         choice = layer_choice([self._compared(update, "") for update in trained])
         scores = ", ".join(f"{name} {score:.3g}" for name, score in choice.scores.items())
-        log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
+        kit.log.info("HCCT-E compares layer %s; relative variances: %s", choice.layer, scores)
         names = self._compared(trained[0], "")
         dotted = choice.layer + "."  # the module's arrays, not those of another with a longer name
         layer = dotted if any(name.startswith(dotted) for name in names) else choice.layer
         return replace(state, layer=layer)
 
-    def _compared(self, update: Update, layer: str) -> Model:
-        delta = difference(update.model, update.start)
-        kept = comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
+    def _compared(self, update: kit.Update, layer: str) -> Model:
+        delta = kit.difference(update.model, update.start)
+        kept = kit.comparable(delta, similarity=self.similarity, buffers=update.silo.buffers)
         kept = {name: array for name, array in kept.items() if name.startswith(layer)}
         if not kept:
-            raise FederationError(
+            raise refused(
                 f"layers = {layer!r} names no array that can be compared. The update has: "
-                f"{', '.join(list(delta)[:6])}.",
-                phase="configuration",
-                exit_code=EXIT_CONFIG,
+                f"{', '.join(list(delta)[:6])}."
             )
         if not any(array.any() for array in kept.values()):
-            log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
+            kit.log.warning("silo %s sent a zero update: it is similar to nobody", update.silo.name)
         return kept
 
     def _remember(
-        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, Update]
+        self, state: HCCTState, deltas: Mapping[str, Model], probes: Mapping[str, kit.Update]
     ) -> dict[str, Model]:
         memory = dict(state.memory)
         for name, delta in deltas.items():
@@ -365,11 +322,11 @@ class HCCT(Algorithm[HCCTState]):
                 probe = probes.get(name)
                 memory[name] = delta if probe is None else self._compared(probe, state.layer)
             else:
-                memory[name] = accumulate(memory.get(name), delta, decay=self.memory)
+                memory[name] = kit.accumulate(memory.get(name), delta, decay=self.memory)
         return memory
 
     def _partition(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: Round
+        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: kit.Round
     ) -> HCCTState:
         """Groups of the next round: the settled silos anew, then the newcomers among them.
 
@@ -378,7 +335,10 @@ class HCCT(Algorithm[HCCTState]):
         """
         settled = sorted(n for n in here if n in state.memory and n not in state.newcomers)
         new = sorted(n for n in state.newcomers if n in deltas)
-        stand = self._stand(state, now.number)
+        # The groups stand once they have settled, and in rounds in which none are due.
+        due = (now.number - 1) % self.regroup_every == 0
+        settled_down = 0 < self.settle_after <= state.unchanged
+        stand = bool(state.planned) and (settled_down or not due)
         if stand:
             placed_before = {name for group in state.planned for name in group}
             new += [n for n in settled if n not in placed_before and n in deltas]
@@ -390,16 +350,23 @@ class HCCT(Algorithm[HCCTState]):
         vectors += [deltas[n] if n in state.newcomers else state.memory[n] for n in new]
         matrix = gram([list(vector.values()) for vector in vectors])
         sizes = np.array([state.members.sizes[n] for n in compared])
-        alphas = np.array([self._alpha_of(state, n) for n in compared])
+        run = state.alpha if self.alpha == "auto" else self.alpha
+        if run is None:  # one silo among some with their own α: their mean
+            run = float(np.mean(sorted(state.alphas.values())))
+        alphas = np.array([state.alphas.get(n, run) for n in compared])
         n = len(settled)
-        before = _restricted(state.planned, settled)
+        before = _present_groups(state.planned, settled)
+        found: list[list[int]] = []
         if stand:
             rows = {name: row for row, name in enumerate(settled)}
             found = [[rows[name] for name in group] for group in before]
-        else:
-            found = self._solve(matrix[:n, :n], sizes[:n], alphas[:n], now)
-        formed = form([tuple(settled[i] for i in group) for group in found], state.members.minimums)
-        same = sorted(list(group) for group in formed) == before
+        elif n:
+            utility = HCCTUtility.from_gram(matrix[:n, :n], sizes[:n], alpha=alphas[:n])
+            found = self._solve(utility, now=now)
+        formed = kit.form(
+            [tuple(settled[i] for i in group) for group in found], state.members.minimums
+        )
+        unchanged = state.unchanged + 1 if tuple(sorted(formed)) == before else 0
         placed = [list(group) for group in found]
         for row in range(n, len(compared)):
             target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
@@ -407,7 +374,7 @@ class HCCT(Algorithm[HCCTState]):
                 placed.append([row])
             else:
                 placed[target].append(row)
-        planned = form(
+        planned = kit.form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
         )
@@ -418,42 +385,25 @@ class HCCT(Algorithm[HCCTState]):
             state,
             planned=tuple(sorted(planned)),
             starts=starts,
-            unchanged=_confirmed(state.unchanged, formed=not stand, same=same),
+            unchanged=state.unchanged if stand else unchanged,
             compared=tuple(compared),
-            similarity=cosine_matrix(matrix),
+            similarity=kit.cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
             alphas_used=tuple(alphas.tolist()),
             sizes_used=tuple(sizes.tolist()),
         )
 
-    def _alpha_of(self, state: HCCTState, name: str) -> float:
-        """A silo's own α, else the run's, else (one silo among some with their own) their mean."""
-        run = state.alpha if self.alpha == "auto" else self.alpha
-        if run is None:
-            run = float(np.mean(sorted(state.alphas.values())))
-        return state.alphas.get(name, run)
-
-    def _stand(self, state: HCCTState, number: int) -> bool:
-        """Whether the groups stand, or are formed anew after this round."""
-        settled = bool(self.settle_after) and state.unchanged >= self.settle_after
-        due = (number - 1) % self.regroup_every == 0
-        return bool(state.planned) and (settled or not due)
-
-    def _solve(
-        self, matrix: np.ndarray, sizes: np.ndarray, alphas: np.ndarray, now: Round
-    ) -> list[list[int]]:
-        if not len(sizes):
-            return []
-        objective = HCCTUtility.from_gram(matrix, sizes, alpha=alphas)
+    def _solve(self, utility: HCCTUtility, *, now: kit.Round, **search: int) -> list[list[int]]:
         if self.solver == "agglomerative":
-            return agglomerative(objective).groups
-        return best_partition(objective, rng=np.random.default_rng([self.seed, now.number])).groups
+            return agglomerative(utility).groups
+        rng = np.random.default_rng([self.seed, now.number])
+        return best_partition(utility, rng=rng, **search).groups
 
     def next_models(self, state: HCCTState) -> Mapping[str, Model]:
         """Silo → what its group of the next round starts from."""
         return state.starts
 
-    def comparing(self, state: HCCTState, now: Round) -> bool:
+    def comparing(self, state: HCCTState, now: kit.Round) -> bool:
         """While ``auto`` looks for α, not where it never will: too late, or silos state theirs."""
         here = state.members.here
         if self.alpha != "auto" or state.alpha is not None or _go_by_stated(state, here):
@@ -472,10 +422,10 @@ class HCCT(Algorithm[HCCTState]):
             details["sizes"] = list(state.sizes_used)
             own = [name for name in state.compared if name in state.alphas]
             details |= {"own-alpha": own} if own else {}
-        return details | comparison(state.compared, state.similarity, state.norms)
+        return details | kit.comparison(state.compared, state.similarity, state.norms)
 
 
-def _catch_up(silo: Silo, now: Round) -> dict[str, Scalar]:
+def _catch_up(silo: kit.Silo, now: kit.Round) -> dict[str, kit.Scalar]:
     """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason.
 
     Within what the silo allows, too: it has agreed to as much as a round.
@@ -485,17 +435,17 @@ def _catch_up(silo: Silo, now: Round) -> dict[str, Scalar]:
     steps = int(now.config.get(wire.LOCAL_STEPS, 0))
     if silo.max_local_epochs:
         most = silo.max_local_epochs
-        batches = most * num_batches(silo, now.config)
+        batches = most * kit.num_batches(silo, now.config)
         times = max(1, min(times, batches // steps if steps else most // epochs))
-    longer: dict[str, Scalar] = {wire.LOCAL_EPOCHS: epochs * times}
+    longer: dict[str, kit.Scalar] = {wire.LOCAL_EPOCHS: epochs * times}
     return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
 
 
-def _is_time_for_trial(now: Round) -> bool:
+def _is_time_for_trial(now: kit.Round) -> bool:
     """Whether a trial that begins now leaves a round for its groups; all restart for it."""
     rounds, last = _num_rounds(now), _last_to_begin(now)
     if rounds and now.number == max(last + 1, 1):
-        log.warning(
+        kit.log.warning(
             "alpha = auto needs %d rounds more than are left to find its groups: everybody "
             "stays alone. Give alpha as a number, or the run more rounds",
             TRIAL_ROUNDS + 1 - (rounds - max(now.number, LOOK_ROUNDS)),
@@ -503,19 +453,19 @@ def _is_time_for_trial(now: Round) -> bool:
     return not rounds or now.number <= last
 
 
-def _num_rounds(now: Round) -> int:
+def _num_rounds(now: kit.Round) -> int:
     """Of the run, or 0 if that is not known."""
     return int(now.config.get(wire.ROUNDS, 0))
 
 
-def _last_to_begin(now: Round) -> int:
+def _last_to_begin(now: kit.Round) -> int:
     """The last round at whose end a trial of α may begin."""
     return _num_rounds(now) - TRIAL_ROUNDS - 1
 
 
 def _with_absent(
-    planned: Sequence[Group], before: Sequence[Group], here: Sequence[str]
-) -> tuple[Group, ...]:
+    planned: Sequence[kit.Group], before: Sequence[kit.Group], here: Sequence[str]
+) -> tuple[kit.Group, ...]:
     """``planned``, in which who is away keeps its place beside those it was with before."""
     absent = {name for group in before for name in group} - set(here)
     groups = [set(group) for group in planned]
@@ -530,31 +480,16 @@ def _with_absent(
     return tuple(tuple(sorted(group)) for group in groups)
 
 
-def _present_groups(planned: Sequence[Group], here: Collection[str]) -> tuple[Group, ...]:
+def _present_groups(planned: Sequence[kit.Group], here: Collection[str]) -> tuple[kit.Group, ...]:
     """The planned groups without who is away; who was in none of them is alone."""
     kept = [tuple(name for name in group if name in here) for group in planned]
     grouped = {name for group in kept for name in group}
-    alone: list[Group] = [(name,) for name in here if name not in grouped]
+    alone: list[kit.Group] = [(name,) for name in here if name not in grouped]
     return tuple(sorted([group for group in kept if group] + alone))
 
 
-def _confirmed(before: int, *, formed: bool, same: bool) -> int:
-    """How often in a row the partition came out the same; a round that formed none says nothing."""
-    if not formed:
-        return before
-    return before + 1 if same else 0
-
-
-def _restricted(planned: Sequence[Group], names: Sequence[str]) -> list[list[str]]:
-    """The groups among ``names`` only, in the order of a partition; the others of them alone."""
-    wanted = set(names)
-    groups = [[name for name in group if name in wanted] for group in planned]
-    grouped = {name for group in groups for name in group}
-    return sorted([group for group in groups if group] + [[n] for n in names if n not in grouped])
-
-
 def _common_starts(
-    starts: Mapping[str, Model], groups: Sequence[Group], *, before: Members
+    starts: Mapping[str, Model], groups: Sequence[kit.Group], *, before: kit.Members
 ) -> dict[str, Model]:
     """For groups that stand and get somebody back: all their members start from one model.
 
@@ -568,7 +503,7 @@ def _common_starts(
         if _share_a_model(group, starts):
             continue
         stayed = tuple(name for name in group if name in here)
-        shown = staying(stayed or group, before.minimums)
+        shown = kit.staying(stayed or group, before.minimums)
         if stayed and shown and _share_a_model(shown, starts):
             common |= dict.fromkeys(group, starts[shown[0]])
         elif shown:
@@ -577,7 +512,7 @@ def _common_starts(
 
 
 def _share_a_model(group: Sequence[str], models: Mapping[str, Model]) -> bool:
-    return len(holders({name: models[name] for name in group})) == 1
+    return len(kit.holders({name: models[name] for name in group})) == 1
 
 
 def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
@@ -590,14 +525,14 @@ def _go_by_stated(state: HCCTState, here: Sequence[str]) -> bool:
     return bool(state.alphas) and (few or bool(state.compared))
 
 
-def _group_starts(members: Members, groups: Sequence[Group]) -> dict[str, Model]:
+def _group_starts(members: kit.Members, groups: Sequence[kit.Group]) -> dict[str, Model]:
     """Algorithm 1, line 15: the size-weighted mean of the members' current models."""
     starts: dict[str, Model] = {}
     for group in groups:
         if _share_a_model(group, members.models):  # nothing changed hands
             mean = members.models[group[0]]
         else:
-            mean = weighted_mean(
+            mean = kit.weighted_mean(
                 [members.models[n] for n in group], [members.sizes[n] for n in group]
             )
         starts |= dict.fromkeys(group, mean)

@@ -13,7 +13,6 @@ Differs from the paper, which has no such rule. Needs silos that understand ``ho
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -25,15 +24,8 @@ from coterie import wire
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.coalition import HCCTUtility
 from coterie.strategies.partition.hcct import alpha_path
-from coterie.strategies.rounds.algorithm import Order, Update
-from coterie.strategies.rounds.members import minimums_of, staying
-from coterie.strategies.rounds.models import weighted_mean
-from coterie.strategies.rounds.policy import accepted, form
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 HOLDOUT = 0.2
 """Share of its training data that a silo keeps out of the trial's training."""
@@ -56,7 +48,7 @@ MAX_ADDED_ROUNDS = 3
 class Candidate:
     """One partition that some α gives, that α, and how long it lasts (α_high / α_low)."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[kit.Group, ...]
     alpha: float
     ratio: float
 
@@ -75,12 +67,12 @@ class Trial:
     """
 
     candidates: tuple[Candidate, ...]
-    models: Mapping[Group, Model]
-    errors: Mapping[Group, Mapping[str, float]] = field(default_factory=dict)
+    models: Mapping[kit.Group, Model]
+    errors: Mapping[kit.Group, Mapping[str, float]] = field(default_factory=dict)
     rounds_left: int = TRIAL_ROUNDS
 
     @property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[kit.Group, ...]:
         """The distinct groups, sorted."""
         return tuple(sorted(self.models))
 
@@ -115,7 +107,7 @@ class Landscape:
         found: list[Candidate] = []
         for stretch in alpha_path(self.gram, self.sizes, solver=self.solve, rtol=BORDER):
             raw = [tuple(sorted(self.names[i] for i in group)) for group in stretch.groups]
-            groups = tuple(sorted(form(raw, self.minimums)))
+            groups = tuple(sorted(kit.form(raw, self.minimums)))
             low, high = stretch.alpha_low, stretch.alpha_high
             if len(raw) == 1:  # equal updates merge at any α above 0: then the silos' scale will do
                 alpha = BEYOND * low or float(self.sizes.mean())
@@ -137,7 +129,7 @@ def candidates(landscape: Landscape) -> tuple[Candidate, ...]:
     alone = Candidate(tuple((name,) for name in sorted(landscape.names)), 0.0, 1.0)
     middle = [c for c in path[:-1] if c.groups != alone.groups]
     between = sorted(middle, key=lambda c: c.ratio, reverse=True)[:MAX_NON_TRIVIAL]
-    distinct: dict[tuple[Group, ...], Candidate] = {}
+    distinct: dict[tuple[kit.Group, ...], Candidate] = {}
     first = path[0] if path[0].groups == alone.groups else alone
     for candidate in (first, *between, path[-1]):
         distinct.setdefault(candidate.groups, candidate)
@@ -154,39 +146,39 @@ def open_trial(found: Sequence[Candidate], initial: Model) -> Trial:
     return Trial(tuple(found), dict.fromkeys(sorted(distinct), initial))
 
 
-def orders(trial: Trial, silos: Sequence[Silo]) -> list[Order]:
+def orders(trial: Trial, silos: Sequence[kit.Silo]) -> list[kit.Order]:
     """Every silo trains the model of every distinct group that it is in.
 
     Alone is its ordinary training; the others have a purpose, so that they are told apart. A silo
     is told how many of a group are here, and is not asked where that is too few for it.
     """
     here = {silo.name: silo for silo in silos}
-    minimums = minimums_of(silos)
+    minimums = kit.minimums_of(silos)
     work = []
     for silo in silos:
         for number, group in enumerate(trial.groups):
             if silo.name not in group:
                 continue
             purpose = "" if len(group) == 1 else f"trial-{number}"
-            taking_part = staying([name for name in group if name in here], minimums)
+            taking_part = kit.staying([name for name in group if name in here], minimums)
             if purpose and silo.name not in taking_part:
                 continue
             config = {wire.HOLDOUT: HOLDOUT, wire.GROUP_SIZE: max(len(taking_part), 1)}
-            work.append(Order(silo, trial.models[group], purpose=purpose, config=config))
+            work.append(kit.Order(silo, trial.models[group], purpose=purpose, config=config))
     return work
 
 
-def continue_trial(trial: Trial, updates: Sequence[Update]) -> Trial:
+def continue_trial(trial: Trial, updates: kit.Updates) -> Trial:
     """The trial after a round: every group aggregated, this round's errors noted."""
-    models: dict[Group, Model] = dict(trial.models)
-    errors: dict[Group, Mapping[str, float]] = {}
+    models: dict[kit.Group, Model] = dict(trial.models)
+    errors: dict[kit.Group, Mapping[str, float]] = {}
     for number, group in enumerate(trial.groups):
         purpose = "" if len(group) == 1 else f"trial-{number}"
         mine = [u for u in updates if u.purpose == purpose and u.silo.name in group]
-        mine = mine if len(group) == 1 else accepted(mine)
+        mine = mine if len(group) == 1 else kit.accepted(mine)
         if not mine:
             continue
-        models[group] = weighted_mean([u.model for u in mine], [u.num_examples for u in mine])
+        models[group] = kit.weighted_mean([u.model for u in mine], [u.num_examples for u in mine])
         errors[group] = {
             u.silo.name: u.metrics[wire.HOLDOUT_ERROR]
             for u in mine
@@ -222,14 +214,17 @@ def verdict(trial: Trial) -> tuple[Candidate, dict[str, float]]:
             "Give alpha as a number.",
             phase="alpha",
         )
-    scores = [_score(trial, candidate, judges) for candidate in trial.candidates]
+    scores = [
+        float(np.mean([trial.errors[g][name] for g in c.groups for name in g if name in judges]))
+        for c in trial.candidates
+    ]
     ranked = sorted(
         range(len(scores)), key=lambda i: (round(scores[i], 9), -trial.candidates[i].ratio)
     )
     best = trial.candidates[ranked[0]]
     named = {_name(c): score for c, score in zip(trial.candidates, scores, strict=True)}
     text = ", ".join(f"{name}: {100 * score:.1f} %" for name, score in named.items())
-    log.info(
+    kit.log.info(
         "alpha = auto chose %s; held-out errors of %d silo(s): %s", _name(best), len(judges), text
     )
     return best, named
@@ -253,16 +248,10 @@ def alpha_of(winner: Candidate, landscape: Landscape) -> float:
     return max(nearest, key=lambda c: c.ratio).alpha
 
 
-def _pairs(groups: Sequence[Group], known: Set[str]) -> frozenset[tuple[str, str]]:
+def _pairs(groups: Sequence[kit.Group], known: Set[str]) -> frozenset[tuple[str, str]]:
     """The pairs of these silos that are together."""
     return frozenset(
         pair for group in groups for pair in combinations(sorted(known & set(group)), 2)
-    )
-
-
-def _score(trial: Trial, candidate: Candidate, judges: frozenset[str]) -> float:
-    return float(
-        np.mean([trial.errors[g][name] for g in candidate.groups for name in g if name in judges])
     )
 
 

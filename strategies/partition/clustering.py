@@ -53,16 +53,22 @@ def k_means(gram: ArrayLike, *, num_groups: int, rng: np.random.Generator) -> Gr
     """
     checked = _check.gram(gram)
     num_groups = _check.integer("num_groups", num_groups, low=1, high=len(checked))
-    first_equal = _first_equal(checked)
+    # For each silo the first one with the same update.
+    first_equal = [int(row.argmax()) for row in _squares(checked) == 0]
     if len(set(first_equal)) <= num_groups:
         return _check.by_label(first_equal)
+    return k_means_of(_points(checked), num_groups, rng)
+
+
+def k_means_of(points: FloatArray, num_groups: int, rng: np.random.Generator) -> Groups:
+    """Return the groups of k-means on (N, d) points that are known to be enough."""
     from sklearn.cluster import KMeans
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
     seed = int(rng.integers(2**31))
     model = KMeans(num_groups, init="k-means++", n_init=_NUM_INITS, random_state=seed)
-    with threadpool_limits(limits=1):  # one thread repeats
-        return _check.by_label(model.fit_predict(_points(checked)).tolist())
+    with threadpool_limits(limits=1):  # N points are too few to share, and one thread repeats
+        return _check.by_label(model.fit_predict(points).tolist())
 
 
 def hierarchical(
@@ -122,11 +128,6 @@ def _squares(gram: FloatArray) -> FloatArray:
     squares = distances(gram, metric="euclidean") ** 2
     squares[squares <= _SAME * gram.diagonal().max()] = 0.0
     return squares
-
-
-def _first_equal(gram: FloatArray) -> list[int]:
-    """For each silo the first one with the same update."""
-    return [int(row.argmax()) for row in _squares(gram) == 0]
 
 
 def _points(gram: FloatArray) -> FloatArray:

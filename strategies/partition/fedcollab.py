@@ -13,58 +13,29 @@ paper gives c per data set (10, 10, 8).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coterie.strategies.partition import _check
-from coterie.strategies.partition import coalition as _coalition
+from coterie.strategies.partition import _check, coalition
 from coterie.strategies.partition._check import Groups
-from coterie.strategies.partition.coalition import TOLERANCE, FedCollabBound, Partition, Solver
+from coterie.strategies.partition.coalition import TOLERANCE, FedCollabBound, Solver
 
 # Rivals of a structure are listed in full only where that is a matter of a thousand or so.
 _MAX_GROUPS_TO_MERGE = 50
 _MAX_SILOS_TO_SPLIT = 12
 
 
-def objective(
-    distances: ArrayLike, sizes: ArrayLike, groups: Iterable[Sequence[int]], *, c: float
-) -> float:
-    """Return FedCollab's bound L of a structure; smaller is better.
-
-    Args:
-        distances: (N, N) symmetric distances of the silos' data, 0 on the diagonal; clipped to
-            [0, 1].
-        sizes: (N,) numbers of training samples, > 0.
-        groups: a partition of the silos.
-        c: the paper's hyperparameter C, > 0.
+def objective(bound: FedCollabBound, groups: Iterable[Sequence[int]]) -> float:
+    """Return FedCollab's bound L of a structure, a partition of the silos; smaller is better.
 
     Example: two silos of 100 samples at distance 0.5 have L = 2 * 1.0 apart and
     2 * (0.7071 + 0.25) together, with c = 10.
     """
-    bound = FedCollabBound.from_distances(distances, sizes, c=c)
     return _value(bound, _check.groups(groups, num_silos=len(bound.distances)))
-
-
-def solve(
-    distances: ArrayLike,
-    sizes: ArrayLike,
-    *,
-    c: float,
-    solver: Solver = "relocation",
-    rng: np.random.Generator | None = None,
-    num_restarts: int = 100,
-) -> Partition:
-    """Return the structure of smallest bound that the solver finds.
-
-    `rng` (needed by `relocation`) and `num_restarts` are those of `coalition.relocation`; the
-    rest as in `objective`. Raises ValueError for bad matrices, c <= 0, and N > 16 with `optimal`.
-    """
-    bound = FedCollabBound.from_distances(distances, sizes, c=c)
-    return _coalition.solve(bound, solver=solver, rng=rng, num_restarts=num_restarts)
 
 
 @dataclass(frozen=True)
@@ -88,25 +59,26 @@ class StructureReport:
 
 
 def report(
-    distances: ArrayLike,
-    sizes: ArrayLike,
+    bound: FedCollabBound,
     groups: Iterable[Sequence[int]],
     *,
-    c: float,
     solver: Solver = "relocation",
     rng: np.random.Generator | None = None,
     num_restarts: int = 20,
 ) -> StructureReport:
-    """Return the bound of a structure beside its rivals. Arguments as in `solve`."""
-    bound = FedCollabBound.from_distances(distances, sizes, c=c)
+    """Return the bound of a structure beside its rivals. Options as in `coalition.solve`."""
     num_silos = len(bound.distances)
     chosen = _check.groups(groups, num_silos=num_silos)
     rivals = list(_rivals(bound, chosen))
     values = [_value(bound, rival) for rival in rivals]
     second = int(np.argmin(values)) if rivals else None
-    interval = c_interval(
-        distances, sizes, chosen, c=c, solver=solver, rng=rng, num_restarts=num_restarts
-    )
+
+    def solve(c: float) -> Groups:
+        return coalition.solve(
+            bound.with_c(c), solver=solver, rng=rng, num_restarts=num_restarts
+        ).groups
+
+    c_low, c_high = _c_interval(bound, chosen, rivals, solve)
     return StructureReport(
         groups=chosen,
         chosen=_value(bound, chosen),
@@ -114,75 +86,53 @@ def report(
         together=_value(bound, [list(range(num_silos))]),
         second_best=float("inf") if second is None else values[second],
         second_groups=None if second is None else rivals[second],
-        c_low=interval[0],
-        c_high=interval[1],
+        c_low=c_low,
+        c_high=c_high,
     )
 
 
-def c_interval(
-    distances: ArrayLike,
-    sizes: ArrayLike,
-    groups: Iterable[Sequence[int]],
-    *,
-    c: float,
-    solver: Solver = "relocation",
-    rng: np.random.Generator | None = None,
-    num_restarts: int = 20,
+def _c_interval(
+    bound: FedCollabBound, chosen: Groups, rivals: list[Groups], solve: Callable[[float], Groups]
 ) -> tuple[float, float]:
-    """Return the interval of c around `c` in which no structure found beats `groups`.
+    """Return the interval of c around the bound's in which no structure found beats `chosen`.
 
     L of a structure is a line in c, so the smallest L over all structures is concave and the
     structure that is best at `c` is best on one interval. Its ends are found by solving at the
     ends of the interval allowed by the structures known so far, until nothing better turns up:
-    exact with `optimal`, otherwise as good as the solver. (nan, nan) where `groups` is beaten
+    exact with `optimal`, otherwise as good as the solver. (nan, nan) where `chosen` is beaten
     at `c` itself.
     """
-    bound = FedCollabBound.from_distances(distances, sizes, c=c)
-    chosen = _check.groups(groups, num_silos=len(bound.distances))
     mine = _line(bound, chosen)
     low, high = 0.0, float("inf")
-    for rival in _rivals(bound, chosen):
+    for rival in rivals:
         low, high = _cut(mine, _line(bound, rival), low, high)
-    while low <= c <= high:
-        ends = [end for end in (low, high) if 0 < end < float("inf")]
-        found = [
-            _coalition.solve(
-                bound.with_c(end), solver=solver, rng=rng, num_restarts=num_restarts
-            ).groups
-            for end in ends
-        ]
+    while low <= bound.c <= high:
         before = (low, high)
-        for rival in found:
+        for rival in [solve(end) for end in (low, high) if 0 < end < float("inf")]:
             low, high = _cut(mine, _line(bound, rival), low, high)
         if (low, high) == before:
             return before
     return float("nan"), float("nan")
 
 
-def place(
-    distances: ArrayLike,
-    sizes: ArrayLike,
-    groups: Iterable[Sequence[int]],
-    newcomer: int,
-    *,
-    c: float,
-) -> Groups:
+def place(bound: FedCollabBound, groups: Iterable[Sequence[int]], newcomer: int) -> Groups:
     """Return the best structure in which nobody but the newcomer moves.
 
     Args:
-        groups: a partition of all silos but the newcomer.
+        bound: of all silos.
+        groups: of silos that have a place; those that have none yet play no part.
         newcomer: its row; it joins the group, or stays alone, where L of all is smallest. Ties go
             to the first group, and to a group before alone.
     """
-    bound = FedCollabBound.from_distances(distances, sizes, c=c)
-    newcomer = _check.integer("newcomer", newcomer, low=0, high=len(bound.distances) - 1)
+    num_silos = len(bound.distances)
+    newcomer = _check.integer("newcomer", newcomer, low=0, high=num_silos - 1)
     present = [sorted(group) for group in groups]
     options = [
         [*present[:k], sorted([*group, newcomer]), *present[k + 1 :]]
         for k, group in enumerate(present)
     ]
     checked = [
-        _check.groups(option, num_silos=len(bound.distances))
+        _check.groups(option, num_silos=num_silos, cover=False)
         for option in [*options, [*present, [newcomer]]]
     ]
     return checked[int(np.argmin([_value(bound, option) for option in checked]))]
@@ -247,7 +197,7 @@ def _rivals(bound: FedCollabBound, chosen: Groups) -> Iterator[Groups]:
     found = [
         [[silo] for silo in range(num_silos)],
         [list(range(num_silos))],
-        _coalition.agglomerative(bound).groups,
+        coalition.agglomerative(bound).groups,
         *_moved(bound, chosen),
         *_merged(chosen),
         *_split(chosen),
@@ -264,7 +214,7 @@ def _key(groups: Groups) -> tuple[tuple[int, ...], ...]:
 
 
 def _moved(bound: FedCollabBound, chosen: Groups) -> Iterator[Groups]:
-    for silo, move in enumerate(_coalition.evaluate(bound, chosen).alternatives):
+    for silo, move in enumerate(coalition.evaluate(bound, chosen).alternatives):
         rest = [[member for member in group if member != silo] for group in chosen]
         if move.target is None:
             rest.append([silo])

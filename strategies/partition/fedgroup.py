@@ -20,13 +20,13 @@ from numpy.typing import ArrayLike
 
 from coterie.strategies.partition import _check
 from coterie.strategies.partition._check import FloatArray, Groups
+from coterie.strategies.partition.clustering import k_means_of
 
 Measure: TypeAlias = Literal["edc", "madc"]
 
 # Updates whose cosine is above this count as one: an angle of a quarter of a degree, about what
 # inner products summed in float32 blocks can tell.
 _SAME = 1 - 1e-5
-_NUM_INITS = 10  # k-means++ starts; the best inertia wins
 
 
 def edc(gram: ArrayLike, *, num_directions: int) -> FloatArray:
@@ -133,28 +133,12 @@ def _cluster(
         return [list(range(len(gram)))]
     if num_groups == len(set(representatives)):
         return _check.by_label(representatives)
-    if measure == "madc":
-        return _check.by_label(_linkage(_madc(_check.cosines(gram)), num_groups))
-    return _check.by_label(_k_means(_edc(gram, num_groups), num_groups, rng))
-
-
-def _k_means(points: FloatArray, num_groups: int, rng: np.random.Generator) -> list[int]:
-    from sklearn.cluster import KMeans
-    from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
-
-    seed = int(rng.integers(2**31))
-    model = KMeans(num_groups, init="k-means++", n_init=_NUM_INITS, random_state=seed)
-    with threadpool_limits(limits=1):  # N points are too few to share, and one thread repeats
-        labels: list[int] = model.fit_predict(points).tolist()
-    return labels
-
-
-def _linkage(distances: FloatArray, num_groups: int) -> list[int]:
+    if measure == "edc":
+        return k_means_of(_edc(gram, num_groups), num_groups, rng)
     from sklearn.cluster import AgglomerativeClustering
 
     model = AgglomerativeClustering(num_groups, metric="precomputed", linkage="complete")
-    labels: list[int] = model.fit_predict(distances).tolist()
-    return labels
+    return _check.by_label(model.fit_predict(_madc(_check.cosines(gram))).tolist())
 
 
 def _representatives(cosines: FloatArray) -> list[int]:
@@ -176,29 +160,17 @@ def _refuse_measure(measure: str) -> None:
 # --- how well separated, and how many -------------------------------------------------------------
 
 
-def silhouette(
-    gram: ArrayLike, groups: Iterable[Sequence[int]], *, measure: Measure = "edc"
-) -> float:
+def silhouette(gram: ArrayLike, groups: Iterable[Sequence[int]]) -> float:
     """Return the mean silhouette of a grouping in [-1, 1]; low means badly separated.
 
-    Distances are EDC (with as many directions as groups) or MADC. A silo alone in its group
-    counts 0, as usual; one group of all silos has no separation and gives 0.
+    Distances are MADC: EDC sees groups even where there are none, see `choose_num_groups`. A silo
+    alone in its group counts 0, as usual; one group of all silos has no separation and gives 0.
     """
     checked = _check.gram(gram)
-    _refuse_measure(measure)
     given = _check.groups(groups, num_silos=len(checked))
     if len(given) in (1, len(checked)):
         return 0.0
-    return _silhouette(_distances(checked, len(given), measure), given)
-
-
-def _distances(gram: FloatArray, num_groups: int, measure: Measure) -> FloatArray:
-    if measure == "madc":
-        return _madc(_check.cosines(gram))
-    points = _edc(gram, num_groups)
-    inner = points @ points.T
-    squares = inner.diagonal()
-    return np.asarray(np.sqrt(np.maximum(squares[:, None] + squares - 2 * inner, 0.0)))
+    return _silhouette(_madc(_check.cosines(checked)), given)
 
 
 def _silhouette(distances: FloatArray, groups: Groups) -> float:
@@ -306,10 +278,9 @@ def similarities(
     return np.clip(inner / update_norm if update_norm > 0 else 0 * inner, -1.0, 1.0)
 
 
-def assign(inner_products: ArrayLike, direction_norms: ArrayLike, update_norm: float) -> int:
+def assign(cosines: FloatArray) -> int:
     """Return the index of a newcomer's group, eq. 9: the smallest ``(1 - cos) / 2``.
 
-    The lowest index of equals, hence 0 for a zero update. Arguments as in `similarities`.
+    The lowest index of equals, hence 0 for a zero update. Cosines as from `similarities`.
     """
-    cosines = similarities(inner_products, direction_norms, update_norm)
     return int(((1.0 - cosines) / 2.0).argmin())

@@ -80,22 +80,15 @@ def cross(updates: Updates, directions: Updates) -> FloatArray:
         dtype=np.promote_types(left.dtype, right.dtype),
         label=f"updates (0 to {left.num_silos - 1}) and directions (from {left.num_silos})",
     )
-    return _cross(both, left.num_silos)
-
-
-def replace_row(gram: ArrayLike, updates: Updates, index: int) -> FloatArray:
-    """Return a copy of `gram` after the update of silo `index` has changed: O(N P), not O(N^2 P).
-
-    `updates` holds the N updates as they are now. Raises like `gram`.
-    """
-    result = _check.gram(gram)
-    source = _open(updates, "updates")
-    if source.num_silos != len(result):
-        raise _check.fail("updates", f"those of {len(result)} silos", f"{source.num_silos}")
-    index = _check.integer("index", index, low=0, high=len(result) - 1)
-    rows = [*source.rows, source.rows[index]]
-    both = _Source(rows, source.layout, source.names, source.dtype, source.label)
-    result[index, :] = result[:, index] = _cross(both, len(result))[:, 0]
+    result = np.zeros((left.num_silos, right.num_silos))
+    squares = np.zeros(both.num_silos)
+    for block in _packed(both, _packed_width(both)):
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            norms = np.einsum("ij,ij->i", block, block)
+            wide = block.astype(np.float64) if _is_doubtful(block, norms) else block
+            result += wide[: left.num_silos] @ wide[left.num_silos :].T
+            squares += norms if wide is block else np.einsum("ij,ij->i", wide, wide)
+    _refuse_non_finite(squares, both)
     return result
 
 
@@ -139,8 +132,7 @@ def _open(updates: Any, label: str) -> _Source:
     if not rows:
         raise _check.fail(label, "those of at least one silo", "none")
     layout = tuple(piece.shape for piece in rows[0])
-    _refuse_other_shapes(rows, layout, names, label)
-    dtype = _precision(rows, names, label)
+    dtype = _precision(rows, layout, names, label)
     usable = matrix if matrix is not None and matrix.dtype == dtype else None
     return _Source(rows, layout, names, dtype, label, usable)
 
@@ -188,12 +180,16 @@ def _layers(update: Any, names: tuple[str, ...], silo: int, label: str) -> list[
     return [np.asarray(layer) for layer in update]
 
 
-def _refuse_other_shapes(
+def _precision(
     rows: Sequence[Sequence[NDArray[Any]]],
     layout: tuple[tuple[int, ...], ...],
     names: tuple[str, ...],
     label: str,
-) -> None:
+) -> np.dtype[Any]:
+    """Return the precision of the block products: float32, or float64 where any layer has it.
+
+    Refuses layers that have other shapes than silo 0's, or hold no real numbers.
+    """
     for silo, row in enumerate(rows):
         for name, piece, shape in zip(names, row, layout, strict=True):
             if piece.shape != shape:
@@ -201,14 +197,6 @@ def _refuse_other_shapes(
                     f"{label} must have the shapes of silo 0. "
                     f"Silo {silo}, {_layer(name)} has {piece.shape} instead of {shape}."
                 )
-
-
-def _precision(
-    rows: Sequence[Sequence[NDArray[Any]]], names: tuple[str, ...], label: str
-) -> np.dtype[Any]:
-    """Return the precision of the block products: float32, or float64 where any layer has it."""
-    for silo, row in enumerate(rows):
-        for name, piece in zip(names, row, strict=True):
             if piece.dtype.kind not in "fiu":
                 raise ValueError(
                     f"{label} must be real numbers. Silo {silo}, {_layer(name)} is {piece.dtype}."
@@ -258,7 +246,11 @@ def _packed(source: _Source, width: int) -> Iterator[NDArray[Any]]:
     buffer = np.empty((source.num_silos, width), dtype=source.dtype)
     filled = 0
     for layer, shape in enumerate(source.layout):
-        pieces = [_flat(row[layer]) for row in source.rows]
+        # What gives numbers start:stop of a piece without copying all of it.
+        pieces = [
+            piece.reshape(-1) if piece.flags.c_contiguous else piece.flat
+            for piece in (row[layer] for row in source.rows)
+        ]
         size, start = _count(shape), 0
         while start < size:
             stop = min(size, start + width - filled)
@@ -272,19 +264,15 @@ def _packed(source: _Source, width: int) -> Iterator[NDArray[Any]]:
         yield buffer[:, :filled]
 
 
-def _flat(piece: NDArray[Any]) -> Any:
-    """Return something that gives numbers start:stop of a piece without copying all of it."""
-    return piece.reshape(-1) if piece.flags.c_contiguous else piece.flat
-
-
 def _add_square(block: NDArray[Any], result: FloatArray, scratch: NDArray[Any]) -> None:
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         np.matmul(block, block.T, out=scratch)
     if not _is_doubtful(block, scratch.diagonal()):
         np.add(result, scratch, out=result)
         return
-    for columns in _narrow(block):
-        wide = columns.astype(np.float64)
+    width = max(_WIDTH // len(block), 16)  # a float64 copy of so much at a time stays small
+    for start in range(0, block.shape[1], width):
+        wide = block[:, start : start + width].astype(np.float64)
         result += wide @ wide.T
 
 
@@ -294,27 +282,6 @@ def _is_doubtful(block: NDArray[Any], squares: NDArray[Any]) -> bool:
         return False
     odd = np.flatnonzero(~((squares > _TINY) & np.isfinite(squares)))
     return any(bool(block[silo].any()) for silo in odd)
-
-
-def _narrow(block: NDArray[Any]) -> Iterator[NDArray[Any]]:
-    """Cut a block so that a float64 copy of one cut stays small."""
-    width = max(_WIDTH // len(block), 16)
-    for start in range(0, block.shape[1], width):
-        yield block[:, start : start + width]
-
-
-def _cross(both: _Source, num_left: int) -> FloatArray:
-    """Inner products of the first `num_left` rows with the rest."""
-    result = np.zeros((num_left, both.num_silos - num_left))
-    squares = np.zeros(both.num_silos)
-    for block in _packed(both, _packed_width(both)):
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            norms = np.einsum("ij,ij->i", block, block)
-            wide = block.astype(np.float64) if _is_doubtful(block, norms) else block
-            result += wide[:num_left] @ wide[num_left:].T
-            squares += norms if wide is block else np.einsum("ij,ij->i", wide, wide)
-    _refuse_non_finite(squares, both)
-    return result
 
 
 def _refuse_non_finite(squares: FloatArray, source: _Source) -> None:

@@ -3,7 +3,7 @@
 Source: Sun, Kountouris, Zhang, "How to Collaborate: Towards Maximizing the Generalization
 Performance in Cross-Silo Federated Learning" (HCCT), https://arxiv.org/abs/2401.13236,
 eqs. 8-17 and 19, Algorithm 2. Differs from the paper in testing before it merges, in
-taking one alpha per silo where asked, and in `choose_alpha`, which the paper does not have.
+taking one alpha per silo where asked.
 """
 
 from __future__ import annotations
@@ -15,16 +15,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from coterie.strategies.partition import _check
+from coterie.strategies.partition import _check, coalition
 from coterie.strategies.partition._check import FloatArray, Groups
-from coterie.strategies.partition.coalition import (
-    TOLERANCE,
-    HCCTUtility,
-    Solver,
-    agglomerative,
-    move_gains,
-    solve,
-)
+from coterie.strategies.partition.coalition import TOLERANCE, HCCTUtility, Solver, move_gains
+
+_NUM_POINTS = 48  # alphas that are solved before the changes between them are bisected
 
 
 def partition(gram: ArrayLike, sizes: ArrayLike, *, alpha: float | ArrayLike) -> Groups:
@@ -43,7 +38,7 @@ def partition(gram: ArrayLike, sizes: ArrayLike, *, alpha: float | ArrayLike) ->
 
     Raises ValueError like `HCCTUtility.from_gram`.
     """
-    return agglomerative(HCCTUtility.from_gram(gram, sizes, alpha=alpha)).groups
+    return coalition.agglomerative(HCCTUtility.from_gram(gram, sizes, alpha=alpha)).groups
 
 
 # --- newcomers ------------------------------------------------------------------------------------
@@ -61,24 +56,7 @@ def place(
 
     It joins the group of largest benefit (eqs. 15-16), if that is > 0; the lowest index of
     equals. Several newcomers at once are placed one by one against the same groups, so that
-    their order does not matter. Arguments as in `placement_benefits`.
-    """
-    checked, objective = _placing(gram, sizes, groups, alpha, newcomer)
-    benefits = _benefits(objective, checked, newcomer)
-    if not len(benefits) or benefits.max() <= TOLERANCE * objective.scale:
-        return None
-    return int(benefits.argmax())
-
-
-def placement_benefits(
-    gram: ArrayLike,
-    sizes: ArrayLike,
-    groups: Iterable[Sequence[int]],
-    *,
-    alpha: float | ArrayLike,
-    newcomer: int,
-) -> FloatArray:
-    """Return (K,) benefits of a newcomer's joining each of K groups, eq. 15.
+    their order does not matter.
 
     Args:
         gram: (N, N) inner products of the updates of the members and of the newcomer.
@@ -90,33 +68,29 @@ def placement_benefits(
 
     Raises ValueError for bad matrices and for a newcomer that is in a group already.
     """
-    checked, objective = _placing(gram, sizes, groups, alpha, newcomer)
-    return _benefits(objective, checked, newcomer)
-
-
-def _placing(
-    gram: ArrayLike,
-    sizes: ArrayLike,
-    groups: Iterable[Sequence[int]],
-    alpha: float | ArrayLike,
-    newcomer: int,
-) -> tuple[Groups, HCCTUtility]:
     objective = HCCTUtility.from_gram(gram, sizes, alpha=alpha)
+    benefits = placement_benefits(objective, groups, newcomer)
+    if not len(benefits) or benefits.max() <= TOLERANCE * objective.scale:
+        return None
+    return int(benefits.argmax())
+
+
+def placement_benefits(
+    objective: HCCTUtility, groups: Iterable[Sequence[int]], newcomer: int
+) -> FloatArray:
+    """Return (K,) benefits of a newcomer's joining each of K groups, eq. 15; see `place`."""
     num_silos = objective.single.shape[1]
     given = [list(group) for group in groups]
     _check.groups(given, num_silos=num_silos, cover=False)
     newcomer = _check.integer("newcomer", newcomer, low=0, high=num_silos - 1)
     if any(newcomer in group for group in given):
         raise _check.fail("newcomer", "in no group", f"{newcomer}")
-    return given, objective
 
-
-def _benefits(objective: HCCTUtility, groups: Groups, newcomer: int) -> FloatArray:
     def value(members: Sequence[int]) -> float:
         return float(objective.member_values(members).sum())
 
     alone = value([newcomer])
-    return np.array([value([*group, newcomer]) - value(group) - alone for group in groups])
+    return np.array([value([*group, newcomer]) - value(group) - alone for group in given])
 
 
 # --- alpha ----------------------------------------------------------------------------------------
@@ -136,49 +110,33 @@ class Stretch:
         return self.alpha_high / self.alpha_low if self.alpha_low > 0 else float("inf")
 
 
-@dataclass(frozen=True)
-class AlphaChoice:
-    """The alpha chosen by persistence, or None with the reason.
-
-    groups: the partition at that alpha; None where there is no choice.
-    ratio: length (high / low) of the longest stretch of a non-trivial partition, 1.0 if none.
-    """
-
-    alpha: float | None
-    groups: Groups | None
-    ratio: float
-    reason: str
-    path: tuple[Stretch, ...]
-
-
 def alpha_path(
     gram: ArrayLike,
     sizes: ArrayLike,
     *,
     solver: Solver | Callable[[HCCTUtility], Groups] = "agglomerative",
-    rng: np.random.Generator | None = None,
-    num_points: int = 48,
     rtol: float = 1e-3,
-    num_restarts: int = 20,
 ) -> tuple[Stretch, ...]:
     """Return the partitions from all alone (alpha = 0) to all together (alpha = infinity).
 
-    Stretches follow each other without gaps. `num_points` values of alpha, evenly spaced in
+    Stretches follow each other without gaps. `_NUM_POINTS` values of alpha, evenly spaced in
     log alpha between the first pair that gains by merging (known exactly) and the first alpha
     that puts everybody together, are solved; wherever neighbours differ the change is bisected
     to a relative `rtol`. A partition that lives only between two grid points of equal answers is
-    not seen. With `relocation` every alpha is solved from the same random numbers. `solver` may
-    also be a function that partitions by a utility.
+    not seen. `solver` is not `relocation`; it may be a function that partitions by a utility.
     """
     objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
-    _check.integer("num_points", num_points, low=2, high=100_000)
-    answer = _answers(objective, solver, rng, num_restarts)
-    num_silos = objective.single.shape[1]
-    everyone = [list(range(num_silos))]
-    if num_silos == 1:
-        return (Stretch(0.0, float("inf"), everyone),)
+
+    def answer(alpha: float) -> Groups:
+        utility = objective.with_alpha(alpha)
+        if callable(solver):
+            return solver(utility)
+        return coalition.solve(utility, solver=solver).groups
+
+    if objective.single.shape[1] == 1:
+        return (Stretch(0.0, float("inf"), [[0]]),)
     low, high = _alpha_range(objective, answer)
-    grid = np.geomspace(low, high, num_points)
+    grid = np.geomspace(low, high, _NUM_POINTS)
     grid[0], grid[-1] = low, high
     points = [(float(alpha), answer(float(alpha))) for alpha in grid]
     for left, right in list(pairwise(points)):
@@ -188,26 +146,6 @@ def alpha_path(
 
 _Answer = Callable[[float], Groups]
 _Point = tuple[float, Groups]
-
-
-def _answers(
-    objective: HCCTUtility,
-    solver: Solver | Callable[[HCCTUtility], Groups],
-    rng: np.random.Generator | None,
-    num_restarts: int,
-) -> _Answer:
-    """Return alpha -> groups, the same function of alpha at every call."""
-    if callable(solver):
-        return lambda alpha: solver(objective.with_alpha(alpha))
-    seed = None if rng is None else int(rng.integers(2**63))
-
-    def answer(alpha: float) -> Groups:
-        again = None if seed is None else np.random.default_rng(seed)
-        return solve(
-            objective.with_alpha(alpha), solver=solver, rng=again, num_restarts=num_restarts
-        ).groups
-
-    return answer
 
 
 def _alpha_range(objective: HCCTUtility, answer: _Answer) -> tuple[float, float]:
@@ -267,59 +205,6 @@ def _stretches(points: Sequence[_Point]) -> tuple[Stretch, ...]:
     return (*stretches, Stretch(low, float("inf"), points[-1][1]))
 
 
-def alpha_interval(
-    gram: ArrayLike,
-    sizes: ArrayLike,
-    groups: Iterable[Sequence[int]],
-    alpha: float,
-    *,
-    solver: Solver = "agglomerative",
-    rng: np.random.Generator | None = None,
-    num_restarts: int = 20,
-    step: float = 1.1,
-    rtol: float = 1e-3,
-) -> tuple[float, float]:
-    """Return the interval of alpha around `alpha` over which the solver's answer is `groups`.
-
-    Walks from `alpha` in both directions by the factor `step` and bisects the change to `rtol`;
-    (0, infinity) is for a partition that never changes. A change undone within one step is not
-    seen. Raises ValueError where `groups` is not the answer at `alpha`.
-    """
-    objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
-    alpha = _check.number("alpha", alpha, above=True)
-    answer = _answers(objective, solver, rng, num_restarts)
-    given = _check.groups(groups, num_silos=objective.single.shape[1])
-    if answer(alpha) != given:
-        raise _check.fail("groups", f"the answer of {solver} at alpha = {alpha:g}", given)
-    if objective.single.shape[1] == 1:
-        return 0.0, float("inf")
-    low, high = _alpha_range(objective, answer)
-    low, high = min(low, alpha), max(high, alpha)
-    down = _walk(answer, given, alpha, 1 / step, low, rtol)
-    up = _walk(answer, given, alpha, step, high, rtol)
-    return down or 0.0, up or float("inf")
-
-
-def _walk(
-    answer: _Answer, groups: Groups, alpha: float, factor: float, limit: float, rtol: float
-) -> float | None:
-    """Return where, going from alpha to the limit, the answer changes; None if it does not."""
-    here = alpha
-    while here != limit:
-        there = min(here * factor, limit) if factor > 1 else max(here * factor, limit)
-        if answer(there) != groups:
-            return _bisect(answer, groups, here, there, rtol)
-        here = there
-    return None
-
-
-def _bisect(answer: _Answer, groups: Groups, same: float, other: float, rtol: float) -> float:
-    while abs(other / same - 1) > rtol:
-        middle = float(np.sqrt(same * other))
-        same, other = (middle, other) if answer(middle) == groups else (same, middle)
-    return float(np.sqrt(same * other))
-
-
 def stay_intervals(
     gram: ArrayLike,
     sizes: ArrayLike,
@@ -372,44 +257,6 @@ def _never_positive(at_zero: FloatArray, slope: FloatArray) -> tuple[float, floa
         elif start > TOLERANCE:
             high = -1.0
     return (low, high) if low <= high else (float("nan"), float("nan"))
-
-
-def choose_alpha(
-    gram: ArrayLike,
-    sizes: ArrayLike,
-    *,
-    threshold: float = 2.0,
-    solver: Solver = "agglomerative",
-    rng: np.random.Generator | None = None,
-    num_points: int = 48,
-) -> AlphaChoice:
-    """Choose alpha by persistence: where one non-trivial partition lasts longest in log alpha.
-
-    Non-trivial is neither all alone nor all together. If its stretch is at least `threshold`
-    long (alpha_high / alpha_low), the answer is the geometric mean of its ends; otherwise None,
-    and the caller has to decide by other means, e.g. validation errors of the partitions on the
-    path. On the project's three-group digits silos the true partition lasts a factor 3.2-4.7
-    once updates are informative, every other less than 1.7; hence the default 2.
-
-    A stretch that begins at alpha = 0 (two silos with equal updates) has infinite length; its
-    alpha is ``alpha_high / threshold``. N <= 2 has no non-trivial partition.
-    """
-    threshold = _check.number("threshold", threshold, low=1.0, above=True)
-    path = alpha_path(gram, sizes, solver=solver, rng=rng, num_points=num_points)
-    num_silos = np.asarray(sizes).shape[0]
-    candidates = [stretch for stretch in path if 1 < len(stretch.groups) < num_silos]
-    longest = max(candidates, key=lambda stretch: stretch.ratio, default=None)
-    if longest is None or longest.ratio < threshold:
-        ratio = 1.0 if longest is None else longest.ratio
-        reason = (
-            f"nothing non-trivial persists: the longest stretch is a factor {ratio:.2f}, "
-            f"{threshold:g} is needed"
-        )
-        return AlphaChoice(None, None, ratio, reason, path)
-    low = longest.alpha_low or longest.alpha_high / threshold**2
-    alpha = float(np.sqrt(low * longest.alpha_high))
-    reason = f"{len(longest.groups)} groups persist over a factor {longest.ratio:.2f} of alpha"
-    return AlphaChoice(alpha, longest.groups, longest.ratio, reason, path)
 
 
 # --- HCCT-E ---------------------------------------------------------------------------------------

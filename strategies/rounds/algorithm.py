@@ -14,18 +14,18 @@ calls; all that the next round depends on is in its state, a frozen value with `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
 from coterie.strategies.rounds.members import Members, Plain
-from coterie.strategies.rounds.options import Options, Scalar
+from coterie.strategies.rounds.options import Config, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
@@ -49,7 +49,7 @@ class Round:
 
     number: int
     silos: tuple[Silo, ...]
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
     announce: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
 
     @cached_property
@@ -82,7 +82,7 @@ class Order:
     silo: Silo
     model: Model
     purpose: str = ""
-    config: Mapping[str, Scalar] = field(default_factory=dict)
+    config: Config = field(default_factory=dict)
     kind: str = wire.TRAIN
     extras: Mapping[str, Model] = field(default_factory=dict)
 
@@ -126,6 +126,9 @@ class Update:
     bytes_received: int = 0
 
 
+Updates = Sequence[Update]
+
+
 class Answers(list[Update]):
     """The updates of an exchange that passed the checks, sorted by silo, and the other silos.
 
@@ -154,9 +157,14 @@ class Algorithm(Options, Generic[State]):
 
     # ---------------------------------------------------------------- the rounds
 
+    remembers: ClassVar[type[Any]] = Plain
+    """The first state, made of members alone; by default one that remembers nothing else."""
+    hands_on: ClassVar[bool] = False
+    """Whether a group's model may be given to newcomers, that of a silo alone in it too."""
+
     def first(self, initial: Model) -> State:
-        """The state before round 1; by default one that remembers nothing but its members."""
-        return cast(State, Plain(Members(initial)))
+        """The state before round 1."""
+        return cast(State, self.remembers(Members(initial)))
 
     def newcomer_model(self, state: State) -> Model:
         """The model that a silo holds when it comes for the first time; w⁰ by default."""
@@ -179,7 +187,7 @@ class Algorithm(Options, Generic[State]):
         """What each silo that is here does in this round."""
         raise NotImplementedError
 
-    def absorb(self, state: State, updates: Sequence[Update], now: Round) -> State:
+    def absorb(self, state: State, updates: Updates, now: Round) -> State:
         """The state after the training; ``updates`` sorted by silo, possibly none."""
         raise NotImplementedError
 
@@ -216,10 +224,9 @@ class Algorithm(Options, Generic[State]):
 
         The update of a silo does not count, and the report says so, if each of those that it is
         in is smaller than the silo accepts. By default the groups of several: who is alone trains
-        its own model. An algorithm whose groups have models that others may get later names those
-        of one silo as well.
+        its own model, unless others may get it later (``hands_on``).
         """
-        return [group for group in self.groups(state) if len(group) > 1]
+        return [group for group in self.groups(state) if len(group) > 1 or self.hands_on]
 
     def comparing(self, state: State, now: Round) -> bool:
         """Whether partitions are compared in this round, or are to be: all are to train alike."""
@@ -231,11 +238,11 @@ class Algorithm(Options, Generic[State]):
 
     # ---------------------------------------------------------------- what silos are told
 
-    def entries(self, training: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+    def entries(self, training: Config) -> Config:
         """What every training message has beside the run's own entries ``training``."""
         return {}
 
-    def demands(self) -> Mapping[str, Scalar]:
+    def demands(self) -> Config:
         """What a run may ask of a silo beside its training messages, by keys of the wire.
 
         Told to silos before they join, so that one that would refuse it later does so then.
@@ -255,9 +262,54 @@ else:
 """An algorithm that another goes around, or the strategy that holds it."""
 
 
-def orders_from(models: Mapping[str, Model], silos: Iterable[Silo]) -> list[Order]:
+class Around(Algorithm[State]):
+    """An algorithm that goes around another, ``base``; its state has the other's as ``base``.
+
+    What is not said here or in a subclass is the base's.
+    """
+
+    if TYPE_CHECKING:  # a field, with its default, of every subclass
+        base: Algorithm[Any]
+
+    def problems(self, training: Config) -> Iterator[str]:
+        return self.base.problems(training)
+
+    def entries(self, training: Config) -> Config:
+        return self.base.entries(training)
+
+    def demands(self) -> Config:
+        return self.base.demands()
+
+    def newcomer_model(self, state: Any) -> Model:
+        return self.base.newcomer_model(state.base)
+
+    def welcome(self, state: Any, new: frozenset[str], now: Round) -> Any:
+        return replace(state, base=self.base.welcome(state.base, new, now))
+
+    def members(self, state: Any) -> Members:
+        return self.base.members(state.base)
+
+    def with_members(self, state: Any, members: Members) -> Any:
+        return replace(state, base=self.base.with_members(state.base, members))
+
+    def models(self, state: Any) -> Mapping[str, Model]:
+        return self.base.models(state.base)
+
+    def next_models(self, state: Any) -> Mapping[str, Model]:
+        return self.base.next_models(state.base)
+
+    def groups(self, state: Any) -> Sequence[Group]:
+        return self.base.groups(state.base)
+
+    def sharing(self, state: Any) -> Sequence[Group]:
+        return self.base.sharing(state.base)
+
+
+def orders_from(
+    models: Mapping[str, Model], silos: Iterable[Silo], kind: str = wire.TRAIN
+) -> list[Order]:
     """Everybody trains from the model that it holds."""
-    return [Order(silo, models[silo.name]) for silo in silos]
+    return [Order(silo, models[silo.name], kind=kind) for silo in silos]
 
 
 def drawn(names: Sequence[str], count: int, rng: np.random.Generator) -> frozenset[str]:
@@ -273,7 +325,7 @@ def drawn_silos(now: Round, count: int, *, seed: int) -> list[Silo]:
     return [silo for silo in now.silos if silo.name in turn]
 
 
-def num_batches(silo: Silo, config: Mapping[str, Scalar]) -> int:
+def num_batches(silo: Silo, config: Config) -> int:
     """Mini-batches of one epoch at a silo that described itself."""
     return ceil(silo.num_examples / int(config.get(wire.BATCH_SIZE, DEFAULT_BATCH)))
 

@@ -14,7 +14,6 @@ other ClientApps are sent an ordinary ``evaluate``. After the last round it is t
 from __future__ import annotations
 
 import inspect
-import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,39 +26,17 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from coterie import wire
 from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds.algorithm import Algorithm, Answers, Order, Round, State, Update
+from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.rounds.members import Members, enrol, with_minimums, with_sizes
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
-from coterie.strategies.rounds.models import holders, weighted_mean
-from coterie.strategies.rounds.options import Scalar, underscored, wrong_options
-from coterie.strategies.rounds.policy import withdraw
-from coterie.strategies.rounds.replies import (
-    add_costs,
-    check_finite,
-    check_replies,
-    costs_beside_training,
-    costs_by_kind,
-    evaluation_record,
-    read_evaluations,
-    read_guards,
-    received_evaluations,
-    silo_report,
-    trained_evaluations,
-    training_record,
-)
-from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport
-from coterie.strategies.rounds.roster import NodeRoster, Roster, Silo
 from coterie.wire import Model
-
-log = logging.getLogger("coterie.run")
 
 SIZED = (wire.TRAIN, wire.COLD_START)
 """Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
 
 
 @dataclass(frozen=True)
-class Checkpoint(Generic[State]):
+class Checkpoint(Generic[kit.State]):
     """Where a run stands after a round: all that the next one depends on.
 
     Randomness is drawn from (seed, round) and needs no place here. Silos keep what is their own.
@@ -71,8 +48,8 @@ class Checkpoint(Generic[State]):
     """
 
     round: int
-    state: State
-    silos: tuple[Silo, ...]
+    state: kit.State
+    silos: tuple[kit.Silo, ...]
 
 
 class RunResult(Result):
@@ -87,8 +64,8 @@ class RunResult(Result):
     def __init__(self, initial: ArrayRecord) -> None:
         self.initial = initial
         self.state: Any = None
-        self.members: Members | None = None
-        self.rounds: list[RoundReport] = []
+        self.members: kit.Members | None = None
+        self.rounds: list[kit.RoundReport] = []
         self._owned: Mapping[str, Model] = {}
         super().__init__()
 
@@ -112,7 +89,7 @@ class RunResult(Result):
         """Round → who trained together."""
         return {r.round: [list(group) for group in r.groups] for r in self.rounds}
 
-    def stand(self, algorithm: Algorithm[Any], state: Any) -> None:
+    def stand(self, algorithm: kit.Algorithm[Any], state: Any) -> None:
         """The run stands at this state."""
         self.state, self.members = state, algorithm.members(state)
         self._owned = algorithm.models(state)
@@ -134,7 +111,7 @@ class _Run:
     grid: Grid
     rounds: int
     deadline_s: float
-    config: Mapping[str, Scalar]
+    config: kit.Config
     evaluate_config: Mapping[str, Any]
 
     def exchange(self, messages: Sequence[Message]) -> list[Message | None]:
@@ -164,17 +141,17 @@ class GroupStrategy(Strategy):
         FederationError: an option is out of bounds, or does not go with another.
     """
 
-    kind: ClassVar[Callable[..., Algorithm[Any]] | None] = None
+    kind: ClassVar[Callable[..., kit.Algorithm[Any]] | None] = None
 
     def __init__(
         self,
-        algorithm: Algorithm[Any] | None = None,
+        algorithm: kit.Algorithm[Any] | None = None,
         *,
         round_timeout: float = 3600.0,
-        train_config: Mapping[str, Scalar] | None = None,
+        train_config: kit.Config | None = None,
         evaluate: bool = True,
-        roster: Roster | None = None,
-        on_round: Callable[[RoundReport], None] | None = None,
+        roster: kit.Roster | None = None,
+        on_round: Callable[[kit.RoundReport], None] | None = None,
         on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
         keep_every: int = 0,
         name_members: bool = False,
@@ -191,19 +168,20 @@ class GroupStrategy(Strategy):
         if algorithm is None:
             raise TypeError("an algorithm is needed")
         training = dict(train_config or {})
-        algorithm.require_consistency(training, spell=underscored)
+        algorithm.require_consistency(training, spell=kit.underscored)
         self.algorithm = algorithm
         self.round_timeout = round_timeout
-        self.train_config: Mapping[str, Scalar] = {**training, **algorithm.entries(training)}
+        self.train_config: kit.Config = {**training, **algorithm.entries(training)}
         self.evaluate = evaluate
-        self.roster: Roster = roster if roster is not None else NodeRoster()
-        self.on_round, self.on_event = on_round, on_event
+        self.roster: kit.Roster = roster if roster is not None else kit.NodeRoster()
+        self.on_round = on_round or (lambda report: None)
+        self.on_event = on_event or (lambda kind, fields: None)
         self.keep_every, self.name_members = keep_every, name_members
 
     def summary(self) -> None:
         """Log the configuration."""
         name = type(self.algorithm).__name__
-        log.info("%s: %s", name, dict(self.train_config) or "the silos' own settings")
+        kit.log.info("%s: %s", name, dict(self.train_config) or "the silos' own settings")
 
     # ---------------------------------------------------------------- the run
 
@@ -251,7 +229,12 @@ class GroupStrategy(Strategy):
         )
         self.summary()
         result = RunResult(initial_arrays)
-        standing = self._begin(run, initial_arrays) if resume is None else resume
+        if resume is None:
+            initial = wire.decode_arrays(initial_arrays)
+            kit.check_finite(initial)
+            standing = Checkpoint(0, self.algorithm.first(initial), ())
+        else:
+            standing = resume
         result.stand(self.algorithm, standing.state)
         if resume is None:
             _evaluate_on_server(evaluate_fn, 0, result)
@@ -260,30 +243,24 @@ class GroupStrategy(Strategy):
             result.stand(self.algorithm, standing.state)
             _note(result, report, updates)
             _evaluate_on_server(evaluate_fn, standing.round, result)
-            self._publish(result, report)
+            self.on_round(report)
             if commit is not None:
                 commit(standing)
         standing, report = self._finish(run, standing, alone=resume is standing)
         result.stand(self.algorithm, standing.state)
         _note(result, report, [])
-        self._publish(result, report)
+        self.on_round(report)
         return result
-
-    def _begin(self, run: _Run, initial_arrays: ArrayRecord) -> Checkpoint[Any]:
-        """Before round 1, with w⁰."""
-        initial = wire.decode_arrays(initial_arrays)
-        check_finite(initial)
-        return Checkpoint(0, self.algorithm.first(initial), ())
 
     def _play_round(
         self, run: _Run, before: Checkpoint[Any]
-    ) -> tuple[Checkpoint[Any], RoundReport, list[Update]]:
+    ) -> tuple[Checkpoint[Any], kit.RoundReport, list[kit.Update]]:
         """One round, from who is here to what the record says of it."""
         algorithm, clock, number = self.algorithm, _Clock(), before.round + 1
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         silos = tuple(self.roster.present(run.grid, round=number))
-        now = Round(number, silos, run.config, self._announce)
+        now = kit.Round(number, silos, run.config, self.on_event)
         state = welcome(algorithm, before.state, now)
 
         # 2. What the algorithm must ask before the training, such as a cold start.
@@ -292,22 +269,28 @@ class GroupStrategy(Strategy):
 
         # 3. What does each of them do? One exchange, every reply checked.
         state, orders = algorithm.orders(state, now)
-        messages = self._training_messages(run, orders, now, state)
+        messages = training_messages(
+            orders,
+            number=number,
+            config=run.config,
+            groups=algorithm.groups(state),
+            evaluate=self.evaluate,
+        )
         clock.lap("prepare")
-        checked = check_replies(orders, run.exchange(messages))
-        phases = add_costs(phases, costs_beside_training(orders, checked.updates))
+        checked = kit.check_replies(orders, run.exchange(messages))
+        phases = kit.add_costs(phases, kit.costs_beside_training(orders, checked.updates))
         clock.lap("train")
 
         # 4. State and updates give the next state. Who accepts no group as small as what answered
         #    of its own does not count: of the groups that trained, and of those that came of it.
         several = [group for group in algorithm.groups(state) if len(group) > 1]
-        left_out = checked.left_out | withdraw(several, checked.updates)
+        left_out = checked.left_out | kit.withdraw(several, checked.updates)
         updates = [u for u in checked.updates if u.purpose or u.silo.name not in left_out]
         state = with_stated_sizes(algorithm, state, updates)
         state = algorithm.absorb(state, updates, now)
-        left_out |= withdraw(algorithm.sharing(state), updates)
+        left_out |= kit.withdraw(algorithm.sharing(state), updates)
         trained = [u for u in updates if not u.purpose]
-        evaluated, evaluation = number - 1, received_evaluations(trained)
+        evaluated, evaluation = number - 1, kit.received_evaluations(trained)
         clock.lap("aggregate")
 
         # 5. Silos that cannot answer for it on the way are asked for their error, and all keep
@@ -322,18 +305,18 @@ class GroupStrategy(Strategy):
 
         # 6. The round is over.
         for name, reason in left_out.items():
-            log.warning("round %d: %s is left out: %s", number, name, reason)
+            kit.log.warning("round %d: %s is left out: %s", number, name, reason)
         was_here = [silo.name for silo in before.silos]
-        report = RoundReport(
+        report = kit.RoundReport(
             round=number,
             groups=tuple(algorithm.groups(state)),
             joined=tuple(name for name in now.names if name not in was_here),
             left=tuple(name for name in was_here if name not in now.here),
             left_out=left_out,
-            silos={u.silo.name: silo_report(u) for u in trained},
+            silos={u.silo.name: kit.silo_report(u) for u in trained},
             evaluated_round=evaluated,
             evaluation=evaluation,
-            personalised=trained_evaluations(trained),
+            personalised=kit.trained_evaluations(trained),
             seconds=clock.seconds,
             phases=phases,
             details=algorithm.details(state),
@@ -342,20 +325,20 @@ class GroupStrategy(Strategy):
 
     def _finish(
         self, run: _Run, standing: Checkpoint[Any], *, alone: bool
-    ) -> tuple[Checkpoint[Any], RoundReport]:
+    ) -> tuple[Checkpoint[Any], kit.RoundReport]:
         """Hand every silo that is here its own model, evaluated."""
         algorithm, clock, silos = self.algorithm, _Clock(), standing.silos
         if alone:  # only the end was missing: its nodes may have other ids now
             here = {s.name: s for s in self.roster.present(run.grid, round=run.rounds)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
-        now = Round(run.rounds, silos, run.config, self._announce)
+        now = kit.Round(run.rounds, silos, run.config, self.on_event)
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
         clock.lap("finish")
         asked, replies = self._hand_over(run, state, now) if self.evaluate else ([], [])
-        evaluation = read_evaluations(asked, replies)
-        guards = {n: g for n, g in read_guards(asked, replies).items() if n in evaluation}
+        evaluation = kit.read_evaluations(asked, replies)
+        guards = {n: g for n, g in kit.read_guards(asked, replies).items() if n in evaluation}
         clock.lap("evaluate")
-        report = RoundReport(
+        report = kit.RoundReport(
             round=run.rounds,
             groups=tuple(algorithm.groups(state)),
             evaluated_round=run.rounds,
@@ -370,27 +353,16 @@ class GroupStrategy(Strategy):
 
     # ---------------------------------------------------------------- its steps
 
-    def _training_messages(
-        self, run: _Run, orders: Sequence[Order], now: Round, state: Any
-    ) -> list[Message]:
-        return training_messages(
-            orders,
-            number=now.number,
-            config=run.config,
-            groups=self.algorithm.groups(state),
-            evaluate=self.evaluate,
-        )
-
     def _ask(
         self,
         run: _Run,
-        steps: Generator[Sequence[Order], Answers, Any],
-        now: Round,
-    ) -> tuple[Any, dict[str, PhaseReport], list[Update]]:
+        steps: Generator[Sequence[kit.Order], kit.Answers, Any],
+        now: kit.Round,
+    ) -> tuple[Any, dict[str, kit.PhaseReport], list[kit.Update]]:
         """Drive ``prepare`` or ``finish``: every set of orders that it yields is one exchange."""
-        costs: dict[str, PhaseReport] = {}
-        asked: list[Update] = []
-        answers: Answers | None = None
+        costs: dict[str, kit.PhaseReport] = {}
+        asked: list[kit.Update] = []
+        answers: kit.Answers | None = None
         while True:  # as often as the algorithm asks; every exchange has its deadline
             try:
                 orders = next(steps) if answers is None else steps.send(answers)
@@ -401,12 +373,12 @@ class GroupStrategy(Strategy):
             messages = training_messages(
                 orders, number=now.number, config=run.config, groups=(), evaluate=False
             )
-            answers = check_replies(orders, run.exchange(messages)).answers
+            answers = kit.check_replies(orders, run.exchange(messages)).answers
             seconds = time.perf_counter() - started
-            costs = add_costs(costs, costs_by_kind(orders, answers, seconds))
+            costs = kit.add_costs(costs, kit.costs_by_kind(orders, answers, seconds))
             asked += answers
 
-    def _evaluate_plain(self, run: _Run, state: Any, now: Round) -> dict[str, Evaluation]:
+    def _evaluate_plain(self, run: _Run, state: Any, now: kit.Round) -> dict[str, kit.Evaluation]:
         """Of the silos that do not answer for it with their next training."""
         models = self.algorithm.next_models(state)
         plain = [silo for silo in now.silos if not silo.described and silo.name in models]
@@ -415,11 +387,11 @@ class GroupStrategy(Strategy):
         messages = evaluation_messages(
             plain, models, number=now.number, config=run.config, more=run.evaluate_config
         )
-        return read_evaluations(plain, run.exchange(messages))
+        return kit.read_evaluations(plain, run.exchange(messages))
 
     def _hand_over(
-        self, run: _Run, state: Any, now: Round
-    ) -> tuple[list[Silo], list[Message | None]]:
+        self, run: _Run, state: Any, now: kit.Round
+    ) -> tuple[list[kit.Silo], list[Message | None]]:
         """Send every silo that is here its own model to keep; return what they say of it."""
         models = self.algorithm.models(state)
         silos = [silo for silo in now.silos if silo.name in models]
@@ -434,15 +406,6 @@ class GroupStrategy(Strategy):
         )
         return silos, run.exchange(messages)
 
-    def _publish(self, result: RunResult, report: RoundReport) -> None:
-        result.rounds.append(report)
-        if self.on_round is not None:
-            self.on_round(report)
-
-    def _announce(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if self.on_event is not None:
-            self.on_event(kind, fields)
-
     # ---------------------------------------------------------------- Flower's hooks
 
     def _has_no_hooks(self, *_: Any, **__: Any) -> NoReturn:
@@ -456,7 +419,7 @@ class GroupStrategy(Strategy):
 
 
 def strategy_of(
-    algorithm: type[Algorithm[Any]], *, name: str, fixed: Mapping[str, Any]
+    algorithm: type[kit.Algorithm[Any]], *, name: str, fixed: Mapping[str, Any]
 ) -> type[GroupStrategy]:
     """The Flower strategy of an algorithm: ``HCCT(alpha=50, round_timeout=60)``.
 
@@ -466,9 +429,9 @@ def strategy_of(
         fixed: fields that are not left open.
     """
 
-    def make(**options: Any) -> Algorithm[Any]:
+    def make(**options: Any) -> kit.Algorithm[Any]:
         if stray := sorted(fixed.keys() & options.keys()):
-            raise wrong_options([f"unknown key {key!r}: {name} sets it" for key in stray])
+            raise kit.wrong_options([f"unknown key {key!r}: {name} sets it" for key in stray])
         return algorithm(**fixed, **options)
 
     made = type(
@@ -491,29 +454,33 @@ def strategy_of(
     return made
 
 
-def welcome(algorithm: Algorithm[Any], state: Any, now: Round) -> Any:
+def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
     """The state with who is here: newcomers enrolled, and what silos state today."""
     members = algorithm.members(state)
     new = [silo for silo in now.silos if silo.name not in members.sizes]
     if new:
-        members = enrol(members, new, algorithm.newcomer_model(state))
-    state = algorithm.with_members(state, with_minimums(members, now.silos))
+        members = kit.enrol(members, new, algorithm.newcomer_model(state))
+    state = algorithm.with_members(state, kit.with_minimums(members, now.silos))
     return algorithm.welcome(state, frozenset(silo.name for silo in new), now)
 
 
-def with_stated_sizes(algorithm: Algorithm[Any], state: Any, updates: Iterable[Update]) -> Any:
+def with_stated_sizes(
+    algorithm: kit.Algorithm[Any], state: Any, updates: Iterable[kit.Update]
+) -> Any:
     """The state with the training samples that silos state now."""
     stated = {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
-    return algorithm.with_members(state, with_sizes(algorithm.members(state), stated))
+    return algorithm.with_members(state, kit.with_sizes(algorithm.members(state), stated))
 
 
 def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model | None:
     """The size-weighted mean of all silos' models; None while no size is known."""
     sized = {name: model for name, model in models.items() if sizes.get(name, 0) > 0}
-    held = holders(sized)
+    held = kit.holders(sized)
     if not held:
         return None
-    return weighted_mean([m for m, _ in held], [sum(sizes[n] for n in names) for _, names in held])
+    return kit.weighted_mean(
+        [m for m, _ in held], [sum(sizes[n] for n in names) for _, names in held]
+    )
 
 
 class _Clock:
@@ -529,14 +496,15 @@ class _Clock:
         self._last = now
 
 
-def _note(result: RunResult, report: RoundReport, trained: Sequence[Update]) -> None:
-    """Flower's own figures of a round."""
+def _note(result: RunResult, report: kit.RoundReport, trained: kit.Updates) -> None:
+    """The round's report, and Flower's own figures of it."""
+    result.rounds.append(report)
     if report.evaluation:
-        record = evaluation_record(report.evaluation)
+        record = kit.evaluation_record(report.evaluation)
         if report.evaluated_round:
             result.evaluate_metrics_clientapp[report.evaluated_round] = record
     if trained:
-        result.train_metrics_clientapp[report.round] = training_record(trained)
+        result.train_metrics_clientapp[report.round] = kit.training_record(trained)
 
 
 def _evaluate_on_server(

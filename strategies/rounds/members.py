@@ -116,6 +116,37 @@ def hand_out(members: Members, model: Model) -> Members:
     return members.holding(dict.fromkeys(members.here, model))
 
 
+def by_number(here: Iterable[str], number_of: Mapping[str, int], count: int) -> list[list[str]]:
+    """Number of a group → who is here of it, for each of so many groups."""
+    members: list[list[str]] = [[] for _ in range(count)]
+    for name in here:
+        if name in number_of:
+            members[number_of[name]].append(name)
+    return members
+
+
+def give_out(
+    members: Members,
+    here: Iterable[str],
+    number_of: Mapping[str, int],
+    models: Sequence[Model] | Mapping[int, Model],
+) -> Members:
+    """Who is here holds its group's model, and is grouped by it; who is in no group is alone.
+
+    Args:
+        members: of the round before.
+        here: silos.
+        number_of: silo → number of its group.
+        models: number of a group → its model.
+    """
+    found: dict[int | str, list[str]] = {}
+    for name in sorted(here):
+        found.setdefault(number_of.get(name, name), []).append(name)
+    groups = sorted(tuple(names) for names in found.values())
+    own = {n: models[number_of[n]] for names in groups for n in names if n in number_of}
+    return members.holding(own).grouped(groups)
+
+
 def cosine_matrix(matrix: np.ndarray) -> tuple[tuple[float, ...], ...]:
     """Cosines from an (N, N) Gram matrix; 0 with an update that is zero."""
     lengths = np.sqrt(np.diag(matrix))

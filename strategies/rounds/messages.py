@@ -8,10 +8,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from coterie import wire
-from coterie.strategies.rounds.algorithm import Order
-from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.reports import Group
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
 EVALUATION_KEYS = (
@@ -48,11 +45,11 @@ class Encoder:
 
 
 def training_messages(
-    orders: Sequence[Order],
+    orders: Sequence[kit.Order],
     *,
     number: int,
-    config: Mapping[str, Scalar],
-    groups: Sequence[Group],
+    config: kit.Config,
+    groups: Sequence[kit.Group],
     evaluate: bool,
 ) -> list[Message]:
     """One message per order.
@@ -78,7 +75,12 @@ def training_messages(
 
 
 def _entries(
-    order: Order, number: int, config: Mapping[str, Scalar], group_size: int, *, evaluate: bool
+    order: kit.Order,
+    number: int,
+    config: kit.Config,
+    group_size: int,
+    *,
+    evaluate: bool,
 ) -> dict[str, Any]:
     entries: dict[str, Any] = {**config, **order.config}
     decay = entries.pop(wire.LR_DECAY, 1.0)
@@ -97,11 +99,11 @@ def _entries(
 
 
 def evaluation_messages(
-    silos: Sequence[Silo],
+    silos: Sequence[kit.Silo],
     models: Mapping[str, Model],
     *,
     number: int,
-    config: Mapping[str, Scalar],
+    config: kit.Config,
     more: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Message]:
@@ -131,7 +133,7 @@ def evaluation_messages(
 
 
 def membership(
-    silos: Sequence[Silo], groups: Sequence[Group], *, name_members: bool
+    silos: Sequence[kit.Silo], groups: Sequence[kit.Group], *, name_members: bool
 ) -> dict[str, dict[str, Any]]:
     """Silo → entries that tell it to keep its model, and of its group what it may know."""
     own: dict[str, dict[str, Any]] = {silo.name: {wire.KEEP: True} for silo in silos}
@@ -142,5 +144,5 @@ def membership(
     return own
 
 
-def _message(content: RecordDict, silo: Silo, kind: str, number: int) -> Message:
+def _message(content: RecordDict, silo: kit.Silo, kind: str, number: int) -> Message:
     return Message(content, dst_node_id=silo.node_id, message_type=kind, group_id=str(number))

@@ -35,6 +35,11 @@ def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
     }
 
 
+def plain_mean(models: Sequence[Model]) -> Model:
+    """The mean with equal weights."""
+    return weighted_mean(models, [1.0] * len(models))
+
+
 def _mean_array(
     arrays: Sequence[NDArray[np.generic]], weights: Sequence[float]
 ) -> NDArray[np.generic]:

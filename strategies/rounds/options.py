@@ -12,16 +12,25 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import FederationError, refused
 
 Scalar = int | float | str | bool
+Config = Mapping[str, Scalar]
+"""Entries of training messages, by keys of the wire."""
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=100_000)]
+CountOrNone = Annotated[int, Field(ge=0, le=100_000)]
+Times = Annotated[int, Field(ge=1, le=10_000)]
+TimesOrNone = Annotated[int, Field(ge=0, le=10_000)]
+Seed = Annotated[int, Field(ge=0)]
+Sample = Annotated[CountOrNone, Field(description="Silos a round, drawn by seed; 0 takes all.")]
 Spell = Callable[[str], str]
 
 SIGNS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
@@ -84,9 +93,10 @@ class Options(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
+    @cache
     def own_keys(cls) -> dict[str, Key]:
         """Its keys by name, in order."""
-        return _keys_of(cls)
+        return dict(_keys(cls))
 
     @classmethod
     def build(cls, values: Mapping[str, Any], **fields: Any) -> Self:
@@ -111,15 +121,10 @@ class Options(BaseModel):
 
     def plain(self) -> dict[str, Scalar]:
         """Its keys and their values."""
-        return {name: self._at(key.path) for name, key in self.own_keys().items()}
+        keys = self.own_keys().items()
+        return {name: attrgetter(".".join(key.path))(self) for name, key in keys}
 
-    def _at(self, path: tuple[str, ...]) -> Any:
-        value: Any = self
-        for step in path:
-            value = getattr(value, step)
-        return value
-
-    def problems(self, training: Mapping[str, Scalar]) -> Iterator[str]:
+    def problems(self, training: Config) -> Iterator[str]:
         """What does not fit together, in keys with dashes; none by default.
 
         Args:
@@ -127,27 +132,26 @@ class Options(BaseModel):
         """
         yield from ()
 
-    def require_consistency(self, training: Mapping[str, Scalar], *, spell: Spell) -> None:
+    def require_consistency(self, training: Config, *, spell: Spell) -> None:
         """Refuse options that do not fit together, or not to the training.
 
         Raises:
             FederationError: every problem is named.
         """
-        found = [respelled(text, self.own_keys(), spell) for text in self.problems(training)]
+        keys = self.own_keys()
+
+        def respelled(word: re.Match[str]) -> str:
+            return spell(word[0]) if word[0] in keys else word[0]
+
+        dashed_words = r"[a-z]+(?:-[a-z]+)+"
+        found = [re.sub(dashed_words, respelled, text) for text in self.problems(training)]
         if found:
             raise wrong_options(found)
 
 
 def wrong_options(problems: list[str]) -> FederationError:
     """The error that names them all."""
-    return FederationError(f"{'; '.join(problems)}.", phase="configuration", exit_code=EXIT_CONFIG)
-
-
-def respelled(text: str, keys: Mapping[str, Key], spell: Spell) -> str:
-    """The text with these keys spelled as they are written where it is read."""
-    return re.sub(
-        r"[a-z]+(?:-[a-z]+)+", lambda word: spell(word[0]) if word[0] in keys else word[0], text
-    )
+    return refused(f"{'; '.join(problems)}.")
 
 
 def problems_of(
@@ -179,11 +183,6 @@ def _problem(entry: Any, owner: type[BaseModel], name: str, spell: Spell, known:
     whole = "a whole number, " if entry["type"].startswith("int_") else ""
     words = whole + _words(schema_of(field))
     return f"{spell(field.alias or name)} must be {words}. Got {entry['input']!r}"
-
-
-@cache
-def _keys_of(kind: type[Options]) -> dict[str, Key]:
-    return dict(_keys(kind))
 
 
 def _keys(kind: type[Options], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Key]]:

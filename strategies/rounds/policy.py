@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from coterie.strategies.rounds.algorithm import Update
+from coterie.strategies.rounds.algorithm import Update, Updates
 from coterie.strategies.rounds.members import Members, minimums_of, staying
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.reports import Group
@@ -27,19 +27,19 @@ def form(groups: Iterable[Group], minimums: Mapping[str, int]) -> tuple[Group, .
     return tuple(kept + alone)
 
 
-def accepted(updates: Sequence[Update]) -> list[Update]:
+def accepted(updates: Updates) -> list[Update]:
     """Those of a group's updates that may be averaged: each silo's minimum holds among them."""
     stay = staying([u.silo.name for u in updates], minimums_of(u.silo for u in updates))
     return [u for u in updates if u.silo.name in stay]
 
 
-def average(updates: Sequence[Update]) -> Model | None:
+def average(updates: Updates) -> Model | None:
     """The size-weighted mean of those that may be averaged; None of nobody."""
     kept = accepted(updates)
     return weighted_mean([u.model for u in kept], [u.num_examples for u in kept]) if kept else None
 
 
-def average_groups(members: Members, updates: Sequence[Update]) -> Members:
+def average_groups(members: Members, updates: Updates) -> Members:
     """Aggregate every group of ``members.groups``: the size-weighted mean of what came back.
 
     A member whose reply is missing or left out gets its group's mean like the others; a group
@@ -56,7 +56,7 @@ def average_groups(members: Members, updates: Sequence[Update]) -> Members:
     return members.holding(models)
 
 
-def withdraw(groups: Sequence[Group], updates: Sequence[Update]) -> dict[str, str]:
+def withdraw(groups: Sequence[Group], updates: Updates) -> dict[str, str]:
     """Silos that accept none of their groups as small as what answered of it, and why."""
     silos = {u.silo.name: u.silo for u in updates if not u.purpose}
     if not minimums_of(silos.values()):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds.algorithm import Answers, Order, Update, num_bytes
+from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
 from coterie.strategies.rounds.reports import Evaluation, GuardReport, PhaseReport, SiloReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
@@ -104,7 +104,11 @@ def check_reply(order: Order, reply: Message | None) -> Update:
     if model is None:
         raise ReplyError(f"its reply has no arrays (expected a record {wire.ARRAYS!r}).")
     _check_like(model, order.model)
-    _check_numbers(arrays.values())
+    for extra in arrays.values():
+        for name, array in extra.items():
+            if array.dtype.kind not in "biuf":
+                raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
+            _check_values(name, array)
     metrics = wire.read_metrics(reply.content)
     count = metrics.get(wire.NUM_EXAMPLES)
     if count is None or not 0 < count <= MAX_EXAMPLES:
@@ -146,14 +150,6 @@ def _check_like(model: Model, sent: Model) -> None:
                 f"Got {got.dtype} of shape {got.shape}."
             )
         _check_values(name, got)
-
-
-def _check_numbers(extras: Iterable[Model]) -> None:
-    for extra in extras:
-        for name, array in extra.items():
-            if array.dtype.kind not in "biuf":
-                raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
-            _check_values(name, array)
 
 
 def _check_values(name: str, array: NDArray[np.generic]) -> None:
@@ -202,7 +198,7 @@ def read_guards(silos: Sequence[Silo], replies: Sequence[Message | None]) -> dic
     return dict(sorted(found.items()))
 
 
-def received_evaluations(updates: Sequence[Update]) -> dict[str, Evaluation]:
+def received_evaluations(updates: Updates) -> dict[str, Evaluation]:
     """Silo → what it measured of the model that it was sent with its training."""
     stated = {u.silo.name: u.metrics for u in updates if wire.RECEIVED_ERROR in u.metrics}
     counts = {name: metrics.get(wire.RECEIVED_EXAMPLES, 0) for name, metrics in stated.items()}
@@ -217,7 +213,7 @@ def received_evaluations(updates: Sequence[Update]) -> dict[str, Evaluation]:
     }
 
 
-def trained_evaluations(updates: Sequence[Update]) -> dict[str, tuple[float, float]]:
+def trained_evaluations(updates: Updates) -> dict[str, tuple[float, float]]:
     """Silo → (loss, error) of the model as it trained it, of those that were asked."""
     return {
         u.silo.name: (u.metrics.get(wire.TRAINED_LOSS, float("nan")), u.metrics[wire.TRAINED_ERROR])
@@ -251,32 +247,15 @@ def silo_report(update: Update) -> SiloReport:
 
 
 def costs_by_kind(
-    orders: Sequence[Order], updates: Sequence[Update], seconds: float
+    orders: Sequence[Order], updates: Updates, seconds: float
 ) -> dict[str, PhaseReport]:
     """What an exchange beside the training cost, by message type."""
-    return {
-        kind: _cost(
-            [o for o in orders if o.kind == kind],
-            [u for u in updates if u.kind == kind],
-            exchanges=1,
-            seconds=seconds,
-        )
-        for kind in sorted({order.kind for order in orders})
-    }
+    return _costs(orders, updates, lambda one: one.kind, exchanges=1, seconds=seconds)
 
 
-def costs_beside_training(
-    orders: Sequence[Order], updates: Sequence[Update]
-) -> dict[str, PhaseReport]:
-    """What was asked for a purpose together with the round's training, by purpose."""
-    purposes = sorted({_unnumbered(order.purpose) for order in orders if order.purpose})
-    return {
-        purpose: _cost(
-            [o for o in orders if o.purpose and _unnumbered(o.purpose) == purpose],
-            [u for u in updates if u.purpose and _unnumbered(u.purpose) == purpose],
-        )
-        for purpose in purposes
-    }
+def costs_beside_training(orders: Sequence[Order], updates: Updates) -> dict[str, PhaseReport]:
+    """What was asked for a purpose together with the round's training: ``trial-3`` as ``trial``."""
+    return _costs(orders, updates, lambda one: re.sub(r"-\d+$", "", one.purpose))
 
 
 def add_costs(
@@ -286,27 +265,29 @@ def add_costs(
     return {**one, **{key: one.get(key, PhaseReport()) + cost for key, cost in other.items()}}
 
 
-def _cost(
+def _costs(
     orders: Sequence[Order],
-    updates: Sequence[Update],
+    updates: Updates,
+    sort: Callable[[Order | Update], str],
     *,
     exchanges: int = 0,
     seconds: float = 0.0,
-) -> PhaseReport:
-    stated = [u.metrics.get(wire.SECONDS, 0.0) for u in updates]
-    return PhaseReport(
-        exchanges=exchanges,
-        messages=len(orders),
-        seconds=seconds,
-        bytes_sent=sum(order.num_bytes for order in orders),
-        bytes_received=sum(u.bytes_received for u in updates),
-        silo_seconds=sum(s for s in stated if np.isfinite(s)),
-    )
-
-
-def _unnumbered(purpose: str) -> str:
-    """``trial-3`` → ``trial``."""
-    return re.sub(r"-\d+$", "", purpose)
+) -> dict[str, PhaseReport]:
+    """Costs by sort of work; work of an empty sort is left out."""
+    costs = {}
+    for wanted in sorted({sort(order) for order in orders} - {""}):
+        asked = [order for order in orders if sort(order) == wanted]
+        done = [update for update in updates if sort(update) == wanted]
+        stated = [u.metrics.get(wire.SECONDS, 0.0) for u in done]
+        costs[wanted] = PhaseReport(
+            exchanges=exchanges,
+            messages=len(asked),
+            seconds=seconds,
+            bytes_sent=sum(order.num_bytes for order in asked),
+            bytes_received=sum(u.bytes_received for u in done),
+            silo_seconds=sum(s for s in stated if np.isfinite(s)),
+        )
+    return costs
 
 
 def evaluation_record(evaluation: Mapping[str, Evaluation]) -> MetricRecord:
@@ -320,7 +301,7 @@ def evaluation_record(evaluation: Mapping[str, Evaluation]) -> MetricRecord:
     return MetricRecord({**means})
 
 
-def training_record(updates: Sequence[Update]) -> MetricRecord:
+def training_record(updates: Updates) -> MetricRecord:
     """Flower's record: the mean training loss, weighted by training samples."""
     pairs = [
         (u.metrics[wire.TRAIN_LOSS], u.num_examples)

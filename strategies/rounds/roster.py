@@ -85,12 +85,22 @@ class NodeRoster:
 
     def present(self, grid: Grid, *, round: int) -> list[Silo]:
         """See ``Roster``."""
-        nodes = _wait(
-            lambda: sorted(grid.get_node_ids()),
-            enough=self.min_silos if round <= 1 else 1,
-            deadline_s=self.deadline_s,
-            round=round,
-        )
+        enough = self.min_silos if round <= 1 else 1
+        deadline, said = time.monotonic() + self.deadline_s, 0.0
+        while len(nodes := sorted(grid.get_node_ids())) < enough:
+            now = time.monotonic()
+            if now >= deadline:
+                raise FederationError(
+                    f"gave up after {self.deadline_s:.0f} s: {len(nodes)} of at least {enough} "
+                    "nodes are connected.",
+                    round=round,
+                    phase="roster",
+                    exit_code=EXIT_NO_SILOS,
+                )
+            if now - said >= SAY_AGAIN_S:
+                said = now
+                log.info("waiting for nodes: %d of at least %d connected", len(nodes), enough)
+            time.sleep(POLL_S)
         return [Silo(name=f"node-{node}", node_id=node) for node in nodes]
 
 
@@ -181,9 +191,19 @@ class DescribedRoster:
                     log.warning("the run goes on without %s", ", ".join(away))
                 self.awaited = frozenset()
                 return sorted(here, key=lambda silo: silo.name)
-            self._say_waiting(len(here), missing + away, lingering, round)
+            text = _waiting_text(len(here), self.min_silos, missing + away, lingering, round)
+            if time.monotonic() - self._said >= SAY_AGAIN_S:
+                self._said = time.monotonic()
+                log.info(text)
             if late:
-                raise self._gave_up(here, missing + away, lingering, round)
+                refused = "".join(f" {who} was refused: {why}" for who, why in self.refused.items())
+                raise FederationError(
+                    f"gave up after {self.deadline_s:.0f} s: {text}.{refused} Start silos with "
+                    "`coterie silo`, or raise wait-for-silos.",
+                    round=round,
+                    phase="roster",
+                    exit_code=EXIT_NO_SILOS,
+                )
             time.sleep(POLL_S)
 
     def _look(self, grid: Grid, *, round: int) -> list[Silo]:
@@ -203,11 +223,7 @@ class DescribedRoster:
         ]
 
     def _describe(self, grid: Grid, new: Sequence[int]) -> None:
-        config: dict[str, Any] = {
-            **self.terms,
-            wire.PROTOCOL_KEY: wire.PROTOCOL,
-            wire.TASK: self.task,
-        }
+        config: Any = {**self.terms, wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: self.task}
         messages = [
             Message(
                 RecordDict({wire.CONFIG: ConfigRecord(dict(config))}),
@@ -254,11 +270,8 @@ class DescribedRoster:
         if any(silo.name == described.name for silo in self._by_node.values()):
             # Not for good: a silo that was killed and came back waits until its old node is gone.
             self._doubles[node] = described.name
-            self._refuse(
-                node,
-                described.name,
-                "another silo of that name is already here. Give every silo its own name.",
-            )
+            reason = "another silo of that name is already here. Give every silo its own name."
+            self._refuse(node, described.name, reason)
             return
         self.schema = self.schema or described.schema
         for who in (described.name, f"node {node}"):
@@ -312,27 +325,6 @@ class DescribedRoster:
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
 
-    def _say_waiting(
-        self, here: int, missing: Sequence[str], lingering: Sequence[str], round: int
-    ) -> None:
-        if time.monotonic() - self._said < SAY_AGAIN_S:
-            return
-        self._said = time.monotonic()
-        log.info(_waiting_text(here, self.min_silos, missing, lingering, round))
-
-    def _gave_up(
-        self, here: Sequence[Silo], missing: Sequence[str], lingering: Sequence[str], round: int
-    ) -> FederationError:
-        refused = "".join(f" {who} was refused: {why}" for who, why in self.refused.items())
-        text = _waiting_text(len(here), self.min_silos, missing, lingering, round)
-        return FederationError(
-            f"gave up after {self.deadline_s:.0f} s: {text}.{refused} Start silos with "
-            "`coterie silo`, or raise wait-for-silos.",
-            round=round,
-            phase="roster",
-            exit_code=EXIT_NO_SILOS,
-        )
-
 
 def _is_another_release(theirs: str) -> bool:
     """Whether a stated version differs in its first two numbers; patches may differ."""
@@ -352,26 +344,3 @@ def _waiting_text(
     if lingering:
         return f"round {round} waits for {', '.join(lingering)} to leave"
     return f"waiting for silos: {here} of at least {min_silos if round <= 1 else 1} here"
-
-
-def _wait(
-    look: Callable[[], list[int]], *, enough: int, deadline_s: float, round: int
-) -> list[int]:
-    deadline, said = time.monotonic() + deadline_s, 0.0
-    while True:
-        nodes = look()
-        if len(nodes) >= enough:
-            return nodes
-        now = time.monotonic()
-        if now >= deadline:
-            raise FederationError(
-                f"gave up after {deadline_s:.0f} s: {len(nodes)} of at least {enough} nodes are "
-                "connected.",
-                round=round,
-                phase="roster",
-                exit_code=EXIT_NO_SILOS,
-            )
-        if now - said >= SAY_AGAIN_S:
-            said = now
-            log.info("waiting for nodes: %d of at least %d connected", len(nodes), enough)
-        time.sleep(POLL_S)

@@ -48,7 +48,33 @@ Part = tuple[NDArray[np.float32], NDArray[np.int64]]
 _Key = tuple[int, float, bytes]
 
 
-class ImageTask(Task):
+class NamedNetwork(Task):
+    """Images, and one network of several by name.
+
+    Attributes:
+        models: names in ``coterie.tasks.models.NETWORKS``; the first is the default.
+        shape: of one sample as the model sees it, (C, H, W).
+    """
+
+    models: tuple[str, ...]
+    shape: tuple[int, int, int]
+
+    def __init__(self, *, model: str = "") -> None:
+        self.model_name = model or self.models[0]
+        if self.model_name not in self.models:
+            raise TaskError(
+                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}."
+            )
+
+    def model(self) -> torch.nn.Module:
+        """The network that the task's name asks for, as representation and head."""
+        from coterie.tasks.models import NETWORKS, SplitModel
+
+        make = NETWORKS[self.model_name]
+        return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
+
+
+class ImageTask(NamedNetwork):
     """Images from a folder, one network of several by name.
 
     Options:
@@ -68,30 +94,13 @@ class ImageTask(Task):
             parts are joined before they are cut, and each silo keeps this share for testing.
 
     Attributes:
-        models: names in ``coterie.tasks.models.NETWORKS``; the first is the default.
-        shape: of one sample as the model sees it, (C, H, W).
         standard: what ``normalise=standard`` does.
     """
 
-    models: tuple[str, ...]
-    shape: tuple[int, int, int]
     standard: Scale
     files: ImageFiles
+    shape = (1, *GREY)
     first_label = 0
-
-    def __init__(self, *, model: str = "") -> None:
-        self.model_name = model or self.models[0]
-        if self.model_name not in self.models:
-            raise TaskError(
-                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}."
-            )
-
-    def model(self) -> torch.nn.Module:
-        """The network that the task's name asks for, as representation and head."""
-        from coterie.tasks.models import NETWORKS, SplitModel
-
-        make = NETWORKS[self.model_name]
-        return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
         """Load this silo's data.
@@ -161,10 +170,7 @@ class ImageTask(Task):
     def _raw(self, chosen: Mapping[str, Any]) -> RawImages:
         raw = read_images(self.name, chosen["data"], self.files, download=chosen["download"])
         first = chosen["first-label"]
-        train, test = (
-            Images(raw.train.x, raw.train.y - first),
-            Images(raw.test.x, raw.test.y - first),
-        )
+        train, test = (Images(part.x, part.y - first) for part in (raw.train, raw.test))
         for y in (train.y, test.y):
             if len(y) and not 0 <= y.min() <= y.max() < self.num_classes:
                 raise TaskError(
@@ -222,7 +228,6 @@ class Mnist(ImageTask):
     name = "mnist"
     num_classes = 10
     models = ("cnn-fedgenp", "mclr", "mlp-128", "mlp-64", "mlp-200", "mlp-512", "cnn-fedgen")
-    shape = (1, 28, 28)
     files = ImageFiles(("mnist.npz",), GREY, "MNIST/raw", torchvision=("MNIST", {}))
     standard = per_channel((0.1307,), (0.3081,))
 
@@ -233,7 +238,6 @@ class FashionMnist(ImageTask):
     name = "fashion-mnist"
     num_classes = 10
     models = ("mlp-64", "mlp-200", "mclr", "mlp-128", "mlp-512", "cnn-fedgenp", "cnn-fedgen")
-    shape = (1, 28, 28)
     files = ImageFiles(
         ("fashion_mnist.npz",), GREY, "FashionMNIST/raw", torchvision=("FashionMNIST", {})
     )
@@ -247,7 +251,6 @@ class EmnistLetters(ImageTask):
     num_classes = 26
     first_label = 1
     models = ("cnn-fedgenp", "mclr", "mlp-512", "mlp-128", "mlp-64", "mlp-200", "cnn-fedgen")
-    shape = (1, 28, 28)
     files = ImageFiles(
         ("emnist_letters.npz",),
         GREY,
@@ -279,18 +282,15 @@ def finish(
     scale: Scale,
     num_classes: int,
 ) -> SiloData:
-    """Scale (images, labels) and put the channels first.
-
-    Args:
-        train, test: images of shape (n, H, W) or (n, H, W, C), pixels 0–255; labels (n,).
-    """
+    """A silo's data from images (n, H, W) or (n, H, W, C), pixels 0–255, and labels (n,)."""
     x_train, x_test = (scaled(images, scale) for images in (train[0], test[0]))
     return SiloData(x_train, train[1], x_test, test[1], num_classes)
 
 
 def scaled(images: NDArray[Any], scale: Scale) -> NDArray[np.float32]:
     """Pixels 0–255 scaled, with the channels first."""
-    return _channels_first(scale(images))
+    x = scale(images)
+    return np.ascontiguousarray(x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2))
 
 
 def parse_flags(options: Mapping[str, Option], *flags: str) -> dict[str, Option]:
@@ -314,12 +314,6 @@ def check_bounds(chosen: Mapping[str, Any], keys: tuple[str, ...]) -> None:
     for key in keys:
         if chosen[key] < 0:
             raise TaskError(f"{key} must be at least 0. Got {chosen[key]}.")
-
-
-def _channels_first(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    if images.ndim == 3:
-        return np.ascontiguousarray(images[:, None])
-    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def cap(part: NDArray[np.int64], most: int, rng: np.random.Generator) -> NDArray[np.int64]:

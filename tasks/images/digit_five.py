@@ -10,21 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import Option, SiloData, Task, TaskError, place_of, read_options
-from coterie.tasks.images.datasets import cap, check_bounds, finish, join
+from coterie.tasks.base import Option, SiloData, TaskError, place_of, read_options
+from coterie.tasks.images.datasets import NamedNetwork, cap, check_bounds, finish, join
 from coterie.tasks.images.fonts import draw_digits, find_fonts
 from coterie.tasks.images.image_files import ImageFiles, Images, RawImages, read_images
 from coterie.tasks.images.scale import SYMMETRIC
 from coterie.tasks.splits import Share, make_split, silos_of_domains
-from coterie.tasks.splits.options import silos_asked
-
-if TYPE_CHECKING:
-    import torch
+from coterie.tasks.splits.options import SPLIT_OPTIONS, silos_asked
 
 DOMAINS: dict[str, ImageFiles] = {
     "svhn": ImageFiles(("svhn.npz", "svhn_small.npz"), None),
@@ -39,14 +36,11 @@ OPTIONS: dict[str, Option] = {
     "data": "",
     "domain": "",
     "domains": ",".join(DOMAINS),
-    "split": "none",
-    "silos": 0,
-    "silo": -1,
     "split-seed": 0,
-    "test-share": 0.0,
     "train": 0,
     "test": 0,
     "fonts": "",
+    **SPLIT_OPTIONS,
 }
 
 SIDE = 28
@@ -54,7 +48,7 @@ NUM_DRAWN = (2000, 1000)  # training and test digits drawn where there is no syn
 DRAWN_SEED = 5  # the same for every silo and split: the drawn set is one data set
 
 
-class DigitFive(Task):
+class DigitFive(NamedNetwork):
     """Ten classes, images of 3×28×28, FedBN's DigitModel or a smaller network.
 
     Options:
@@ -71,6 +65,8 @@ class DigitFive(Task):
         train, test: at most so many samples, taken at random; 0 = all.
         fonts: folder of fonts for the drawn digits; by default what the machine has.
 
+    FedBN's network has 14.2 million parameters.
+
     Digits of one SVHN photograph (``src_train``, ``src_test`` in the file) are never divided.
     Where MNIST-M takes part, MNIST leaves out the images that MNIST-M recoloured (its ``i_train``
     and ``i_test``): else two domains would share samples, and test images would be trained on.
@@ -80,20 +76,6 @@ class DigitFive(Task):
     num_classes = 10
     models = ("cnn-fedbn", "mlp-128", "mclr")
     shape = (3, SIDE, SIDE)
-
-    def __init__(self, *, model: str = "cnn-fedbn") -> None:
-        if model not in self.models:
-            raise TaskError(
-                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}."
-            )
-        self.model_name = model
-
-    def model(self) -> torch.nn.Module:
-        """The network, as representation and head; FedBN's has 14.2 million parameters."""
-        from coterie.tasks.models import NETWORKS, SplitModel
-
-        make = NETWORKS[self.model_name]
-        return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
         """Load this silo's data.
@@ -143,11 +125,8 @@ class DigitFive(Task):
         """The data of all silos of one domain."""
         raw = _read(self.name, chosen, domain)
         units, test_units = raw.extra.get("src_train"), raw.extra.get("src_test")
-        config: dict[str, Option] = {
-            "kind": "iid",
-            "silos": num_silos,
-            "seed": chosen["split-seed"],
-        }
+        seed = chosen["split-seed"]
+        config: dict[str, Option] = {"kind": "iid", "silos": num_silos, "seed": seed}
         if chosen["test-share"]:
             if units is not None and test_units is not None:
                 # each part numbers its own photographs from 1
@@ -161,10 +140,9 @@ class DigitFive(Task):
                 config, raw.train.y, test_labels=raw.test.y, units=units, test_units=test_units
             )
         number = list(DOMAINS).index(domain)
-        seeds = [[chosen["split-seed"], 2, number, place] for place in range(num_silos)]
         return [
-            self._silo(raw, share, chosen, np.random.default_rng(seed))
-            for share, seed in zip(shares, seeds, strict=True)
+            self._silo(raw, share, chosen, np.random.default_rng([seed, 2, number, place]))
+            for place, share in enumerate(shares)
         ]
 
     def _silo(
@@ -263,14 +241,10 @@ def _drawn(fonts: str) -> RawImages:
 def _without_recoloured(raw: RawImages, recoloured: Path) -> RawImages:
     if not recoloured.is_file():
         return raw
+    parts = []
     with np.load(recoloured, allow_pickle=False) as archive:
-        drop = [archive[name] if name in archive.files else [] for name in ("i_train", "i_test")]
-    train, test = (
-        _without(images, gone) for images, gone in zip((raw.train, raw.test), drop, strict=True)
-    )
-    return RawImages(train, test)
-
-
-def _without(images: Images, gone: NDArray[np.int64] | list[int]) -> Images:
-    keep = ~np.isin(np.arange(len(images.y)), gone)
-    return Images(images.x[keep], images.y[keep])
+        for (x, y), name in ((raw.train, "i_train"), (raw.test, "i_test")):
+            gone = archive[name] if name in archive.files else []
+            keep = ~np.isin(np.arange(len(y)), gone)
+            parts.append(Images(x[keep], y[keep]))
+    return RawImages(parts[0], parts[1])

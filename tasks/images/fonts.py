@@ -23,7 +23,6 @@ from coterie.tasks.base import TaskError, place_of
 from coterie.tasks.images.image_files import Images
 
 if TYPE_CHECKING:
-    from PIL import Image
     from PIL.ImageFont import FreeTypeFont
 
 SIDE = 28
@@ -140,10 +139,6 @@ def _mask(label: int, font: FreeTypeFont, rng: np.random.Generator) -> NDArray[n
             draw.text((place, y), other, fill=255, font=font, anchor="mm")
     canvas = canvas.rotate(rng.uniform(-15, 15), resample=Image.Resampling.BILINEAR)
     canvas = canvas.filter(ImageFilter.GaussianBlur(rng.uniform(0.0, 2.0)))
-    return _shrunk(canvas)
-
-
-def _shrunk(canvas: Image.Image) -> NDArray[np.float32]:
     pixels = np.asarray(canvas, dtype=np.float32) / 255.0
     shrunk: NDArray[np.float32] = pixels.reshape(SIDE, 2, SIDE, 2).mean(axis=(1, 3))
     return shrunk

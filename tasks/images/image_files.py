@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
@@ -176,19 +176,14 @@ def _read(found: Path, files: ImageFiles) -> RawImages:
         return read_npz(found)
     if files.batches:
         return _read_batches(found)
-    train, test = (_read_idx_part(found, name, files) for name in files.idx_names)
-    return RawImages(train, test)
-
-
-def _read_idx_part(folder: Path, name: str, files: ImageFiles) -> Images:
-    images = _read_idx(folder, f"{name}-images-idx3-ubyte")
-    if files.transposed and images.ndim == 3:
-        images = images.transpose(0, 2, 1)
-    return Images(images, _read_idx(folder, f"{name}-labels-idx1-ubyte").astype(np.int64))
-
-
-def _any_image(shape: tuple[int, ...]) -> bool:
-    return len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
+    parts = []
+    for name in files.idx_names:
+        images = _read_idx(found, f"{name}-images-idx3-ubyte")
+        if files.transposed and images.ndim == 3:
+            images = images.transpose(0, 2, 1)
+        labels = _read_idx(found, f"{name}-labels-idx1-ubyte")
+        parts.append(Images(images, labels.astype(np.int64)))
+    return RawImages(parts[0], parts[1])
 
 
 def _checked(found: Path, part: str, images: Images, files: ImageFiles) -> Images:
@@ -196,7 +191,8 @@ def _checked(found: Path, part: str, images: Images, files: ImageFiles) -> Image
     x, y = images
     if files.shape is not None and x.shape[1:] == (*files.shape, 1):
         x = x[..., 0]
-    fits = _any_image(x.shape) if files.shape is None else x.shape[1:] == files.shape
+    coloured = x.ndim == 4 and x.shape[3] in (1, 3)
+    fits = x.ndim == 3 or coloured if files.shape is None else x.shape[1:] == files.shape
     if x.dtype != np.uint8 or not fits:
         shape = "(n, H, W) or (n, H, W, 3)" if files.shape is None else ("n", *files.shape)
         raise TaskError(
@@ -265,22 +261,18 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _read_batches(folder: Path) -> RawImages:
     batches = [_read_batch(folder / f"data_batch_{number}") for number in range(1, 6)]
-    train = Images(np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
+    train = Images(*(np.concatenate(part) for part in zip(*batches, strict=True)))
     return RawImages(train, _read_batch(folder / "test_batch"))
 
 
 def _read_batch(path: Path) -> Images:
     try:
         with path.open("rb") as file:
-            batch = _load_arrays(file)
+            batch = _ArraysOnly(file, encoding="bytes").load()
         images = np.asarray(batch[b"data"], dtype=np.uint8).reshape(-1, 3, 32, 32)
         return Images(images.transpose(0, 2, 3, 1), np.asarray(batch[b"labels"], dtype=np.int64))
     except UNREADABLE as error:
         raise _unreadable(path, error) from error
-
-
-def _load_arrays(file: IO[bytes]) -> Any:
-    return _ArraysOnly(file, encoding="bytes").load()
 
 
 # --- download -------------------------------------------------------------------------------------

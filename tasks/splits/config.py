@@ -10,24 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from coterie.tasks.base import Option, TaskError
-from coterie.tasks.splits.shares import (
-    Indices,
-    Matrix,
-    by_domain_shares,
-    checked_labels,
-    classes_per_silo_shares,
-    count_classes,
-    cut,
-    dirichlet_shares,
-    half_normal_shares,
-    iid_shares,
-    label_groups_shares,
-    one_class_shards_shares,
-    power_law_shares,
-    shrink,
-    sizes_shares,
-    three_silos_shares,
-)
+from coterie.tasks.splits import shares as kinds
+from coterie.tasks.splits.shares import Indices, Matrix, checked_labels, count_classes, cut
 from coterie.tasks.splits.shifts import permutation
 
 
@@ -49,69 +33,49 @@ class Share:
     labels: Indices | None = None
 
 
-@dataclass(frozen=True)
-class _Shares:
-    """Matrices for the two parts; they differ where a paper tests on other sizes."""
-
-    train: Matrix
-    test: Matrix
+Plan = Callable[[Mapping[str, Any], Indices, np.random.Generator], tuple[Matrix, Matrix]]
+"""Shares of the training and of the test part; they differ where a paper tests on other sizes."""
 
 
-Plan = Callable[[Mapping[str, Any], Indices, np.random.Generator], _Shares]
+def _drawn(draw: Callable[..., Matrix], *keys: str) -> Plan:
+    """Both parts by the same shares, drawn with these keys of the split."""
+
+    def plan(
+        chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
+    ) -> tuple[Matrix, Matrix]:
+        own = {key.replace("-", "_"): chosen[key] for key in keys}
+        shares = draw(counts, chosen["silos"], **own, rng=rng)
+        return shares, shares
+
+    return plan
 
 
-def _same(shares: Matrix) -> _Shares:
-    return _Shares(shares, shares)
-
-
-def _plan_sizes(chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator) -> _Shares:
+def _plan_sizes(
+    chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
+) -> tuple[Matrix, Matrix]:
     wanted = _numbers(chosen, "sizes", _size_list)
     if len(wanted) != chosen["silos"]:
         raise TaskError(f"sizes must name {chosen['silos']} sizes, as many as silos. Got {wanted}.")
-    return _Shares(sizes_shares(wanted, int(counts.sum())), iid_shares(chosen["silos"]))
-
-
-def _plan_half_normal(
-    chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
-) -> _Shares:
-    return _same(
-        half_normal_shares(
-            chosen["silos"], int(counts.sum()), min_samples=chosen["min-samples"], rng=rng
-        )
-    )
-
-
-def _plan_dirichlet(
-    chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
-) -> _Shares:
-    alpha, least = chosen["alpha"], chosen["min-samples"]
-    return _same(dirichlet_shares(counts, chosen["silos"], alpha=alpha, min_samples=least, rng=rng))
-
-
-def _plan_power_law(
-    chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
-) -> _Shares:
-    keys = {key: chosen[key] for key in ("classes", "base", "sigma")}
-    return _same(power_law_shares(counts, chosen["silos"], **keys, rng=rng))
+    return kinds.sizes_shares(wanted, int(counts.sum())), kinds.iid_shares(chosen["silos"])
 
 
 def _plan_label_groups(
     chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
-) -> _Shares:
-    groups = _numbers(chosen, "groups", lambda text: [_ints(g) for g in text.split(";")])
-    large = label_groups_shares(
+) -> tuple[Matrix, Matrix]:
+    groups = _numbers(chosen, "groups", lambda text: [_list(g, int) for g in text.split(";")])
+    large = kinds.label_groups_shares(
         counts, chosen["silos"], groups=groups, own_share=chosen["own-share"]
     )
     # small silos are tested on as many samples as large ones (350 in the paper)
-    return _Shares(shrink(large, chosen["small-from"], chosen["small-share"]), large)
+    return kinds.shrink(large, chosen["small-from"], chosen["small-share"]), large
 
 
 def _plan_three_silos(
     chosen: Mapping[str, Any], counts: Indices, rng: np.random.Generator
-) -> _Shares:
+) -> tuple[Matrix, Matrix]:
     if chosen["silos"] != 3:
         raise TaskError(f"split three-silos has 3 silos. Got {chosen['silos']}.")
-    return _Shares(*three_silos_shares(counts, rng=rng))
+    return kinds.three_silos_shares(counts, rng=rng)
 
 
 @dataclass(frozen=True)
@@ -123,23 +87,16 @@ class Kind:
 
 
 KINDS: dict[str, Kind] = {
-    "iid": Kind({}, lambda chosen, counts, rng: _same(iid_shares(chosen["silos"]))),
+    "iid": Kind({}, _drawn(lambda counts, silos, rng: kinds.iid_shares(silos))),
     "sizes": Kind({"sizes": ""}, _plan_sizes),
-    "half-normal": Kind({}, _plan_half_normal),
-    "dirichlet": Kind({"alpha": 1.0}, _plan_dirichlet),
-    "classes-per-silo": Kind(
-        {"classes": 2},
-        lambda chosen, counts, rng: _same(
-            classes_per_silo_shares(counts, chosen["silos"], classes=chosen["classes"], rng=rng)
-        ),
+    "half-normal": Kind({}, _drawn(kinds.half_normal_shares, "min-samples")),
+    "dirichlet": Kind({"alpha": 1.0}, _drawn(kinds.dirichlet_shares, "alpha", "min-samples")),
+    "classes-per-silo": Kind({"classes": 2}, _drawn(kinds.classes_per_silo_shares, "classes")),
+    "one-class-shards": Kind({"shards": 100}, _drawn(kinds.one_class_shards_shares, "shards")),
+    "power-law": Kind(
+        {"classes": 2, "base": 5, "sigma": 2.0},
+        _drawn(kinds.power_law_shares, "classes", "base", "sigma"),
     ),
-    "one-class-shards": Kind(
-        {"shards": 100},
-        lambda chosen, counts, rng: _same(
-            one_class_shards_shares(counts, chosen["silos"], shards=chosen["shards"], rng=rng)
-        ),
-    ),
-    "power-law": Kind({"classes": 2, "base": 5, "sigma": 2.0}, _plan_power_law),
     "label-groups": Kind(
         {
             "groups": "0,1,2,3;1,2,3,4;5,6,7,8;6,7,8,9",
@@ -150,9 +107,6 @@ KINDS: dict[str, Kind] = {
         _plan_label_groups,
     ),
     "three-silos": Kind({}, _plan_three_silos),
-    "by-domain": Kind(
-        {}, lambda chosen, counts, rng: _same(by_domain_shares(counts, chosen["silos"]))
-    ),
 }
 """Name → kind. The defaults are the papers' settings."""
 
@@ -167,8 +121,6 @@ COMMON_KEYS: dict[str, Option] = {
     "permutations": 1,
 }
 """Keys of every kind; see ``make_split``."""
-
-UNITS_KINDS = ("iid", "by-domain")
 
 
 def make_split(
@@ -201,34 +153,34 @@ def make_split(
 
     Args:
         config: the keys above.
-        labels: shape (n,), the training part's labels; the domains' numbers for ``by-domain``.
+        labels: shape (n,), the training part's labels.
         test_labels: shape (m,), the test part's; cut by the same shares. None: see test-share.
         num_classes: number of classes, if some class may have no sample.
-        units, test_units: as in ``cut``; for kinds ``iid`` and ``by-domain``. A unit is never on
-            both sides of a silo's test-share either.
+        units, test_units: as in ``cut``; for kind ``iid``. A unit is never on both sides of a
+            silo's test-share either.
 
     Raises:
         TaskError: an unknown kind or key, or a split that is impossible with these samples.
     """
     kind, chosen = _read(config)
     y = checked_labels(labels, chosen["silos"])
-    if units is not None and kind not in UNITS_KINDS:
-        raise TaskError(f"units can be kept together only by {UNITS_KINDS}. Got {kind!r}.")
+    if units is not None and kind != "iid":
+        raise TaskError(f"units can be kept together only by iid. Got {kind!r}.")
     t = None if test_labels is None else checked_labels(test_labels, 1)
     rng = np.random.default_rng([chosen["seed"], 0])
     used = _subsample(len(y), chosen["samples"], rng)
     known = max(int(part.max()) + 1 for part in (y, t) if part is not None)
     counts = count_classes(y[used], num_classes or known)
-    shares = KINDS[kind].plan(chosen, counts, rng)
+    shares, test_shares = KINDS[kind].plan(chosen, counts, rng)
     own_units = None if units is None else np.asarray(units)
-    cuts = cut(y[used], shares.train, rng=rng, units=None if own_units is None else own_units[used])
+    cuts = cut(y[used], shares, rng=rng, units=None if own_units is None else own_units[used])
     trains = [used[part] for part in cuts]
     if t is None:
         if chosen["test"] == "all":
             raise TaskError("test='all' needs test labels: there is no test part here.")
         pairs = [_hold_out(part, chosen["test-share"], own_units, rng) for part in trains]
     else:
-        tests = _test_parts(t, shares.test, chosen, test_units, rng)
+        tests = _test_parts(t, test_shares, chosen, test_units, rng)
         pairs = list(zip(trains, tests, strict=True))
     _check_sizes(kind, pairs, chosen["min-samples"])
     return [_share(pair, silo, chosen, len(counts)) for silo, pair in enumerate(pairs)]
@@ -336,7 +288,9 @@ def _share(
     pair: tuple[Indices, Indices], silo: int, chosen: Mapping[str, Any], num_classes: int
 ) -> Share:
     silos = chosen["silos"]
-    angles = _numbers(chosen, "rotations", _floats) if chosen["rotations"] else [0.0]
+    angles = [0.0]
+    if chosen["rotations"]:
+        angles = _numbers(chosen, "rotations", lambda text: _list(text, float))
     number = silo * chosen["permutations"] // silos
     labels = permutation(num_classes, seed=chosen["seed"], number=number) if number else None
     return Share(*pair, rotation=angles[silo * len(angles) // silos], labels=labels)
@@ -351,12 +305,8 @@ def _numbers(chosen: Mapping[str, Any], key: str, parse: Callable[[str], Any]) -
         ) from None
 
 
-def _ints(text: str) -> list[int]:
-    return [int(word) for word in text.split(",")]
-
-
-def _floats(text: str) -> list[float]:
-    return [float(word) for word in text.split(",")]
+def _list(text: str, kind: type[Any]) -> list[Any]:
+    return [kind(word) for word in text.split(",")]
 
 
 def _size_list(text: str) -> list[int]:

@@ -17,7 +17,6 @@ SPLIT_KEYS: dict[str, Option] = {
     for key, default in keys.items()
     if key not in ("silos", "test-share")  # these two go by their own names
 }
-LABEL_KINDS = tuple(kind for kind in KINDS if kind != "by-domain")  # for data of one domain
 
 
 def check_split(options: Mapping[str, Option], chosen: Mapping[str, Any]) -> None:
@@ -38,11 +37,11 @@ def check_split(options: Mapping[str, Option], chosen: Mapping[str, Any]) -> Non
         if stray:
             raise TaskError(
                 f"option {stray[0]!r} belongs to a split. Set split to one of "
-                f"{', '.join(LABEL_KINDS)}, or leave it out."
+                f"{', '.join(KINDS)}, or leave it out."
             )
-    elif chosen["split"] not in LABEL_KINDS:
+    elif chosen["split"] not in KINDS:
         raise TaskError(
-            f"split must be none or one of {', '.join(LABEL_KINDS)}. Got {chosen['split']!r}."
+            f"split must be none or one of {', '.join(KINDS)}. Got {chosen['split']!r}."
         )
 
 

@@ -1,10 +1,8 @@
 """Shares: who gets which part of every class, and the cut that turns shares into indices.
 
-A split is a matrix of shares: row i is silo i, column c a class (one column: classes do not
-matter), and an entry is the part of that class's samples which the silo gets. Each kind of split
-is one way to draw that matrix; ``cut`` turns any of them into disjoint index arrays. The training
-and the test part of a data set are cut by the same matrix, so that a silo is tested on its own
-distribution. What the kinds are and where they come from: ``coterie.tasks.splits``.
+One function for every kind of split: shares, shape (silos, C) or (silos, 1), from the samples of
+each class, shape (C,), and the number of silos. What shares are and where the kinds come from:
+``coterie.tasks.splits``.
 """
 
 from __future__ import annotations
@@ -100,12 +98,12 @@ def count_classes(labels: Indices, num_classes: int | None = None) -> Indices:
 
 
 def iid_shares(silos: int) -> Matrix:
-    """Everyone the same, shape (silos, 1)."""
+    """Equal sizes, samples at random."""
     return np.full((silos, 1), 1.0 / silos)
 
 
 def sizes_shares(wanted: Sequence[int], available: int) -> Matrix:
-    """Given sizes, shape (silos, 1)."""
+    """Silo i gets ``wanted[i]`` samples at random (FedCollab: 10 × 2500 and 10 × 340)."""
     if min(wanted) < 1 or sum(wanted) > available:
         raise TaskError(
             f"sizes must each be at least 1 and together at most the {available} samples there "
@@ -115,9 +113,10 @@ def sizes_shares(wanted: Sequence[int], available: int) -> Matrix:
 
 
 def half_normal_shares(
-    silos: int, available: int, *, min_samples: int, rng: np.random.Generator
+    counts: Indices, silos: int, *, min_samples: int, rng: np.random.Generator
 ) -> Matrix:
-    """``min_samples`` each, the rest in proportion to |N(0, 1)|; shape (silos, 1)."""
+    """``min_samples`` each, the rest in proportion to |N(0, 1)| (HCCT section 7.1, FMNIST)."""
+    available = int(counts.sum())
     if min_samples < 0 or silos * min_samples > available:
         raise TaskError(
             f"min-samples must be in [0, {available // silos}] for {silos} silos and {available} "
@@ -132,7 +131,12 @@ def half_normal_shares(
 def dirichlet_shares(
     counts: Indices, silos: int, *, alpha: float, min_samples: int, rng: np.random.Generator
 ) -> Matrix:
-    """Dirichlet(α) over the silos, class by class, until every silo has ``min_samples``."""
+    """Each class is divided over the silos by a draw of Dirichlet(α) (FedGenP, after FedGen).
+
+    As in FedGen's generator, a silo that already holds an even share of all samples gets none of
+    the classes that follow, and a draw that leaves a silo below ``min_samples`` is repeated. Small
+    α is heterogeneous.
+    """
     if not (isfinite(alpha) and alpha >= MIN_ALPHA):
         raise TaskError(f"alpha must be a finite number of at least {MIN_ALPHA}. Got {alpha}.")
     for _ in range(MAX_TRIES):
@@ -170,7 +174,11 @@ def _rounded(shares: Matrix, counts: Indices) -> Indices:
 def classes_per_silo_shares(
     counts: Indices, silos: int, *, classes: int, rng: np.random.Generator
 ) -> Matrix:
-    """Equal shares among the holders of a class; classes without samples are not dealt."""
+    """Every silo holds ``classes`` different classes; a class is shared evenly by its holders.
+
+    Classes are dealt so that the numbers of their holders differ by at most one; classes without
+    samples are not dealt.
+    """
     present = np.flatnonzero(counts)
     if not 1 <= classes <= len(present):
         raise TaskError(f"classes per silo must be in [1, {len(present)}]. Got {classes}.")
@@ -192,7 +200,11 @@ def _per_column(weights: Matrix) -> Matrix:
 def one_class_shards_shares(
     counts: Indices, silos: int, *, shards: int, rng: np.random.Generator
 ) -> Matrix:
-    """Shards of one class, dealt in half-normal numbers, at least one each."""
+    """Shards of one class each, dealt at random in half-normal numbers (HCCT, CIFAR-10).
+
+    The classes have shards in proportion to their samples. Every silo gets at least one shard;
+    the others are dealt in proportion to |N(0, 1)|.
+    """
     present = int((counts > 0).sum())
     if shards < max(silos, present):
         raise TaskError(
@@ -229,7 +241,11 @@ def power_law_shares(
     sigma: float,
     rng: np.random.Generator,
 ) -> Matrix:
-    """Neighbouring classes for each silo, ``base`` of each, the rest by lognormal shares."""
+    """Silo u holds classes u, u+1, … mod C, with sizes by a power law (FedGroup, MNIST).
+
+    Of each of its classes a silo gets ``base`` samples; what then remains of the class is divided
+    by shares drawn from lognormal(0, σ).
+    """
     num_classes = len(counts)
     if not 1 <= classes <= num_classes:
         raise TaskError(f"classes per silo must be in [1, {num_classes}]. Got {classes}.")
@@ -256,7 +272,16 @@ def power_law_shares(
 def label_groups_shares(
     counts: Indices, silos: int, *, groups: Sequence[Sequence[int]], own_share: float
 ) -> Matrix:
-    """Equal shares among a label's holders; only ``own_share`` of a label of one group is used."""
+    """Groups of silos, each with its own set of labels (FedCollab, FashionMNIST).
+
+    With the paper's four groups of five silos, ``own_share=0.25`` and FashionMNIST's 6,000
+    samples per class, a silo gets 300 of the label that only its group has and 600 of each other.
+
+    Args:
+        groups: the labels of each group. Silo i is in group ``i · len(groups) // silos``.
+        own_share: the part that is used of a label that one group alone holds; other labels are
+            used up.
+    """
     num_classes = len(counts)
     named = [label for group in groups for label in group]
     if not named or min(named) < 0 or max(named) >= num_classes:
@@ -276,10 +301,8 @@ def label_groups_shares(
     return shares
 
 
-def shrink(shares: Matrix, small_from: int | None, small_share: float) -> Matrix:
-    """Cut the rows from ``small_from`` on down to ``small_share`` of themselves."""
-    if small_from is None:
-        return shares
+def shrink(shares: Matrix, small_from: int, small_share: float) -> Matrix:
+    """Cut the rows from ``small_from`` on down to ``small_share`` of themselves (14 of 2,100)."""
     if small_from < 0 or not 0 < small_share <= 1:
         raise TaskError(
             "small-from must be at least 0 and small-share in (0, 1]. "
@@ -290,7 +313,11 @@ def shrink(shares: Matrix, small_from: int | None, small_share: float) -> Matrix
 
 
 def three_silos_shares(counts: Indices, *, rng: np.random.Generator) -> tuple[Matrix, Matrix]:
-    """Shares of the training part, and of the test part, which silos 0 and 1 have in halves."""
+    """HCCT's motivating example (section 3.2, Table 2), of training and of test part.
+
+    Silos 0 and 1 have 20 % and 80 % of half of the classes, silo 2 all of the other half. Which
+    classes these are is random. Of the test part silos 0 and 1 have halves.
+    """
     num_classes = len(counts)
     if num_classes < 2:
         raise TaskError(f"three-silos needs at least two classes. Got {num_classes}.")
@@ -301,14 +328,6 @@ def three_silos_shares(counts: Indices, *, rng: np.random.Generator) -> tuple[Ma
     test = train.copy()
     test[:, first] = np.array([[0.5], [0.5], [0.0]])
     return train, test
-
-
-def by_domain_shares(counts: Indices, silos: int) -> Matrix:
-    """Equal shares of one domain among the silos that have it."""
-    shares = np.zeros((silos, len(counts)))
-    for domain, members in enumerate(silos_of_domains(silos, len(counts))):
-        shares[list(members), domain] = 1.0 / len(members)
-    return shares
 
 
 def silos_of_domains(silos: int, num_domains: int) -> list[range]:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.client.home.folder import Home, create
+from coterie.client.home.folder import Home, create, locked
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError
 from coterie.server.site.certificates import make_ca
+from coterie.tasks.base import TaskError
 from coterie.wire.enrolment import Bundle, read_request, write_bundle
 
 
@@ -112,13 +113,13 @@ def test_the_home_folder_of_nobody_is_named(tmp_path: Path) -> None:
     (tmp_path / "silo.toml").write_text(
         'name = "a"\ntask = "digits"\n[data]\ndata = "~nobody-here/x"\n'
     )
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(TaskError, match=said):
         Home(tmp_path).settings()
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(TaskError, match=said):
         Home(Path("~nobody-here/x"))
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(TaskError, match=said):
         create(Path("~nobody-here/x"), "a")
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(TaskError, match=said):
         create(tmp_path / "b", "b", data=Path("~nobody-here/x"))
 
 
@@ -173,7 +174,8 @@ def test_the_certificate_is_that_of_the_coordinator_joined(tmp_path: Path) -> No
 
 def test_a_folder_serves_one_process(tmp_path: Path) -> None:
     home = create(tmp_path, "a")
-    with home.locked(), pytest.raises(SettingsError, match="already running from"), home.locked():
+    running = pytest.raises(SettingsError, match="already running from")
+    with locked(home.folder), running, locked(home.folder):
         pass
-    with home.locked():
+    with locked(home.folder):
         pass

@@ -16,9 +16,9 @@ from flwr.clientapp import ClientApp
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident import host, schedule
-from coterie.client.resident.host import Connection, GaveUpError, Host
+from coterie.client.resident.host import GaveUpError, Host
 from coterie.client.resident.ledger import outbound
-from coterie.client.resident.link import LinkError, LinkLostError, RunEndedError
+from coterie.client.resident.link import Connection, LinkError, RunEndedError
 from coterie.client.resident.sharing import ObjectCache
 
 
@@ -95,8 +95,8 @@ class World:
         self.host = Host(app, self.silos, Connection("fl.example:9092", patience_s=30.0))
 
     @contextmanager
-    def connect(self, address: str, **options: Any) -> Iterator[FakeLink]:
-        self.arguments.append((address, options))
+    def connect(self, how: Connection, cache: ObjectCache | None) -> Iterator[FakeLink]:
+        self.arguments.append((how, cache))
         plan = self.connections.pop(0) if self.connections else []
         if isinstance(plan, Exception):
             raise plan
@@ -143,8 +143,7 @@ def test_messages_are_answered_in_order_until_it_is_told_to_stop(world: World) -
     world.host.run()
     assert texts(world) == ["1", "2"]
     assert (world.opened, world.closed) == (1, 1)
-    expected = {"root_certificates": None, "keys": None, "cache": None}
-    assert world.arguments == [("fl.example:9092", expected)]
+    assert world.arguments == [(Connection("fl.example:9092", patience_s=30.0), None)]
 
 
 def test_the_app_is_called_with_the_silos_own_settings_and_nothing_of_the_servers(
@@ -188,14 +187,14 @@ def test_a_message_type_that_the_app_does_not_know_is_answered_with_an_error(wor
 
 
 def test_a_lost_connection_is_opened_again(world: World) -> None:
-    world.connections = [[message(text="1"), LinkLostError("gone")], [message(text="2")]]
+    world.connections = [[message(text="1"), LinkError("gone")], [message(text="2")]]
     world.host.run()
     assert texts(world) == ["1", "2"]
     assert (world.opened, world.closed) == (2, 2)
 
 
 def test_a_connection_lost_while_answering_is_opened_again(world: World) -> None:
-    world.send_errors = [LinkLostError("gone")]
+    world.send_errors = [LinkError("gone")]
     world.connections = [[message(text="1")], [message(text="2")]]
     world.host.run()
     assert texts(world) == ["2"]
@@ -210,7 +209,7 @@ def test_refused_attempts_are_repeated_with_growing_pauses(world: World) -> None
 
 
 def test_a_lost_connection_is_not_opened_again_in_the_same_instant(world: World) -> None:
-    world.connections = [[message(text="1"), LinkLostError("gone")], [message(text="2")]] * 2
+    world.connections = [[message(text="1"), LinkError("gone")], [message(text="2")]] * 2
     world.host.run()
     assert [p for p in world.pauses if p > 0.1] == pytest.approx([0.25])
 
@@ -223,7 +222,7 @@ def test_it_gives_up_after_its_patience_and_says_why(world: World) -> None:
 
 
 def test_patience_begins_anew_with_every_connection(world: World) -> None:
-    world.connections = [[1000.0, LinkLostError("gone")], LinkError("x"), [message(text="2")]]
+    world.connections = [[1000.0, LinkError("gone")], LinkError("x"), [message(text="2")]]
     world.host.run()
     assert texts(world) == ["2"]
 
@@ -311,7 +310,7 @@ def test_each_of_several_silos_answers_its_own_messages_under_its_own_name(world
 @several
 def test_several_silos_share_one_cache_of_what_they_receive(world: World) -> None:
     world.host.run()
-    caches = [options["cache"] for _, options in world.arguments]
+    caches = [cache for _, cache in world.arguments]
     assert len(caches) == 3 and len({id(cache) for cache in caches}) == 1
     assert isinstance(caches[0], ObjectCache)
 
@@ -319,7 +318,7 @@ def test_several_silos_share_one_cache_of_what_they_receive(world: World) -> Non
 @several
 def test_one_of_several_that_is_lost_comes_back_and_the_others_go_on(world: World) -> None:
     world.connections = [
-        [message(text="1"), LinkLostError("gone")], [message(text="2")], [message(text="3")],
+        [message(text="1"), LinkError("gone")], [message(text="2")], [message(text="3")],
         LinkError("not yet"), [message(text="4")],
     ]  # fmt: skip
     world.host.run()

@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 import coterie.client.resident.link
-from coterie.client.resident.link import _retry_invoker
+from coterie.client.resident.link import FleetLink, _retry_invoker
+from coterie.client.resident.sharing import ObjectCache
 
 
 class CallError(grpc.RpcError):
@@ -73,3 +77,43 @@ def test_what_a_moment_may_heal_is_asked_again(code: Any, details: str) -> None:
 )
 def test_what_stays_wrong_is_asked_once(code: Any, details: str) -> None:
     assert calls_until(code, details, failures=1) == (1, "failed")
+
+
+@pytest.mark.parametrize("cache", [None, ObjectCache()])
+def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) -> None:
+    """Calls as Flower's connection gives them, without a SuperLink."""
+    asked = Message(RecordDict({"arrays": ArrayRecord([np.arange(3.0)])}), 5, "train")
+    asked.metadata.__dict__["_message_id"] = asked.object_id
+    tree, objects = get_object_tree(asked), get_all_nested_objects(asked)
+    contents = {object_id: one.deflate() for object_id, one in objects.items()}
+    pushed: dict[str, bytes] = {}
+    confirmed: list[tuple[int, str]] = []
+
+    def send(reply: Message, told: Any, seconds: float) -> tuple[set[str], str]:
+        assert (told.object_id, seconds) == (reply.object_id, 1.5)
+        return set(get_all_nested_objects(reply)), "session"
+
+    def push(run_id: int, session: str, object_id: str, content: bytes) -> None:
+        assert (run_id, session) == (asked.metadata.run_id, "session")
+        pushed[object_id] = content
+
+    link = FleetLink(
+        1,
+        [
+            lambda: (asked, tree),
+            send,
+            None,  # of a run
+            None,  # of a run's code
+            lambda run_id, object_id: contents[object_id],
+            push,
+            lambda *which: confirmed.append(which),
+        ],
+        cache,
+    )
+    received = link.receive()
+    assert received is not None and received.metadata.message_type == "train"
+    assert received.content.array_records["arrays"].to_numpy_ndarrays()[0].tolist() == [0, 1, 2]
+    assert confirmed == [(asked.metadata.run_id, asked.metadata.message_id)]
+    reply = Message(RecordDict(), reply_to=received)
+    link.send(reply, seconds=1.5)
+    assert set(pushed) == set(get_all_nested_objects(reply))

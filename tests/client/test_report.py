@@ -55,8 +55,8 @@ def test_the_command_writes_a_page_of_this_silo_alone(
     assert "It last trained with 2 others." in html and html.count("<svg xmlns") == 8
     run = read_silo(home)
     assert run.outbound is not None and run.outbound["train"].messages == 3
-    assert run.outbound["train"].num_bytes == 3 * 24360
-    assert "train-loss" in run.outbound["train"].metrics
+    assert run.outbound["train"].bytes == 3 * 24360
+    assert "train-loss" in run.outbound["train"].values
 
 
 def test_the_command_finds_the_folder_as_the_others_do(
@@ -73,14 +73,15 @@ def test_the_command_finds_the_folder_as_the_others_do(
 def test_a_ledger_says_what_left(tmp_path: Path) -> None:
     note(str(tmp_path), "train", "r", ConfigRecord({"server-round": 1}), {"train-loss": 0.5})
     values = {"metrics": {"seconds": 1.0, "train-loss": 0.5}}
-    entry = {"run": "r", "round": 1, "type": "train", "tensors": TENSORS, "values": values}
+    entry = {"run": "r", "round": 1, "type": "train", "tensors": TENSORS, "bytes": 160}
+    entry["values"] = values
     lines: list[Any] = [entry, entry, "no object", {"run": ""}, {"run": "r", "tensors": 5}]
     (tmp_path / "ledger.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n{broken")
     run = read_silo(tmp_path)
     assert run.outbound is not None
-    assert run.outbound["train"].messages == 2 and run.outbound["train"].num_bytes == 320
+    assert run.outbound["train"].messages == 2 and run.outbound["train"].bytes == 320
     assert run.outbound["train"].tensors == {"fc.weight": "10×4"}
-    assert run.outbound["train"].metrics == ("seconds", "train-loss")
+    assert run.outbound["train"].values == dict.fromkeys(("seconds", "train-loss"))
     page = build_page(run, tmp_path)
     assert page.tables["What left the silo"].rows[1][:3] == ("train", "2", "320")
     assert "2 line(s) of ledger.jsonl are damaged" in page.missing

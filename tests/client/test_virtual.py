@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coterie.client.home.lock import locked_all
+from coterie.client.home.folder import locked_all
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.virtual import settings_of

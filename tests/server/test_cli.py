@@ -200,8 +200,8 @@ class Calls:
 
     def runs(self) -> list[RunInfo]:
         return [
-            RunInfo(7, "finished", "completed", "", "", "", ""),
-            RunInfo(8, "running", "", "", "", "", ""),
+            RunInfo(7, "finished", "completed", "", ""),
+            RunInfo(8, "running", "", "", ""),
         ]
 
     def stop(self, run_id: int) -> None:

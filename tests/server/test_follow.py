@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
 ) -> None:
     class Calls:
         def runs(self, run_id: int) -> list[RunInfo]:
-            return [RunInfo(run_id, "finished", "stopped", "", "", "", "")]
+            return [RunInfo(run_id, "finished", "stopped", "", "")]
 
     def end() -> None:
         time.sleep(0.3)

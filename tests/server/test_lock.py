@@ -12,7 +12,7 @@ import pytest
 import coterie.server.cli.commands
 from coterie.server.cli.commands import print_runs
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.lock import locked_run
+from coterie.server.runs.run import locked_run
 from coterie.strategies.errors import FederationError
 from coterie.system.files import UNKNOWN, held_by, locked
 
@@ -59,7 +59,7 @@ def test_who_may_only_read_sees_who_holds_a_run(
 def test_a_run_that_another_process_holds_is_refused_after_a_while(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coterie.server.runs.lock.DEADLINE_S", 0.2)
+    monkeypatch.setattr("coterie.server.runs.run.LOCK_DEADLINE_S", 0.2)
     said = f"is still going on, in process {os.getpid()}. Stop that one first."
     with locked_run(folder), pytest.raises(FederationError, match=said), locked_run(folder):
         pass

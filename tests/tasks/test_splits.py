@@ -9,20 +9,40 @@ from hypothesis import strategies as st
 
 from coterie.tasks import TaskError
 from coterie.tasks import splits as s
+from coterie.tasks.splits import shares
+
+
+def by(draw, **keys):
+    """A split of labels by the shares that one kind draws for their classes."""
+
+    def split(y, rng):
+        return s.cut(y, draw(shares.count_classes(y), **keys, rng=rng), rng=rng)
+
+    return split
+
 
 SPLITS = {
-    "iid": lambda y, rng: s.iid(y, silos=7, rng=rng),
-    "sizes": lambda y, rng: s.sizes(y, sizes=[50, 1, 20], rng=rng),
-    "half_normal": lambda y, rng: s.half_normal(y, silos=9, rng=rng),
-    "dirichlet": lambda y, rng: s.dirichlet(y, silos=6, alpha=0.5, rng=rng),
-    "classes_per_silo": lambda y, rng: s.classes_per_silo(y, silos=8, classes=3, rng=rng),
-    "one_class_shards": lambda y, rng: s.one_class_shards(y, silos=5, shards=20, rng=rng),
-    "power_law": lambda y, rng: s.power_law(y, silos=12, base=2, rng=rng),
-    "label_groups": lambda y, rng: s.label_groups(
-        y, silos=4, groups=[[0, 1], [1, 2]], rng=rng, small_from=2, small_share=0.5
+    "iid": lambda y, rng: s.cut(y, shares.iid_shares(7), rng=rng),
+    "sizes": lambda y, rng: s.cut(y, shares.sizes_shares([50, 1, 20], len(y)), rng=rng),
+    "half_normal": by(shares.half_normal_shares, silos=9, min_samples=1),
+    "dirichlet": by(shares.dirichlet_shares, silos=6, alpha=0.5, min_samples=1),
+    "classes_per_silo": by(shares.classes_per_silo_shares, silos=8, classes=3),
+    "one_class_shards": by(shares.one_class_shards_shares, silos=5, shards=20),
+    "power_law": by(shares.power_law_shares, silos=12, classes=2, base=2, sigma=2.0),
+    "label_groups": lambda y, rng: s.cut(
+        y,
+        shares.shrink(
+            shares.label_groups_shares(
+                shares.count_classes(y), 4, groups=[[0, 1], [1, 2]], own_share=0.25
+            ),
+            2,
+            0.5,
+        ),
+        rng=rng,
     ),
-    "three_silos": lambda y, rng: s.three_silos(y, rng=rng),
-    "by_domain": lambda y, rng: s.by_domain(y, silos=10, rng=rng),
+    "three_silos": lambda y, rng: s.cut(
+        y, shares.three_silos_shares(shares.count_classes(y), rng=rng)[0], rng=rng
+    ),
 }
 CONFIGS = {
     "iid": {"silos": 5},
@@ -34,7 +54,6 @@ CONFIGS = {
     "power-law": {"silos": 10, "base": 4},
     "label-groups": {"silos": 4, "small-from": 2, "small-share": 0.1},
     "three-silos": {},
-    "by-domain": {"silos": 10},
 }
 labels_of_five = st.lists(st.integers(0, 4), min_size=60, max_size=150).map(
     lambda drawn: np.concatenate([np.array(drawn), np.repeat(np.arange(5), 20)])
@@ -94,16 +113,16 @@ def test_another_seed_gives_another_split(name):
     scale=st.floats(0.1, 1.0),
 )
 def test_every_silo_gets_its_exact_share_rounded_up_or_down(weights, count, scale):
-    shares = np.array(weights)[:, None] * scale / max(sum(weights), 1e-9)
-    parts = s.cut(np.zeros(count, dtype=int), shares, rng=rng())
-    for part, share in zip(parts, shares[:, 0], strict=True):
+    wanted = np.array(weights)[:, None] * scale / max(sum(weights), 1e-9)
+    parts = s.cut(np.zeros(count, dtype=int), wanted, rng=rng())
+    for part, share in zip(parts, wanted[:, 0], strict=True):
         assert abs(len(part) - share * count) < 1 + 1e-6
 
 
 @settings(max_examples=50, deadline=None)
 @given(units=st.lists(st.integers(0, 9), min_size=4, max_size=60), silos=st.integers(1, 4))
 def test_samples_of_one_unit_stay_together(units, silos):
-    parts = s.iid(np.zeros(len(units), dtype=int), silos=silos, rng=rng(), units=units)
+    parts = s.cut(np.zeros(len(units), dtype=int), shares.iid_shares(silos), rng=rng(), units=units)
     assert sum(len(part) for part in parts) == len(units)
     owners = [np.unique(np.array(units)[part]) for part in parts]
     assert sum(len(own) for own in owners) == len(set(units))
@@ -113,12 +132,13 @@ def test_samples_of_one_unit_stay_together(units, silos):
 
 
 def test_iid_sizes_differ_by_at_most_one():
-    sizes = [len(part) for part in s.iid(balanced(10), silos=7, rng=rng())]
+    sizes = [len(part) for part in SPLITS["iid"](balanced(10), rng())]
     assert max(sizes) - min(sizes) <= 1
 
 
 def test_half_normal_sizes_have_the_distribution_of_an_absolute_normal():
-    sizes = np.array([len(p) for p in s.half_normal(balanced(10000), silos=2000, rng=rng())])
+    split = by(shares.half_normal_shares, silos=2000, min_samples=1)
+    sizes = np.array([len(part) for part in split(balanced(10000), rng())])
     # of |N(0, 1)|: deviation / mean = sqrt(π / 2 − 1) = 0.756
     assert sizes.std() / sizes.mean() == pytest.approx(0.756, abs=0.03)
     assert sizes.min() >= 1
@@ -128,16 +148,18 @@ def test_small_alpha_concentrates_classes_and_large_alpha_does_not():
     labels = balanced(500)
     spread = {}
     for alpha in (0.05, 100.0):
-        parts = s.dirichlet(labels, silos=10, alpha=alpha, rng=rng(), min_samples=1)
-        shares = [np.bincount(labels[p], minlength=10).max() / len(p) for p in parts]
-        spread[alpha] = np.mean(shares)
+        split = by(shares.dirichlet_shares, silos=10, alpha=alpha, min_samples=1)
+        parts = split(labels, rng())
+        largest = [np.bincount(labels[p], minlength=10).max() / len(p) for p in parts]
+        spread[alpha] = np.mean(largest)
     assert spread[0.05] > 0.5
     assert spread[100.0] < 0.2
 
 
 @pytest.mark.parametrize("alpha", [1e-4, 0.01, 1e6])
 def test_dirichlet_works_at_its_ends(alpha):
-    parts = s.dirichlet(balanced(100, 26), silos=20, alpha=alpha, rng=rng(3))
+    split = by(shares.dirichlet_shares, silos=20, alpha=alpha, min_samples=1)
+    parts = split(balanced(100, 26), rng(3))
     assert min(len(part) for part in parts) >= 1
 
 
@@ -145,7 +167,8 @@ def test_dirichlet_works_at_its_ends(alpha):
 @given(silos=st.integers(1, 30), classes=st.integers(1, 10), seed=st.integers(0, 99))
 def test_classes_per_silo_gives_that_many_to_everyone_and_uses_classes_evenly(silos, classes, seed):
     labels = balanced(60)
-    parts = s.classes_per_silo(labels, silos=silos, classes=classes, rng=rng(seed))
+    split = by(shares.classes_per_silo_shares, silos=silos, classes=classes)
+    parts = split(labels, rng(seed))
     held = [set(labels[part]) for part in parts]
     assert all(len(own) == classes for own in held)
     holders = np.bincount([c for own in held for c in own], minlength=10)
@@ -154,7 +177,7 @@ def test_classes_per_silo_gives_that_many_to_everyone_and_uses_classes_evenly(si
 
 def test_one_class_shards_are_whole_and_of_one_class():
     labels = balanced(200)
-    parts = s.one_class_shards(labels, silos=10, shards=100, rng=rng())
+    parts = by(shares.one_class_shards_shares, silos=10, shards=100)(labels, rng())
     counts = np.array([np.bincount(labels[part], minlength=10) for part in parts])
     assert (counts % 20 == 0).all()  # a shard is 2,000 / 100 samples
     assert counts.sum() == 2000
@@ -163,7 +186,8 @@ def test_one_class_shards_are_whole_and_of_one_class():
 
 def test_power_law_has_fedgroups_two_neighbouring_classes_and_its_long_tail():
     labels = balanced(6900, seed=1)
-    parts = s.power_law(labels, silos=1000, rng=rng())
+    split = by(shares.power_law_shares, silos=1000, classes=2, base=5, sigma=2.0)
+    parts = split(labels, rng())
     for user in (0, 9, 537):
         assert set(labels[parts[user]]) == {user % 10, (user + 1) % 10}
     sizes = np.array([len(part) for part in parts])
@@ -174,32 +198,28 @@ def test_power_law_has_fedgroups_two_neighbouring_classes_and_its_long_tail():
 
 def test_label_groups_reproduce_fedcollabs_numbers():
     labels, tests = balanced(6000), balanced(1000, seed=1)
-    shares = s.make_split({"kind": "label-groups", "silos": 20}, labels, test_labels=tests)
-    counts = [np.bincount(labels[share.train], minlength=10).tolist() for share in shares]
+    found = s.make_split({"kind": "label-groups", "silos": 20}, labels, test_labels=tests)
+    counts = [np.bincount(labels[share.train], minlength=10).tolist() for share in found]
     assert counts[:5] == [[300, 600, 600, 600, 0, 0, 0, 0, 0, 0]] * 5
     assert counts[5:10] == [[0, 600, 600, 600, 300, 0, 0, 0, 0, 0]] * 5
     assert counts[10:15] == [[0, 0, 0, 0, 0, 2, 4, 4, 4, 0]] * 5
     assert counts[15:] == [[0, 0, 0, 0, 0, 0, 4, 4, 4, 2]] * 5
-    assert all(len(share.test) == 350 for share in shares)
+    assert all(len(share.test) == 350 for share in found)
 
 
 def test_three_silos_are_hccts_example():
     labels = balanced(100)
-    first, second, third = s.three_silos(labels, rng=rng())
+    first, second, third = SPLITS["three_silos"](labels, rng())
     assert [len(first), len(second), len(third)] == [100, 400, 500]
     assert set(labels[first]) == set(labels[second])
     assert not set(labels[first]) & set(labels[third])
 
 
-def test_silos_have_one_domain_each_in_order():
-    domains = np.repeat([0, 1, 2], [30, 60, 90])
-    parts = s.by_domain(domains, silos=6, rng=rng())
-    assert [set(domains[part]) for part in parts] == [{0}, {0}, {1}, {1}, {2}, {2}]
-    assert [len(part) for part in parts] == [15, 15, 30, 30, 45, 45]
-
-
-def test_silos_that_do_not_divide_evenly_still_cover_all_domains():
+def test_silos_have_one_domain_each_in_order_also_where_they_do_not_divide_evenly():
+    assert s.silos_of_domains(6, 3) == [range(2), range(2, 4), range(4, 6)]
     assert [len(r) for r in s.silos_of_domains(7, 3)] == [2, 3, 2]
+    with pytest.raises(TaskError, match="at least one silo for each of 10 domains"):
+        s.silos_of_domains(4, 10)
 
 
 # --- make_split
@@ -215,14 +235,14 @@ def test_every_kind_can_be_had_by_configuration(kind, with_test):
     if kind == "dirichlet" and not with_test:
         config["min-samples"] = 5
     given_tests = tests if with_test else None
-    shares = s.make_split(config, labels, test_labels=given_tests)
+    found = s.make_split(config, labels, test_labels=given_tests)
     again = s.make_split(config, labels, test_labels=given_tests)
-    trains, held = [x.train for x in shares], [x.test for x in shares]
+    trains, held = [x.train for x in found], [x.test for x in found]
     assert_disjoint(trains, len(labels))
     assert_disjoint(held, len(tests) if with_test else len(labels))
     if not with_test:
         assert_disjoint(trains + held, len(labels))
-    for one, other in zip(shares, again, strict=True):
+    for one, other in zip(found, again, strict=True):
         assert np.array_equal(one.train, other.train)
         assert np.array_equal(one.test, other.test)
 
@@ -237,31 +257,31 @@ def test_a_silo_is_tested_on_its_own_distribution():
 
 
 def test_test_share_holds_out_that_part_of_each_silo_and_never_all_of_it():
-    shares = s.make_split({"kind": "iid", "silos": 10, "test-share": 0.1}, balanced(20))
-    assert [(len(x.train), len(x.test)) for x in shares] == [(18, 2)] * 10
-    shares = s.make_split({"kind": "iid", "silos": 10, "test-share": 0.99}, balanced(2))
-    assert [(len(x.train), len(x.test)) for x in shares] == [(1, 1)] * 10
+    found = s.make_split({"kind": "iid", "silos": 10, "test-share": 0.1}, balanced(20))
+    assert [(len(x.train), len(x.test)) for x in found] == [(18, 2)] * 10
+    found = s.make_split({"kind": "iid", "silos": 10, "test-share": 0.99}, balanced(2))
+    assert [(len(x.train), len(x.test)) for x in found] == [(1, 1)] * 10
 
 
 def test_test_all_gives_everyone_the_whole_test_part():
     config = {"kind": "iid", "silos": 4, "test": "all"}
-    shares = s.make_split(config, balanced(8), test_labels=balanced(3))
-    assert all(np.array_equal(x.test, np.arange(30)) for x in shares)
+    found = s.make_split(config, balanced(8), test_labels=balanced(3))
+    assert all(np.array_equal(x.test, np.arange(30)) for x in found)
 
 
 def test_samples_takes_only_so_many_in_all():
     config = {"kind": "half-normal", "silos": 20, "samples": 2400, "min-samples": 2}
-    shares = s.make_split(config, balanced(600), test_labels=balanced(100))
-    assert sum(len(x.train) for x in shares) == 2400
-    assert min(len(x.train) for x in shares) >= 2
+    found = s.make_split(config, balanced(600), test_labels=balanced(100))
+    assert sum(len(x.train) for x in found) == 2400
+    assert min(len(x.train) for x in found) >= 2
 
 
 def test_rotations_and_permutations_go_by_groups_of_silos():
     config = {"kind": "iid", "silos": 8, "rotations": "-25,25,155,205", "permutations": 4}
-    shares = s.make_split(config, balanced(20), test_labels=balanced(20))
-    assert [x.rotation for x in shares] == [-25, -25, 25, 25, 155, 155, 205, 205]
-    assert shares[0].labels is None
-    maps = [tuple(x.labels) for x in shares[2:]]
+    found = s.make_split(config, balanced(20), test_labels=balanced(20))
+    assert [x.rotation for x in found] == [-25, -25, 25, 25, 155, 155, 205, 205]
+    assert found[0].labels is None
+    maps = [tuple(x.labels) for x in found[2:]]
     assert maps[0] == maps[1]
     assert len(set(maps)) == 3
     assert all(sorted(names) == list(range(10)) for names in maps)
@@ -306,7 +326,6 @@ def test_rotations_and_permutations_go_by_groups_of_silos():
         ({"kind": "label-groups", "silos": 4, "own-share": 0}, "own-share must be"),
         ({"kind": "label-groups", "silos": 4, "small-share": 2}, "small-share in"),
         ({"kind": "three-silos", "silos": 4}, "has 3 silos"),
-        ({"kind": "by-domain", "silos": 4}, "at least one silo for each of 10 domains"),
     ],
 )
 def test_an_impossible_split_is_refused_with_its_reason(config, says):
@@ -327,7 +346,7 @@ def test_units_are_refused_where_labels_would_divide_them():
 @pytest.mark.parametrize("labels", [np.zeros(3), np.zeros((2, 2), int), np.array([-1, 0]), []])
 def test_labels_that_are_none_are_refused(labels):
     with pytest.raises(TaskError):
-        s.iid(labels, silos=1, rng=rng())
+        s.make_split({"kind": "iid", "silos": 1, "test-share": 0.5}, labels)
 
 
 # --- transforms

@@ -50,8 +50,9 @@ from benchmarks.papers.fedcollab.tables import STORE, draw_known
 from coterie import wire
 from coterie.server.runs.config import train_config
 from coterie.strategies.fedcollab.algorithm import FedCollabState
+from coterie.strategies.partition.coalition import FedCollabBound, solve
 from coterie.strategies.partition.distance import Distance
-from coterie.strategies.partition.fedcollab import auto_c, solve
+from coterie.strategies.partition.fedcollab import auto_c
 from coterie.wire import Model
 
 ORDER = (COLLAB, TUNED, LOCAL, GLOBAL, DITTO)
@@ -90,7 +91,8 @@ def _auto(sizes: Sequence[int], distances: np.ndarray) -> tuple[float, list[list
     """What ``c=auto`` is for these distances, and the structure that it gives."""
     held = np.array(sizes, dtype=float) - np.minimum(np.array(sizes) // 2, 500)
     c = auto_c(sizes, np.sqrt(0.25 / held[:, None] + 0.25 / held))
-    return c, solve(distances, sizes, c=c, rng=np.random.default_rng(0)).groups
+    bound = FedCollabBound.from_distances(distances, sizes, c=c)
+    return c, solve(bound, solver="relocation", rng=np.random.default_rng(0)).groups
 
 
 def measure_accuracy(

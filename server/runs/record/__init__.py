@@ -27,30 +27,3 @@ from coterie.server.runs.record.reading import (
 )
 from coterie.server.runs.record.recorder import Recorder
 from coterie.server.runs.record.values import Groups
-
-__all__ = [
-    "EVENTS",
-    "RECORD",
-    "Budget",
-    "Evaluations",
-    "Event",
-    "FloatArray",
-    "Grouping",
-    "Groups",
-    "Recorder",
-    "Round",
-    "Run",
-    "SiloFacts",
-    "Square",
-    "Structure",
-    "default_home",
-    "default_runs_dir",
-    "errors_of",
-    "event_of",
-    "find_run",
-    "newest_run",
-    "read_run",
-    "read_unfinished",
-    "read_whole",
-    "run_of",
-]

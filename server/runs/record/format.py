@@ -13,17 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from coterie.server.runs.metrics import Collaboration, ipr, mean_accuracy, not_worse
-from coterie.server.runs.record.contents import (
-    Budget,
-    Evaluations,
-    Event,
-    Resumption,
-    Round,
-    Run,
-    SiloFacts,
-)
-from coterie.server.runs.record.values import Fields, clean_within, dashed, known
-from coterie.strategies.rounds.reports import GuardReport, PhaseReport, SiloReport
+from coterie.server.runs.record.contents import Budget, Evaluations, Event, Resumption, Round, Run
+from coterie.server.runs.record.values import Fields, clean_within, known, plain
+from coterie.strategies.rounds.reports import GuardReport, PhaseReport
 
 FORMAT = 1
 ROUND_KEYS = frozenset(
@@ -41,39 +33,27 @@ ROUND_KEYS = frozenset(
 
 def _round_of(told: Fields, *, final: bool = False) -> Round:
     told.place = f"round {told.whole('round')}: "
-    return Round(
-        round=told.whole("round"),
-        groups=told.groups("groups"),
-        joined=told.names("joined"),
-        left=told.names("left"),
-        left_out=told.texts("left-out"),
-        silos={name: one.scalars(SiloReport) for name, one in told.each("silos")},
-        evaluated_round=told.whole("evaluated-round"),
-        evaluation=told.evaluation("evaluation"),
+    return told.read(
+        Round,
         personalised={name: own[:2] for name, own in told.evaluation("personalised").items()},
-        seconds=told.numbers("seconds"),
-        phases=_phases_of(told, "phases"),
         details={k: clean_within(v) for k, v in told.values.items() if k not in ROUND_KEYS},
+        guard={},
         final=final,
         after=told.evaluation("evaluation-after"),
     )
-
-
-def _phases_of(told: Fields, key: str) -> dict[str, PhaseReport]:
-    return {kind: one.scalars(PhaseReport) for kind, one in told.each(key)}
 
 
 def plain_round(one: Round) -> dict[str, Any]:
     """A round as JSON values."""
     entry: dict[str, Any] = {
         "round": one.round,
-        "groups": [list(group) for group in one.groups],
-        "joined": list(one.joined),
-        "left": list(one.left),
+        "groups": one.groups,
+        "joined": one.joined,
+        "left": one.left,
         "left-out": dict(one.left_out),
         "seconds": dict(one.seconds),
-        "phases": {kind: dashed(cost) for kind, cost in one.phases.items()},
-        "silos": {name: dashed(silo) for name, silo in one.silos.items()},
+        "phases": plain(one.phases),
+        "silos": plain(one.silos),
     }
     if one.personalised:
         told = one.personalised.items()
@@ -105,27 +85,16 @@ def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = No
     """
     told = Fields(record, "", [] if lost is None else lost)
     rounds, beside = tuple(_rounds(told)), told.inside("collaboration")
-    return Run(
+    resumed = (Fields(one, "resumed: ", told.lost) for one in told.of("resumed", list))
+    return told.read(
+        Run,
         folder=folder,
-        run_id=told.text("run-id"),
         status=told.text("status") or "unknown",
-        error=told.text("error"),
-        started=told.text("started"),
-        seconds=told.number("seconds"),
-        seconds_to_first_training=told.number("seconds-to-first-training"),
-        config=told.of("config", dict),
-        versions=told.texts("versions"),
-        silos={name: one.scalars(SiloFacts) for name, one in told.each("silos")},
-        refused=told.texts("refused"),
         rounds=rounds,
         initial=told.evaluation("initial-evaluation"),
         final=_final_of(told, max((one.round for one in rounds), default=0)),
-        collaboration=beside.scalars(Collaboration) if beside.values else None,
-        model_hashes=told.texts("model-hashes"),
-        resumed=tuple(
-            Fields(one, "resumed: ", told.lost).scalars(Resumption)
-            for one in told.of("resumed", list)
-        ),
+        collaboration=beside.read(Collaboration) if beside.values else None,
+        resumed=tuple(one.read(Resumption) for one in resumed),
     )
 
 
@@ -146,8 +115,8 @@ def _final_of(told: Fields, last: int) -> Round | None:
         groups=told.groups("final-groups"),
         evaluated_round=last,
         evaluation=told.evaluation("final-evaluation"),
-        phases=_phases_of(told, "final-phases"),
-        guard={name: one.scalars(GuardReport) for name, one in told.inside("guard").each("silos")},
+        phases={kind: one.read(PhaseReport) for kind, one in told.each("final-phases")},
+        guard={name: one.read(GuardReport) for name, one in told.inside("guard").each("silos")},
         final=True,
     )
 
@@ -177,46 +146,33 @@ def _plain_scalar(value: Any) -> Any:
 
 def _plain(run: Run) -> dict[str, Any]:
     """A run as JSON values, without its rounds."""
-    return {
+    final, completed = run.final or Round(0), run.status == "completed"
+    errors = run.final_errors if completed else {}
+    always = {
         "format": FORMAT,
         "run-id": run.run_id,
         "status": run.status,
         "started": run.started,
         "config": dict(run.config),
         "versions": dict(run.versions),
-        "silos": {name: dashed(silo) for name, silo in run.silos.items()},
+        "silos": plain(run.silos),
         "refused": dict(run.refused),
-        **({"resumed": [dashed(one) for one in run.resumed]} if run.resumed else {}),
-        **_told("seconds-to-first-training", run.seconds_to_first_training),
-        **({"initial-evaluation": _plain_evaluation(run.initial)} if run.initial else {}),
-        **(_plain_final(run.final) if run.final else {}),
-        **_plain_outcome(run),
     }
-
-
-def _told(key: str, value: float) -> dict[str, float]:
-    return {key: value} if math.isfinite(value) else {}
-
-
-def _plain_final(final: Round) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    if final.phases:
-        told["final-phases"] = {kind: dashed(cost) for kind, cost in final.phases.items()}
-    if final.evaluation:
-        told["final-evaluation"] = _plain_evaluation(final.evaluation)
-        told["final-groups"] = [list(group) for group in final.groups]
-    return told | ({"guard": _plain_guard(final.guard)} if final.guard else {})
-
-
-def _plain_outcome(run: Run) -> dict[str, Any]:
-    errors = run.final_errors if run.status == "completed" else {}
-    return {
-        **({"error": run.error} if run.error else {}),
-        **_told("seconds", run.seconds),
-        **({"model-hashes": dict(run.model_hashes)} if run.status == "completed" else {}),
-        **({"mean-accuracy": mean_accuracy(errors)} if errors else {}),
-        **({"collaboration": dashed(run.collaboration)} if run.collaboration else {}),
+    where_known = {
+        "resumed": plain(run.resumed) or None,
+        "seconds-to-first-training": known(run.seconds_to_first_training),
+        "initial-evaluation": _plain_evaluation(run.initial) or None,
+        "final-phases": plain(final.phases) or None,
+        "final-evaluation": _plain_evaluation(final.evaluation) or None,
+        "final-groups": final.groups if final.evaluation else None,
+        "guard": _plain_guard(final.guard) if final.guard else None,
+        "error": run.error or None,
+        "seconds": known(run.seconds),
+        "model-hashes": dict(run.model_hashes) if completed else None,
+        "mean-accuracy": mean_accuracy(errors) if errors else None,
+        "collaboration": plain(run.collaboration),
     }
+    return always | {key: value for key, value in where_known.items() if value is not None}
 
 
 def _plain_guard(guard: Mapping[str, GuardReport]) -> dict[str, Any]:
@@ -234,7 +190,7 @@ def _plain_guard(guard: Mapping[str, GuardReport]) -> dict[str, Any]:
         "ipr-with-guard": ipr(kept, alone),
         "not-worse": not_worse(without, alone),
         "not-worse-with-guard": not_worse(kept, alone),
-        "silos": {name: dashed(entry) for name, entry in guard.items()},
+        "silos": plain(guard),
     }
 
 
@@ -250,17 +206,13 @@ def event_of(line: str) -> Event | None:
     kind = told.text("event")
     if not kind:
         return None
-    return Event(
+    return told.read(
+        Event,
         kind=kind,
         number=told.whole("after" if kind == "resume" else "round"),
         run_id=told.text("run_id"),
-        config=told.of("config", dict),
         silos=told.names("silos") if kind in ("here", "ready", "answer") else (),
-        work=told.text("work"),
-        budget=told.scalars(Budget) if kind == "budget" else None,
+        budget=told.read(Budget) if kind == "budget" else None,
         report=_round_of(told, final=kind == "final") if kind in ("round", "final") else None,
-        refused=told.texts("refused"),
-        status=told.text("status"),
-        error=told.text("error"),
         seconds=told.number("seconds") if kind == "end" else math.nan,
     )

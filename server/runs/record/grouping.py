@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.server.runs.record.values import Fields, Groups, Kind
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 
 FloatArray = NDArray[np.float64]
 MATRICES = ("similarity", "norms", "alphas", "sizes", "distances", "standard-errors")
 """Details of a round that grow with the square of the silos, and what goes with them."""
 VECTORS = ("norms", "alphas", "sizes")
 """Of these the ones that grow with the silos only."""
+DAMAGED = "the record's {} is damaged: {}."
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +114,7 @@ class Grouping:
     @property
     def num_groups(self) -> int:
         """Of FedGroup, empty ones too; 0 if it does not say."""
-        return len(self._whole("members", _members))
+        return len(self._whole("members", lambda told, key: told.of(key, list)))
 
     @property
     def separation(self) -> float:
@@ -128,13 +129,11 @@ class Grouping:
             return None
         bounds = told.inside("bound")
         known = {name: bounds.number(name) for name in bounds.values}
-        structure = Structure(
+        structure = told.read(
+            Structure,
             distances=self._square("distances", told.values),
             bounds={name: bound for name, bound in known.items() if math.isfinite(bound)},
-            c=told.number("c"),
             c_interval=_interval(told.of("c-interval", list)),
-            kept=told.values.get("kept") is True,
-            second_groups=told.groups("second-groups"),
         )
         self._check("structure", told)
         return structure
@@ -143,7 +142,7 @@ class Grouping:
     def discriminators(self) -> DiscriminatorWork | None:
         """FedCollab's, of a round in which there are some."""
         told = self._whole("discriminators", Fields.inside)
-        return told.scalars(DiscriminatorWork) if told.values else None
+        return told.read(DiscriminatorWork) if told.values else None
 
     def without_matrices(self) -> dict[str, Any]:
         """The details, and the structure in them, without what is large."""
@@ -171,7 +170,7 @@ class Grouping:
 
     def _check(self, key: str, told: Fields) -> None:
         if told.lost:
-            raise _damaged(key, "; ".join(told.lost))
+            raise refused(DAMAGED.format(key, "; ".join(told.lost)))
 
     def _row(self, key: str) -> FloatArray:
         return _array(key, self.details.get(key), (len(self.compared),))
@@ -181,10 +180,6 @@ class Grouping:
         if not names or holder.get(key) is None:
             return None
         return Square(names, _array(key, holder[key], (len(names), len(names))))
-
-
-def _members(told: Fields, key: str) -> list[Any]:
-    return told.of(key, list)
 
 
 def _interval(ends: list[Any]) -> tuple[float, float] | None:
@@ -198,11 +193,7 @@ def _array(key: str, value: object, shape: tuple[int, ...]) -> FloatArray:
     try:
         found = np.array(value, dtype=float)
     except (TypeError, ValueError):
-        raise _damaged(key, "not an array of numbers") from None
+        raise refused(DAMAGED.format(key, "not an array of numbers")) from None
     if found.shape != shape:
-        raise _damaged(key, f"its shape must be {shape}, got {found.shape}")
+        raise refused(DAMAGED.format(key, f"its shape must be {shape}, got {found.shape}"))
     return found
-
-
-def _damaged(key: str, why: str) -> FederationError:
-    return FederationError(f"the record's {key} is damaged: {why}.", exit_code=EXIT_CONFIG)

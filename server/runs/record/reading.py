@@ -17,7 +17,7 @@ from typing import Any
 from coterie.server.paths import place
 from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.format import event_of, run_of
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import refused
 from coterie.strategies.rounds.reports import Evaluation
 
 RECORD, EVENTS = "run.json", "events.jsonl"
@@ -49,9 +49,8 @@ def find_run(name: str, root: Path | None) -> Path:
     runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
     found = sorted(run for run in runs if run.name.endswith(name))
     if len(found) != 1:
-        raise FederationError(
-            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them.",
-            exit_code=EXIT_CONFIG,
+        raise refused(
+            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them."
         )
     return found[0]
 
@@ -76,15 +75,13 @@ def read_whole(folder: Path) -> Run:
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise FederationError(
-            f"no run is recorded in {folder}: {error}. `coterie runs` lists those that are.",
-            exit_code=EXIT_CONFIG,
+        raise refused(
+            f"no run is recorded in {folder}: {error}. `coterie runs` lists those that are."
         ) from None
     run = run_of(record, folder=folder, lost=lost)
     if lost:
-        raise FederationError(
-            f"{folder / RECORD} is damaged: {lost[0]}. `coterie report` shows what is left of it.",
-            exit_code=EXIT_CONFIG,
+        raise refused(
+            f"{folder / RECORD} is damaged: {lost[0]}. `coterie report` shows what is left of it."
         )
     return run
 
@@ -97,10 +94,9 @@ def read_unfinished(folder: Path) -> Run:
     """
     run = read_whole(folder)
     if run.status == "completed":
-        raise FederationError(
+        raise refused(
             f"the run in {folder} is complete: there is nothing to resume. Start another one with "
-            "`coterie run STRATEGY`.",
-            exit_code=EXIT_CONFIG,
+            "`coterie run STRATEGY`."
         )
     return run
 
@@ -122,10 +118,9 @@ def read_run(folder: Path) -> Run:
     whole = ended and 0 < len(rounds) == max(rounds, default=0)
     events = [] if whole else _read_events(folder / EVENTS, missing)
     if not record and not events:
-        raise FederationError(
+        raise refused(
             f"{folder} holds no record of a run: expected run.json or events.jsonl that can be "
-            f"read ({'; '.join(missing) or 'both are empty'}).",
-            exit_code=EXIT_CONFIG,
+            f"read ({'; '.join(missing) or 'both are empty'})."
         )
     if not record:
         run = _run_of_events(folder, events)

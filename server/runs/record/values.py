@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Callable, Iterator
-from dataclasses import MISSING, fields
-from functools import cache, lru_cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache, lru_cache, partial
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from coterie.strategies.rounds.reports import Evaluation
 
@@ -96,16 +96,22 @@ class Fields:
         found = {clean(name): own.number(name) for name in own.values}
         return {name: value for name, value in found.items() if 0 <= value < math.inf}
 
-    def scalars(self, kind: type[Kind]) -> Kind:
-        """A dataclass of scalars whose fields are called like the keys; see ``dashed``.
+    def read(self, kind: type[Kind], /, **given: Any) -> Kind:
+        """A dataclass whose fields are called like the keys, with dashes; see ``READERS``.
 
         What is unknown, NaN, has the field's default if there is one.
+
+        Args:
+            kind: the dataclass.
+            given: its fields that are called otherwise, or are of a type of their own.
         """
         shape: Any = kind
-        required, others = _readers(shape)
-        told = {name: read(self, key) for name, key, read in required}
-        known = ((name, read(self, key)) for name, key, read in others)
-        return kind(**told, **{name: value for name, value in known if value == value})
+        for name, key, read, has_default in _readers(shape):
+            if name not in given:
+                value = read(self, key)
+                if not has_default or value == value:
+                    given[name] = value
+        return kind(**given)
 
     def flag(self, key: str) -> bool:
         return self.values.get(key) is True
@@ -159,23 +165,50 @@ def known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-_Readers = list[tuple[str, str, Callable[[Fields, str], Any]]]
+Reader = Callable[[Fields, str], Any]
+READERS: dict[Any, Reader] = {
+    int: Fields.whole,
+    float: Fields.number,
+    str: Fields.text,
+    bool: Fields.flag,
+    tuple[str, ...]: Fields.names,
+    Groups: Fields.groups,
+    Mapping[str, str]: Fields.texts,
+    Mapping[str, float]: Fields.numbers,
+    Mapping[str, Any]: lambda told, key: told.of(key, dict),
+    Mapping[str, Evaluation]: Fields.evaluation,
+}
+"""What reads a field of each type; dataclasses by name are read field by field as well."""
 
 
 @cache
-def _readers(kind: Any) -> tuple[_Readers, _Readers]:
-    """Name, key and what reads it, of the fields without and of those with a default."""
-    by_type = {"int": Fields.whole, "float": Fields.number, "str": Fields.text, "bool": Fields.flag}
-    found: tuple[_Readers, _Readers] = [], []
+def _readers(kind: Any) -> list[tuple[str, str, Reader, bool]]:
+    """Name, key, what reads it, and whether it has a default, of the fields of known types."""
+    types = get_type_hints(kind)
+    found = []
     for one in fields(kind):
-        read: Callable[[Fields, str], Any] = by_type[str(one.type)]
-        found[one.default is not MISSING].append((one.name, one.name.replace("_", "-"), read))
+        parts = get_args(types[one.name])
+        if types[one.name] in READERS:
+            read = READERS[types[one.name]]
+        elif parts and is_dataclass(parts[-1]):
+            read = partial(_each, kind=parts[-1])
+        else:
+            continue
+        has_default = one.default is not MISSING or one.default_factory is not MISSING
+        found.append((one.name, one.name.replace("_", "-"), read, has_default))
     return found
 
 
-def dashed(value: Any) -> dict[str, Any]:
-    """A dataclass of numbers as JSON."""
-    return {
-        name.replace("_", "-"): known(one) if isinstance(one, float) else one
-        for name, one in vars(value).items()
-    }
+def _each(told: Fields, key: str, *, kind: Any) -> dict[str, Any]:
+    return {name: one.read(kind) for name, one in told.each(key)}
+
+
+def plain(value: Any) -> Any:
+    """A dataclass of numbers and texts as JSON, alone or several."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, tuple):
+        return [plain(one) for one in value]
+    if is_dataclass(value):
+        return {name.replace("_", "-"): plain(one) for name, one in vars(value).items()}
+    return known(value) if isinstance(value, float) else value

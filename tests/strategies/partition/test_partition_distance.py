@@ -7,6 +7,7 @@ import pytest
 
 from coterie.strategies.partition import distance as d
 from coterie.strategies.partition import fedcollab
+from coterie.strategies.partition.coalition import FedCollabBound, solve
 
 COUNTS = [[10, 10], [5, 5]]
 
@@ -105,7 +106,8 @@ def test_at_auto_c_two_silos_within_the_noise_are_together_and_others_apart():
     sizes, errors = equal_sizes(2, 100)
     c = fedcollab.auto_c(sizes, errors)
     for distance, together in [(1.99 * errors[0, 1], True), (2.01 * errors[0, 1], False)]:
-        found = fedcollab.solve([[0, distance], [distance, 0]], sizes, c=c, solver="optimal")
+        bound = FedCollabBound.from_distances([[0, distance], [distance, 0]], sizes, c=c)
+        found = solve(bound, solver="optimal")
         assert (len(found.groups) == 1) is together
 
 
@@ -125,16 +127,17 @@ def test_a_newcomer_is_placed_where_the_bound_is_smallest_and_nobody_else_moves(
         half = np.triu(rng.random((6, 6)), 1)
         distances, sizes = half + half.T, rng.integers(5, 500, 6)
         groups = [[0, 3], [1], [4, 5]]
-        found = fedcollab.place(distances, sizes, groups, 2, c=6.0)
+        bound = FedCollabBound.from_distances(distances, sizes, c=6.0)
+        found = fedcollab.place(bound, groups, 2)
         options = [
             [[0, 2, 3], [1], [4, 5]],
             [[0, 3], [1, 2], [4, 5]],
             [[0, 3], [1], [2, 4, 5]],
             [[0, 3], [1], [2], [4, 5]],
         ]
-        values = [fedcollab.objective(distances, sizes, option, c=6.0) for option in options]
+        values = [fedcollab.objective(bound, option) for option in options]
         assert found == options[int(np.argmin(values))]
 
 
 def test_the_first_silo_is_placed_alone():
-    assert fedcollab.place([[0.0]], [10], [], 0, c=1.0) == [[0]]
+    assert fedcollab.place(FedCollabBound.from_distances([[0.0]], [10], c=1.0), [], 0) == [[0]]

@@ -6,7 +6,10 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
-from coterie.strategies.partition import fedcollab
+from coterie.strategies.partition import coalition, fedcollab
+from coterie.strategies.partition.coalition import FedCollabBound
+
+bound_of = FedCollabBound.from_distances
 
 
 def label_shift():
@@ -30,8 +33,9 @@ def random_case(rng, num_silos):
 
 def test_example_of_the_docstring():
     distances = [[0, 0.5], [0.5, 0]]
-    assert fedcollab.objective(distances, [100, 100], [[0], [1]], c=10) == pytest.approx(2)
-    together = fedcollab.objective(distances, [100, 100], [[0, 1]], c=10)
+    bound = bound_of(distances, [100, 100], c=10)
+    assert fedcollab.objective(bound, [[0], [1]]) == pytest.approx(2)
+    together = fedcollab.objective(bound, [[0, 1]])
     assert together == pytest.approx(2 * (0.5**0.5 + 0.25))
 
 
@@ -39,9 +43,10 @@ def test_example_of_the_docstring():
 def test_label_shift_of_the_paper(solver):
     distances, sizes = label_shift()
     rng = np.random.default_rng(0)
-    result = fedcollab.solve(distances, sizes, c=10, solver=solver, rng=rng, num_restarts=20)
+    bound = bound_of(distances, sizes, c=10)
+    result = coalition.solve(bound, solver=solver, rng=rng, num_restarts=20)
     assert result.groups == [list(range(5)), list(range(5, 10)), list(range(10, 20))]
-    report = fedcollab.report(distances, sizes, result.groups, c=10, rng=rng, num_restarts=10)
+    report = fedcollab.report(bound, result.groups, rng=rng, num_restarts=10)
     assert report.chosen == pytest.approx(result.objective)
     assert report.chosen < report.second_best <= min(report.alone, report.together)
     # Known from an independent calculation with these distances.
@@ -57,8 +62,9 @@ def test_report_equals_the_poster_and_finds_the_second_best():
             (literal.fedcollab_bound(distances, sizes, groups, 5.0), sorted(map(sorted, groups)))
             for groups in literal.set_partitions(list(range(6)))
         )
-        result = fedcollab.solve(distances, sizes, c=5.0, solver="optimal")
-        report = fedcollab.report(distances, sizes, result.groups, c=5.0, solver="optimal")
+        bound = bound_of(distances, sizes, c=5.0)
+        result = coalition.solve(bound, solver="optimal")
+        report = fedcollab.report(bound, result.groups, solver="optimal")
         assert report.groups == values[0][1]
         assert report.chosen == pytest.approx(values[0][0])
         everyone = [list(range(6))]
@@ -77,10 +83,12 @@ def test_interval_of_c_is_exact_with_the_optimal_solver():
         distances, sizes = random_case(rng, 7)
 
         def groups_at(c, distances=distances, sizes=sizes):
-            return fedcollab.solve(distances, sizes, c=c, solver="optimal").groups
+            return coalition.solve(bound_of(distances, sizes, c=c), solver="optimal").groups
 
         groups = groups_at(6.0)
-        low, high = fedcollab.c_interval(distances, sizes, groups, c=6.0, solver="optimal")
+        bound = bound_of(distances, sizes, c=6.0)
+        report = fedcollab.report(bound, groups, solver="optimal")
+        low, high = report.c_low, report.c_high
         assert low <= 6 <= high
         for c in np.linspace(max(low, 1e-3) * 1.0001, min(high, 1e3) / 1.0001, 5):
             assert groups_at(c) == groups
@@ -92,14 +100,15 @@ def test_interval_of_c_is_exact_with_the_optimal_solver():
 
 def test_interval_is_nan_for_a_structure_that_is_beaten():
     distances, sizes = label_shift()
-    interval = fedcollab.c_interval(
-        distances, sizes, [list(range(20))], c=10, rng=np.random.default_rng(0), num_restarts=5
+    bound = bound_of(distances, sizes, c=10)
+    report = fedcollab.report(
+        bound, [list(range(20))], rng=np.random.default_rng(0), num_restarts=5
     )
-    assert np.isnan(interval).all()
+    assert np.isnan([report.c_low, report.c_high]).all()
 
 
 def test_report_of_one_silo():
-    report = fedcollab.report([[0.0]], [25], [[0]], c=10, rng=np.random.default_rng(0))
+    report = fedcollab.report(bound_of([[0.0]], [25], c=10), [[0]], rng=np.random.default_rng(0))
     assert report.chosen == report.alone == report.together == pytest.approx(2.0)
     assert (report.second_best, report.second_groups) == (np.inf, None)
     assert (report.c_low, report.c_high) == (0.0, np.inf)
@@ -107,13 +116,12 @@ def test_report_of_one_silo():
 
 def test_relocation_needs_a_generator():
     with pytest.raises(ValueError, match="rng must be"):
-        fedcollab.solve(np.zeros((2, 2)), [1, 1], c=1)
+        coalition.solve(bound_of(np.zeros((2, 2)), [1, 1], c=1), solver="relocation")
 
 
 @pytest.mark.parametrize("c", [0, -3.0, np.nan])
-def test_bad_c_is_refused_everywhere(c):
-    for call in (fedcollab.objective, fedcollab.report, fedcollab.c_interval):
-        with pytest.raises(ValueError, match="c must be finite and > 0"):
-            call(np.zeros((2, 2)), [1, 1], [[0], [1]], c=c)
+def test_bad_c_is_refused(c):
     with pytest.raises(ValueError, match="c must be finite and > 0"):
-        fedcollab.solve(np.zeros((2, 2)), [1, 1], c=c, rng=np.random.default_rng(0))
+        bound_of(np.zeros((2, 2)), [1, 1], c=c)
+    with pytest.raises(ValueError, match="c must be finite and > 0"):
+        bound_of(np.zeros((2, 2)), [1, 1], c=1).with_c(c)

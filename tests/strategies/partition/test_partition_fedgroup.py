@@ -147,8 +147,7 @@ def test_cold_start_refuses_unknown_measures():
 # --- separation -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("measure", ["edc", "madc"])
-def test_silhouette_equals_scikit_learn(measure):
+def test_silhouette_equals_scikit_learn():
     from sklearn.metrics import silhouette_score
 
     for seed in range(5):
@@ -156,18 +155,15 @@ def test_silhouette_equals_scikit_learn(measure):
         groups = [[0, 3, 5], [1, 2], [4, 6, 7], [8]]
         labels = [next(k for k, g in enumerate(groups) if i in g) for i in range(9)]
         gram = updates @ updates.T
-        if measure == "edc":
-            expected = silhouette_score(literal.edc_embedding(updates, 4), labels)
-        else:
-            expected = silhouette_score(literal.madc(updates), labels, metric="precomputed")
-        assert fedgroup.silhouette(gram, groups, measure=measure) == pytest.approx(expected)
+        expected = silhouette_score(literal.madc(updates), labels, metric="precomputed")
+        assert fedgroup.silhouette(gram, groups) == pytest.approx(expected)
 
 
 def test_silhouette_is_high_for_hidden_groups_and_lower_for_wrong_ones():
     updates = grouped()
     gram = updates @ updates.T
     wrong = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert fedgroup.silhouette(gram, hidden()) > 0.9
+    assert fedgroup.silhouette(gram, hidden()) > 0.85
     assert fedgroup.silhouette(gram, wrong) < 0
 
 
@@ -206,13 +202,17 @@ def test_number_of_groups_of_degenerate_updates_is_one(gram):
 # --- newcomers ------------------------------------------------------------------------------------
 
 
+def assigned(inner, norms, norm):
+    return fedgroup.assign(fedgroup.similarities(inner, norms, norm))
+
+
 def test_assign_equals_eq_9():
     rng = np.random.default_rng(0)
     for _ in range(200):
         directions, update = rng.standard_normal((4, 10)), rng.standard_normal(10)
         directions *= rng.uniform(0.1, 10, (4, 1))
         norms = np.linalg.norm(directions, axis=1)
-        result = fedgroup.assign(directions @ update, norms, float(np.linalg.norm(update)))
+        result = assigned(directions @ update, norms, float(np.linalg.norm(update)))
         assert result == literal.assignment(directions, update)
 
 
@@ -225,12 +225,12 @@ def test_direction_norms_are_those_of_the_mean_updates():
 
 def test_assign_of_a_zero_update_is_the_first_group_with_a_warning():
     with pytest.warns(RuntimeWarning, match="Zero update of a newcomer"):
-        assert fedgroup.assign([0.0, 0.0], [1.0, 2.0], 0.0) == 0
+        assert assigned([0.0, 0.0], [1.0, 2.0], 0.0) == 0
 
 
 def test_zero_directions_have_cosine_zero():
     assert fedgroup.similarities([0.0, -1.0], [0.0, 1.0], 2.0).tolist() == [0.0, -0.5]
-    assert fedgroup.assign([0.0, -1.0], [0.0, 1.0], 2.0) == 0
+    assert assigned([0.0, -1.0], [0.0, 1.0], 2.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -245,6 +245,6 @@ def test_zero_directions_have_cosine_zero():
         ([1.0, 2.0], 1.0, 1.0),
     ],
 )
-def test_assign_refuses_bad_input(inner, norms, norm):
+def test_similarities_refuse_bad_input(inner, norms, norm):
     with pytest.raises(ValueError, match="must be"):
-        fedgroup.assign(inner, norms, norm)
+        fedgroup.similarities(inner, norms, norm)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from coterie.strategies.partition.gram import _WIDTH, cross, gram, replace_row
+from coterie.strategies.partition.gram import _WIDTH, cross, gram
 
 
 def random_updates(num_silos=7, num_parameters=50_000, seed=0, dtype=np.float32):
@@ -143,16 +143,6 @@ def test_cross_equals_float64_product(layout, tmp_path):
     assert result == pytest.approx(exact(updates, others), abs=1e-6 * 20_010)
 
 
-@pytest.mark.parametrize("index", [0, 4, 6])
-def test_replace_row_equals_starting_again(index):
-    updates = random_updates()
-    old = gram(updates)
-    kept = old.copy()
-    updates[index] = random_updates(1, seed=9)[0]
-    assert_close(replace_row(old, updates, index), updates)
-    assert (old == kept).all()
-
-
 @pytest.mark.parametrize("form", ["matrix", "rows", "layers"])
 def test_extra_memory(form):
     """At most 2 updates and N^2 numbers, the result not counted."""
@@ -184,8 +174,6 @@ def test_non_finite_is_refused_by_silo_and_layer(value, where):
         gram(layers)
     with pytest.raises(ValueError, match=r"must be finite. Silo 4"):
         gram(updates)
-    with pytest.raises(ValueError, match=r"must be finite. Silo 4"):
-        replace_row(np.eye(7), updates, 0)
     with pytest.raises(ValueError, match=r"must be finite. Silo 5"):
         cross(updates[:1], updates)
 
@@ -220,13 +208,9 @@ def test_bad_shapes_are_refused_by_silo_and_layer(updates, message):
         gram(updates)
 
 
-def test_cross_and_replace_row_refuse_other_shapes():
+def test_cross_refuses_other_shapes():
     updates = random_updates(3, 10)
     with pytest.raises(ValueError, match=r"its only layer has \(9,\), not \(10,\)"):
         cross(updates, updates[:, :9])
     with pytest.raises(ValueError, match="Got 2 layers instead of 1"):
         cross(list(updates), [[row, row] for row in updates])
-    with pytest.raises(ValueError, match=r"those of 2 silos. Got 3"):
-        replace_row(np.eye(2), updates, 0)
-    with pytest.raises(ValueError, match=r"index must be in \[0, 2\]. Got 3"):
-        replace_row(np.eye(3), updates, 3)

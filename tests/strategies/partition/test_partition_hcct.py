@@ -6,8 +6,9 @@ import numpy as np
 import partition_literal as literal
 import pytest
 
+from benchmarks.papers.hcct.observe import choose_alpha
 from coterie.strategies.partition import hcct
-from coterie.strategies.partition.coalition import HCCTUtility, agglomerative, optimal
+from coterie.strategies.partition.coalition import HCCTUtility, agglomerative, optimal, relocation
 
 
 def grouped(num_silos=9, num_groups=3, weight=1.5, seed=0, num_parameters=300):
@@ -47,7 +48,9 @@ def test_place_equals_eqs_15_and_16():
         groups = [np.flatnonzero(labels == k).tolist() for k in (2, 0, 1) if (labels == k).any()]
         expected = [literal.benefit(updates, sizes, alpha, g, [newcomer]) for g in groups]
         gram = updates @ updates.T
-        result = hcct.placement_benefits(gram, sizes, groups, alpha=alpha, newcomer=newcomer)
+        result = hcct.placement_benefits(
+            HCCTUtility.from_gram(gram, sizes, alpha=alpha), groups, newcomer
+        )
         assert result == pytest.approx(expected, abs=1e-10)
         place = hcct.place(gram, sizes, groups, alpha=alpha, newcomer=newcomer)
         assert place == (int(np.argmax(expected)) if max(expected) > 0 else None)
@@ -58,10 +61,12 @@ def test_place_equals_eqs_15_and_16():
 def test_place_uses_only_the_rows_of_the_groups():
     updates = grouped()
     gram, sizes = updates @ updates.T, [50] * 9
-    few = hcct.placement_benefits(gram, sizes, [[4, 7], [2]], alpha=20, newcomer=1)
+    few = hcct.placement_benefits(HCCTUtility.from_gram(gram, sizes, alpha=20), [[4, 7], [2]], 1)
     rows = [1, 2, 4, 7]
     small = gram[np.ix_(rows, rows)]
-    alone = hcct.placement_benefits(small, [50] * 4, [[2, 3], [1]], alpha=20, newcomer=0)
+    alone = hcct.placement_benefits(
+        HCCTUtility.from_gram(small, [50] * 4, alpha=20), [[2, 3], [1]], 0
+    )
     assert few == pytest.approx(alone)
     assert hcct.place(gram, sizes, [[0, 3], [4, 7], [2]], alpha=20, newcomer=1) == 1
 
@@ -108,41 +113,29 @@ def test_first_change_of_the_path_is_where_two_silos_first_gain():
 def test_path_with_relocation_is_reproducible():
     updates = grouped(6)
     gram = updates @ updates.T
-    paths = [
-        hcct.alpha_path(
-            gram,
-            [100] * 6,
-            solver="relocation",
-            rng=np.random.default_rng(3),
-            num_points=8,
-            rtol=0.05,
-            num_restarts=3,
-        )
-        for _ in range(2)
-    ]
+
+    def search(utility):
+        return relocation(utility, rng=np.random.default_rng(3), num_restarts=3).groups
+
+    paths = [hcct.alpha_path(gram, [100] * 6, solver=search, rtol=0.05) for _ in range(2)]
     assert paths[0] == paths[1]
+    with pytest.raises(ValueError, match="rng must be"):
+        hcct.alpha_path(gram, [100] * 6, solver="relocation")
 
 
-def test_interval_holds_the_partition_and_ends_where_it_changes():
+def test_stretches_hold_their_partition_and_end_where_it_changes():
     updates = grouped()
     gram, sizes = updates @ updates.T, [100] * 9
-    groups = hcct.partition(gram, sizes, alpha=60)
-    low, high = hcct.alpha_interval(gram, sizes, groups, 60)
-    assert groups == HIDDEN
-    assert low < 60 < high
-    for alpha, same in [(low * 1.002, 1), (high / 1.002, 1), (low / 1.002, 0), (high * 1.002, 0)]:
-        assert (hcct.partition(gram, sizes, alpha=alpha) == groups) == bool(same)
-
-
-def test_interval_of_the_extremes_is_open():
-    updates = grouped()
-    gram, sizes = updates @ updates.T, [100] * 9
-    alone, together = [[i] for i in range(9)], [list(range(9))]
-    assert hcct.alpha_interval(gram, sizes, alone, 1e-3)[0] == 0
-    assert hcct.alpha_interval(gram, sizes, together, 1e6)[1] == np.inf
-    assert hcct.alpha_interval([[1.0]], [5], [[0]], 3.0) == (0, np.inf)
-    with pytest.raises(ValueError, match="groups must be the answer of agglomerative"):
-        hcct.alpha_interval(gram, sizes, together, 1e-3)
+    path = hcct.alpha_path(gram, sizes)
+    (stretch,) = (s for s in path if s.alpha_low < 60 < s.alpha_high)
+    assert stretch.groups == HIDDEN
+    for alpha, same in [
+        (stretch.alpha_low * 1.002, True),
+        (stretch.alpha_high / 1.002, True),
+        (stretch.alpha_low / 1.002, False),
+        (stretch.alpha_high * 1.002, False),
+    ]:
+        assert (hcct.partition(gram, sizes, alpha=alpha) == HIDDEN) == same
 
 
 def test_stay_intervals_are_where_no_move_pays():
@@ -168,7 +161,7 @@ def test_stay_interval_is_nan_for_a_silo_in_the_wrong_group_at_every_alpha():
 def test_choice_of_alpha_finds_hidden_groups(seed):
     updates = grouped(seed=seed, weight=1.2)
     gram = updates @ updates.T
-    choice = hcct.choose_alpha(gram, [100] * 9)
+    choice = choose_alpha(gram, [100] * 9)
     assert choice.groups == HIDDEN
     assert choice.ratio > 2
     assert hcct.partition(gram, [100] * 9, alpha=choice.alpha) == HIDDEN
@@ -178,7 +171,7 @@ def test_choice_of_alpha_finds_hidden_groups(seed):
 @pytest.mark.parametrize("seed", range(5))
 def test_choice_of_alpha_is_none_without_groups(num_groups, seed):
     updates = grouped(num_groups=num_groups, seed=seed, num_parameters=2000)
-    choice = hcct.choose_alpha(updates @ updates.T, [100] * 9)
+    choice = choose_alpha(updates @ updates.T, [100] * 9)
     assert choice.alpha is None
     assert choice.groups is None
     assert choice.reason.startswith("nothing non-trivial persists")
@@ -186,20 +179,20 @@ def test_choice_of_alpha_is_none_without_groups(num_groups, seed):
 
 @pytest.mark.parametrize("num_silos", [1, 2])
 def test_choice_of_alpha_for_one_or_two_silos_is_none(num_silos):
-    choice = hcct.choose_alpha(np.eye(num_silos), [10] * num_silos)
+    choice = choose_alpha(np.eye(num_silos), [10] * num_silos)
     assert (choice.alpha, choice.ratio) == (None, 1.0)
 
 
 def test_choice_of_alpha_with_equal_updates():
     """Two pairs of equal updates at right angles hold from alpha = 0 on."""
     gram = np.kron(np.eye(2), np.ones((2, 2)))
-    choice = hcct.choose_alpha(gram, [100] * 4)
+    choice = choose_alpha(gram, [100] * 4)
     assert choice.groups == [[0, 1], [2, 3]]
     assert hcct.partition(gram, [100] * 4, alpha=choice.alpha) == choice.groups
 
 
 def test_choice_of_alpha_with_all_updates_equal_is_none():
-    assert hcct.choose_alpha(np.ones((4, 4)), [100] * 4).alpha is None
+    assert choose_alpha(np.ones((4, 4)), [100] * 4).alpha is None
 
 
 # --- HCCT-E ---------------------------------------------------------------------------------------

@@ -12,11 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.strategies.partition import fedcollab, fedgroup, hcct
+from coterie.strategies.partition import fedgroup, hcct
 from coterie.strategies.partition.clustering import hierarchical, k_means
-from coterie.strategies.partition.coalition import HCCTUtility, solve
+from coterie.strategies.partition.coalition import (
+    FedCollabBound,
+    HCCTUtility,
+    best_partition,
+    solve,
+)
 from coterie.strategies.partition.gram import gram as gram_of
-from coterie.strategies.partition.search import best_partition
 
 
 def run_hcct(solver):
@@ -44,9 +48,8 @@ def run_fedcollab(solver):
         np.fill_diagonal(distances, 0)
         distances[np.isnan(gram)] = np.nan
         c = {"none": 1e-9, "natural": 6.0, "all": 1e6}[wish]
-        return fedcollab.solve(
-            distances, sizes, c=c, solver=solver, rng=rng, num_restarts=10
-        ).groups
+        bound = FedCollabBound.from_distances(distances, sizes, c=c)
+        return solve(bound, solver=solver, rng=rng, num_restarts=10).groups
 
     return run
 
