@@ -71,5 +71,3 @@ KNOWN_METRICS: Final[Mapping[str, Metric]] = MappingProxyType(
 LOW: Final = "-low"
 HIGH: Final = "-high"
 """Behind a metric's name: the ends of its 95 % interval."""
-TRIVIAL: Final = "trivial-"
-"""Before a metric's name: of always giving the answer that fits the training targets best."""

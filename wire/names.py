@@ -159,6 +159,14 @@ KEPT_ALONE: Final = "kept-alone"
 """1 if the silo keeps the model that it trained alone, else 0."""
 TRAINED_LOSS: Final = "trained-loss"
 TRAINED_ERROR: Final = "trained-error"
+OWN_METRICS: Final = frozenset(
+    {
+        *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
+        *(HOLDOUT_ERROR, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES, ALONE_ERROR),
+        *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
+    }
+)
+"""These; any other key of a reply is a metric of the silo's app."""
 
 PACKED_NAME: Final = "safetensors"
 """Name of the one array, and its ``stype``, in a packed ArrayRecord."""

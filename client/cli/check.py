@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from coterie.client.home import personal
-from coterie.client.home.policy import METRICS, Policy
+from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Held, Part, leaves
 from coterie.client.work.measure import evaluate, leading
@@ -109,7 +109,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield f"In every round, at most: {len(shared)} arrays of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
-    names = list(METRICS) if policy.metrics is None else list(policy.metrics)
+    of_task = [name for name in bench.task.problem.metrics if name not in REVEALING]
+    names = list(dict.fromkeys([*METRICS, *of_task])) if policy.metrics is None else policy.metrics
     if policy.auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -51,6 +51,9 @@ class Card:
         num_examples: training samples of this silo.
         test_error, test_loss, test_examples: on this silo's own test data.
         validation_error, validation_error_alone: what the guard went by.
+        metric, unit: what leads, which the errors are of.
+        figures: metric → value, and low and high end of its 95 % interval.
+        trivial: metric → its value if always the one best answer were given.
         sha256: ``wire.model_hash`` of the arrays.
         kept: when, ISO 8601.
         versions: of the software.
@@ -83,6 +86,10 @@ class Card:
     fingerprint: str | None = None
     data_hash: str = ""
     scale: ColumnScale | None = None
+    metric: str = "error"
+    unit: str = ""
+    figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    trivial: Mapping[str, float] = field(default_factory=dict)
 
 
 def card_of(
@@ -130,6 +137,10 @@ def card_of(
         fingerprint=str(getattr(bench.task, "fingerprint", "")),
         data_hash=bench.data_hash,
         scale=bench.scale,
+        metric=str(config.get(wire.METRIC, "")) or description.metric,
+        unit=description.unit,
+        figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
+        trivial=dict(tested.trivial),
     )
 
 
@@ -171,6 +182,7 @@ def read_card(file: Path) -> Card:
 
 def _text(card: Card, file: Path) -> str:
     """The card for a person."""
+    lead = wire.KNOWN_METRICS[card.metric]
     who = ", ".join(card.members) if card.members else "their names are not told"
     own = card.trained == HERE
     size = f"of {card.group_size} silo(s)" if own else "none"
@@ -182,13 +194,13 @@ def _text(card: Card, file: Path) -> str:
         "Group": f"{card.group}, {card.group_size} silo(s): {who}" if card.group else size,
         "Trained": "as this silo trained it last, before it was averaged" if own else card.trained,
         "Training samples of this silo": str(card.num_examples),
-        "Error on this silo's test data": f"{100 * card.test_error:.2f} % "
+        f"{_title(card)} on this silo's test data": f"{_value(card, card.test_error)} "
         f"of {card.test_examples} samples (loss {card.test_loss:.4g})",
     }
     if card.validation_error is not None and card.validation_error_alone is not None:
-        rows["Guard, error on validation data"] = (
-            f"together {100 * card.validation_error:.2f} %, "
-            f"alone {100 * card.validation_error_alone:.2f} %"
+        rows[f"Guard, {lead.title} on validation data"] = (
+            f"together {_value(card, card.validation_error)}, "
+            f"alone {_value(card, card.validation_error_alone)}"
         )
     rows |= {
         "SHA-256 of the arrays": card.sha256,
@@ -198,9 +210,37 @@ def _text(card: Card, file: Path) -> str:
     traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
     called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    figures = "\n".join(_figure_row(card, name) for name in card.figures)
+    if figures:
+        table += (
+            "\n\nOn this silo's test data, with 95 % intervals (bootstrap), and what always giving "
+            "the one best answer would have:\n\n"
+            f"| | | interval | trivial |\n|---|---|---|---|\n{figures}"
+        )
     return (
         f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}\n\n"
         f"Use it:\n\n    coterie silo predict --model {called}\n\n"
         "It was made for this silo's data. It may hold traces of the data of the group's silos"
         f"{traces}: pass it on only as they agreed.\n"
     )
+
+
+def _title(card: Card) -> str:
+    title = wire.KNOWN_METRICS[card.metric].title
+    return title[0].upper() + title[1:]
+
+
+def _value(card: Card, shortfall: float) -> str:
+    """Of the leading metric, for people; an error with two decimals, as ever."""
+    lead = wire.KNOWN_METRICS[card.metric]
+    if lead.name == "error":
+        return f"{100 * shortfall:.2f} %"
+    return lead.text(lead.shortfall(shortfall), card.unit)
+
+
+def _figure_row(card: Card, name: str) -> str:
+    metric = wire.KNOWN_METRICS[name]
+    unit = card.unit if name in ("mae", "rmse") else ""
+    value, low, high = (metric.text(number, unit) for number in card.figures[name])
+    trivial = metric.text(card.trivial.get(name, float("nan")), unit)
+    return f"| {metric.title} | {value} | {low} to {high} | {trivial} |"

@@ -135,8 +135,8 @@ def _evaluation(
 
 
 def _figures(result: Evaluation) -> dict[str, float]:
-    """Metrics, the ends of their intervals, and what is trivial, by their names on the wire."""
-    found = {wire.TRIVIAL + name: value for name, value in result.trivial.items()}
+    """Metrics and their intervals' ends. What is trivial stays: it tells class frequencies."""
+    found: dict[str, float] = {}
     for name, figure in result.figures.items():
         ends = ((wire.LOW, figure.low), (wire.HIGH, figure.high))
         found |= {name: figure.value} if name != wire.ERROR else {}

@@ -61,6 +61,8 @@ class Workbench:
             min_group_size=self.settings.policy.min_group_size,
             max_local_epochs=self.settings.policy.max_local_epochs,
             buffers=tuple(name for name in self.model.state_dict() if name not in parameters),
+            metric=leading(self.task).name,
+            unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),
         )
 

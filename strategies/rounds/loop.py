@@ -291,12 +291,13 @@ class GroupStrategy(Strategy):
         left_out |= kit.withdraw(algorithm.sharing(state), updates)
         trained = [u for u in updates if not u.purpose]
         evaluated, evaluation = number - 1, kit.received_evaluations(trained)
+        metrics: Mapping[str, kit.Figures] = {}
         clock.lap("aggregate")
 
         # 5. Silos that cannot answer for it on the way are asked for their error, and all keep
         #    their models where it is time to.
         if number < run.rounds:
-            stated = self._evaluate_plain(run, state, now)
+            stated, metrics = self._evaluate_plain(run, state, now)
             evaluated, evaluation = (number, stated) if stated else (evaluated, evaluation)
             clock.lap("evaluate")
             if self.keep_every and number % self.keep_every == 0:
@@ -316,6 +317,8 @@ class GroupStrategy(Strategy):
             silos={u.silo.name: kit.silo_report(u) for u in trained},
             evaluated_round=evaluated,
             evaluation=evaluation,
+            train_metrics={u.silo.name: u.figures for u in trained if u.figures},
+            metrics=metrics,
             personalised=kit.trained_evaluations(trained),
             seconds=clock.seconds,
             phases=phases,
@@ -343,6 +346,7 @@ class GroupStrategy(Strategy):
             groups=tuple(algorithm.groups(state)),
             evaluated_round=run.rounds,
             evaluation=evaluation,
+            metrics=kit.read_own_metrics(asked, replies, evaluation),
             seconds=clock.seconds,
             phases=phases,
             details=algorithm.details(state),
@@ -378,16 +382,20 @@ class GroupStrategy(Strategy):
             costs = kit.add_costs(costs, kit.costs_by_kind(orders, answers, seconds))
             asked += answers
 
-    def _evaluate_plain(self, run: _Run, state: Any, now: kit.Round) -> dict[str, kit.Evaluation]:
+    def _evaluate_plain(
+        self, run: _Run, state: Any, now: kit.Round
+    ) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
         """Of the silos that do not answer for it with their next training."""
         models = self.algorithm.next_models(state)
         plain = [silo for silo in now.silos if not silo.described and silo.name in models]
         if not self.evaluate or not plain:
-            return {}
+            return {}, {}
         messages = evaluation_messages(
             plain, models, number=now.number, config=run.config, more=run.evaluate_config
         )
-        return kit.read_evaluations(plain, run.exchange(messages))
+        replies = run.exchange(messages)
+        evaluation = kit.read_evaluations(plain, replies)
+        return evaluation, kit.read_own_metrics(plain, replies, evaluation)
 
     def _hand_over(
         self, run: _Run, state: Any, now: kit.Round
@@ -500,7 +508,7 @@ def _note(result: RunResult, report: kit.RoundReport, trained: kit.Updates) -> N
     """The round's report, and Flower's own figures of it."""
     result.rounds.append(report)
     if report.evaluation:
-        record = kit.evaluation_record(report.evaluation)
+        record = kit.evaluation_record(report.evaluation, report.metrics)
         if report.evaluated_round:
             result.evaluate_metrics_clientapp[report.evaluated_round] = record
     if trained:

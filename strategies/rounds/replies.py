@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
-from coterie.strategies.rounds.reports import Evaluation, GuardReport, PhaseReport, SiloReport
+from coterie.strategies.rounds.reports import (
+    Evaluation,
+    Figures,
+    GuardReport,
+    PhaseReport,
+    SiloReport,
+)
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
+from coterie.wire import Model, Value
 
 log = logging.getLogger("coterie.run")
 
@@ -119,6 +125,7 @@ def check_reply(order: Order, reply: Message | None) -> Update:
         model={name: model[name] for name in order.model},
         num_examples=float(count),
         metrics=metrics,
+        figures=wire.read_figures(reply.content),
         purpose=order.purpose,
         kind=order.kind,
         extras=arrays,
@@ -222,6 +229,18 @@ def trained_evaluations(updates: Updates) -> dict[str, tuple[float, float]]:
     }
 
 
+def read_own_metrics(
+    silos: Sequence[Silo], replies: Sequence[Message | None], counted: Container[str]
+) -> dict[str, Figures]:
+    """Silo → what else its app measured, of the silos whose evaluation counts."""
+    found = {
+        silo.name: wire.read_figures(reply.content)
+        for silo, reply in zip(silos, replies, strict=True)
+        if silo.name in counted and reply is not None
+    }
+    return {name: figures for name, figures in sorted(found.items()) if figures}
+
+
 def error_of(metrics: Mapping[str, float]) -> float:
     """A silo's error; a plain ClientApp may state an accuracy instead."""
     if wire.ERROR in metrics:
@@ -290,19 +309,36 @@ def _costs(
     return costs
 
 
-def evaluation_record(evaluation: Mapping[str, Evaluation]) -> MetricRecord:
-    """Flower's record: means weighted by test samples."""
+def evaluation_record(
+    evaluation: Mapping[str, Evaluation], metrics: Mapping[str, Figures]
+) -> MetricRecord:
+    """Flower's record: means weighted by test samples, of whatever the silos measured."""
     weights = np.array([count for _, _, count in evaluation.values()], dtype=np.float64)
     means: dict[str, int | float] = {wire.NUM_EXAMPLES: int(weights.sum())}
     for i, key in enumerate((wire.LOSS, wire.ERROR)):
         values = np.array([entry[i] for entry in evaluation.values()], dtype=np.float64)
         if np.isfinite(values).all():
             means[key] = float((values * weights).sum() / weights.sum())
-    return MetricRecord({**means})
+    counts = {name: float(count) for name, (_, _, count) in evaluation.items()}
+    return MetricRecord({**means_of(metrics, counts), **means})
+
+
+def means_of(metrics: Mapping[str, Figures], weights: Mapping[str, float]) -> dict[str, Value]:
+    """Means over the silos that state a metric, weighted; of lists item by item.
+
+    A metric that is a list of other lengths or a number elsewhere has no mean.
+    """
+    means: dict[str, Value] = {}
+    for key in sorted({key for figures in metrics.values() for key in figures}):
+        stated = {name: figures[key] for name, figures in metrics.items() if key in figures}
+        if len({np.shape(value) for value in stated.values()}) == 1:
+            own = [weights[name] for name in stated]
+            means[key] = np.average(list(stated.values()), axis=0, weights=own).tolist()
+    return means
 
 
 def training_record(updates: Updates) -> MetricRecord:
-    """Flower's record: the mean training loss, weighted by training samples."""
+    """Flower's record: mean training loss and metrics, weighted by training samples."""
     pairs = [
         (u.metrics[wire.TRAIN_LOSS], u.num_examples)
         for u in updates
@@ -310,4 +346,6 @@ def training_record(updates: Updates) -> MetricRecord:
     ]
     total = sum(weight for _, weight in pairs)
     mean = sum(value * weight for value, weight in pairs) / total if total else float("nan")
-    return MetricRecord({wire.TRAIN_LOSS: mean} if mean == mean else {})
+    own = {u.silo.name: u.figures for u in updates if u.figures}
+    means = means_of(own, {u.silo.name: u.num_examples for u in updates})
+    return MetricRecord({**means, **({wire.TRAIN_LOSS: mean} if mean == mean else {})})

@@ -46,6 +46,7 @@ class Silo:
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
         max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
         head: layers of the model's predictor; empty if it described no latent split.
+        metric, unit: the task's leading metric, and in what real targets are counted.
     """
 
     name: str
@@ -57,6 +58,8 @@ class Silo:
     min_group_size: int = 1
     max_local_epochs: int = 0
     head: wire.Layers = ()
+    metric: str = "error"
+    unit: str = ""
 
 
 class Roster(Protocol):
@@ -286,6 +289,8 @@ class DescribedRoster:
             min_group_size=described.min_group_size,
             max_local_epochs=described.max_local_epochs,
             head=described.head,
+            metric=described.metric,
+            unit=described.unit,
         )
         log.info(
             "silo %s is here: %d training samples, %s",

@@ -95,7 +95,7 @@ def test_inputs_may_be_any_nest() -> None:
 
 def test_arrays_of_unlike_length_are_refused() -> None:
     x, y = {"a": np.zeros((3, 1)), "b": np.zeros((2, 1))}, np.zeros(3, np.int64)
-    with pytest.raises(TaskError, match="one row per sample. Got 2 and 3 rows"):
+    with pytest.raises(TaskError, match=r"one row per sample\. Got 2 and 3 rows"):
         SiloData(x, y, x, y, 1)
 
 

@@ -74,7 +74,7 @@ def test_accumulated_gradients_are_those_of_one_large_batch() -> None:
 def test_the_last_step_takes_what_is_left() -> None:
     three = replace(PLAN, epochs=1, batch_size=4, accumulate=2)  # 4 + 4, then 2 alone
     moved = trained(three)
-    assert not np.array_equal(moved["head.weight"], trained(replace(three, steps=2))["head.weight"])
+    assert not np.array_equal(moved["0.weight"], trained(replace(three, steps=2))["0.weight"])
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
@@ -91,7 +91,7 @@ def test_what_an_optimiser_remembers_carries_over_rounds(name: str) -> None:
     continued = read_weights(model)
     model.load_state_dict(middle)
     train(task, model, part, plan, seed=4)
-    assert not np.array_equal(continued["head.weight"], read_weights(model)["head.weight"])
+    assert not np.array_equal(continued["0.weight"], read_weights(model)["0.weight"])
 
 
 def test_a_task_may_bring_its_own_optimiser() -> None:

@@ -106,6 +106,8 @@ class Run:
         started: date and time as written, or empty.
         seconds, seconds_to_first_training: wall seconds; NaN while unknown.
         config, versions: as recorded.
+        metric: that leads: silos' errors are what is missing to its best value.
+        unit: in which it is counted, of real targets.
         silos: all that ever took part.
         refused: silo → why it was not let in.
         rounds: ascending.
@@ -125,6 +127,8 @@ class Run:
     seconds: float = math.nan
     seconds_to_first_training: float = math.nan
     config: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = "error"
+    unit: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     silos: Mapping[str, SiloFacts] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -242,6 +246,8 @@ class Event:
     number: int = 0
     run_id: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = "error"
+    unit: str = ""
     silos: tuple[str, ...] = ()
     work: str = ""
     budget: Budget | None = None
