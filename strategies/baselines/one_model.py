@@ -350,6 +350,6 @@ def require_understood(updates: kit.Updates, kind: str, number: int) -> None:
             f"no silo answered {kind!r} in round 1; the log says why. This strategy needs silos "
             "that understand it, like those of `coterie silo`; other ClientApps need a function "
             f"for {kind!r}.",
-            round=number,
+            round_number=number,
             phase=kind,
         )
