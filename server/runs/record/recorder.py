@@ -102,7 +102,8 @@ class Recorder:
             seconds_to_first_training=self._elapsed(),
             **self._lead(silos),
         )
-        self.event("ready", silos=sorted(silos))
+        lead = {"metric": self.run.metric, "unit": self.run.unit}
+        self.event("ready", silos=sorted(silos), **lead)
 
     def round(
         self, report: RoundReport, silos: Mapping[str, Silo], refused: Mapping[str, str]
