@@ -248,8 +248,8 @@ class Task(ABC):
         """A freshly initialised client discriminator; the caller has seeded torch.
 
         A module without buffers whose ``forward(features, labels)`` takes ``(n, num_features)`` and
-        one-hot labels ``(n, num_classes)``, of which there is one without classes; it returns n logits.
-        By default FedCollab's.
+        one-hot labels ``(n, num_classes)`` and returns n logits; a task without classes has one
+        label. By default FedCollab's.
         """
         from coterie.tasks.models import Discriminator
 
