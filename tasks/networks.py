@@ -83,10 +83,24 @@ def _of_timm(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
         ) from None
     # Only names that timm has itself: of hf-hub: and the like it would ask a server.
     _must_be_known("timm", name, timm.list_models())
-    channels = {"in_chans": shape[0]}
-    sized = timm.get_pretrained_cfg(name) and timm.get_pretrained_cfg(name).fixed_input_size
-    more = {**channels, "img_size": tuple(shape[1:])} if sized else channels
+    more: dict[str, Any] = {"in_chans": shape[0]}
+    known = timm.get_pretrained_cfg(name)
+    if known is not None and known.fixed_input_size:
+        more["img_size"] = tuple(shape[1:])
     return _made(f"timm/{name}", shape, timm.create_model, name, num_classes, **more)
+
+
+class Logits(nn.Module):
+    """A model of transformers for a training loop: inputs by name, logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Logits of the model called with the nest's entries, (batch, …)."""
+        logits: torch.Tensor = self.model(**x).logits
+        return logits
 
 
 _MAKERS: dict[str, Callable[[str, tuple[int, ...], int], nn.Module]] = {
