@@ -153,6 +153,8 @@ class Task(ABC):
             the head is the representation. Models whose ``forward`` is ``head(representation(x))``
             can also be trained in latent space.
         classes: their names, for people; empty: they are only numbered.
+        weights: name and SHA-256 of the file that its models begin from, if there is one; known
+            when a model has been made.
         scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
             tasks whose ``load`` gave one; None: that of the training data as it is now.
     """
@@ -162,11 +164,16 @@ class Task(ABC):
     metric: str = ""
     head: str = "head."
     classes: Sequence[str] = ()
+    weights: tuple[str, str] | None = None
     scale: ColumnScale | None = None
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
-        """Return a freshly initialised model; the caller has seeded torch."""
+        """Return a freshly initialised model; the caller has seeded torch.
+
+        Parameters that are not to be trained have ``requires_grad = False``: they stay at the silo,
+        and must be the same at all silos.
+        """
 
     @property
     def problem(self) -> Problem:

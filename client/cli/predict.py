@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 
 from coterie.client.home.card import PERSONALISED, Card, CardError, read_card
 from coterie.client.work.measure import MOST_AT_ONCE
-from coterie.client.work.weights import load_weights
-from coterie.client.work.workbench import hash_of
+from coterie.client.work.weights import frozen_digest, load_weights, travelling
+from coterie.client.work.workbench import hash_of, model_of
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Option, Samples, TaskError
-from coterie.wire import model_hash
+from coterie.wire import Model, model_hash
 
 
 @dataclass(frozen=True)
@@ -97,11 +97,7 @@ def predict(
     _check_declaration(card, task)
     if card.scale is not None:
         task.scale = card.scale
-    model = task.model()
-    try:
-        load_weights(model, {name: weights[name] for name in model.state_dict()})
-    except (KeyError, ValueError) as error:
-        raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
+    model = whole(card, task, weights)
     found, labels = _samples(task, samples, options, card)
     if odd := _not_finite(found.x, found.names):
         raise TaskError(
@@ -115,6 +111,27 @@ def predict(
             "diverged, or the values of the sample are too large for it."
         )
     return Answers(card, classes, probabilities, labels, found, task.classes)
+
+
+def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:
+    """A kept model's arrays in the task's model, which has what is frozen.
+
+    Raises:
+        TaskError: the arrays are of another model, or trained on top of another frozen part.
+    """
+    model = model_of(task)
+    if card.frozen != (frozen := frozen_digest(model)):
+        file = f": {task.weights[0]} has SHA-256 {task.weights[1]} today" if task.weights else ""
+        raise TaskError(
+            f"what is frozen of the model of task {task.name!r} is not what the kept model was "
+            f"trained on (SHA-256 {frozen or 'of nothing'}, not {card.frozen or 'of nothing'})"
+            f"{file}. Put the earlier file of weights, freeze and task back, or train again."
+        )
+    try:
+        load_weights(model, {name: weights[name] for name in travelling(model)})
+    except (KeyError, ValueError) as error:
+        raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
+    return model
 
 
 def _check_declaration(card: Card, task: Task) -> None:

@@ -59,6 +59,8 @@ class Card:
         versions: of the software.
         fingerprint: of the task's declaration, empty where there is none; None: an earlier version
             kept the model and did not say.
+        frozen: ``weights.frozen_digest`` of what the file does not hold, because it is not trained;
+            empty: it holds the whole model.
         data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
         scale: of a table's training data.
     """
@@ -90,6 +92,7 @@ class Card:
     unit: str = ""
     figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     trivial: Mapping[str, float] = field(default_factory=dict)
+    frozen: str = ""
 
 
 def card_of(
@@ -141,6 +144,7 @@ def card_of(
         unit=description.unit,
         figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
         trivial=dict(tested.trivial),
+        frozen=bench.frozen,
     )
 
 
@@ -207,6 +211,8 @@ def _text(card: Card, file: Path) -> str:
         "Kept": card.kept,
         "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
     }
+    if card.frozen:
+        rows["SHA-256 of the frozen part, which is not in this file"] = card.frozen
     traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
     called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
