@@ -14,7 +14,7 @@ import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,14 @@ from coterie.tasks.base import (
     ColumnScale,
     Option,
     SiloData,
+    StreamedData,
     Task,
     TaskError,
     place_of,
     read_options,
 )
+from coterie.tasks.own.targets import Target
+from coterie.tasks.problems import Classes, Masks, Problem, Survival
 
 if TYPE_CHECKING:
     import torch
@@ -40,19 +43,59 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Declaration(BaseModel):
-    """What every declared task says. ``classes`` are in the order of the model's outputs."""
+    """What every declared task says. ``classes`` are in the order of the model's outputs.
+
+    ``metric`` leads in place of the problem's first. ``target`` of a kind says another problem than
+    to tell classes apart.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    LATER: ClassVar[tuple[str, ...]] = ("metric",)
+    """Keys that declarations did not always have."""
+
     kind: str
     name: Name
-    classes: Annotated[tuple[str, ...], Field(min_length=2)]
+    classes: tuple[str, ...] = ()
     network: str
+    metric: str = ""
+
+    @property
+    def answer(self) -> Target | None:
+        """The target, if it is not one of several classes."""
+        return None
+
+    def problem(self) -> Problem:
+        """The learning problem."""
+        count = len(self.classes)
+        return Classes(count) if self.answer is None else self.answer.problem(count)
+
+    def fingerprint(self) -> str:
+        """Of the content; a key that came later counts only where it says something, so that what
+        was declared before it keeps its fingerprint."""
+        unsaid = {
+            key
+            for key in self.LATER
+            if getattr(self, key)
+            == type(self).model_fields[key].get_default(call_default_factory=True)
+        }
+        return hashlib.sha256(self.model_dump_json(exclude=unsaid).encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
-    def _classes_differ(self) -> Declaration:
+    def _classes_and_metric_fit(self) -> Declaration:
+        problem = self.problem()
+        if not isinstance(problem, Classes | Masks):
+            if self.classes:
+                raise ValueError(f"a target of kind {problem.kind} has no classes")
+        elif len(self.classes) < 2:
+            raise ValueError("classes must name at least two")
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must differ from each other")
+        if self.metric and self.metric not in (*problem.metrics, "loss"):
+            raise ValueError(
+                f"metric must be one of {', '.join(problem.metrics)} or loss for a target of kind "
+                f"{problem.kind}. Got {self.metric!r}"
+            )
         return self
 
 
@@ -62,7 +105,8 @@ class DeclaredTask(Task):
     Options of a silo:
         data: the folder or file. Required.
         test-data: the same for testing; without it, ``test-share`` of ``data``.
-        test-share: share of every class that is kept for testing, in (0, 1).
+        test-share: share that is kept for testing, in (0, 1): of every class, or of those with the
+            event and of the others, or of all where there are neither.
         seed: of that choice.
 
     Attributes:
@@ -76,10 +120,17 @@ class DeclaredTask(Task):
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.name = declaration.name
-        self.classes = declaration.classes
+        self.metric = declaration.metric
+        self.classes = declaration.classes or (declaration.answer or Target()).labels()
         self.num_classes = len(declaration.classes)
-        self.fingerprint = hashlib.sha256(declaration.model_dump_json().encode()).hexdigest()[:16]
+        self.fingerprint = declaration.fingerprint()
         self._notes: list[str] = []
+        self._warnings: list[str] = []
+
+    @property
+    def problem(self) -> Problem:
+        """As declared."""
+        return self.declaration.problem()
 
     @property
     @abstractmethod
@@ -88,7 +139,7 @@ class DeclaredTask(Task):
 
     @abstractmethod
     def read(self, place: Path, options: Mapping[str, Any]) -> Any:
-        """Labels and whatever ``samples`` makes samples of; ``y`` is its attribute."""
+        """Targets and whatever ``samples`` makes samples of; ``y`` is its attribute."""
 
     @abstractmethod
     def samples(self, train: Any, test: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -108,24 +159,51 @@ class DeclaredTask(Task):
                 f"network must be one of {', '.join(NETWORKS)}. Got {self.declaration.network!r}."
             )
         try:
-            return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
+            model = SplitModel(*make(shape=self.shape, num_classes=self._outputs()))
         except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
             raise TaskError(
                 f"network {self.declaration.network!r} cannot be made for samples of shape "
                 f"{self.shape}. mclr and the mlp networks take every shape."
             ) from None
+        if isinstance(self.problem, Masks):
+            self._check_masks(model)
+        return model
 
-    def load(self, options: Mapping[str, Option]) -> SiloData:
+    def _outputs(self) -> int:
+        """Numbers that the network gives per sample, or per pixel."""
+        problem = self.problem
+        sizes = ("num_classes", "num_labels", "num_targets")
+        return next((getattr(problem, size) for size in sizes if hasattr(problem, size)), 1)
+
+    def _check_masks(self, model: torch.nn.Module) -> None:
+        """Refuse a network that answers once per sample."""
+        import torch
+
+        training = model.training
+        with torch.no_grad():
+            found = tuple(model.eval()(torch.zeros(1, *self.shape)).shape[1:])
+        model.train(training)
+        if found != (self.num_classes, *self.shape[1:]):
+            raise TaskError(
+                f"network {self.declaration.network!r} gives {found} numbers per sample; masks "
+                f"need one for each class and pixel, {(self.num_classes, *self.shape[1:])}. Take a "
+                "network for masks."
+            )
+
+    def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:
         """Load this silo's data. See the class for the options.
 
         Raises:
             TaskError: names the file, and what was expected in it.
         """
         train, test = self.read_both(read_options(self.name, options, self.options))
+        return self.held(train, test)
+
+    def held(self, train: Any, test: Any) -> SiloData:
+        """Both parts as arrays."""
         x_train, x_test = self.samples(train, test)
-        return SiloData(
-            x_train, train.y, x_test, test.y, self.num_classes, scale=self.scale_of(train)
-        )
+        classes = self.num_classes if isinstance(self.problem, Classes) else None
+        return SiloData(x_train, train.y, x_test, test.y, classes, scale=self.scale_of(train))
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
         """Training and test part as ``read`` gives them."""
@@ -133,7 +211,7 @@ class DeclaredTask(Task):
             raise TaskError(f"seed must be at least 0. Got {chosen['seed']}.")
         if not chosen["data"]:
             raise TaskError(f"task {self.name!r} needs option data: {self.expected()}.")
-        self._notes = []
+        self._notes, self._warnings = [], []
         whole = self.read(_place(chosen["data"], self.expected()), chosen)
         if chosen["test-data"]:
             return whole, self.read(_place(chosen["test-data"], self.expected()), chosen)
@@ -142,8 +220,16 @@ class DeclaredTask(Task):
         share = chosen["test-share"]
         if not 0 < share < 1:
             raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
-        rows = split_by_class(whole.y, share, seed=chosen["seed"])
+        rows = split_by_class(self._strata(whole.y), share, seed=chosen["seed"])
         return whole.take(rows[0]), whole.take(rows[1])
+
+    def _strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
+        """(n,) Of which the test part gets the same share each."""
+        if isinstance(self.problem, Classes):
+            return y
+        if isinstance(self.problem, Survival):
+            return y[:, 1].astype(np.int64)
+        return np.zeros(len(y), np.int64)
 
     def parts(self, whole: Any) -> tuple[Any, Any] | None:
         """Training and test part, if what was read says which is which."""
@@ -156,6 +242,10 @@ class DeclaredTask(Task):
     def notes(self) -> list[str]:
         """What a person should know of the data that was loaded last."""
         return self._notes
+
+    def warnings(self) -> list[str]:
+        """What is probably wrong with it."""
+        return self._warnings
 
     def labels(self, found: Sequence[str], where: str) -> NDArray[np.int64]:
         """Class names to numbers.
