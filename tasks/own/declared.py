@@ -36,6 +36,8 @@ from coterie.tasks.problems import Classes, Masks, Problem, Survival
 if TYPE_CHECKING:
     import torch
 
+    from coterie.tasks.models import SplitModel
+
 OPTIONS: dict[str, Option] = {"data": "", "test-data": "", "test-share": 0.2, "seed": 0}
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -165,8 +167,7 @@ class DeclaredTask(Task):
                 f"network {self.declaration.network!r} cannot be made for samples of shape "
                 f"{self.shape}. mclr and the mlp networks take every shape."
             ) from None
-        if isinstance(self.problem, Masks):
-            self._check_masks(model)
+        self._check_outputs(model)
         return model
 
     def _outputs(self) -> int:
@@ -175,19 +176,16 @@ class DeclaredTask(Task):
         sizes = ("num_classes", "num_labels", "num_targets")
         return next((getattr(problem, size) for size in sizes if hasattr(problem, size)), 1)
 
-    def _check_masks(self, model: torch.nn.Module) -> None:
-        """Refuse a network that answers once per sample."""
-        import torch
+    def _check_outputs(self, model: SplitModel) -> None:
+        """Refuse a network for masks where there are none, and the reverse."""
+        from torch import nn
 
-        training = model.training
-        with torch.no_grad():
-            found = tuple(model.eval()(torch.zeros(1, *self.shape)).shape[1:])
-        model.train(training)
-        if found != (self.num_classes, *self.shape[1:]):
+        name, masks = self.declaration.network, isinstance(self.problem, Masks)
+        if masks != isinstance(model.head, nn.Conv2d):
             raise TaskError(
-                f"network {self.declaration.network!r} gives {found} numbers per sample; masks "
-                f"need one for each class and pixel, {(self.num_classes, *self.shape[1:])}. Take a "
-                "network for masks."
+                f"network {name!r} gives one answer per sample; for masks take unet."
+                if masks
+                else f"network {name!r} gives an answer per pixel, which only masks need."
             )
 
     def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:

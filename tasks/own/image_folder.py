@@ -153,7 +153,7 @@ class Opener:
                 image = image.resize((width, height), Image.Resampling.NEAREST)
             return np.asarray(image).astype(np.int64)
 
-        found = self._read(path, numbers)
+        found: NDArray[np.int64] = self._read(path, numbers)
         count = len(self.declaration.classes)
         if found.min() < 0 or found.max() >= count:
             odd = int(found[(found < 0) | (found >= count)][0])

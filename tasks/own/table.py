@@ -7,7 +7,7 @@ means the same everywhere. How a silo writes them, it says itself (``coterie.tas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -178,8 +178,10 @@ class Table(DeclaredTask):
         return Samples(_scaled(rows, scale), notes=notes, passed=passed)
 
     def _dialect(self, options: Mapping[str, Any]) -> Dialect:
-        declared: dict[str, Sequence[str]] = dict.fromkeys(self._inputs, ())
-        declared |= dict.fromkeys(self.declaration.targets, ()) | self.declaration.categorical
+        names = (*self._inputs, *self.declaration.targets)
+        declared: dict[str, Sequence[str]] = {
+            name: self.declaration.categorical.get(name, ()) for name in names
+        }
         if isinstance(self.declaration.target, str):
             declared[self.declaration.target] = self.classes
         return dialect.read_dialect(self.name, declared, options)
@@ -190,7 +192,9 @@ class Table(DeclaredTask):
         if isinstance(target, str):
             return self._classes(table, target, place, written)
         if isinstance(target, LabelColumns):
-            found = [files.flags_of(table, name, place, written) for name in target.columns]
+            found: list[NDArray[Any]] = [
+                files.flags_of(table, name, place, written) for name in target.columns
+            ]
         elif isinstance(target, NumberColumns):
             found = [self._known(table, name, place, written) for name in target.columns]
         else:

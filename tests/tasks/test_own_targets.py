@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
 
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
 from coterie.tasks import TaskError
-from coterie.tasks.models import NETWORKS
 from coterie.tasks.problems import Labels, Masks, Numbers, Survival
 from tests.tasks.test_declared import ARRAYS, IMAGES, TABLE, WORDS, declared, table
 
@@ -153,34 +151,33 @@ def test_wrong_targets_of_arrays_are_named(target: str, y: Any, said: str, tmp_p
         declared(tmp_path, ARRAY + f"target = {target}\n").load({"data": str(tmp_path / "d.npz")})
 
 
-def pixelwise(*, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, nn.Module]:
-    return nn.Conv2d(shape[0], 4, 3, padding=1), nn.Conv2d(4, num_classes, 1)
-
-
 MASKS = """
 kind = "npz"
 name = "study"
 classes = ["background", "lesion", "organ"]
-shape = [1, 6, 8]
-network = "pixelwise"
+shape = [1, 8, 9]
+network = "unet"
 target = {kind = "mask"}
 """
 
 
-def test_masks_of_arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(NETWORKS, "pixelwise", pixelwise)
+def test_masks_of_arrays(tmp_path: Path) -> None:
     task = declared(tmp_path, MASKS)
     assert task.problem == Masks(3)
-    x, y = np.zeros((10, 1, 6, 8)), np.arange(480).reshape(10, 6, 8) % 3
+    x, y = np.zeros((10, 1, 8, 9)), np.arange(720).reshape(10, 8, 9) % 3
     np.savez(tmp_path / "d.npz", x=x, y=y.astype(np.uint8))
     options = {"data": str(tmp_path / "d.npz")}
     data = task.load(options)
-    assert data.y_train.shape == (8, 6, 8) and data.y_train.dtype == np.int64
+    assert data.y_train.shape == (8, 8, 9) and data.y_train.dtype == np.int64
     text = "\n".join(check(SiloSettings("a", task=str(tmp_path / "study.toml"), options=options)))
     assert "masks of 3 classes" in text and "Dice on own test data" in text
-    for wrong, said in ((y[:, :5], r"masks .* of shape \(6, 8\). Got \(5, 8\)"), (y + 1, "0, 2")):
+    for wrong, said in ((y[:, :5], r"masks .* of shape \(8, 9\). Got \(5, 9\)"), (y + 1, "0, 2")):
         np.savez(tmp_path / "d.npz", x=x, y=wrong)
         with pytest.raises(TaskError, match=said):
             task.load(options)
-    with pytest.raises(TaskError, match=r"gives \(3,\) numbers per sample; masks need one for"):
-        declared(tmp_path, MASKS.replace("pixelwise", "mclr")).model()
+    with pytest.raises(TaskError, match="'mclr' gives one answer per sample; for masks take unet"):
+        declared(tmp_path, MASKS.replace("unet", "mclr")).model()
+    with pytest.raises(TaskError, match="'unet' gives an answer per pixel, which only masks need"):
+        declared(
+            tmp_path, IMAGES.format(channels=1).replace("mclr", "unet").replace("8, 6", "8, 9")
+        ).model()
