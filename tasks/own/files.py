@@ -39,7 +39,7 @@ def read_columns(place: Path, columns: Sequence[str], dialect: Dialect, expected
     try:
         if place.suffix.lower() in (".parquet", ".pq"):
             if place.is_file():
-                called = _called(wanted, parquet.read_schema(place).names, place)
+                called = _called(wanted, parquet.read_schema(place).names, place, dialect)
                 table = parquet.read_table(place, columns=called).select(called)
             else:
                 table = parquet.read_table(place, columns=wanted).select(wanted)
@@ -82,7 +82,7 @@ def _csv(place: Path, wanted: Sequence[str], dialect: Dialect) -> Any:
             names = opened.schema.names
     except UnicodeDecodeError:
         raise _no_text(place, dialect) from None
-    called = _called(wanted, names, place, dialect.separator)
+    called = _called(wanted, names, place, dialect, dialect.separator)
     odd.clear()
     converting = csv.ConvertOptions(
         column_types=dict.fromkeys(called, pa.string()),
@@ -118,7 +118,11 @@ def _no_text(place: Path, dialect: Dialect) -> TaskError:
 
 
 def _called(
-    columns: Sequence[str], found: Sequence[str], place: Path, separator: str = ""
+    columns: Sequence[str],
+    found: Sequence[str],
+    place: Path,
+    dialect: Dialect,
+    separator: str = "",
 ) -> list[str]:
     """How the file spells these columns: the same characters may be composed or decomposed.
 
@@ -137,16 +141,21 @@ def _called(
                 "but the one that is meant."
             )
         if not same:
-            raise _no_column(column, found, place, separator)
+            own = column in dialect.columns.values()
+            raise _no_column(column, found, place, separator, renamed=own)
         called.append(same[0])
     return called
 
 
-def _no_column(column: str, found: Sequence[str], place: Path, separator: str) -> TaskError:
+def _no_column(
+    column: str, found: Sequence[str], place: Path, separator: str, *, renamed: bool
+) -> TaskError:
     has = ", ".join(map(repr, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
     how = f", separated by {separator!r} (the silo's option separator)" * bool(separator)
     advice = (
-        "If one of them is meant, say so under [data.columns] in silo.toml: "
+        f"Correct {column!r} under [data.columns] in silo.toml."
+        if renamed
+        else "If one of them is meant, say so under [data.columns] in silo.toml: "
         f'"ITS NAME" = "{column}".'
     )
     other = [s for s in SEPARATORS if len(found) == 1 and s != separator and s in found[0]]

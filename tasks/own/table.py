@@ -7,7 +7,7 @@ means the same everywhere. How a silo writes them, it says itself (``coterie.tas
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal

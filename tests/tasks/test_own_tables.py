@@ -216,7 +216,7 @@ def test_columns_that_say_nothing_are_warned_of(tmp_path: Path) -> None:
         ({"separator": ";;"}, "separator must be one character"),
         ({"encoding": "klingon"}, "encoding must be one that Python knows"),
         ({"columns": {"AGE": "years"}}, "option columns names 'years', which is not a column"),
-        ({"columns": {"AGE": "age"}}, "has no column 'AGE'"),
+        ({"columns": {"AGE": "age"}}, "has no column 'AGE'.* Correct 'AGE' under"),
         ({"columns": ["AGE"]}, "option columns must be a table of texts"),
         ({"codes": {"sex": {"1": "male"}}}, "gives 'male' for column 'sex', which is not declared"),
         ({"codes": {"ill": {"1": "maybe"}}}, "gives 'maybe' for column 'ill'"),
