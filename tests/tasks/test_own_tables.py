@@ -13,10 +13,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from coterie.client.app import app
 from coterie.client.home.folder import Home, create
 from coterie.client.home.settings import SiloSettings
+from coterie.server.runs.inprocess import InProcessGrid
 from coterie.tasks import TaskError
 from coterie.tasks.own.declared import DeclaredTask
+from tests.client.test_kept_model import run
 from tests.conftest import silo
 from tests.tasks.test_declared import TABLE, declared, table
 
@@ -296,3 +299,42 @@ def test_columns_to_copy_come_as_they_are(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="has no column 'id'"):
         task.inputs(new, {**options, "pass-through": ["id"]})
     assert list(csv.reader(new.open()))[1][4] == "007"
+
+
+def test_a_silo_predicts_in_its_own_dialect_with_its_patients_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "heart.toml").write_text(HEART)
+    made = {}
+    for name, content in (("plain", plain().encode()), ("german", german())):
+        (tmp_path / f"{name}.csv").write_bytes(content)
+        home = create(
+            tmp_path / name, "a", task=str(tmp_path / "heart.toml"), data=tmp_path / f"{name}.csv"
+        )
+        config = tmp_path / name / "silo.toml"
+        if name == "german":
+            told = "".join(f"{key} = {_toml(value)}\n" for key, value in OWN.items())
+            told += 'pass-through = ["Nr", "SEX"]\n[policy]'
+            config.write_text(config.read_text().replace("[policy]", told))
+        made[name] = Home(home.folder).settings().to_node_config()
+        folder = tmp_path / f"runs-{name}"
+        run(folder, grid=InProcessGrid(app, [made[name]]), task="heart", strategy="fedavg",
+            min_silos=1)  # fmt: skip
+    new = tmp_path / "new.csv"
+    new.write_bytes(
+        "Nr;SEX;ALTER;Größe;pain\n0012;2;61;?;4,0\n0013;1,0;70;31,5;1\n".encode("cp1252")
+    )
+    assert silo(["predict", "--home", str(tmp_path / "german"), "--input", str(new)]) == 0
+    german_rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert german_rows[0] == ["sample", "Nr", "SEX", "class", "p_no", "p_yes"]
+    assert [row[1:3] for row in german_rows[1:]] == [["0012", "2"], ["0013", "1,0"]]
+    new.write_text("age,bmi,sex,pain\n61,,f,4\n70,31.5,m,1\n")
+    assert silo(["predict", "--home", str(tmp_path / "plain"), "--input", str(new)]) == 0
+    rows = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert [row[1:] for row in rows[1:]] == [row[3:] for row in german_rows[1:]]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+    return json.dumps(value, ensure_ascii=False)
