@@ -53,7 +53,8 @@ name = "{name}"
 task = {task}
 
 [data]
-# Options of the task, mostly where the data is; paths are meant from this folder.
+# Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
+# how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN].
 {data}
 
 [policy]

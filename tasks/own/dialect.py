@@ -67,9 +67,14 @@ class Dialect:
             return None
         return self.codes.get(column, {}).get(code, text)
 
+    def codes_of(self, column: str) -> list[str]:
+        """All that stand for something else in a declared column."""
+        missing = (self.missing.get(name, frozenset()) for name in (EVERY, column))
+        return sorted({*self.codes.get(column, ())}.union(*missing))
+
     def translates(self, column: str) -> bool:
         """Whether a text in this column may mean another one."""
-        return column in self.codes or column in self.missing or EVERY in self.missing
+        return bool(self.codes_of(column))
 
     def place(self, text: str, declared: Sequence[str]) -> int | None:
         """Which of the declared values a text is; None: none of them."""

@@ -219,7 +219,8 @@ def numbers_of(table: Any, column: str, place: Path, dialect: Dialect) -> NDArra
     import pyarrow as pa
 
     found = table.column(column)
-    if not (pa.types.is_string(found.type) or dialect.translates(column)):
+    is_text = pa.types.is_string(found.type) or pa.types.is_large_string(found.type)
+    if not (is_text or dialect.translates(column)):
         try:
             return _float(found)
         except pa.ArrowException as error:
@@ -227,7 +228,9 @@ def numbers_of(table: Any, column: str, place: Path, dialect: Dialect) -> NDArra
                 f"numeric column {dialect.named(column)} of {str(place)!r} holds something else: "
                 f"{_without_rows(str(error))}."
             ) from None
-    texts = _meant(table, column, place, dialect)
+    texts = found.cast(pa.string()).combine_chunks()
+    if dialect.translates(column):
+        texts = _translated(texts, column, dialect)
     plain = _numerals(texts, dialect)
     try:
         return _float(plain)
@@ -246,6 +249,21 @@ def numbers_of(table: Any, column: str, place: Path, dialect: Dialect) -> NDArra
                 f"for a number, to [data.codes.{column}]."
             )
         ) from None
+
+
+def _translated(texts: Any, column: str, dialect: Dialect) -> Any:
+    """Texts of which those that are codes say what they mean.
+
+    Most numbers differ from each other: to look up each would take long.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    zeros = rf"({re.escape(dialect.decimal)}0+)?"
+    forms = "|".join(re.escape(code) + zeros for code in dialect.codes_of(column))
+    coded = compute.fill_null(compute.match_substring_regex(texts, rf"^\s*({forms})\s*$"), False)
+    means = [dialect.meant(column, text) for text in texts.filter(coded).to_pylist()]
+    return compute.replace_with_mask(texts, coded, pa.array(means, pa.string()))
 
 
 def _float(found: Any) -> NDArray[np.float64]:

@@ -92,8 +92,8 @@ def test_a_table_in_another_dialect_is_the_same_table(tmp_path: Path) -> None:
 
 def test_codes_of_parquet_columns_are_compared_as_what_they_say(tmp_path: Path) -> None:
     columns = {
+        "bmi": pa.array([f" {row[1]}" for row in PLAIN], pa.large_string()),
         "age": pa.array([-9.0 if i == 2 else row[0] for i, row in enumerate(PLAIN)], pa.float64()),
-        "bmi": [row[1] for row in PLAIN],
         "sex": pa.array([2 if row[2] == "f" else 1 for row in PLAIN], pa.int8()),
         "pain": pa.array([float(row[3]) for row in PLAIN], pa.float32()),
         "ill": [row[4] == "yes" for row in PLAIN],
