@@ -56,7 +56,13 @@ class Dialect:
 
     def code(self, text: str) -> str:
         """The form in which codes are compared: without spaces around, ``4.0`` as ``4``."""
-        return re.sub(rf"^([+-]?\d+){re.escape(self.decimal)}0+$", r"\1", in_nfc(text).strip())
+        return re.sub(rf"^([+-]?\d+){self.nothing}$", r"\1", in_nfc(text).strip())
+
+    @property
+    def nothing(self) -> str:
+        """Pattern of what a whole number may end with. Programs write ``4.0`` whatever the decimal
+        mark is, and a single 0 is no group of thousands."""
+        return rf"(?:{re.escape(self.decimal)}0+|\.0)"
 
     def meant(self, column: str, text: str | None) -> str | None:
         """What a text in a declared column means; None: it is missing."""

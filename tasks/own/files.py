@@ -259,8 +259,7 @@ def _translated(texts: Any, column: str, dialect: Dialect) -> Any:
     import pyarrow as pa
     from pyarrow import compute
 
-    zeros = rf"({re.escape(dialect.decimal)}0+)?"
-    forms = "|".join(re.escape(code) + zeros for code in dialect.codes_of(column))
+    forms = "|".join(f"{re.escape(code)}{dialect.nothing}?" for code in dialect.codes_of(column))
     coded = compute.fill_null(compute.match_substring_regex(texts, rf"^\s*({forms})\s*$"), False)
     means = [dialect.meant(column, text) for text in texts.filter(coded).to_pylist()]
     return compute.replace_with_mask(texts, coded, pa.array(means, pa.string()))

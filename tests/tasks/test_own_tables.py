@@ -19,6 +19,7 @@ from coterie.client.home.settings import SiloSettings
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.tasks import TaskError
 from coterie.tasks.own.declared import DeclaredTask
+from coterie.tasks.own.dialect import Dialect
 from tests.client.test_kept_model import run
 from tests.conftest import silo
 from tests.tasks.test_declared import TABLE, declared, table
@@ -175,6 +176,18 @@ def test_a_column_that_never_matches_is_refused_with_the_code(tmp_path: Path) ->
     new.write_text("age,bmi,sex,pain\n50,25,f,none\n")
     asked = task.inputs(new, {"data": table(tmp_path, plain())})
     assert (asked.x[0, 4:] == 0).all() and "match no declared category" in asked.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "decimal", "code"),
+    [
+        ("4.0", ".", "4"), (" 4.00 ", ".", "4"), ("-9.0", ",", "-9"), ("4,00", ",", "4"),
+        ("4.000", ",", "4.000"), ("4,0", ".", "4,0"), ("04", ".", "04"), ("4.5", ".", "4.5"),
+        ("v4.0", ".", "v4.0"),
+    ],
+)  # fmt: skip
+def test_what_counts_as_one_code(text: str, decimal: str, code: str) -> None:
+    assert Dialect(decimal=decimal).code(text) == code
 
 
 def test_codes_are_exact_before_they_are_numbers(tmp_path: Path) -> None:
