@@ -17,9 +17,11 @@ from coterie.client.app import app
 from coterie.client.home.folder import Home, create
 from coterie.client.home.settings import SiloSettings
 from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.study.compare import read as read_comparison
 from coterie.tasks import TaskError
 from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.own.dialect import Dialect
+from coterie.tasks.simulation import Simulation
 from tests.client.test_kept_model import run
 from tests.conftest import silo
 from tests.tasks.test_declared import TABLE, declared, table
@@ -351,3 +353,22 @@ def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def test_tables_of_options_may_stand_in_the_files_of_simulations_and_comparisons(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "heart.toml").write_text(HEART)
+    (tmp_path / "own.csv").write_bytes(german())
+    own = "options = " + _toml({"data": "own.csv", **OWN})
+    file = tmp_path / "compare.toml"
+    file.write_text(
+        'task = "heart.toml"\nseeds = [0]\n[[strategies]]\nstrategy = "fedavg"\n'
+        + "".join(f'[[silos]]\nname = "{name}"\n{own}\n' for name in "ab")
+    )
+    silos = read_comparison(file).file.silos
+    assert not isinstance(silos, int)
+    data: Any = declared(tmp_path, HEART).load(silos[0].options)
+    assert len(both(data)) == 20
+    file.write_text(f"silos = 2\n{own}\n")
+    assert Simulation.read(file).options["codes"] == silos[1].options["codes"]
