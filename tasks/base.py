@@ -7,9 +7,10 @@ federation. Data is plain numpy, or datasets of torch's.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,11 +136,13 @@ class Samples:
         x: float32, shape (n, ...), prepared as those that were trained on.
         names: (n,) what each is called where it came from; empty: they are only numbered.
         notes: what a person should know of them.
+        passed: name → (n,) texts that are copied to the answers as they are.
     """
 
     x: NDArray[np.float32]
     names: Sequence[str] = ()
     notes: Sequence[str] = ()
+    passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -296,6 +299,11 @@ def read_array(file: Path) -> NDArray[Any]:
         ) from None
 
 
+def as_option(value: Any) -> Any:
+    """An option as it travels: a table or a list of a TOML file becomes text, in JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
 def read_options(
     task: str, options: Mapping[str, Option], defaults: Mapping[str, Option]
 ) -> dict[str, Any]:
@@ -313,9 +321,19 @@ def read_options(
     for key, value in options.items():
         kind = type(defaults[key])
         try:
-            filled[key] = kind(value)
+            filled[key] = _flag(value) if kind is bool else kind(as_option(value))
         except (TypeError, ValueError, OverflowError):
+            must = "true or false" if kind is bool else f"of type {kind.__name__}"
             raise TaskError(
-                f"option {key!r} of task {task!r} must be of type {kind.__name__}. Got {value!r}."
+                f"option {key!r} of task {task!r} must be {must}. Got {value!r}."
             ) from None
     return filled
+
+
+def _flag(value: Option) -> bool:
+    """A command line or an environment gives texts, and ``bool("false")`` is true."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        return words[str(value).lower()]
+    except KeyError:
+        raise ValueError from None

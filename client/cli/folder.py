@@ -44,7 +44,17 @@ def init(
     The folder holds the silo's key and a commented silo.toml. The private key never leaves it.
     """
     from coterie.client.home.folder import create, locked
+    from coterie.client.home.settings import SettingsError
+    from coterie.tasks import load_task
+    from coterie.tasks.base import place_of
 
+    if task and ":" not in task:  # a class may be importable only where the silo will run
+        load_task(str(place_of(task)) if task.endswith(".toml") else task)
+    if data is not None and not place_of(str(data)).exists():
+        raise SettingsError(
+            f"there is no {str(data)!r}. Correct --data, or leave it out and say in silo.toml "
+            "later where the data is."
+        )
     made = create(home or Path(name), name, task=task, data=data)
     if new_key:
         with locked(made.folder):
@@ -52,7 +62,8 @@ def init(
     _say(f"Silo {name} is in {made.folder}. Its key fingerprint: {made.fingerprint()}")
     _say("1. Send the operator this line, and compare the fingerprint with them by telephone:")
     print(made.request(), flush=True)
-    _say("2. Set the location of your data in silo.toml, and check it with `coterie silo check`.")
+    where = "" if data else "Set the location of your data in silo.toml, and check it"
+    _say(f"2. {where or 'Check your data'} with `coterie silo check`.")
     _say("3. Run `coterie silo join` with the operator's answer, then `coterie silo start`.")
 
 

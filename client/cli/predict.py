@@ -199,15 +199,18 @@ def _asked(
 
 
 def write_csv(answers: Answers, file: TextIO) -> None:
-    """A line per sample: its name or number, its class, each class's probability, its label."""
+    """A line per sample: its name or number, what is passed through, its class, each class's
+    probability, its label."""
     writer = csv.writer(file, lineterminator="\n")
     names = answers.names or [str(i) for i in range(answers.probabilities.shape[1])]
     samples = answers.samples.names or [str(i) for i in range(len(answers.classes))]
+    passed = answers.samples.passed
     before = "p_" if answers.names else "p"
     known = [] if answers.labels is None else [[names[label]] for label in answers.labels]
     writer.writerow(
-        ["sample", "class", *(before + name for name in names)] + ["label"] * bool(known)
+        ["sample", *passed, "class", *(before + name for name in names)] + ["label"] * bool(known)
     )
     for i, (sample, chosen) in enumerate(zip(samples, answers.classes, strict=True)):
         chances = (f"{p:.6g}" for p in answers.probabilities[i])
-        writer.writerow([sample, names[chosen], *chances, *(known[i] if known else [])])
+        copied = (column[i] for column in passed.values())
+        writer.writerow([sample, *copied, names[chosen], *chances, *(known[i] if known else [])])

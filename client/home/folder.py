@@ -22,7 +22,7 @@ from typing import Annotated, Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coterie.client.home.policy import NAMES, Policy
 from coterie.client.home.settings import (
@@ -33,7 +33,7 @@ from coterie.client.home.settings import (
     check_name,
 )
 from coterie.system import files
-from coterie.tasks.base import place_of
+from coterie.tasks.base import as_option, place_of
 from coterie.wire import enrolment
 
 OTHER_FILES = 512
@@ -53,7 +53,8 @@ name = "{name}"
 task = {task}
 
 [data]
-# Options of the task, mostly where the data is; paths are meant from this folder.
+# Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
+# how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN].
 {data}
 
 [policy]
@@ -128,7 +129,7 @@ class _Compute(_Section):
 class _File(_Section):
     name: str
     task: Annotated[str, Field(min_length=1)]
-    data: dict[str, str | int | float | bool] = {}
+    data: dict[str, Annotated[str | int | float | bool, BeforeValidator(as_option)]] = {}
     policy: _Policy = _Policy()
     limits: _Limits = _Limits()
     compute: _Compute = _Compute()
