@@ -68,10 +68,7 @@ def lines(report: RoundReport, *, rounds: int) -> Iterator[str]:
         record = evaluation_record(report.evaluation, report.metrics)
         means = {key: value for key, value in record.items() if key != "num-examples"}  # type: ignore[misc]
         which = f" (after round {report.evaluated_round})" if not report.final else ""
-        yield (
-            logging.INFO,
-            f"\t├──> evaluation{which}: {len(report.evaluation)} answered" + (_figures(means)),
-        )
+        yield f"\t├──> evaluation{which}: {len(report.evaluation)} answered{_figures(means)}"
     yield f"\t└──> {groups_text(report.groups)}"
 
 
@@ -86,7 +83,7 @@ def groups_text(groups: Sequence[Group]) -> str:
 
 
 def _figures(means: Mapping[str, object]) -> str:
-    """Of a list only the numbers that fit a line."""
+    """Those that are numbers: lists do not fit a line."""
     told = [f"{key} {value:.4g}" for key, value in means.items() if isinstance(value, int | float)]
     return f"; {', '.join(told)}" if told else ""
 
