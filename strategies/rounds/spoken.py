@@ -83,8 +83,12 @@ def groups_text(groups: Sequence[Group]) -> str:
 
 
 def _figures(means: Mapping[str, object]) -> str:
-    """Those that are numbers: lists do not fit a line."""
-    told = [f"{key} {value:.4g}" for key, value in means.items() if isinstance(value, int | float)]
+    """Those that are numbers: a list does not fit a line. Their names come from a network."""
+    told = [
+        f"{key} {value:.4g}"
+        for key, value in means.items()
+        if isinstance(value, int | float) and key.isprintable()
+    ]
     return f"; {', '.join(told)}" if told else ""
 
 
