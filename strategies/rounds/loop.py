@@ -150,6 +150,16 @@ class _Run:
             for silo in roster.present(self.grid, round=number)
         )
 
+    def note_minimums(self, updates: kit.Updates) -> None:
+        """What silos that did not describe themselves state today holds until they state another.
+
+        Silos whose last update states none are as their roster has them.
+        """
+        for update in updates:
+            self.minimums.pop(update.silo.name, None)
+            if update.metrics.get(wire.MIN_GROUP_SIZE, 1) > 1:
+                self.minimums[update.silo.name] = update.silo.min_group_size
+
     def exchange(self, messages: Sequence[Message]) -> list[Message | None]:
         """The reply to every message; None where none came in time."""
         return exchange(self.grid, messages, deadline_s=self.deadline_s)
@@ -351,9 +361,7 @@ class GroupStrategy(Strategy):
         clock.lap("prepare")
         checked = kit.check_replies(orders, run.exchange(messages), run.names)
         require_understood(orders, checked, number, type(algorithm).__name__)
-        run.minimums.update(
-            {u.silo.name: u.silo.min_group_size for u in checked.updates if not u.silo.described}
-        )
+        run.note_minimums(checked.updates)
         phases = kit.add_costs(phases, kit.costs_beside_training(orders, checked.updates))
         clock.lap("train")
 
