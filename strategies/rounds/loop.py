@@ -609,9 +609,8 @@ def require_understood(
         raise FederationError(
             f"{algorithm} asks silos for {kind!r}, and none of the {len(asked)} nodes here answers "
             f"that: their ClientApp has no function for it. Run coterie's own silos (`coterie "
-            f"silo`), add such a function (docs/reference/wire.md), or take a strategy that works "
-            f"with any ClientApp (docs/how-to/choose-a-strategy.md). {asked[0].name} said: "
-            f"{failed[0]}",
+            f"silo`), add such a function, or take a strategy that works with any ClientApp "
+            f"(docs/how-to/choose-a-strategy.md). {asked[0].name} said: {failed[0]}",
             round=number,
             phase=kind,
             exit_code=EXIT_CONFIG,
