@@ -35,7 +35,13 @@ from coterie.strategies.registry import ROWS
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.simulation import Simulation
-from tests.conftest import plain_app, plain_initial, plain_model, plain_nodes
+from tests.conftest import (
+    plain_app,
+    plain_app_without_answers,
+    plain_initial,
+    plain_model,
+    plain_nodes,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -94,7 +100,7 @@ def given_by_the_reader() -> dict[str, Any]:
     nodes = plain_nodes(0, 0, 1, 1)
     return {
         "client_app": plain_app(),
-        "grid": InProcessGrid(plain_app(), nodes),
+        "grid": InProcessGrid(plain_app_without_answers(), nodes),
         "arrays": plain_initial(),
         "make_model": plain_model,
         "__name__": "__main__",

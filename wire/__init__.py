@@ -26,3 +26,4 @@ from coterie.wire.errors import WireError
 from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
 from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal
+from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood

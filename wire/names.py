@@ -157,6 +157,9 @@ VALIDATION_ERROR: Final = "validation-error"
 ALONE_VALIDATION_ERROR: Final = "alone-validation-error"
 KEPT_ALONE: Final = "kept-alone"
 """1 if the silo keeps the model that it trained alone, else 0."""
+MIN_GROUP_SIZE: Final = "min-group-size"
+"""With an update: the fewest silos, this one included, with which it may be averaged. Of silos that
+do not describe themselves, where it is more than 1."""
 TRAINED_LOSS: Final = "trained-loss"
 TRAINED_ERROR: Final = "trained-error"
 OWN_METRICS: Final = frozenset(
@@ -164,6 +167,7 @@ OWN_METRICS: Final = frozenset(
         *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
         *(HOLDOUT_ERROR, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES, ALONE_ERROR),
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
+        MIN_GROUP_SIZE,
     }
 )
 """These; any other key of a reply is a metric of the silo's app."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from coterie.client.cli.options import PATIENCE_S, HomeOption, PatienceOption, VerboseOption, option
-
-if TYPE_CHECKING:
-    from coterie.client.home.folder import Home
+from coterie.client.cli.options import (
+    PATIENCE_S,
+    AppOption,
+    HomeOption,
+    ModOption,
+    PatienceOption,
+    VerboseOption,
+    option,
+)
 
 app = typer.Typer()
 
@@ -90,59 +94,59 @@ def join(
     _say("Next: coterie silo start")
 
 
-@app.command(epilog="Example:  coterie silo check --home hospital-b")
-def check(home: HomeOption = None) -> None:
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie silo check --home hospital-b\n"
+    "  coterie silo check --home hospital-b --app my_package.client:app"
+)
+def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -> None:
     """Check data and task, and show what would leave the silo.
 
     It loads the data, shows counts and schema, and trains one epoch on the device. Nothing is
-    sent.
+    sent. With --app, it loads the app and says which of silo.toml's conditions hold for it.
     """
-    from coterie.client.cli.check import check
     from coterie.client.home.folder import Home
 
-    for line in check(Home(home).settings()):
+    settings = Home(home).settings()
+    if app:
+        from coterie.client.cli.check_app import check_app
+
+        lines = check_app(settings, app, mod or [])
+    elif mod:
+        raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
+    else:
+        from coterie.client.cli.check import check
+
+        lines = check(settings)
+    for line in lines:
         print(line)
 
 
-@app.command(epilog="Example:  coterie silo start --home hospital-b")
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie silo start --home hospital-b\n"
+    "  coterie silo start --home hospital-b --app my_package.client:app"
+)
 def start(
     home: HomeOption = None,
+    app: AppOption = "",
+    mod: ModOption = None,
     patience: PatienceOption = PATIENCE_S,
     verbose: VerboseOption = False,
 ) -> None:
-    """Serve the federation until Ctrl-C or SIGTERM."""
-    from coterie.client.home.folder import Home
-    from coterie.client.resident.link import Connection
+    """Serve the federation until Ctrl-C or SIGTERM.
+
+    With --app, messages are answered by a Flower ClientApp that is installed here, in place of
+    the task of silo.toml.
+    """
+    if mod and not app:
+        raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
+    from coterie.client.home.folder import folder_of
     from coterie.client.resident.serve import serve
 
-    own = Home(home)
-    settings = own.settings()
-    address, ca = own.coordinator()
-    key = own.key()
-    connection = Connection(address, ca, (key, key.public_key()), patience_s=patience)
-    _limit_process(own)
-    serve([settings], connection, verbose=verbose)
-
-
-def _limit_process(home: Home) -> None:
-    """Apply the limits of silo.toml to the process itself.
-
-    Raises:
-        SettingsError: a limit of the GPU where there is none.
-    """
-    compute = home.config.compute
-    if compute.nice:
-        os.nice(compute.nice)
-    if compute.gpu_memory < 1:
-        import torch
-
-        from coterie.client.home.settings import SettingsError
-
-        if torch.cuda.is_available():
-            for device in range(torch.cuda.device_count()):
-                torch.cuda.set_per_process_memory_fraction(compute.gpu_memory, device)
-        elif compute.device.startswith("cuda"):
-            raise SettingsError("gpu_memory is set, but PyTorch finds no CUDA device.")
+    serve(app or None, folder_of(home), mods=mod or [], patience_s=patience, verbose=verbose)
 
 
 def _say(text: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
+from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Message, MetricRecord
@@ -32,6 +34,15 @@ MAX_VALUE = 1e15
 """Larger than any parameter, running statistic or counter of a model that can be trained further:
 the float32 squares that training takes overflow at 1.8e19, and one such value spoils a mean."""
 
+Names = Mapping[str, str]
+"""A metric's name in an app → here, where that is not understood by itself."""
+OWN_NAMES: Names = MappingProxyType({})
+MAPPED = (wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.LOSS, wire.ERROR, wire.ACCURACY)
+"""The metrics that a ClientApp may call otherwise."""
+
+RAISED = 2
+"""Flower's error code of a ClientApp that raised."""
+
 GUARD_KEYS = (
     *(wire.ERROR, wire.ALONE_ERROR),
     *(wire.VALIDATION_ERROR, wire.ALONE_VALIDATION_ERROR),
@@ -39,11 +50,16 @@ GUARD_KEYS = (
 
 
 class ReplyError(ValueError):
-    """Why a reply does not count; ``refused`` by the silo itself, or because it is wrong."""
+    """Why a reply does not count.
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
+    Attributes:
+        refused: by the silo itself, not because it is wrong.
+        raised: the ClientApp raised, which is what one does that has no function for a message.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False, raised: bool = False) -> None:
         super().__init__(reason)
-        self.refused = refused
+        self.refused, self.raised = refused, raised
 
 
 @dataclass(frozen=True)
@@ -73,13 +89,18 @@ class Checked:
         return {order.silo.name: str(why) for order, why in self.failed if not order.purpose}
 
 
-def check_replies(orders: Sequence[Order], replies: Sequence[Message | None]) -> Checked:
-    """Check the reply to every order; None is a reply that did not come in time."""
+def check_replies(
+    orders: Sequence[Order], replies: Sequence[Message | None], names: Names = OWN_NAMES
+) -> Checked:
+    """Check the reply to every order; None is a reply that did not come in time.
+
+    ``names`` are of metrics, as its app has them → as they are called here.
+    """
     updates: list[Update] = []
     failed: list[tuple[Order, ReplyError]] = []
     for order, reply in zip(orders, replies, strict=True):
         try:
-            updates.append(check_reply(order, reply))
+            updates.append(check_reply(order, reply, names))
         except ReplyError as error:
             failed.append((order, error))
             if order.purpose:
@@ -87,7 +108,7 @@ def check_replies(orders: Sequence[Order], replies: Sequence[Message | None]) ->
     return Checked(sorted(updates, key=lambda u: (u.silo.name, u.purpose)), failed)
 
 
-def check_reply(order: Order, reply: Message | None) -> Update:
+def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -> Update:
     """Check a reply against what was sent.
 
     Raises:
@@ -100,6 +121,7 @@ def check_reply(order: Order, reply: Message | None) -> Update:
         raise ReplyError(
             str(reply.error.reason or "it answered with an error."),
             refused=reply.error.code == wire.REFUSED,
+            raised=reply.error.code in (wire.FAILED, RAISED),
         )
     try:
         arrays = {k: wire.decode_arrays(r) for k, r in reply.content.array_records.items()}
@@ -115,12 +137,12 @@ def check_reply(order: Order, reply: Message | None) -> Update:
             if array.dtype.kind not in "biuf":
                 raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
             _check_values(name, array)
-    metrics = wire.read_metrics(reply.content)
+    metrics = wire.understood(wire.read_metrics(reply.content), names)
     count = metrics.get(wire.NUM_EXAMPLES)
     if count is None or not 0 < count <= MAX_EXAMPLES:
         raise ReplyError(f"{wire.NUM_EXAMPLES} must be a number above 0. Got {count}.")
     return Update(
-        silo=order.silo,
+        silo=_with_minimum(order.silo, metrics),
         start=order.model,
         model={name: model[name] for name in order.model},
         num_examples=float(count),
@@ -132,6 +154,14 @@ def check_reply(order: Order, reply: Message | None) -> Update:
         bytes_sent=order.num_bytes,
         bytes_received=received,
     )
+
+
+def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:
+    """A silo that did not describe itself says with its update with how many it may be averaged."""
+    stated = metrics.get(wire.MIN_GROUP_SIZE, 1)
+    if silo.described or not stated > 1:
+        return silo
+    return replace(silo, min_group_size=ceil(min(stated, MAX_EXAMPLES)))
 
 
 def check_finite(model: Model) -> None:
@@ -170,7 +200,7 @@ def _check_values(name: str, array: NDArray[np.generic]) -> None:
 
 
 def read_evaluations(
-    silos: Sequence[Silo], replies: Sequence[Message | None]
+    silos: Sequence[Silo], replies: Sequence[Message | None], names: Names = OWN_NAMES
 ) -> dict[str, Evaluation]:
     """Silo → (loss, error, test samples), of the evaluations that count."""
     found = {}
@@ -180,7 +210,7 @@ def read_evaluations(
         if reply.has_error():
             log.warning("%s was not evaluated: %s", silo.name, reply.error.reason)
             continue
-        metrics = wire.read_metrics(reply.content)
+        metrics = wire.understood(wire.read_metrics(reply.content), names)
         count = metrics.get(wire.NUM_EXAMPLES, 0)
         if not np.isfinite(count) or count <= 0:
             log.warning("%s was not evaluated: it states %s test samples", silo.name, count)
@@ -242,13 +272,8 @@ def read_own_metrics(
 
 
 def error_of(metrics: Mapping[str, float]) -> float:
-    """A silo's error; a plain ClientApp may state an accuracy instead."""
-    if wire.ERROR in metrics:
-        return metrics[wire.ERROR]
-    for key in ("accuracy", "eval_acc", "eval-accuracy", "acc"):
-        if key in metrics:
-            return 1.0 - metrics[key]
-    return float("nan")
+    """A silo's error, or what an accuracy that it states instead makes it."""
+    return wire.understood(metrics, OWN_NAMES).get(wire.ERROR, float("nan"))
 
 
 def silo_report(update: Update) -> SiloReport:

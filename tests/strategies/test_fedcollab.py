@@ -878,17 +878,10 @@ def test_of_two_that_differ_the_first_silo_s_arrays_count() -> None:
     assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-2"}
 
 
-def test_with_silos_that_know_no_discriminators_everybody_is_alone_and_told_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    strategy = FedCollab()
-    result = strategy.start(
-        grid=InProcessGrid(plain_app(), plain_nodes(0, 0)),
-        initial_arrays=plain_initial(),
-        num_rounds=2,
-    )
-    assert result.groups[2] == [["node-1"], ["node-2"]]
-    assert "silo node-1 trains alone: its distances are not known" in caplog.text
+def test_a_clientapp_that_knows_no_discriminators_is_refused() -> None:
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 0))
+    with pytest.raises(FederationError, match=r"asks silos for .*, and none"):
+        FedCollab().start(grid=grid, initial_arrays=plain_initial(), num_rounds=2)
 
 
 # ---------------------------------------------------------------- pieces

@@ -295,7 +295,7 @@ def test_the_last_layer_is_the_head(name: str, head: str, splits: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("resnet18", SHAPE, r"cnn-fedgen, or torchvision/NAME or timm/NAME\. Got 'resnet18'"),
+        ("resnet18", SHAPE, r"unet, or torchvision/NAME or timm/NAME\. Got 'resnet18'"),
         ("torchvision/resnet19", SHAPE, "has no network 'resnet19' .* It has resnet18"),
         ("torchvision/fcn_resnet50", SHAPE, "for classes of images"),
         ("torchvision/resnet18", (1, 32, 32), "see colours: give shape three channels"),
