@@ -132,12 +132,12 @@ class Samples:
     """Samples that somebody wants an answer to.
 
     Attributes:
-        x: float32, shape (n, ...), prepared as those that were trained on.
+        x: a nest of arrays (n, ...), prepared as those that were trained on.
         names: (n,) what each is called where it came from; empty: they are only numbered.
         notes: what a person should know of them.
     """
 
-    x: NDArray[np.float32]
+    x: Nest
     names: Sequence[str] = ()
     notes: Sequence[str] = ()
 
