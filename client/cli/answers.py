@@ -146,12 +146,19 @@ def summary(answers: Answers) -> list[str]:
     card = answers.card
     if card.calibration is not None:
         said.append(f"calibrated: {card.calibration.text()}")
-    for name, figure in answers.figures.items():
+    said += figure_lines(card, answers.figures)
+    return [*said, *answers.samples.notes]
+
+
+def figure_lines(card: Card, figures: Mapping[str, Figure]) -> list[str]:
+    """A line per metric, with its interval where there is one."""
+    lines = []
+    for name, figure in figures.items():
         three = (figure.value, figure.low, figure.high)
         title, value, interval = figure_text(card, name, three).split(" | ")
         known = bool(np.isfinite(figure.low))
-        said.append(f"  {title:<20} {value}" + f"  (95 %: {interval})" * known)
-    return [*said, *answers.samples.notes]
+        lines.append(f"  {title:<20} {value}" + f"  (95 %: {interval})" * known)
+    return lines
 
 
 def headline(answers: Answers) -> str:

@@ -181,6 +181,46 @@ def _which(home: Path | None, model: str, task: str, options: list[str] | None) 
     return _Which(folder, find_model(folder, model), task, chosen, workers)
 
 
+@app.command(epilog="Example:  coterie silo calibrate --home north --sensitivity 0.9")
+def calibrate(
+    home: HomeOption = None,
+    model: ModelOption = "",
+    sensitivity: Annotated[
+        float | None,
+        option(
+            "SHARE",
+            "Choose the highest threshold with at least this sensitivity, above 0 and at most 1. "
+            "[default: the threshold with the greatest sensitivity + specificity]",
+        ),
+    ] = None,
+    task: TaskOption = "",
+    options: SetOption = None,
+) -> None:
+    """Fit a kept model's probabilities and its threshold to this silo.
+
+    A temperature makes the probabilities fit how often the model is right here. With two classes,
+    or labels, a threshold says above which probability the answer is yes (the second class). Both
+    are fitted on the run's validation data, if it had a guard, else on half of the test data, and
+    stand in the model's card. From then on predict and export use them.
+    """
+    from coterie.client.cli.answers import figure_lines
+    from coterie.client.cli.calibrate import calibrate, keep_calibration
+    from coterie.client.cli.predict import load_kept
+
+    if sensitivity is not None and not 0 < sensitivity <= 1:
+        raise typer.BadParameter(
+            f"it must be above 0 and at most 1. Got {sensitivity:g}.", param_hint="--sensitivity"
+        )
+    asked = _which(home, model, task, options)
+    kept = load_kept(asked.file, source=asked.task)
+    found = calibrate(kept, options=asked.options, sensitivity=sensitivity, workers=asked.workers)
+    keep_calibration(asked.file, kept.card, found.calibration)
+    print(f"model {asked.file}", found.calibration.text(), *found.notes, sep="\n")
+    print(f"on {found.calibration.measured} other test samples, before:")
+    print(*figure_lines(kept.card, found.before), "after:", sep="\n")
+    print(*figure_lines(kept.card, found.after), sep="\n")
+
+
 @app.command(epilog="Example:  coterie silo report --home /data/coterie")
 def report(
     home: HomeOption = None,

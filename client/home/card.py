@@ -43,6 +43,7 @@ class Calibration:
         temperature: what the outputs are divided by before they become probabilities.
         thresholds: the probability above which the answer is yes: one, of the second of two
             classes, or one per label; empty: the answer is the likeliest class.
+        positive: what the answer above a threshold is: the second class's name, or ``yes``.
         rule: what the thresholds were chosen by, in words; empty where there are none.
         part: ``validation`` or ``test``: of which of the silo's own data some or all was used.
         part_examples: of that part in all.
@@ -53,6 +54,7 @@ class Calibration:
 
     temperature: float
     thresholds: tuple[float, ...]
+    positive: str
     rule: str
     part: str
     part_examples: int
@@ -69,7 +71,7 @@ class Calibration:
         )
         above = ", ".join(f"{threshold:.4g}" for threshold in self.thresholds)
         said = f"temperature {self.temperature:.4g}"
-        said += f", yes above {above} ({self.rule})" if above else ""
+        said += f", {self.positive!r} above {above} ({self.rule})" if above else ""
         return f"{said}, fitted on {where} of this silo, which it was not trained on"
 
 
