@@ -200,6 +200,17 @@ class Task(ABC):
         """
         return Samples(np.asarray(read_array(file), dtype=np.float32))
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """How ``inputs`` makes a sample of what a person has, for who uses the model elsewhere.
+
+        Words, numbers, and lists of rows (dicts), as JSON has them; empty: the task does not say.
+        Where ``scale`` is set, it is part of it.
+
+        Args:
+            options: the silo's own settings, as for ``load``.
+        """
+        return {}
+
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
     ) -> Sequence[SiloData | StreamedData]:

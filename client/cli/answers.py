@@ -47,9 +47,10 @@ class Answers:
         """(n,) Of classes each sample's: the likeliest, or as the calibration's threshold says."""
         calibration = self.card.calibration
         if calibration is not None and calibration.thresholds:
-            above: NDArray[np.int64] = (self.values[:, 1] > calibration.thresholds[0]).astype(int)
-            return above
-        return self.values.argmax(axis=1)
+            above = self.values[:, 1] > calibration.thresholds[0]
+            return above.astype(np.int64)
+        likeliest: NDArray[np.int64] = self.values.argmax(axis=1)
+        return likeliest
 
 
 def write_csv(answers: Answers, file: TextIO) -> None:

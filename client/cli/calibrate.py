@@ -108,7 +108,7 @@ def calibrate(
     calibration = replace(
         cooled,
         thresholds=thresholds,
-        positive=names_of(kept.task, problem.num_classes)[1] if two else "yes",
+        positive=names_of(kept.task, 2)[1] if two else "yes",
         rule=rule if thresholds else "",
         part_examples=len(fitted_on) + (len(tested_on) if named == "test" else 0),
         figures={name: (f.value, f.low, f.high) for name, f in after.items()},

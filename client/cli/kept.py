@@ -173,8 +173,8 @@ def _which(home: Path | None, model: str, task: str, options: list[str] | None) 
     from coterie.client.home.folder import Home, folder_of
     from coterie.client.home.settings import options_of
 
-    folder = folder_of(home)
-    chosen, workers = options_of(options or []), 0
+    folder, workers = folder_of(home), 0
+    chosen: Mapping[str, Option] = options_of(options or [])
     if (folder / "silo.toml").exists():
         own = Home(folder).settings()
         task, chosen, workers = task or own.task, {**own.options, **chosen}, own.workers
@@ -219,6 +219,38 @@ def calibrate(
     print(f"on {found.calibration.measured} other test samples, before:")
     print(*figure_lines(kept.card, found.before), "after:", sep="\n")
     print(*figure_lines(kept.card, found.after), sep="\n")
+
+
+@app.command(epilog="Example:  coterie silo export --home north --model RUN --to model.onnx")
+def export(
+    to: Annotated[
+        Path,
+        option("FILE", "File to write: model.onnx, or model.pt2 for PyTorch.", "--to"),
+    ],
+    home: HomeOption = None,
+    model: ModelOption = "",
+    task: TaskOption = "",
+    options: SetOption = None,
+) -> None:
+    """Write a kept model for use without coterie.
+
+    Beside the file goes a card, FILE.json and FILE.md: what goes in, what comes out, how to decide
+    by it, and how good the model is on this silo's test data. The file is asked about some samples
+    and must answer as the model does. ONNX needs `pip install 'coterie[export]'`.
+    """
+    from coterie.client.cli.export import export
+    from coterie.client.cli.predict import load_kept
+
+    asked = _which(home, model, task, options)
+    kept = load_kept(asked.file, source=asked.task)
+    written = export(kept, to, options=asked.options)
+    print(*written.files, sep="\n")
+    samples = "of this silo's test data" if written.own else "made up, as the silo's data is away"
+    said = f"asked about {written.checked} samples {samples}, it answers as the model does"
+    print(f"model {asked.file}; {said} (to within {written.apart:.1g})", file=sys.stderr)
+    calibration = kept.card.calibration
+    if calibration is not None:
+        print(f"calibrated: {calibration.text()}", file=sys.stderr)
 
 
 @app.command(epilog="Example:  coterie silo report --home /data/coterie")

@@ -269,7 +269,7 @@ def _text(card: Card, file: Path) -> str:
     traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
     called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    figures = "\n".join(_figure_row(card, name) for name in card.figures)
+    figures = "\n".join(figure_row(card, *entry) for entry in card.figures.items())
     if figures:
         table += (
             "\n\nOn this silo's test data, with 95 % intervals (bootstrap), and what always giving "
@@ -323,10 +323,11 @@ def figure_text(card: Card, name: str, figure: tuple[float, float, float]) -> st
     return f"{metric.title} | {value} | {low} to {high}"
 
 
-def _figure_row(card: Card, name: str) -> str:
+def figure_row(card: Card, name: str, figure: tuple[float, float, float]) -> str:
+    """A row of a Markdown table: title, value, interval, and what is trivial."""
     trivial = card.trivial.get(name, float("nan"))
     said = wire.KNOWN_METRICS[name].text(trivial, _unit(card, name))
-    return f"| {figure_text(card, name, card.figures[name])} | {said} |"
+    return f"| {figure_text(card, name, figure)} | {said} |"
 
 
 def _unit(card: Card, name: str) -> str:

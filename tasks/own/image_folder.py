@@ -119,6 +119,19 @@ class ImageFolder(DeclaredTask):
             raise TaskError(f"there are no images in {file}; they end in {', '.join(SUFFIXES)}.")
         return Samples(self._open(paths), [str(path.relative_to(file)) for path in paths])
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``."""
+        channels, height, width = self.shape
+        scale = self.declaration.scale()
+        return {
+            "colour": "grey" if channels == 1 else "red, green, blue",
+            "axes": "channels, height, width",
+            "size": f"{height} × {width} pixels (height × width), resized bilinearly",
+            "pixels": "from 0 to 255, then (pixel − shift) / width",
+            "shift": np.asarray(scale.shift).tolist(),
+            "width": np.asarray(scale.width).tolist(),
+        }
+
     def _open(self, paths: list[Path]) -> NDArray[np.float32]:
         from PIL import Image, UnidentifiedImageError
 

@@ -125,6 +125,24 @@ class Table(DeclaredTask):
         rows = Rows(*self._columns(table, file), np.zeros(len(table), np.int64))
         return Samples(_scaled(rows, scale), notes=tuple(self._notes))
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``: the column of every number that goes in, in order."""
+        scale = self.scale or [(None, None)] * len(self.declaration.numeric)
+        columns: list[dict[str, Any]] = [
+            {"column": name, "mean": mean, "deviation": width}
+            for name, (mean, width) in zip(self.declaration.numeric, scale, strict=True)
+        ]
+        columns += [
+            {"column": name, "category": value}
+            for name, values in self.declaration.categorical.items()
+            for value in values
+        ]
+        return {
+            "numbers": "(value − mean) / deviation; 0 where the value is missing",
+            "categories": "1 if the column has this category, else 0",
+            "columns": [{"input": i, **column} for i, column in enumerate(columns)],
+        }
+
     def _columns(self, table: Any, place: Path) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
         """Numbers and one-hot categories of all rows."""
         numbers = np.empty((len(table), len(self.declaration.numeric)))
