@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from coterie.client.cli.answers import names_of
-from coterie.client.cli.predict import Array, Kept, answer_of
+from coterie.client.cli.answers import Array, names_of
+from coterie.client.cli.predict import Kept, answer_of
 from coterie.client.home.card import Card, figure_row, lead_of
 from coterie.client.work.data import leaves, map_nest, to_device
 from coterie.system.files import make_folder, write_atomically
@@ -302,8 +302,7 @@ def _difference(program: nn.Module, ask: _Ask, samples: Nest) -> float:
         TaskError: it is more than rounding.
     """
     largest = 0.0
-    for few in (slice(None), slice(1)):
-        x = map_nest(lambda leaf, rows=few: leaf[rows], samples)
+    for x in (samples, map_nest(lambda leaf: leaf[:1], samples)):
         expected, got = program(x).numpy(), ask(x)
         if expected.dtype.kind == "i":  # two scores that are equal but for rounding may swap
             same = expected.shape == got.shape and float((expected == got).mean()) > 0.999

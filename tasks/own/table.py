@@ -127,11 +127,9 @@ class Table(DeclaredTask):
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """See ``Task``: the column of every number that goes in, in order."""
-        scale = self.scale or [(None, None)] * len(self.declaration.numeric)
-        columns: list[dict[str, Any]] = [
-            {"column": name, "mean": mean, "deviation": width}
-            for name, (mean, width) in zip(self.declaration.numeric, scale, strict=True)
-        ]
+        columns: list[dict[str, Any]] = [{"column": name} for name in self.declaration.numeric]
+        for column, (mean, width) in zip(columns, self.scale or (), strict=self.scale is not None):
+            column |= {"mean": mean, "deviation": width}
         columns += [
             {"column": name, "category": value}
             for name, values in self.declaration.categorical.items()
