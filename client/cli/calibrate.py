@@ -32,6 +32,8 @@ Array = NDArray[np.float64]
 
 FEWEST = 10
 """Samples below which there is nothing to fit."""
+FEW = 100
+"""Samples below which the user is told that what is fitted is rough."""
 HOTTEST = 20.0
 """Temperatures are searched from its inverse to it."""
 
@@ -100,6 +102,11 @@ def calibrate(
         rule = f"sensitivity at least {sensitivity:g}"
     before = figures_of(problem, _evidence(kept, tested_on))
     after = figures_of(problem, _evidence(warm, tested_on), thresholds=thresholds)
+    if len(fitted_on) < FEW:
+        notes.append(
+            f"Note: {len(fitted_on)} samples are few to fit on. With other samples, temperature "
+            "and threshold may be quite different; compare the figures before and after."
+        )
     if max(temperature, 1 / temperature) > 0.99 * HOTTEST:
         notes.append(
             f"Note: the temperature is at the end of what is searched, {temperature:.3g}: on the "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -93,14 +94,13 @@ def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported
             f"torch.export). Got {file.name!r}."
         )
     samples, own = _some_samples(kept, options)
-    program = Program(kept).eval()
+    program = Program(kept).eval().requires_grad_(False)
     # Zeros: a program of torch.export keeps its example, which must be no patient's.
     example = map_nest(lambda leaf: leaf.new_zeros((2, *leaf.shape[1:])), samples)
     batch = torch.export.Dim("batch")
     shapes = (map_nest(lambda leaf: {0: batch}, samples),)
     try:
-        with torch.no_grad():
-            traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
+        traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
     except Exception as error:  # torch.export raises all sorts of things
         raise TaskError(
             f"the model of task {kept.task.name!r} cannot be written as one program: "
@@ -259,14 +259,16 @@ def _onnx(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _As
 
     names = [entry["name"] for entry in card["inputs"]]
     try:
-        made = torch.onnx.export(
-            traced,
-            input_names=names,
-            output_names=[card["output"]["name"]],
-            dynamic_shapes=shapes,
-            dynamo=True,
-            verbose=False,
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter about itself
+            made = torch.onnx.export(
+                traced,
+                input_names=names,
+                output_names=[card["output"]["name"]],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
         assert made is not None
         made.model.metadata_props[CARD] = json.dumps(card)
         content: bytes = made.model_proto.SerializeToString()
@@ -294,7 +296,6 @@ def _forget_source(traced: Any) -> None:
             node.meta.pop(key, None)
 
 
-@torch.no_grad()
 def _difference(program: nn.Module, ask: _Ask, samples: Nest) -> float:
     """The largest difference between the written file's answers and the model's.
 

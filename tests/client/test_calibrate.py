@@ -196,6 +196,9 @@ def test_few_samples_and_samples_of_one_class_are_refused(
     assert "there are 9 samples to calibrate on (of the silo's test data)" in (
         capsys.readouterr().err
     )
+    asked.keep(tmp_path, asked.TwoClasses, rows=20)
+    assert silo(["calibrate", "--home", str(tmp_path), "--set", "rows=20"]) == 0
+    assert "Note: 10 samples are few to fit on" in capsys.readouterr().out
     monkeypatch.setattr(asked.TwoClasses, "targets", lambda _, x, __: np.zeros(len(x), np.int64))
     asked.keep(tmp_path, asked.TwoClasses)
     assert silo(["calibrate", "--home", str(tmp_path)]) == 2
