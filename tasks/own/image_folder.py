@@ -122,14 +122,11 @@ class ImageFolder(DeclaredTask):
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """See ``Task``."""
         channels, height, width = self.shape
-        scale = self.declaration.scale()
         return {
             "colour": "grey" if channels == 1 else "red, green, blue",
             "axes": "channels, height, width",
             "size": f"{height} × {width} pixels (height × width), resized bilinearly",
-            "pixels": "from 0 to 255, then (pixel − shift) / width",
-            "shift": np.asarray(scale.shift).tolist(),
-            "width": np.asarray(scale.width).tolist(),
+            **self.declaration.scale().described(),
         }
 
     def _open(self, paths: list[Path]) -> NDArray[np.float32]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import load_file
 
 from coterie.client.app import app
@@ -25,6 +26,7 @@ from coterie.client.work.data import leaves
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
+from coterie.tasks import load_task
 from coterie.tasks.base import SiloData
 from tests.client import asked
 from tests.conftest import silo
@@ -216,6 +218,28 @@ def test_a_model_is_exported_when_the_data_is_away(
     scale = read_card(hospital / "a" / "models" / "run-1.safetensors").scale
     assert scale is not None
     assert [[c["mean"], c["deviation"]] for c in columns[:2]] == [list(row) for row in scale]
+
+
+@pytest.mark.parametrize(
+    ("channels", "normalise"), [(1, "symmetric"), (3, "unit"), (3, "0.5,0.4,0.3/0.2,0.3,0.25")]
+)
+def test_what_is_said_of_images_is_what_is_done(
+    channels: int, normalise: str, tmp_path: Path
+) -> None:
+    (tmp_path / "study.toml").write_text(
+        f'kind = "image-folder"\nname = "study"\nclasses = ["a", "b"]\nnetwork = "mclr"\n'
+        f'shape = [{channels}, 4, 6]\nnormalise = "{normalise}"\n'
+    )
+    size = (4, 6) if channels == 1 else (4, 6, 3)
+    pixels = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "one.png")
+    task = load_task(str(tmp_path / "study.toml"))
+    how = json.loads(json.dumps(task.prepared({})))
+    made = (pixels - np.array(how["shift"])) / np.array(how["width"])
+    by_hand = made[None] if channels == 1 else made.transpose(2, 0, 1)
+    assert how["size"].startswith("4 × 6 ") and how["axes"] == "channels, height, width"
+    assert how["colour"] == ("grey" if channels == 1 else "red, green, blue")
+    np.testing.assert_allclose(task.inputs(tmp_path / "one.png", {}).x[0], by_hand, atol=1e-5)
 
 
 def test_what_cannot_be_exported_is_refused(
