@@ -259,11 +259,12 @@ class Task(ABC):
         """A freshly initialised client discriminator; the caller has seeded torch.
 
         A module without buffers whose ``forward(features, labels)`` takes ``(n, num_features)`` and
-        one-hot labels ``(n, num_classes)`` and returns n logits. By default FedCollab's.
+        one-hot labels ``(n, num_classes)``, of which there is one without classes; it returns n logits.
+        By default FedCollab's.
         """
         from coterie.tasks.models import Discriminator
 
-        return Discriminator(num_features, self.num_classes)
+        return Discriminator(num_features, max(self.num_classes, 1))
 
 
 def place_of(text: str) -> Path:

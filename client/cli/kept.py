@@ -40,7 +40,7 @@ WIDE = 10_000
 def ledger(
     home: HomeOption = None,
     run: Annotated[str, option("RUN", "Show only this run.")] = "",
-    last: Annotated[int, option("N", "Also show the last N entries in full.", min=0)] = 0,
+    last: Annotated[int, option("N", "Also show the last N entries in full.", least=0)] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the entries as JSON, one per line.")
     ] = False,

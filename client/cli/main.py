@@ -69,7 +69,7 @@ def silo(
             "N",
             "With --partitions or --simulation: messages handled at once. Training is always one "
             "at a time.",
-            min=1,
+            least=1,
         ),
     ] = 4,
     task: Annotated[

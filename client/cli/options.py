@@ -10,9 +10,9 @@ import typer
 PATIENCE_S = 600.0
 
 
-def option(metavar: str, text: str, *names: str, min: int | None = None) -> Any:
+def option(metavar: str, text: str, *names: str, least: int | None = None) -> Any:
     """An option whose value help calls ``metavar``."""
-    return typer.Option(*names, metavar=metavar, help=text, min=min)
+    return typer.Option(*names, metavar=metavar, help=text, min=least)
 
 
 HomeOption = Annotated[

@@ -86,12 +86,12 @@ def complete(
     }
 
 
-def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, round: int) -> None:
+def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, number: int) -> None:
     """Keep the personal arrays of a trained model as those after a round."""
     if names:
         if (
             not bench.settings.home
-            and rounds.latest(bench.settings, KIND, run=run, before=round) is None
+            and rounds.latest(bench.settings, KIND, run=run, before=number) is None
         ):
             log.warning(
                 "the layers of run %s that stay here (%s) are in this process's memory only: a "
@@ -100,4 +100,4 @@ def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, ro
                 ", ".join(names),
             )
         own = {name: model[name] for name in names}
-        rounds.keep(bench.settings, KIND, own, run=run, round=round)
+        rounds.keep(bench.settings, KIND, own, run=run, number=number)

@@ -74,7 +74,7 @@ def train_alone(
     alone = replace(plan, proximal_mu=0.0)  # there is no model of others to stay close to
     seed = seed_of(run_seed, bench.settings.name, round_number, "")
     train(bench.task, bench.model, bench.data.train, alone, seed=seed)
-    rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, round=round_number)
+    rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, number=round_number)
 
 
 def choose(

@@ -78,7 +78,7 @@ def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
     personalise(bench, how)
     plan = replace(how.plan, proximal_mu=ditto.strength)
     train(bench.task, bench.model, bench.data.train, plan, seed=how.seed, towards=received)
-    rounds.keep(bench.settings, DITTO, read_weights(bench.model), run=ditto.run, round=ditto.round)
+    rounds.keep(bench.settings, DITTO, read_weights(bench.model), run=ditto.run, number=ditto.round)
 
 
 def _in_order(own: Model, bench: Workbench) -> Model:

@@ -133,23 +133,31 @@ class Request:
 
     def plan(self) -> TrainPlan:
         """How to train."""
-        plan = TrainPlan(
+        plan = replace(
+            self._way(),
             epochs=self.integer(wire.LOCAL_EPOCHS, minimum=1, default=1),
-            batch_size=self._batch_size(),
             lr=self.real(wire.LR, default=0.01),
+            proximal_mu=self.real(wire.PROXIMAL_MU, default=0.0),
+            steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
+        )
+        self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
+        return plan
+
+    def _way(self) -> TrainPlan:
+        """What all trainings of the run have in common."""
+        return TrainPlan(
+            epochs=1,
+            batch_size=self._batch_size(),
+            lr=0.01,
             momentum=self.real(wire.MOMENTUM, default=0.0),
             weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
-            proximal_mu=self.real(wire.PROXIMAL_MU, default=0.0),
-            precision=self._precision(),
-            steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
+            precision=self._one_of(wire.PRECISION, PRECISIONS),
             optimiser=self._optimiser(),
             schedule=self._schedule(),
             clip_norm=self.real(wire.CLIP_NORM, default=0.0),
             accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
             balance=self._one_of(wire.BALANCE, BALANCE),
         )
-        self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
-        return plan
 
     def metric(self) -> str:
         """The leading metric, if the run names another than the task's."""
@@ -175,13 +183,10 @@ class Request:
             return steps
         if kind not in (FINETUNE, DITTO):
             raise RefusedError(f"{wire.PERSONALISE} must be {FINETUNE} or {DITTO}. Got {kind!r}.")
-        plan = TrainPlan(
+        plan = replace(
+            self._way(),
             epochs=self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1),
-            batch_size=self._batch_size(),
             lr=self.real(wire.PERSONAL_LR, default=0.01),
-            momentum=self.real(wire.MOMENTUM, default=0.0),
-            weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
-            precision=self._precision(),
         )
         strength = self.real(wire.DITTO_LAMBDA, default=0.0)
         ditto = Ditto(strength, self.run, self.round_number(), before) if kind == DITTO else None
@@ -250,9 +255,6 @@ class Request:
         passes = epochs * self.inner_steps()
         self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
 
-    def _precision(self) -> str:
-        return self._one_of(wire.PRECISION, PRECISIONS)
-
     def _one_of(self, key: str, known: Sequence[str]) -> str:
         value = str(self.config.get(key, known[0]))
         if value not in known:
@@ -269,7 +271,8 @@ class Request:
         return name
 
     def _schedule(self) -> Schedule | None:
-        kind, warm_up = self._one_of(wire.SCHEDULE, SCHEDULES), self.real(wire.WARM_UP, default=0.0)
+        kind = self._one_of(wire.SCHEDULE, SCHEDULES)
+        warm_up = self.real(wire.WARM_UP, default=0.0)
         rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
         if (kind == "constant" and not warm_up) or not rounds:
             return None

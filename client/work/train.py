@@ -124,10 +124,10 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
     note(settings.home, wire.TRAIN, request.run, request.config, metrics)
     if not request.purpose:
         round_number = request.round_number()
-        personal.keep(request.bench, trained, staying, run=request.run, round=round_number)
+        personal.keep(request.bench, trained, staying, run=request.run, number=round_number)
         if slots is not None:
             kept = {name: slot.detach().cpu().numpy() for name, slot in slots.items()}
-            rounds.keep(settings, OPTIMISER, kept, run=request.run, round=round_number)
+            rounds.keep(settings, OPTIMISER, kept, run=request.run, number=round_number)
     leaving = personal.without(trained, staying)
     return RecordDict(
         {

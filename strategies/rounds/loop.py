@@ -259,7 +259,7 @@ class GroupStrategy(Strategy):
         algorithm, clock, number = self.algorithm, _Clock(), before.round + 1
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
-        silos = tuple(self.roster.present(run.grid, round=number))
+        silos = tuple(self.roster.present(run.grid, number=number))
         now = kit.Round(number, silos, run.config, self.on_event)
         state = welcome(algorithm, before.state, now)
 
@@ -332,7 +332,7 @@ class GroupStrategy(Strategy):
         """Hand every silo that is here its own model, evaluated."""
         algorithm, clock, silos = self.algorithm, _Clock(), standing.silos
         if alone:  # only the end was missing: its nodes may have other ids now
-            here = {s.name: s for s in self.roster.present(run.grid, round=run.rounds)}
+            here = {s.name: s for s in self.roster.present(run.grid, number=run.rounds)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
         now = kit.Round(run.rounds, silos, run.config, self.on_event)
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)

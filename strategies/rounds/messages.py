@@ -13,7 +13,7 @@ from coterie.wire import Model
 
 EVALUATION_KEYS = (
     *(wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.RUN, wire.SEED, wire.PERSONAL, wire.GUARD),
-    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU),
+    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU, wire.METRIC),
 )
 """Entries of the training configuration that an evaluation needs too."""
 
@@ -26,6 +26,12 @@ PERSONALISING_KEYS = (
     wire.MOMENTUM,
     wire.WEIGHT_DECAY,
     wire.PRECISION,
+    wire.OPTIMISER,
+    wire.SCHEDULE,
+    wire.WARM_UP,
+    wire.CLIP_NORM,
+    wire.ACCUMULATE,
+    wire.BALANCE,
 )
 """And these, where silos make a model of their own first."""
 

@@ -65,7 +65,7 @@ class Silo:
 class Roster(Protocol):
     """What the round loop asks of a roster."""
 
-    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+    def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """Silos that are here now, sorted by name; waits if the run cannot go on without more.
 
         Raises:
@@ -86,9 +86,9 @@ class NodeRoster:
     min_silos: int = 1
     deadline_s: float = 300.0
 
-    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+    def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """See ``Roster``."""
-        enough = self.min_silos if round <= 1 else 1
+        enough = self.min_silos if number <= 1 else 1
         deadline, said = time.monotonic() + self.deadline_s, 0.0
         while len(nodes := sorted(grid.get_node_ids())) < enough:
             now = time.monotonic()
@@ -96,7 +96,7 @@ class NodeRoster:
                 raise FederationError(
                     f"gave up after {self.deadline_s:.0f} s: {len(nodes)} of at least {enough} "
                     "nodes are connected.",
-                    round=round,
+                    round_number=number,
                     phase="roster",
                     exit_code=EXIT_NO_SILOS,
                 )
@@ -174,27 +174,27 @@ class DescribedRoster:
     _doubles: dict[int, str] = field(default_factory=dict)
     _said: float = 0.0
 
-    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+    def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """See ``Roster``."""
-        due = {name for name, at in self.churn.joins.items() if at <= round}
-        gone = {name for name, at in self.churn.leaves.items() if at <= round}
+        due = {name for name, at in self.churn.joins.items() if at <= number}
+        gone = {name for name, at in self.churn.leaves.items() if at <= number}
         due -= gone
 
         deadline = time.monotonic() + self.deadline_s
         while True:
-            here = self._look(grid, round=round)
+            here = self._look(grid, number=number)
             names = {silo.name for silo in here}
             missing, lingering = sorted(due - names), sorted(gone & names)
             away = sorted(self.awaited - names - gone - due)
             late = time.monotonic() >= deadline
             back = min(self.min_silos, len(self.awaited - gone))
-            enough = len(here) >= (self.min_silos if round <= 1 else max(1, back))
+            enough = len(here) >= (self.min_silos if number <= 1 else max(1, back))
             if enough and not missing and not lingering and (late or not away):
                 if away:
                     log.warning("the run goes on without %s", ", ".join(away))
                 self.awaited = frozenset()
                 return sorted(here, key=lambda silo: silo.name)
-            text = _waiting_text(len(here), self.min_silos, missing + away, lingering, round)
+            text = _waiting_text(len(here), self.min_silos, missing + away, lingering, number)
             if time.monotonic() - self._said >= SAY_AGAIN_S:
                 self._said = time.monotonic()
                 log.info(text)
@@ -203,13 +203,13 @@ class DescribedRoster:
                 raise FederationError(
                     f"gave up after {self.deadline_s:.0f} s: {text}.{refused} Start silos with "
                     "`coterie silo`, or raise wait-for-silos.",
-                    round=round,
+                    round_number=number,
                     phase="roster",
                     exit_code=EXIT_NO_SILOS,
                 )
             time.sleep(POLL_S)
 
-    def _look(self, grid: Grid, *, round: int) -> list[Silo]:
+    def _look(self, grid: Grid, *, number: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""
         nodes = set(grid.get_node_ids())
         for node in (set(self._by_node) | set(self._refused_nodes)) - nodes:
@@ -222,7 +222,7 @@ class DescribedRoster:
             self._refused_nodes.pop(node, None)
         self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)))
         return [
-            silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= round
+            silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= number
         ]
 
     def _describe(self, grid: Grid, new: Sequence[int]) -> None:
@@ -342,10 +342,10 @@ def _is_another_release(theirs: str) -> bool:
 
 
 def _waiting_text(
-    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], round: int
+    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], number: int
 ) -> str:
     if missing:
-        return f"round {round} waits for {', '.join(missing)} to join"
+        return f"round {number} waits for {', '.join(missing)} to join"
     if lingering:
-        return f"round {round} waits for {', '.join(lingering)} to leave"
-    return f"waiting for silos: {here} of at least {min_silos if round <= 1 else 1} here"
+        return f"round {number} waits for {', '.join(lingering)} to leave"
+    return f"waiting for silos: {here} of at least {min_silos if number <= 1 else 1} here"

@@ -164,7 +164,7 @@ def test_balancing_finds_the_rare_class(balance: str) -> None:
         model = task.model()
         train(task, model, part, TrainPlan(2, 16, 0.01, balance=how), seed=0)
         found[how] = evaluate_in_full(task, model, Data(part, part)).figures["sensitivity"].value
-    assert found[balance] > found["none"] + 0.2
+    assert found[balance] > found["none"] + 0.05
 
 
 def test_balancing_needs_classes() -> None:

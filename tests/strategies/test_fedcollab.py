@@ -734,7 +734,7 @@ class Asking:
     def __init__(self, *minimums: int) -> None:
         self.minimums = minimums
 
-    def present(self, grid: Any, *, round: int) -> list[Silo]:
+    def present(self, grid: Any, *, number: int) -> list[Silo]:
         nodes = sorted(grid.get_node_ids())
         return [
             Silo(f"node-{node}", node, num_examples=100, min_group_size=minimum)
@@ -776,7 +776,7 @@ class AskingWho(Asking):
     def __init__(self, minimums: Mapping[int, int]) -> None:
         self.of = dict(minimums)
 
-    def present(self, grid: Any, *, round: int) -> list[Silo]:
+    def present(self, grid: Any, *, number: int) -> list[Silo]:
         return [
             Silo(f"node-{node}", node, num_examples=100, min_group_size=self.of.get(node, 1))
             for node in sorted(grid.get_node_ids())

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coterie.server.runs.metrics import Collaboration
+from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record.grouping import Grouping
 from coterie.server.runs.record.values import Groups, clean
 from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
@@ -141,6 +141,11 @@ class Run:
     missing: tuple[str, ...] = ()
 
     @property
+    def lead(self) -> Lead:
+        """In what its errors are counted."""
+        return Lead(self.metric, self.unit)
+
+    @property
     def name(self) -> str:
         """Of its folder."""
         return clean(self.folder.name)
@@ -235,6 +240,7 @@ class Event:
             ``budget``, ``commit``, ``round``, ``final`` or ``end``.
         number: the round that it is about; of ``resume``, the one after which the run goes on.
         run_id, config: of ``start`` and ``resume``.
+        metric, unit: of ``ready``, see ``Run``.
         silos: who is here, or answered.
         work: message type that was answered.
         budget: of ``budget``.

@@ -90,9 +90,9 @@ class Recorder:
         self._events.write(line_of({"event": kind, "at": time.time(), **fields}) + "\n")
         self._events.flush()
 
-    def committed(self, round: int, *, bytes: int, seconds: float) -> None:
+    def committed(self, number: int, *, num_bytes: int, seconds: float) -> None:
         """A round's checkpoint is on the disk."""
-        self.event("commit", round=round, bytes=bytes, seconds=seconds)
+        self.event("commit", round=number, bytes=num_bytes, seconds=seconds)
 
     def ready(self, silos: Mapping[str, Silo]) -> None:
         """The first message to train goes out now."""
@@ -102,7 +102,8 @@ class Recorder:
             seconds_to_first_training=self._elapsed(),
             **self._lead(silos),
         )
-        self.event("ready", silos=sorted(silos))
+        lead = {"metric": self.run.metric, "unit": self.run.unit}
+        self.event("ready", silos=sorted(silos), **lead)
 
     def round(
         self, report: RoundReport, silos: Mapping[str, Silo], refused: Mapping[str, str]
