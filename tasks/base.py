@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,11 +135,13 @@ class Samples:
         x: a nest of arrays (n, ...), prepared as those that were trained on.
         names: (n,) what each is called where it came from; empty: they are only numbered.
         notes: what a person should know of them.
+        passed: name → (n,) texts that are copied to the answers as they are.
     """
 
     x: Nest
     names: Sequence[str] = ()
     notes: Sequence[str] = ()
+    passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -259,8 +261,8 @@ class Task(ABC):
         """A freshly initialised client discriminator; the caller has seeded torch.
 
         A module without buffers whose ``forward(features, labels)`` takes ``(n, num_features)`` and
-        one-hot labels ``(n, num_classes)``, of which there is one without classes; it returns n logits.
-        By default FedCollab's.
+        one-hot labels ``(n, num_classes)``, of which there is one without classes; it returns n
+        logits. By default FedCollab's.
         """
         from coterie.tasks.models import Discriminator
 

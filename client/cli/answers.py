@@ -54,7 +54,8 @@ class Answers:
 
 
 def write_csv(answers: Answers, file: TextIO) -> None:
-    """A line per sample: its name or number, what the model says, and what is known of it.
+    """A line per sample: its name or number, what is passed through, what the model says, and what
+    is known of it.
 
     Of classes that is the class, each class's probability, and the label; of labels each one's
     probability and, where the silo has calibrated the model, whether that is yes; of numbers each
@@ -87,10 +88,12 @@ def write_csv(answers: Answers, file: TextIO) -> None:
         columns = ["log_risk"] if survival else called
         after = ["time", "event"] if survival else [f"label_{name}" for name in called]
         label = [] if known is None else [[f"{v:.6g}" for v in row] for row in known]
-    writer.writerow(["sample", *columns, *(after if label else [])])
+    passed = answers.samples.passed
+    writer.writerow(["sample", *passed, *columns, *(after if label else [])])
     for i, (sample, said) in enumerate(zip(samples, values.reshape(len(values), -1), strict=True)):
         numbers = (f"{value:.6g}" for value in said)
-        writer.writerow([sample, *before[i], *numbers, *(label[i] if label else [])])
+        copied = (column[i] for column in passed.values())
+        writer.writerow([sample, *copied, *before[i], *numbers, *(label[i] if label else [])])
 
 
 def write_masks(answers: Answers, folder: Path) -> list[Path]:

@@ -135,6 +135,7 @@ class Table(DeclaredTask):
             for name, values in self.declaration.categorical.items()
             for value in values
         ]
+        assert len(columns) == self.shape[0], "every input must be told"
         return {
             "numbers": "(value − mean) / deviation; 0 where the value is missing",
             "categories": "1 if the column has this category, else 0",

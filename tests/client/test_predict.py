@@ -15,7 +15,7 @@ from coterie.client.cli.predict import predict
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.workbench import open_workbench
-from coterie.tasks.base import SiloData, Task, TaskError
+from coterie.tasks.base import Samples, SiloData, Task, TaskError
 from coterie.wire import KNOWN_METRICS
 from tests.client import asked
 from tests.conftest import silo
@@ -79,6 +79,18 @@ def test_nested_inputs_are_asked_from_the_silo_s_data_and_from_a_file(tmp_path: 
     head, again = written(tmp_path, asked.Nested, "--input", str(tmp_path / "new"))
     assert head == ["sample", "value_0", "value_1"]
     assert [row[:3] for row in rows] == again
+
+
+def test_texts_of_samples_are_passed_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = np.zeros((2, 3), np.float32)
+    given = Samples(x, passed={"patient": ["p-7", "p-9"], "ward": ["a", "b"]})
+    monkeypatch.setattr(asked.TwoNumbers, "inputs", lambda *_: given)
+    (tmp_path / "new").touch()
+    head, rows = written(tmp_path, asked.TwoNumbers, "--input", str(tmp_path / "new"))
+    assert head == ["sample", "patient", "ward", "value_0", "value_1"]
+    assert rows == [["0", "p-7", "a", "0", "0"], ["1", "p-9", "b", "0", "0"]]
 
 
 def test_masks_are_files_with_the_class_of_every_pixel(
