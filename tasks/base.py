@@ -155,6 +155,8 @@ class Task(ABC):
             the head is the representation. Models whose ``forward`` is ``head(representation(x))``
             can also be trained in latent space.
         classes: their names, for people; empty: they are only numbered.
+        weights: name and SHA-256 of the file that its models begin from, if there is one; known
+            when a model has been made.
         scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
             tasks whose ``load`` gave one; None: that of the training data as it is now.
     """
@@ -164,11 +166,16 @@ class Task(ABC):
     metric: str = ""
     head: str = "head."
     classes: Sequence[str] = ()
+    weights: tuple[str, str] | None = None
     scale: ColumnScale | None = None
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
-        """Return a freshly initialised model; the caller has seeded torch."""
+        """Return a freshly initialised model; the caller has seeded torch.
+
+        Parameters that are not to be trained have ``requires_grad = False``: they stay at the silo,
+        and must be the same at all silos.
+        """
 
     @property
     def problem(self) -> Problem:
@@ -261,8 +268,8 @@ class Task(ABC):
         """A freshly initialised client discriminator; the caller has seeded torch.
 
         A module without buffers whose ``forward(features, labels)`` takes ``(n, num_features)`` and
-        one-hot labels ``(n, num_classes)``, of which there is one without classes; it returns n
-        logits. By default FedCollab's.
+        one-hot labels ``(n, num_classes)`` and returns n logits; a task without classes has one
+        label. By default FedCollab's.
         """
         from coterie.tasks.models import Discriminator
 

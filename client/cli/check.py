@@ -115,6 +115,16 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
+    if bench.frozen:
+        stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(
+            array.nbytes for array in model.values()
+        )
+        yield f"Frozen, not trained and not sent: {stays:,} bytes of the model, SHA-256"
+        yield f"  {bench.frozen}"
+    if bench.task.weights:
+        name, digest = bench.task.weights
+        yield f"The model begins from {name}, SHA-256"
+        yield f"  {digest}"
     if kept:
         yield f"Kept here, whatever a run asks for: {', '.join(kept)}"
     if policy.label_counts:

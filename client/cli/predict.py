@@ -26,12 +26,12 @@ from coterie.client.home.card import (
 )
 from coterie.client.work.data import Held, Part, leaves, map_nest, to_device
 from coterie.client.work.measure import batch_size, figures_of, join
-from coterie.client.work.weights import load_weights
-from coterie.client.work.workbench import hash_of
+from coterie.client.work.weights import frozen_digest, load_weights, travelling
+from coterie.client.work.workbench import hash_of, model_of
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Nest, Option, Samples, TaskError
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Problem
-from coterie.wire import model_hash
+from coterie.wire import Model, model_hash
 
 
 def find_model(home: Path, run: str) -> Path:
@@ -93,11 +93,7 @@ def load_kept(file: Path, *, source: str = "") -> Kept:
     _check_declaration(card, task)
     if card.scale is not None:
         task.scale = card.scale
-    model = task.model()
-    try:
-        load_weights(model, {name: weights[name] for name in model.state_dict()})
-    except (KeyError, ValueError) as error:
-        raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
+    model = whole(card, task, weights)
     return Kept(card, task, model.eval())
 
 
@@ -266,6 +262,27 @@ def _called(odd_rows: Array, names: Sequence[str]) -> str:
         return ""
     called = ", ".join(names[i] if names else f"{i} (the first is 0)" for i in odd[:3])
     return f"sample {called}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+
+
+def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:
+    """A kept model's arrays in the task's model, which has what is frozen.
+
+    Raises:
+        TaskError: the arrays are of another model, or trained on top of another frozen part.
+    """
+    model = model_of(task)
+    if card.frozen != (frozen := frozen_digest(model)):
+        file = f": {task.weights[0]} has SHA-256 {task.weights[1]} today" if task.weights else ""
+        raise TaskError(
+            f"what is frozen of the model of task {task.name!r} is not what the kept model was "
+            f"trained on (SHA-256 {frozen or 'of nothing'}, not {card.frozen or 'of nothing'})"
+            f"{file}. Put the earlier file of weights, freeze and task back, or train again."
+        )
+    try:
+        load_weights(model, {name: weights[name] for name in travelling(model)})
+    except (KeyError, ValueError) as error:
+        raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
+    return model
 
 
 def _check_declaration(card: Card, task: Task) -> None:

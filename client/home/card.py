@@ -102,6 +102,8 @@ class Card:
         versions: of the software.
         fingerprint: of the task's declaration, empty where there is none; None: an earlier version
             kept the model and did not say.
+        frozen: ``weights.frozen_digest`` of what the file does not hold, because it is not trained;
+            empty: it holds the whole model.
         data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
         scale: of a table's training data.
     """
@@ -136,6 +138,7 @@ class Card:
     guard: float = 0.0
     seed: int = 0
     calibration: Calibration | None = None
+    frozen: str = ""
 
 
 def card_of(
@@ -190,6 +193,7 @@ def card_of(
         trivial=dict(tested.trivial),
         guard=float(guard) if isinstance(guard, int | float) else 0.0,
         seed=_whole(config, wire.SEED),
+        frozen=bench.frozen,
     )
 
 
@@ -266,6 +270,8 @@ def _text(card: Card, file: Path) -> str:
         "Kept": card.kept,
         "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
     }
+    if card.frozen:
+        rows["SHA-256 of the frozen part, which is not in this file"] = card.frozen
     traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
     called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())

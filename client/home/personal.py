@@ -11,7 +11,7 @@ import logging
 
 from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
-from coterie.client.work.weights import read_weights
+from coterie.client.work.weights import read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 
@@ -35,12 +35,16 @@ def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
     if not layers:
         return ()
     prefix = bench.task.head if layers == "head" else layers
-    names = list(bench.model.state_dict())
+    names = list(travelling(bench.model))
     chosen = tuple(name for name in names if name.startswith(prefix))
     if not chosen:
-        raise PersonalError(f"no array is named {prefix}…; the model has {', '.join(names[:6])}, …")
+        frozen = " What is frozen stays in any case." if bench.frozen else ""
+        raise PersonalError(
+            f"no array is named {prefix}…; the model has {', '.join(names[:6])}, ….{frozen}"
+        )
     if len(chosen) == len(names):
-        raise PersonalError(f"{prefix!r} names every array: nothing would be shared.")
+        trained = " that is trained" if bench.frozen else ""
+        raise PersonalError(f"{prefix!r} names every array{trained}: nothing would be shared.")
     return chosen
 
 
@@ -78,10 +82,9 @@ def complete(
     own = rounds.latest(bench.settings, KIND, run=run, before=before)
     if own is None:
         own = read_weights(bench.fresh_model(seed))
-    order = bench.model.state_dict()
     return {
         name: own[name] if name in names else shared[name]
-        for name in order
+        for name in travelling(bench.model)
         if name in names or name in shared
     }
 

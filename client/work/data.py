@@ -152,19 +152,25 @@ class _Seeded(Dataset[Batch]):
     dataset: Dataset[Any]
 
     def __getitem__(self, place: tuple[int, int]) -> Batch:
-        row, seed = place
+        (sample,) = self.__getitems__([place])
+        return sample
+
+    def __getitems__(self, places: Sequence[tuple[int, int]]) -> list[Batch]:
+        """The samples of a batch, as a DataLoader fetches them."""
         numpy_state = np.random.get_state()  # noqa: NPY002 — transforms of others draw from it
         before = torch.get_rng_state(), random.getstate()
-        own = (seed * 1_000_003 + row) % 2**32
-        torch.manual_seed(own)
-        np.random.seed(own)  # noqa: NPY002
-        random.seed(own)
         try:
-            x, y = self.dataset[row]
+            return [self._drawn(row, (seed * 1_000_003 + row) % 2**32) for row, seed in places]
         finally:
             torch.set_rng_state(before[0])
             np.random.set_state(numpy_state)  # noqa: NPY002
             random.setstate(before[1])
+
+    def _drawn(self, row: int, seed: int) -> Batch:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        x, y = self.dataset[row]
         return x, y
 
 

@@ -13,7 +13,7 @@ from coterie.client.home import rounds
 from coterie.client.work.data import Data, Part
 from coterie.client.work.measure import Evaluation, evaluate
 from coterie.client.work.sgd import TrainPlan, seed_of, train
-from coterie.client.work.weights import load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 
@@ -111,4 +111,4 @@ def choose(
 
 def _own(bench: Workbench, *, run: str, before: int) -> Model | None:
     kept = rounds.latest(bench.settings, KIND, run=run, before=before)
-    return None if kept is None else {name: kept[name] for name in bench.model.state_dict()}
+    return None if kept is None else {name: kept[name] for name in travelling(bench.model)}

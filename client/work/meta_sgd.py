@@ -14,6 +14,7 @@ from torch import nn
 
 from coterie.client.work.data import Part
 from coterie.client.work.sgd import TrainPlan, autocast, has_batch_norm, require_enough
+from coterie.client.work.weights import set_training
 from coterie.tasks.base import Task
 
 
@@ -77,7 +78,7 @@ def train_pfedme(
 def _start(model: nn.Module, part: Part, seed: int) -> list[nn.Parameter]:
     require_enough(model, part)
     torch.manual_seed(seed)
-    model.train()
+    set_training(model)
     return [p for p in model.parameters() if p.requires_grad]
 
 

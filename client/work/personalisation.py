@@ -17,7 +17,7 @@ from typing import Final
 
 from coterie.client.home import rounds
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.weights import load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 
@@ -83,4 +83,4 @@ def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
 
 def _in_order(own: Model, bench: Workbench) -> Model:
     """A file lists arrays by name; a model has an order."""
-    return {name: own[name] for name in bench.model.state_dict() if name in own}
+    return {name: own[name] for name in travelling(bench.model) if name in own}

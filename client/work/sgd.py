@@ -21,6 +21,7 @@ from torch import nn
 
 from coterie.client.work.data import Part, leaves
 from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
+from coterie.client.work.weights import frozen_parts, set_training
 from coterie.tasks.base import Nest, Task, TaskError
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
@@ -101,7 +102,7 @@ def train(
     require_enough(model, part)
     torch.manual_seed(seed)
     shuffle = torch.Generator().manual_seed(seed)
-    model.train()
+    set_training(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
     anchor = _anchor(named, towards) if plan.proximal_mu > 0 else []
@@ -190,8 +191,15 @@ def _add_proximal_gradient(
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether training normalises by the statistics of a batch, which one sample does not have."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    """Whether training normalises by the statistics of a batch, which one sample does not have.
+
+    A frozen BatchNorm does not: it keeps to its running statistics.
+    """
+    frozen = {id(module) for _, part in frozen_parts(model) for module in part.modules()}
+    return any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in frozen
+        for m in model.modules()
+    )
 
 
 def require_enough(model: nn.Module, part: Part) -> None:
@@ -205,8 +213,9 @@ def require_enough(model: nn.Module, part: Part) -> None:
         return
     try:
         with torch.no_grad():
-            # A copy: its running statistics would change.
-            deepcopy(model).train()(part.at(torch.zeros(1, dtype=torch.int64))[0])
+            tried = deepcopy(model)  # its running statistics would change
+            set_training(tried)
+            tried(part.at(torch.zeros(1, dtype=torch.int64))[0])
     except ValueError:
         raise TooFewError(
             "a model with BatchNorm cannot be trained on one sample. Give the silo more training "

@@ -21,8 +21,9 @@ from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.data import Data, Held, leaves, to_device
 from coterie.client.work.generators import describe_head
 from coterie.client.work.measure import leading
+from coterie.client.work.weights import frozen_digest, travelling
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import ColumnScale, SiloData, StreamedData
+from coterie.tasks.base import ColumnScale, SiloData, StreamedData, TaskError
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
 from coterie.wire import Description
@@ -33,9 +34,10 @@ _opening = Lock()
 
 @dataclass(frozen=True)
 class Workbench:
-    """A silo ready to work. ``model`` is scratch space: every message overwrites its weights.
+    """A silo ready to work. ``model`` is scratch space: messages overwrite what travels of it.
 
     ``scale`` and ``data_hash`` are of all its training data, for the card of a model that it keeps.
+    ``frozen`` is the digest of what does not travel (``weights.frozen_digest``).
     """
 
     settings: SiloSettings
@@ -46,6 +48,7 @@ class Workbench:
     schema: str
     scale: ColumnScale | None = None
     data_hash: str = ""
+    frozen: str = ""
 
     def describe(self) -> Description:
         """What the silo says of itself."""
@@ -60,7 +63,7 @@ class Workbench:
             versions={"coterie": _version("coterie"), "torch": torch.__version__},
             min_group_size=self.settings.policy.min_group_size,
             max_local_epochs=self.settings.policy.max_local_epochs,
-            buffers=tuple(name for name in self.model.state_dict() if name not in parameters),
+            buffers=tuple(name for name in travelling(self.model) if name not in parameters),
             metric=leading(self.task).name,
             unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),
@@ -126,18 +129,47 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         loaded: Sequence[SiloData | StreamedData] = [task.load(common.options)]
     else:
         loaded = load_silos(task, [one.options for one in settings])
-    with torch.random.fork_rng(devices=[]):
-        model = task.model().to(device)
+    model = model_of(task).to(device)
+    _check_travelling(task, model)
+    frozen = frozen_digest(model)
     on_device: dict[int, torch.Tensor] = {}
     benches = []
     for own, data in zip(settings, loaded, strict=True):
         moved = to_device(data, device, on_device, workers=own.workers)
         if len(settings) == 1:
             _check_targets(task, moved)
-        schema = _schema(task, model, moved)
+        schema = _schema(task, model, moved, frozen)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
-        benches.append(Workbench(own, task, moved, model, device, schema, data.scale, known))
+        benches.append(
+            Workbench(own, task, moved, model, device, schema, data.scale, known, frozen)
+        )
     return benches
+
+
+def model_of(task: Task) -> nn.Module:
+    """A model of the task, whose frozen part is that of every silo's.
+
+    What of it comes from a file, comes from there; what the task draws at random has one seed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return task.model()
+
+
+def _check_travelling(task: Task, model: nn.Module) -> None:
+    travels = travelling(model)
+    if not travels:
+        raise TaskError(
+            f"task {task.name!r} trains nothing: every parameter of its model is frozen "
+            "(requires_grad = False). Leave its head, at least, to be trained."
+        )
+    for name, tensor in travels.items():
+        if tensor.dtype == torch.bfloat16:
+            raise TaskError(
+                f"array {name!r} is of type bfloat16, which numpy does not have. What is trained "
+                "must be float32, with precision = bfloat16 in the run; what is frozen may be of "
+                "any type."
+            )
 
 
 def hash_of(data: SiloData | StreamedData) -> str:
@@ -173,10 +205,14 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _schema(task: Task, model: nn.Module, data: Data) -> str:
-    """Fingerprint of what silos must have in common to share a model; nothing about the data."""
+def _schema(task: Task, model: nn.Module, data: Data, frozen: str) -> str:
+    """Fingerprint of what silos must have in common to share a model; nothing about the data.
+
+    Where there is a file of weights, or a frozen part without one, what it is and the beginning of
+    its SHA-256 follow after a slash, so that the server can say which silo has another one.
+    """
     described = [
-        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in model.state_dict().items()
+        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
     ]
     own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
     inputs = [list(leaf.shape[1:]) for leaf in leaves(data.train.at(torch.zeros(1).long())[0])]
@@ -184,8 +220,13 @@ def _schema(task: Task, model: nn.Module, data: Data) -> str:
     common: list[object] = [task.name, task.num_classes, shape, described]
     if not isinstance(task.problem, Classes) or task.metric:
         common.append([task.problem.kind, leading(task).name])
+    if frozen:
+        common.append({"frozen": frozen})
     text = json.dumps([*common, own] if own else common)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    schema = hashlib.sha256(text.encode()).hexdigest()[:16]
+    what, digest = task.weights or ("frozen-arrays", frozen)
+    called = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "_" for c in what)[-64:]
+    return f"{schema}/{called}:{digest[:16]}" if digest else schema
 
 
 def _version(package: str) -> str:

@@ -321,14 +321,30 @@ class DescribedRoster:
         if described.num_examples <= 0:
             return f"it states {described.num_examples} training samples; at least 1 is needed."
         if self.schema and described.schema != self.schema:
-            return "its model has other arrays or classes than the other silos' (schema differs)."
+            return self._difference(described.schema)
         return ""
+
+    def _difference(self, schema: str) -> str:
+        """What differs, as far as schemas say: they may end in a file and its checksum."""
+        ours, theirs = map(_WEIGHTS.search, (self.schema, schema))
+        if ours is None or theirs is None or ours[0] == theirs[0]:
+            return "its model has other arrays or classes than the other silos' (schema differs)."
+        here = ", ".join(sorted(silo.name for silo in self._by_node.values())) or "the run's silos"
+        return (
+            f"the weights that its model begins from differ: its {theirs[1]} has SHA-256 "
+            f"{theirs[2]}…, that of {here} ({ours[1]}) {ours[2]}… (schema differs). "
+            "Give every silo the same file."
+        )
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         who = who or f"node {node}"
         self._refused_nodes[node] = reason
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
+
+
+_WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")
+"""The end of a schema whose model begins from a file, or has a frozen part: what, its SHA-256."""
 
 
 def _is_another_release(theirs: str) -> bool:

@@ -14,7 +14,7 @@ import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,7 +40,11 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Declaration(BaseModel):
-    """What every declared task says. ``classes`` are in the order of the model's outputs."""
+    """What every declared task says. ``classes`` are in the order of the model's outputs.
+
+    ``weights`` is a safetensors file, relative to the declaration, ``checksum`` its SHA-256;
+    ``freeze`` is ``all-but-head``, or beginnings of names of parameters.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -48,12 +52,23 @@ class Declaration(BaseModel):
     name: Name
     classes: Annotated[tuple[str, ...], Field(min_length=2)]
     network: str
+    weights: str = ""
+    checksum: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    freeze: Literal["all-but-head"] | tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
     @model_validator(mode="after")
     def _classes_differ(self) -> Declaration:
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must differ from each other")
+        if self.checksum and not self.weights:
+            raise ValueError("checksum is of a file of weights: name it as weights")
         return self
+
+    def fingerprint(self) -> str:
+        """Of all that it says; keys added later count where they are used."""
+        unused = {"weights", "checksum", "freeze"} - self.model_fields_set
+        text = self.model_dump_json(exclude=unused)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class DeclaredTask(Task):
@@ -69,16 +84,19 @@ class DeclaredTask(Task):
         classes: their names.
         shape: of one sample.
         fingerprint: of the declaration.
+        folder: where the declaration lies.
+        head: known when a model has been made.
     """
 
     options: Mapping[str, Option] = OPTIONS
+    folder: Path = Path()
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.name = declaration.name
         self.classes = declaration.classes
         self.num_classes = len(declaration.classes)
-        self.fingerprint = hashlib.sha256(declaration.model_dump_json().encode()).hexdigest()[:16]
+        self.fingerprint = declaration.fingerprint()
         self._notes: list[str] = []
 
     @property
@@ -99,21 +117,19 @@ class DeclaredTask(Task):
         return None
 
     def model(self) -> torch.nn.Module:
-        """The declared network, as representation and head."""
-        from coterie.tasks.models import NETWORKS, SplitModel
+        """The declared network, with the weights of its file, and frozen as declared."""
+        from coterie.tasks import networks
 
-        make = NETWORKS.get(self.declaration.network)
-        if make is None:
-            raise TaskError(
-                f"network must be one of {', '.join(NETWORKS)}. Got {self.declaration.network!r}."
-            )
-        try:
-            return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
-        except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
-            raise TaskError(
-                f"network {self.declaration.network!r} cannot be made for samples of shape "
-                f"{self.shape}. mclr and the mlp networks take every shape."
-            ) from None
+        says = self.declaration
+        model, self.head = networks.make(
+            says.network, shape=self.shape, num_classes=self.num_classes
+        )
+        if says.weights:
+            known = says.checksum or (self.weights[1] if self.weights else "")
+            file = self.folder / says.weights
+            self.weights = networks.load_file(model, file, head=self.head, expected=known)
+        networks.freeze(model, says.freeze, head=self.head)
+        return model
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
         """Load this silo's data. See the class for the options.
@@ -198,6 +214,7 @@ def load_declared(file: Path) -> DeclaredTask:
     declaration, task = kinds[kind]
     try:
         made: DeclaredTask = task(declaration.model_validate(fields))
+        made.folder = file.parent
         return made
     except ValidationError as error:
         problems = "; ".join(
