@@ -133,13 +133,13 @@ class Samples:
     """Samples that somebody wants an answer to.
 
     Attributes:
-        x: float32, shape (n, ...), prepared as those that were trained on.
+        x: a nest of arrays (n, ...), prepared as those that were trained on.
         names: (n,) what each is called where it came from; empty: they are only numbered.
         notes: what a person should know of them.
         passed: name → (n,) texts that are copied to the answers as they are.
     """
 
-    x: NDArray[np.float32]
+    x: Nest
     names: Sequence[str] = ()
     notes: Sequence[str] = ()
     passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -209,6 +209,17 @@ class Task(ABC):
             TaskError: the file is missing or holds something else.
         """
         return Samples(np.asarray(read_array(file), dtype=np.float32))
+
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """How ``inputs`` makes a sample of what a person has, for who uses the model elsewhere.
+
+        Words, numbers, and lists of rows (dicts), as JSON has them; empty: the task does not say.
+        Where ``scale`` is set, it is part of it.
+
+        Args:
+            options: the silo's own settings, as for ``load``.
+        """
+        return {}
 
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None

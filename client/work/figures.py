@@ -10,7 +10,7 @@ concordance index without a pair that can be compared. It is never made up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,13 +62,17 @@ def with_intervals(
     return figures
 
 
-def of_classes(chances: Array, y: NDArray[np.int64], weights: Array) -> dict[str, Array]:
+def of_classes(
+    chances: Array, y: NDArray[np.int64], weights: Array, *, thresholds: Sequence[float] = ()
+) -> dict[str, Array]:
     """Metrics of answers to "which of K classes?".
 
     Args:
         chances: (n, K) probabilities.
         y: (n,) the right classes.
         weights: (b, n).
+        thresholds: of two classes, the probability above which the answer is the second; empty:
+            the answer is the likelier.
 
     Returns:
         Name → (b,). With two classes the second is the positive one; with more, AUROC, average
@@ -76,7 +80,8 @@ def of_classes(chances: Array, y: NDArray[np.int64], weights: Array) -> dict[str
         specificity are left out.
     """
     num_classes = chances.shape[1]
-    answers = chances.argmax(axis=1)
+    likeliest = chances.argmax(axis=1)
+    answers = (chances[:, 1] > thresholds[0]).astype(np.int64) if thresholds else likeliest
     total = weights.sum(axis=1)
     is_class = np.eye(num_classes)[y]
     count = weights @ is_class
@@ -87,7 +92,7 @@ def of_classes(chances: Array, y: NDArray[np.int64], weights: Array) -> dict[str
     found = {
         "error": (weights @ (answers != y)) / total,
         "balanced-accuracy": recall.mean(axis=1),
-        "calibration-error": _calibration(chances.max(axis=1), answers == y, weights) / total,
+        "calibration-error": _calibration(chances.max(axis=1), likeliest == y, weights) / total,
     }
     if num_classes == 2:
         found |= {
@@ -111,18 +116,22 @@ def of_classes(chances: Array, y: NDArray[np.int64], weights: Array) -> dict[str
     return found
 
 
-def of_labels(chances: Array, y: Array, weights: Array) -> dict[str, Array]:
+def of_labels(
+    chances: Array, y: Array, weights: Array, *, thresholds: Sequence[float] = ()
+) -> dict[str, Array]:
     """Metrics of answers to K yes-or-no questions; means over the questions.
 
     Args:
         chances: (n, K) probability of yes.
         y: (n, K) 0 or 1.
         weights: (b, n).
+        thresholds: (K,) above which the answer is yes; empty: 0.5.
     """
     total = weights.sum(axis=1)
-    right = (chances > 0.5) == (y > 0.5)
-    both = weights @ (y * (chances > 0.5))
-    yes, said = weights @ y, weights @ (chances > 0.5)
+    answers = chances > (np.array(thresholds) if thresholds else 0.5)
+    right = answers == (y > 0.5)
+    both = weights @ (y * answers)
+    yes, said = weights @ y, weights @ answers
     each = range(y.shape[1])
     sensitivity = _ratio(weights @ (y * right), yes)
     specificity = _ratio(weights @ ((1 - y) * right), total[:, None] - yes)

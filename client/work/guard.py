@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from coterie.client.home import rounds
-from coterie.client.work.data import Data
+from coterie.client.work.data import Data, Part
 from coterie.client.work.measure import Evaluation, evaluate
 from coterie.client.work.sgd import TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights, travelling
@@ -41,7 +41,16 @@ class Choice:
 
 def split_validation(bench: Workbench, share: float, *, run_seed: int) -> Data:
     """The training data less its validation part, which is where the test data were."""
-    return bench.data.hold_out(share, seed=seed_of(run_seed, bench.settings.name, 0, "holdout"))
+    return _split(bench.data, share, silo=bench.settings.name, run_seed=run_seed)
+
+
+def held_out(data: Data, share: float, *, silo: str, seed: int) -> Part:
+    """The validation part of a silo's data in a run with this seed."""
+    return _split(data, share, silo=silo, run_seed=seed).test
+
+
+def _split(data: Data, share: float, *, silo: str, run_seed: int) -> Data:
+    return data.hold_out(share, seed=seed_of(run_seed, silo, 0, "holdout"))
 
 
 def leave_out_validation(bench: Workbench, share: float, *, run_seed: int) -> Workbench:

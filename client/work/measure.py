@@ -111,7 +111,7 @@ def evaluate(
         return Evaluation(loss, float(wrong) / n, n)
     if lead.name == "loss":
         return Evaluation(loss, loss, n)
-    found = _metrics(problem, _join(evidence))(np.ones((1, n)))[lead.name]
+    found = _metrics(problem, join(evidence))(np.ones((1, n)))[lead.name]
     return Evaluation(loss, lead.shortfall(float(found[0])), n)
 
 
@@ -129,9 +129,8 @@ def evaluate_in_full(
     """
     part, problem = data.test, task.problem
     plain = evaluate(task, model, part, metric=metric)
-    evidence = _join([problem.evidence(outputs, y) for outputs, y, _ in _answers(model, part)])
-    found = figures.with_intervals(_metrics(problem, evidence), len(part), seed=seed)
-    figured = {n: f for n, f in found.items() if np.isfinite(f.value) and n in problem.metrics}
+    evidence = join([problem.evidence(outputs, y) for outputs, y, _ in _answers(model, part)])
+    figured = figures_of(problem, evidence, seed=seed)
     same = problem.trivial(_array(data.train.targets()), evidence)
     trivial = {} if same is None else _metrics(problem, same)(np.ones((1, len(part))))
     return Evaluation(
@@ -141,6 +140,21 @@ def evaluate_in_full(
         figured,
         {name: float(trivial[name][0]) for name in figured if name in trivial},
     )
+
+
+def figures_of(
+    problem: Problem, evidence: Evidence, *, seed: int = 0, thresholds: Sequence[float] = ()
+) -> dict[str, Figure]:
+    """The problem's metrics, as far as they are defined, with their intervals.
+
+    Args:
+        problem, evidence: of all samples.
+        seed: of the bootstrap.
+        thresholds: of the answers, in place of the usual; see ``figures.of_classes``.
+    """
+    metrics = _metrics(problem, evidence, thresholds=thresholds)
+    found = figures.with_intervals(metrics, len(evidence[0]), seed=seed)
+    return {n: f for n, f in found.items() if np.isfinite(f.value) and n in problem.metrics}
 
 
 def _answers(
@@ -168,7 +182,8 @@ def _mean_outputs(model: nn.Module, members: Sequence[Model], x: Nest) -> torch.
     return total / len(members)
 
 
-def _join(parts: Sequence[Evidence]) -> Evidence:
+def join(parts: Sequence[Evidence]) -> Evidence:
+    """The evidence of all batches."""
     return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
@@ -178,7 +193,9 @@ def _array(targets: Nest) -> Array:
     return found
 
 
-def _metrics(problem: Problem, evidence: Evidence) -> Callable[[Array], Mapping[str, Array]]:
+def _metrics(
+    problem: Problem, evidence: Evidence, *, thresholds: Sequence[float] = ()
+) -> Callable[[Array], Mapping[str, Array]]:
     """Weights (b, n) → every metric (b,)."""
     how: Mapping[type[Problem], Callable[..., Mapping[str, Array]]] = {
         Classes: figures.of_classes,
@@ -187,4 +204,5 @@ def _metrics(problem: Problem, evidence: Evidence) -> Callable[[Array], Mapping[
         Survival: figures.of_survival,
         Masks: figures.of_masks,
     }
-    return partial(how[type(problem)], *evidence)
+    given = {"thresholds": thresholds} if thresholds else {}
+    return partial(how[type(problem)], *evidence, **given)

@@ -160,6 +160,13 @@ class ImageTask(NamedNetwork):
             )
         return Samples(scaled(images, self._scale(chosen)))
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``; a scale of every pixel's own is not told."""
+        chosen = self._options(options)
+        if chosen["normalise"] == "per-pixel":
+            return {}
+        return {"axes": "channels, height, width", **self._scale(chosen).described()}
+
     def _options(self, options: Mapping[str, Option]) -> dict[str, Any]:
         defaults = {**OPTIONS, **SPLIT_KEYS, "first-label": self.first_label}
         chosen = read_options(self.name, options, defaults)

@@ -114,6 +114,10 @@ class ArrayTask(DeclaredTask):
         read_options(self.name, options, self.options)
         return Samples(self._scaled(read_array(file), file))
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``."""
+        return {"numbers": "multiplied by factor", "factor": self.declaration.scale}
+
     def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
         samples = self._scaled(x, place)
         if y.ndim and len(x) != len(y):

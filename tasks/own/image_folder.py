@@ -345,6 +345,16 @@ class ImageFolder(DeclaredTask):
             raise TaskError(f"there are no images in {file}; they end in {', '.join(SUFFIXES)}.")
         return Samples(self._open(paths), [str(path.relative_to(file)) for path in paths])
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``."""
+        channels, height, width = self.shape
+        return {
+            "colour": "grey" if channels == 1 else "red, green, blue",
+            "axes": "channels, height, width",
+            "size": f"{height} × {width} pixels (height × width), resized bilinearly",
+            **self.declaration.scale().described(),
+        }
+
     @property
     def _opener(self) -> Opener:
         return Opener(self.declaration, self.shape)

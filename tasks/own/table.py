@@ -177,6 +177,26 @@ class Table(DeclaredTask):
         notes = (*self._notes, *self._warnings)
         return Samples(_scaled(rows, scale), notes=notes, passed=passed)
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``: the column of every number that goes in, in order."""
+        columns: list[dict[str, Any]] = [{"column": name} for name in self.declaration.numeric]
+        for column, (mean, width) in zip(columns, self.scale or (), strict=self.scale is not None):
+            column |= {"mean": mean, "deviation": width}
+        columns += [
+            {"column": name, "category": value}
+            for name, values in self.declaration.categorical.items()
+            for value in values
+        ]
+        columns += [{"column": name, "missing": True} for name in self.declaration.indicators]
+        assert len(columns) == self.shape[0], "every input must be told"
+        return {
+            "numbers": "(value − mean) / deviation; 0 where the value is missing or out of bounds",
+            "categories": "1 if the column has this category, else 0",
+            "missing": "1 if the value is missing or out of bounds, else 0",
+            "bounds": {name: list(ends) for name, ends in self.declaration.bounds.items()},
+            "columns": [{"input": i, **column} for i, column in enumerate(columns)],
+        }
+
     def _dialect(self, options: Mapping[str, Any]) -> Dialect:
         names = (*self._inputs, *self.declaration.targets)
         declared: dict[str, Sequence[str]] = {

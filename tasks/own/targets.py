@@ -36,6 +36,10 @@ class NumberColumns(Target):
         """See ``Target``."""
         return Numbers(len(self.columns), self.unit)
 
+    def labels(self) -> tuple[str, ...]:
+        """See ``Target``."""
+        return self.columns
+
 
 class LabelColumns(Target):
     """Columns of 0 and 1, any of which may be 1."""
