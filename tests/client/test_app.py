@@ -467,7 +467,7 @@ def test_what_a_row_says_does_not_leave_with_the_error_it_makes(
     (tmp_path / "data.csv").write_text(f"age,dx\n41,no\n{row}\n")
     node = broken(tmp_path, OWN_TABLE, **{"data.data": str(tmp_path / "data.csv")})
     assert_only_the_kind_left(ask(wire.DESCRIBE, node), tmp_path, "TaskError")
-    assert "Mueller" in caplog.text, "who runs the silo is told"
+    assert "row 2" in caplog.text, "who runs the silo is told where to look"
 
 
 def test_labels_do_not_leave_with_the_error_they_make(tmp_path: Path) -> None:
