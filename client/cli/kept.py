@@ -196,7 +196,7 @@ def calibrate(
     task: TaskOption = "",
     options: SetOption = None,
 ) -> None:
-    """Fit a kept model's probabilities and its threshold to this silo.
+    """Fit a kept model's probabilities to this silo's data.
 
     A temperature makes the probabilities fit how often the model is right here. With two classes,
     or labels, a threshold says above which probability the answer is yes (the second class). Both
