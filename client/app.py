@@ -15,7 +15,7 @@ from coterie.client.home import personal
 from coterie.client.resident.ledger import outbound
 from coterie.client.work import discriminate, evaluate, train
 from coterie.client.work.request import Request, answering
-from coterie.client.work.tensors import read_weights
+from coterie.client.work.weights import read_weights
 
 
 def describe(request: Request) -> RecordDict:

@@ -448,21 +448,34 @@ MARKS = (
 """Of an outcome's errors: which, name, marker, size, colour of the line; None: filled."""
 
 
-def outcomes(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
+def on_own_data(label: str) -> str:
+    """``error, %`` → ``error on the silo's own test data, %``."""
+    what, comma, unit = label.partition(", ")
+    return f"{what} on the silo's own test data{comma}{unit}"
+
+
+def outcomes(
+    rows: Sequence[Outcome],
+    layout: Layout,
+    *,
+    title: str,
+    label: str = "error, %",
+    scale: float = 100.0,
+) -> Drawing:
     """Every silo's error alone, in its group and in one model for all, with its gain."""
     gained = any(math.isfinite(row.gain) for row in rows)
     drawing, axes, pixel = _per_row(
         [row.silo for row in rows],
         layout,
         title,
-        unit="error on the silo's own test data, %",
+        unit=on_own_data(label),
         more=108,
         beside=34,
         right=62 if gained else 16,
         top=58,
     )
     shown = [value for row in rows for value in (row.alone, row.together, row.common)]
-    top = max([100 * v for v in shown if math.isfinite(v)], default=1.0)
+    top = max([scale * v for v in shown if math.isfinite(v)], default=1.0)
     axes.set_xlim(-0.02 * top, 1.04 * top or 1.0)
     axes.tick_params(axis="y", pad=18)
     at_edge: dict[str, Any] = {"transform": axes.get_yaxis_transform()}
@@ -470,7 +483,7 @@ def outcomes(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
         loses = row.gain < 0
         if math.isfinite(row.gain):
             axes.plot(
-                [100 * row.alone, 100 * row.together],
+                [scale * row.alone, scale * row.together],
                 [y, y],
                 color=LOSS if loses else row.colour,
                 lw=2.5,
@@ -479,14 +492,14 @@ def outcomes(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
                 solid_capstyle="butt",
             )
             style = {"color": LOSS, "weight": "bold"} if loses else {}
-            text = signed(100 * row.gain)
+            text = signed(scale * row.gain)
             _write(axes, 1 + 56 * pixel, y, text, ha="right", size=12, **style, **at_edge)
         corner = (-14 * pixel, y - 0.5)
         axes.add_patch(Rectangle(corner, 6 * pixel, 1.0, fc=row.colour, clip_on=False, **at_edge))
         for error, _, marker, size, line in MARKS:
             if math.isfinite(value := getattr(row, error)):
                 look = _look(marker, row.colour, line)
-                axes.scatter([100 * value], [y], s=size, zorder=3, clip_on=False, **look)
+                axes.scatter([scale * value], [y], s=size, zorder=3, clip_on=False, **look)
     if gained:
         under = {"ha": "right", "va": "bottom", "color": MUTED}
         _write(axes, 1 + 56 * pixel, -0.75, "gain", **under, **at_edge)
@@ -499,13 +512,20 @@ def outcomes(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
     return drawing
 
 
-def versus(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
+def versus(
+    rows: Sequence[Outcome],
+    layout: Layout,
+    *,
+    title: str,
+    label: str = "error, %",
+    scale: float = 100.0,
+) -> Drawing:
     """Many silos: error alone against error in the group; below the line is better."""
     side = min(layout.width - 80, 560)
     right = layout.width - side - 58
     drawing, axes = canvas(layout, title, side + 66, left=58, right=right, top=12, bottom=54)
     known = [row for row in rows if math.isfinite(row.gain)]
-    top = 104 * max([max(r.alone, r.together) for r in known], default=1.0) or 1.0
+    top = 1.04 * scale * max([max(r.alone, r.together) for r in known], default=1.0) or 1.0
     axes.plot([0, top], [0, top], color=MUTED, lw=1, ls="--")
     turned = {"rotation": 45, "rotation_mode": "anchor"}
     corner = {"ha": "right", "va": "top", "color": MUTED}
@@ -515,8 +535,8 @@ def versus(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
         kinds.setdefault((row.colour, row.gain >= 0), []).append(row)
     for (colour, gains), own in kinds.items():
         points = axes.scatter(
-            [100 * row.alone for row in own],
-            [100 * row.together for row in own],
+            [scale * row.alone for row in own],
+            [scale * row.together for row in own],
             s=34,
             alpha=0.8,
             marker="o" if gains else "X",
@@ -529,15 +549,16 @@ def versus(rows: Sequence[Outcome], layout: Layout, *, title: str) -> Drawing:
     named = list({row.silo: row for row in [*ordered[:3], *ordered[-3:]]}.values())
     named.sort(key=lambda row: row.together)
     pixel = top / side
-    places = spread([100 * row.together for row in named], 13 * pixel, 0.0, top)
+    places = spread([scale * row.together for row in named], 13 * pixel, 0.0, top)
     for row, place in zip(named, places, strict=True):
-        axes.text(100 * row.alone + 7 * pixel, place, shorten(row.silo, 16), size=10.5, color=INK)
+        axes.text(scale * row.alone + 7 * pixel, place, shorten(row.silo, 16), size=10.5, color=INK)
     axes.set_xlim(0, top)
     axes.set_ylim(0, top)
     axes.grid(True)
     axes.set_axisbelow(True)
-    axes.set_xlabel("error alone, %")
-    axes.set_ylabel("error in its group, %")
+    what, comma, unit = label.partition(", ")
+    axes.set_xlabel(f"{what} alone{comma}{unit}")
+    axes.set_ylabel(f"{what} in its group{comma}{unit}")
     return drawing
 
 

@@ -21,13 +21,13 @@ class FederationError(RuntimeError):
         self,
         text: str,
         *,
-        round: int = 0,
+        round_number: int = 0,
         silo: str = "",
         phase: str = "",
         exit_code: int = EXIT_RUN,
     ) -> None:
         super().__init__(text)
-        self.round, self.silo, self.phase = round, silo, phase
+        self.round, self.silo, self.phase = round_number, silo, phase
         self.exit_code = exit_code
 
 

@@ -1,15 +1,16 @@
 """The contract between the silo's training loop and what is being learned.
 
 A task says four things: how a model is made, how that model splits into a representation and a
-head, how *one* silo's data is loaded, and how its error is counted. It knows nothing of
-federation. Data is plain numpy, so that loading it does not need torch.
+head, how *one* silo's data is loaded, and what kind of answer is learned. It knows nothing of
+federation. Data is plain numpy, or datasets of torch's.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +19,13 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import torch
+    from torch.utils.data import Dataset
+
+    from coterie.tasks.problems import Problem
 
 Option = str | int | float | bool
+Nest = Any
+"""An array or a tensor, or a dict, list or tuple of nests."""
 ColumnScale = Sequence[Sequence[float]]
 """(columns, 2) Mean and width by which the numbers of a table were standardised."""
 
@@ -30,22 +36,24 @@ class TaskError(ValueError):
 
 @dataclass(frozen=True)
 class SiloData:
-    """One silo's data.
+    """One silo's data as arrays, which are kept on the device as a whole.
+
+    Inputs and targets are nests of arrays: an array, or a dict, list or tuple of nests. The first
+    axis of every array counts samples.
 
     Attributes:
-        x_train: float32, shape (n, ...). The first axis counts samples.
-        y_train: int64, shape (n,). Class labels in [0, num_classes).
-        x_test: float32, shape (m, ...), with the same trailing shape as ``x_train``.
-        y_test: int64, shape (m,).
-        num_classes: number of classes of the task, also those that this silo has none of.
+        x_train, x_test: inputs, n and m samples alike in all but their number. Numbers are finite.
+        y_train, y_test: targets; of classes int64 (n,) in [0, num_classes).
+        num_classes: of the task, also those that this silo has none of; None: targets are no
+            classes, and the task's problem says what they must be.
         scale: of a table; the silo keeps it with its models (``Task.scale``).
     """
 
-    x_train: NDArray[np.float32]
-    y_train: NDArray[np.int64]
-    x_test: NDArray[np.float32]
-    y_test: NDArray[np.int64]
-    num_classes: int
+    x_train: Nest
+    y_train: Nest
+    x_test: Nest
+    y_test: Nest
+    num_classes: int | None = None
     scale: ColumnScale | None = None
 
     def __post_init__(self) -> None:
@@ -53,28 +61,71 @@ class SiloData:
             ("training", self.x_train, self.y_train),
             ("test", self.x_test, self.y_test),
         ):
-            if len(x) != len(y):
+            sizes = sorted({len(leaf) for leaf in _leaves(x)})
+            if len(sizes) > 1:
+                raise TaskError(
+                    f"all arrays of {part} data must have one row per sample. "
+                    f"Got {' and '.join(map(str, sizes))} rows."
+                )
+            if any(len(leaf) != sizes[0] for leaf in _leaves(y)):
                 raise TaskError(
                     f"{part} data must have one label per sample. "
-                    f"Got {len(x)} samples and {len(y)} labels."
+                    f"Got {sizes[0]} samples and {len(_leaves(y)[0])} labels."
                 )
-            if len(x) == 0:
+            if sizes[0] == 0:
                 raise TaskError(
                     f"{part} data is empty. A silo must have at least one {part} sample: "
                     "check the data folder and the silo's options."
                 )
-            if y.min() < 0 or y.max() >= self.num_classes:
+            if self.num_classes is not None and (y.min() < 0 or y.max() >= self.num_classes):
                 raise TaskError(
                     f"{part} labels must be in [0, {self.num_classes - 1}]. "
                     f"Got labels from {y.min()} to {y.max()}."
                 )
-            if not np.isfinite(x).all():
+            if not all(np.isfinite(leaf).all() for leaf in _leaves(x)):
                 raise TaskError(f"{part} data holds NaN or infinite values. Clean it first.")
-        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+        shapes = [[leaf.shape[1:] for leaf in _leaves(x)] for x in (self.x_train, self.x_test)]
+        if shapes[0] != shapes[1]:
+            got = [own[0] if len(own) == 1 else own for own in shapes]
             raise TaskError(
-                "training and test samples must have one shape. "
-                f"Got {self.x_train.shape[1:]} and {self.x_test.shape[1:]}."
+                f"training and test samples must have one shape. Got {got[0]} and {got[1]}."
             )
+
+
+def _leaves(nest: Nest) -> list[NDArray[Any]]:
+    if isinstance(nest, Mapping):
+        return [leaf for value in nest.values() for leaf in _leaves(value)]
+    if isinstance(nest, list | tuple):
+        return [leaf for value in nest for leaf in _leaves(value)]
+    return [nest]
+
+
+@dataclass(frozen=True)
+class StreamedData:
+    """One silo's data as datasets that are read sample by sample, for what memory does not hold.
+
+    Attributes:
+        train, test: map-style ``torch.utils.data.Dataset``s of (inputs, targets), tensors or nests
+            of them. One with an attribute ``targets`` (n, …), as torchvision's have, need not be
+            read to know them. With worker processes they must be picklable.
+        scale: see ``SiloData``.
+    """
+
+    train: Dataset[Any]
+    test: Dataset[Any]
+    scale: ColumnScale | None = None
+
+    def __post_init__(self) -> None:
+        for part, dataset in (("training", self.train), ("test", self.test)):
+            if not hasattr(dataset, "__len__"):
+                raise TaskError(
+                    f"the {part} dataset must have a length: a map-style dataset, not an iterable."
+                )
+            if len(dataset) == 0:
+                raise TaskError(
+                    f"{part} data is empty. A silo must have at least one {part} sample: "
+                    "check the data folder and the silo's options."
+                )
 
 
 @dataclass(frozen=True)
@@ -82,42 +133,60 @@ class Samples:
     """Samples that somebody wants an answer to.
 
     Attributes:
-        x: float32, shape (n, ...), prepared as those that were trained on.
+        x: a nest of arrays (n, ...), prepared as those that were trained on.
         names: (n,) what each is called where it came from; empty: they are only numbered.
         notes: what a person should know of them.
+        passed: name → (n,) texts that are copied to the answers as they are.
     """
 
-    x: NDArray[np.float32]
+    x: Nest
     names: Sequence[str] = ()
     notes: Sequence[str] = ()
+    passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Task(ABC):
-    """What a federation learns. Subclass it, or give an object with the same methods.
+    """What a federation learns. Subclass it.
 
     Attributes:
         name: the task's name on the wire. Server and silos must name the same one.
-        num_classes: number of classes.
+        num_classes: number of classes, of tasks that have them.
+        metric: the metric that leads; empty: the first of the problem's.
         head: prefix of the names of the head's parameters (``"head."`` by default). What is not
             the head is the representation. Models whose ``forward`` is ``head(representation(x))``
             can also be trained in latent space.
         classes: their names, for people; empty: they are only numbered.
+        weights: name and SHA-256 of the file that its models begin from, if there is one; known
+            when a model has been made.
         scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
             tasks whose ``load`` gave one; None: that of the training data as it is now.
     """
 
     name: str
-    num_classes: int
+    num_classes: int = 0
+    metric: str = ""
     head: str = "head."
     classes: Sequence[str] = ()
+    weights: tuple[str, str] | None = None
     scale: ColumnScale | None = None
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
-        """Return a freshly initialised model; the caller has seeded torch."""
+        """Return a freshly initialised model; the caller has seeded torch.
+
+        Parameters that are not to be trained have ``requires_grad = False``: they stay at the silo,
+        and must be the same at all silos.
+        """
+
+    @property
+    def problem(self) -> Problem:
+        """What kind of answer is learned; here: one of ``num_classes`` classes."""
+        from coterie.tasks.problems import Classes
+
+        return Classes(self.num_classes)
 
     @abstractmethod
-    def load(self, options: Mapping[str, Option]) -> SiloData:
+    def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:
         """Load one silo's data.
 
         Args:
@@ -141,9 +210,20 @@ class Task(ABC):
         """
         return Samples(np.asarray(read_array(file), dtype=np.float32))
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """How ``inputs`` makes a sample of what a person has, for who uses the model elsewhere.
+
+        Words, numbers, and lists of rows (dicts), as JSON has them; empty: the task does not say.
+        Where ``scale`` is set, it is part of it.
+
+        Args:
+            options: the silo's own settings, as for ``load``.
+        """
+        return {}
+
     def load_all(
         self, options: Mapping[str, Option], silos: Sequence[int] | None = None
-    ) -> list[SiloData]:
+    ) -> Sequence[SiloData | StreamedData]:
         """Load several silos that share one data set, for simulations in one process.
 
         Item k equals ``load({**options, "silo": silos[k]})``. Override it to read the data once.
@@ -159,10 +239,17 @@ class Task(ABC):
         return [self.load({**options, "silo": silo}) for silo in wanted]
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean loss of a batch: cross entropy of logits, unless the task says otherwise."""
-        from torch.nn.functional import cross_entropy
+        """Mean loss of a batch: the problem's, unless the task says otherwise."""
+        return self.problem.loss(outputs, targets)
 
-        return cross_entropy(outputs, targets)
+    def optimiser(self, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer | None:
+        """An optimiser of the task's own, in place of the run's; None: there is none.
+
+        Args:
+            model: train those of its parameters that require gradients.
+            lr: the run's learning rate in this round.
+        """
+        return None
 
     def discriminator_features(self, x: torch.Tensor) -> torch.Tensor:
         """What a client discriminator sees of samples, shape (n, ...) to (n, features).
@@ -182,15 +269,12 @@ class Task(ABC):
         """A freshly initialised client discriminator; the caller has seeded torch.
 
         A module without buffers whose ``forward(features, labels)`` takes ``(n, num_features)`` and
-        one-hot labels ``(n, num_classes)`` and returns n logits. By default FedCollab's.
+        one-hot labels ``(n, num_classes)`` and returns n logits; a task without classes has one
+        label. By default FedCollab's.
         """
         from coterie.tasks.models import Discriminator
 
-        return Discriminator(num_features, self.num_classes)
-
-    def errors(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Number of wrongly answered samples of a batch, a 0-d tensor."""
-        return (outputs.argmax(dim=1) != targets).sum()
+        return Discriminator(num_features, max(self.num_classes, 1))
 
 
 def place_of(text: str) -> Path:
@@ -226,6 +310,11 @@ def read_array(file: Path) -> NDArray[Any]:
         ) from None
 
 
+def as_option(value: Any) -> Any:
+    """An option as it travels: a table or a list of a TOML file becomes text, in JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else value
+
+
 def read_options(
     task: str, options: Mapping[str, Option], defaults: Mapping[str, Option]
 ) -> dict[str, Any]:
@@ -243,9 +332,19 @@ def read_options(
     for key, value in options.items():
         kind = type(defaults[key])
         try:
-            filled[key] = kind(value)
+            filled[key] = _flag(value) if kind is bool else kind(as_option(value))
         except (TypeError, ValueError, OverflowError):
+            must = "true or false" if kind is bool else f"of type {kind.__name__}"
             raise TaskError(
-                f"option {key!r} of task {task!r} must be of type {kind.__name__}. Got {value!r}."
+                f"option {key!r} of task {task!r} must be {must}. Got {value!r}."
             ) from None
     return filled
+
+
+def _flag(value: Option) -> bool:
+    """A command line or an environment gives texts, and ``bool("false")`` is true."""
+    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    try:
+        return words[str(value).lower()]
+    except KeyError:
+        raise ValueError from None

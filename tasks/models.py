@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from math import prod
 
 import torch
@@ -182,6 +183,53 @@ def cnn_fedgen(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Mod
     return representation, nn.Linear(32, num_classes)
 
 
+class UNet(nn.Module):
+    """Features of every pixel: down by pooling, up again, with what was seen on the way down.
+
+    Ronneberger, Fischer and Brox, "U-Net: Convolutional networks for biomedical image
+    segmentation", MICCAI 2015. Differs from the paper: a quarter of its widths, one level less,
+    padded convolutions with GroupNorm, which does not depend on the batch and has no buffers, and
+    enlarging by repetition, so that every height and width from 8 on will do.
+    """
+
+    def __init__(self, channels: int, widths: tuple[int, ...] = (16, 32, 64, 128)) -> None:
+        super().__init__()
+        inputs = (channels, *widths[:-1])
+        self.down = nn.ModuleList(map(_conv_gn, inputs, widths))
+        rising = widths[::-1]
+        both = [below + beside for below, beside in pairwise(rising)]
+        self.up = nn.ModuleList(map(_conv_gn, both, rising[1:]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, C, H, W) to (n, 16, H, W)."""
+        from torch.nn.functional import interpolate, max_pool2d
+
+        seen: list[torch.Tensor] = []
+        for level, block in enumerate(self.down):
+            x = block(max_pool2d(x, 2) if level else x)
+            seen.append(x)
+        for block, beside in zip(self.up, seen[-2::-1], strict=True):
+            x = block(torch.cat([interpolate(x, beside.shape[2:]), beside], dim=1))
+        return x
+
+
+def unet(*, shape: tuple[int, int, int], num_classes: int) -> tuple[nn.Module, nn.Module]:
+    """A class per pixel: U-Net, and a 1×1 convolution as its head."""
+    channels, height, width = shape
+    if min(height, width) < 8:
+        raise ValueError("three poolings leave nothing of less than 8 pixels")
+    return UNet(channels), nn.Conv2d(16, num_classes, 1)
+
+
+def _conv_gn(inputs: int, outputs: int) -> nn.Sequential:
+    """Two 3×3 convolutions, each with GroupNorm of 8 channels a group."""
+    layers: list[nn.Module] = []
+    for before in (inputs, outputs):
+        conv = nn.Conv2d(before, outputs, 3, padding=1, bias=False)
+        layers += [conv, nn.GroupNorm(outputs // 8, outputs), nn.ReLU()]
+    return nn.Sequential(*layers)
+
+
 def _conv(inputs: int, outputs: int, *, padding: int = 1, stride: int = 1) -> list[nn.Module]:
     return [nn.Conv2d(inputs, outputs, 3, stride=stride, padding=padding), nn.ReLU()]
 
@@ -211,10 +259,12 @@ NETWORKS: dict[str, Callable[..., tuple[nn.Module, nn.Module]]] = {
     "cnn-fedcollab": cnn_fedcollab,
     "cnn-fedgenp": cnn_fedgenp,
     "cnn-fedgen": cnn_fedgen,
+    "unet": unet,
 }
 """The papers' networks by name, called with ``shape=(C, H, W), num_classes=``.
 
 mclr, mlp-128 and mlp-512: FedGroup (MNIST, FEMNIST). mlp-64: HCCT (FMNIST). mlp-200 and
 cnn-fedcollab: FedCollab (FashionMNIST, CIFAR-10). cnn-fedbn and cnn-hcct: HCCT (Digit, CIFAR-10).
 cnn-fedgenp and cnn-fedgen: FedGenP (MNIST, EMNIST), as its table reads and as FedGen's code has it.
+unet is for masks: it gives ``num_classes`` numbers per pixel.
 """

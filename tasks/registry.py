@@ -58,12 +58,14 @@ def load_task(name: str) -> Task:
     except AttributeError:
         raise TaskError(f"module {module_name!r} has no attribute {attribute!r}.") from None
     task = found() if callable(found) else found
-    for needed in ("name", "num_classes", "model", "load", "loss", "errors"):
-        if not hasattr(task, needed):
-            raise TaskError(f"task {name!r} has no {needed!r}. A task is a tasks.Task.")
+    if not isinstance(task, Task):
+        raise TaskError(
+            f"task {name!r} must be a coterie.tasks.Task, or a class or function that gives one. "
+            f"Got {type(task).__name__}."
+        )
     if name not in BUILT_IN:
         task.name = name  # both sides must mean the same import, whatever the class calls itself
-    return task  # type: ignore[no-any-return]
+    return task
 
 
 def _with_model(name: str, base: str, model: str) -> Task:

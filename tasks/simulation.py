@@ -27,11 +27,11 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coterie.tasks.base import Option, SiloData, Task, TaskError, place_of
+from coterie.tasks.base import Option, SiloData, StreamedData, Task, TaskError, as_option, place_of
 from coterie.tasks.splits.options import SPLIT_KEYS
 
 MAX_SILOS = 100_000
@@ -100,13 +100,13 @@ def virtual_silos(
     ]
 
 
-def load_silos(task: Task, options: Sequence[Mapping[str, Option]]) -> list[SiloData]:
+def load_silos(
+    task: Task, options: Sequence[Mapping[str, Option]]
+) -> Sequence[SiloData | StreamedData]:
     """Load silos that differ in the option ``silo`` alone, reading their common data once."""
     numbers = [int(own["silo"]) for own in options]
     shared = {key: value for key, value in options[0].items() if key != "silo"}
-    if hasattr(task, "load_all"):
-        return task.load_all(shared, numbers)
-    return Task.load_all(task, shared, numbers)
+    return task.load_all(shared, numbers)
 
 
 class Simulation(BaseModel):
@@ -123,7 +123,7 @@ class Simulation(BaseModel):
     seed: int = Field(0, ge=0, le=2**31 - 1)
     label_counts: bool = Field(False, strict=True)
     split: dict[str, Option] = Field(default_factory=dict)
-    options: dict[str, Option] = Field(default_factory=dict)
+    options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
     run: dict[str, Any] = Field(default_factory=dict)
 
     @classmethod

@@ -104,6 +104,19 @@ def plain_app(fault: Fault | None = None) -> ClientApp:
     return app
 
 
+def plain_app_without_answers(fault: Fault | None = None) -> ClientApp:
+    """The plain app that knows of discriminators, but has nothing to say of them: FedCollab, which
+    refuses apps that know none, measures nobody and leaves everybody alone."""
+    app = plain_app(fault)
+
+    @app.evaluate("discriminator")
+    def evaluate(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": int(context.node_config["samples"])})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    return app
+
+
 def plain_nodes(*kinds: int, samples: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """Node configs of the plain app, one per kind given."""
     counts = samples if samples is not None else [100] * len(kinds)

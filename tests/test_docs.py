@@ -24,8 +24,10 @@ import yaml
 
 from coterie.client.app import app
 from coterie.client.home.folder import Home
+from coterie.server.report.command import write_report
 from coterie.server.runs.config import RunConfig, defaults, keys_of
 from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.server.study.compare import read as read_comparison
 from coterie.strategies.errors import FederationError
@@ -33,7 +35,13 @@ from coterie.strategies.registry import ROWS
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.simulation import Simulation
-from tests.conftest import plain_app, plain_initial, plain_model, plain_nodes
+from tests.conftest import (
+    plain_app,
+    plain_app_without_answers,
+    plain_initial,
+    plain_model,
+    plain_nodes,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -92,14 +100,20 @@ def given_by_the_reader() -> dict[str, Any]:
     nodes = plain_nodes(0, 0, 1, 1)
     return {
         "client_app": plain_app(),
-        "grid": InProcessGrid(plain_app(), nodes),
+        "grid": InProcessGrid(plain_app_without_answers(), nodes),
         "arrays": plain_initial(),
         "make_model": plain_model,
         "__name__": "__main__",
     }
 
 
-@pytest.mark.parametrize("page", named(*(p for p in WRITTEN if blocks(p, "python"))))
+AWAY = {"use-elsewhere.md"}
+"""Its code needs an exported model, and is run by ``tests/client/test_export.py``."""
+
+
+@pytest.mark.parametrize(
+    "page", named(*(p for p in WRITTEN if blocks(p, "python") and p.name not in AWAY))
+)
 def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     space = given_by_the_reader()
@@ -126,6 +140,57 @@ def test_the_task_of_the_guide_learns(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(TaskError, match=r"must be a \.npz file"):
         load_task("blobs:Blobs").load({"data": str(tmp_path / "none.npz")})
     sys.modules.pop("blobs", None)
+
+
+PROBLEMS = {"Stay": "mae", "Relapse": "concordance", "Lesions": "dice"}
+
+
+@pytest.mark.parametrize("strategy", ["independent", "hcct", "fedgroup", "fedcollab"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_the_learning_problems_of_the_guide_are_learned(
+    name: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = own_module(name, tmp_path, monkeypatch)
+    keys = {"task": task, "strategy": strategy, "min-silos": 4, "rounds": 6, "batch-size": 30}
+    more = {"num-groups": 2} if strategy == "fedgroup" else {}
+    config = RunConfig.read({**keys, **more, "optimiser": "adamw", "lr": 0.02})
+    configs = [{"name": f"silo-{i}", "task": task, "data.silo": i} for i in range(4)]
+    result = execute(InProcessGrid(app, configs), config, run_id=1, folder=tmp_path / "run")
+    first = next(r.evaluation for r in result.rounds if r.evaluation)
+    last = result.rounds[-1]
+    assert all(last.evaluation[n][1] < first[n][1] for n in first), "every silo has learned"
+    run = read_run(tmp_path / "run")
+    assert run.lead.metric == PROBLEMS[name] and run.final is not None
+    figures = run.final.metrics["silo-0"]
+    assert {PROBLEMS[name], f"{PROBLEMS[name]}-low", f"{PROBLEMS[name]}-high"} <= set(figures)
+    assert run.unit == ("days" if name == "Stay" else "")
+    (report,) = write_report(str(tmp_path / "run"))
+    assert run.lead.title in report.read_text(encoding="utf-8")
+    sys.modules.pop(task.split(":")[0], None)
+
+
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+def test_generators_refuse_what_has_no_classes(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = own_module("Stay", tmp_path, monkeypatch)
+    config = RunConfig.read({"task": task, "strategy": strategy, "min-silos": 2, "rounds": 2})
+    configs = [
+        {"name": f"silo-{i}", "task": task, "data.silo": i, "label-counts": True} for i in range(2)
+    ]
+    with pytest.raises(FederationError, match=r"latent|classes"):
+        execute(InProcessGrid(app, configs), config, run_id=1, folder=tmp_path / "run")
+    sys.modules.pop(task.split(":")[0], None)
+
+
+def own_module(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A task of the page about learning problems, where it can be imported."""
+    page = blocks(DOCS / "how-to" / "learning-problems.md", "python")
+    (code,) = (block for block in page if f"class {name}(" in block.text)
+    assert len(code.text.splitlines()) <= 40
+    (folder / f"own_{name.lower()}.py").write_text(code.text, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(folder))
+    return f"own_{name.lower()}:{name}"
 
 
 # --- files that the product reads ---

@@ -281,7 +281,7 @@ def test_a_description_holds_no_label_and_no_statistic() -> None:
     keys = set(wire.encode_description(FULL)[wire.CONFIG])
     assert keys == {
         "name", "num-examples", "task", "schema", "device", "versions", "buffers", "protocol",
-        "alpha", "head", "min-group-size", "max-local-epochs",
+        "alpha", "head", "min-group-size", "max-local-epochs", "leading-metric", "unit",
     }  # fmt: skip
 
 

@@ -23,5 +23,7 @@ from coterie.wire.description import (
     is_silo_name,
 )
 from coterie.wire.errors import WireError
+from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
-from coterie.wire.replies import failure, read_metrics, refusal
+from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal
+from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood

@@ -11,13 +11,18 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.wire.errors import WireError
-from coterie.wire.names import CONFIG, NUM_EXAMPLES, PROTOCOL, PROTOCOL_KEY, TASK
+from coterie.wire.metrics import KNOWN_METRICS
+from coterie.wire.names import CONFIG, METRIC, NUM_EXAMPLES, PROTOCOL, PROTOCOL_KEY, TASK
 
 Layers = tuple[tuple[str, ...], ...]
 """A predictor from latents to logits: ``("linear", weight, bias or "")``, ``("relu",)``,
 ``("tanh",)`` in order, with the names of the model's arrays. ``("positive",)`` at the beginning
 says that latents are at least 0: generated ones pass a softplus (a ReLU would starve them of
 gradient)."""
+
+
+MAX_UNIT = 32
+"""Letters of a unit."""
 
 
 @dataclass(frozen=True)
@@ -29,12 +34,13 @@ class Description:
         num_examples: number of training samples, > 0.
         task: name of the task that the silo serves.
         schema: fingerprint of the model's arrays and of the task's classes.
-        alpha: the silo's own hunger for data (HCCT), or None to take the run's.
+        alpha: the silo's own preference for more data (HCCT), or None to take the run's.
         device: what it trains on, for the operator's eyes.
         versions: e.g. ``{"coterie": "0.1.0", "torch": "2.6"}``.
         buffers: names of arrays of the model that are statistics, not parameters.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
         max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
+        metric: of the task, that leads; unit: of real targets, for people.
         head: the layers of the model's predictor, or empty if it has no latent split.
         protocol: the version that the silo speaks.
     """
@@ -49,6 +55,8 @@ class Description:
     buffers: tuple[str, ...] = ()
     min_group_size: int = 1
     max_local_epochs: int = 0
+    metric: str = "error"
+    unit: str = ""
     head: Layers = ()
     protocol: int = PROTOCOL
 
@@ -71,6 +79,8 @@ def encode_description(description: Description) -> RecordDict:
             "buffers": json.dumps(list(description.buffers)),
             "min-group-size": description.min_group_size,
             "max-local-epochs": description.max_local_epochs,
+            METRIC: description.metric,
+            "unit": description.unit,
             "head": json.dumps(description.head),
             PROTOCOL_KEY: description.protocol,
         }
@@ -102,6 +112,8 @@ def decode_description(content: RecordDict) -> Description:
             buffers=tuple(str(name) for name in json.loads(_text(config["buffers"]))),
             min_group_size=int(_number(config.get("min-group-size", 1))),
             max_local_epochs=int(_number(config.get("max-local-epochs", 0))),
+            metric=_metric(config.get(METRIC, "error")),
+            unit=_text(config.get("unit", ""))[:MAX_UNIT],
             head=_layers(json.loads(_text(config.get("head", "[]")))),
             protocol=int(_number(config[PROTOCOL_KEY])),
         )
@@ -119,6 +131,12 @@ def _layers(value: Any) -> Layers:
         if arguments.get(kind) != len(names):
             raise ValueError(f"no layer of a head is {kind!r} with {len(names)} arrays")
     return layers
+
+
+def _metric(value: object) -> str:
+    if value not in KNOWN_METRICS:
+        raise ValueError(f"no metric is called {str(value)[:64]!r}")
+    return str(value)
 
 
 def _text(value: object) -> str:

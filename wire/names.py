@@ -71,6 +71,18 @@ MOMENTUM: Final = "momentum"
 WEIGHT_DECAY: Final = "weight-decay"
 PROXIMAL_MU: Final = "proximal-mu"
 PRECISION: Final = "precision"
+OPTIMISER: Final = "optimiser"
+"""Of local training: ``sgd``, or another name in ``torch.optim``."""
+KEEP_OPTIMISER: Final = "keep-optimiser"
+"""Whether the optimiser's state stays at the silo from round to round."""
+SCHEDULE: Final = "schedule"
+WARM_UP: Final = "lr-warm-up"
+"""Share of the run in which the learning rate rises."""
+CLIP_NORM: Final = "clip-norm"
+ACCUMULATE: Final = "accumulate"
+BALANCE: Final = "balance"
+METRIC: Final = "leading-metric"
+"""The leading metric, in place of the task's."""
 META_LR: Final = "meta-lr"
 MOREAU_LAMBDA: Final = "moreau-lambda"
 MOREAU_LR: Final = "moreau-lr"
@@ -145,8 +157,20 @@ VALIDATION_ERROR: Final = "validation-error"
 ALONE_VALIDATION_ERROR: Final = "alone-validation-error"
 KEPT_ALONE: Final = "kept-alone"
 """1 if the silo keeps the model that it trained alone, else 0."""
+MIN_GROUP_SIZE: Final = "min-group-size"
+"""With an update: the fewest silos, this one included, with which it may be averaged. Of silos that
+do not describe themselves, where it is more than 1."""
 TRAINED_LOSS: Final = "trained-loss"
 TRAINED_ERROR: Final = "trained-error"
+OWN_METRICS: Final = frozenset(
+    {
+        *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
+        *(HOLDOUT_ERROR, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES, ALONE_ERROR),
+        *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
+        MIN_GROUP_SIZE,
+    }
+)
+"""These; any other key of a reply is a metric of the silo's app."""
 
 PACKED_NAME: Final = "safetensors"
 """Name of the one array, and its ``stype``, in a packed ArrayRecord."""

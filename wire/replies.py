@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
-from coterie.wire.names import FAILED, METRICS, REFUSED
+from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED
 
 
 def refusal(reason: str, message: Message) -> Message:
@@ -17,6 +19,31 @@ def failure(silo: str, error: BaseException, message: Message) -> Message:
     kind = type(error).__name__
     reason = f"silo {silo!r} failed: {kind}; see the silo's log."
     return Message(Error(FAILED, reason), reply_to=message)
+
+
+Value = float | list[float]
+"""What a metric is: a number, or several."""
+MAX_METRICS = 64
+"""Of one reply; and numbers in a list, and letters in a name."""
+
+
+def read_figures(content: RecordDict) -> dict[str, Value]:
+    """Metrics of a reply beyond those that the conversation itself has: its app's own.
+
+    What is not finite is left out, and of a reply that states a great many the rest.
+    """
+    metrics = content.get(METRICS)
+    if not isinstance(metrics, MetricRecord):
+        return {}
+    found: dict[str, Value] = {}
+    for key, value in metrics.items():
+        numbers = value if isinstance(value, list) else [value]
+        fits = 0 < len(numbers) <= MAX_METRICS and 0 < len(key) <= MAX_METRICS
+        if key not in OWN_METRICS and fits and all(isfinite(number) for number in numbers):
+            found[key] = [float(n) for n in value] if isinstance(value, list) else float(value)
+        if len(found) == MAX_METRICS:
+            break
+    return found
 
 
 def read_metrics(content: RecordDict) -> dict[str, float]:

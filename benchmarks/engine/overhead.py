@@ -312,30 +312,94 @@ def start_of_run(repeats: int, folder: Path) -> list[float]:
 # ---------------------------------------------------------------- local training
 
 
+class _Pictures:
+    """JPEGs of 224×224 in memory, decoded when asked for; a map-style dataset."""
+
+    def __init__(self, count: int) -> None:
+        import io
+
+        import numpy as np
+        from PIL import Image
+
+        draw = np.random.default_rng(0)
+        self.targets = draw.integers(0, 2, count)
+        self.files = []
+        for _ in range(count):
+            made = io.BytesIO()
+            coarse = Image.fromarray(draw.integers(0, 256, (14, 14, 3), np.uint8))
+            coarse.resize((224, 224)).save(made, "JPEG")
+            self.files.append(made.getvalue())
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, row: int) -> tuple[Any, Any]:
+        import io
+
+        import numpy as np
+        import torch
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(io.BytesIO(self.files[row])), np.float32)
+        x = torch.from_numpy(pixels).permute(2, 0, 1) / 255
+        return x, torch.tensor(self.targets[row])
+
+
+def loaded_training(repeats: int) -> list[tuple[float, float]]:
+    """(ours, plain) seconds of an epoch over JPEGs read by a DataLoader, in turn."""
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    from coterie.client.work.data import to_device
+    from coterie.client.work.sgd import TrainPlan, train
+    from coterie.tasks import load_task
+    from coterie.tasks.base import StreamedData
+
+    torch.set_num_threads(1)
+    pictures: Any = _Pictures(192)
+    part = to_device(StreamedData(pictures, pictures), torch.device("cpu")).train
+    task = load_task("digits")
+    pooled = nn.Sequential(nn.Conv2d(3, 8, 7, stride=8), nn.ReLU(), nn.AdaptiveAvgPool2d(4))
+    model = nn.Sequential(pooled, nn.Flatten(), nn.Linear(128, 2))
+    plan = TrainPlan(epochs=1, batch_size=16, lr=0.01)
+
+    def ours() -> None:
+        train(task, model, part, plan, seed=1)
+
+    def plain() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=plan.lr)
+        for x, y in DataLoader(pictures, batch_size=plan.batch_size, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    ours()
+    plain()
+    return [(_timed(ours), _timed(plain)) for _ in range(repeats)]
+
+
 def local_training(repeats: int) -> list[tuple[float, float]]:
     """(ours, bare) seconds of the same epochs on the same tensors, in turn."""
     import torch
 
+    from coterie.client.work.data import to_device
     from coterie.client.work.sgd import TrainPlan, train
-    from coterie.client.work.tensors import to_device
     from coterie.tasks import load_task
 
     torch.set_num_threads(1)
     task = load_task("digits")
     data = task.load({"train": 1000, "test": 70})
-    moved = to_device(
-        {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")},
-        torch.device("cpu"),
-    )
+    part = to_device(data, torch.device("cpu")).train
     plan = TrainPlan(epochs=4, batch_size=16, lr=0.1)
     model = task.model()
 
     def ours() -> None:
-        train(task, model, moved, plan, seed=1)
+        train(task, model, part, plan, seed=1)
 
     def bare() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=plan.lr)
-        x, y = moved.x_train, moved.y_train
+        x, y = part.at(torch.arange(len(part)))
         for _ in range(plan.epochs):
             order = torch.randperm(len(x))
             for start in range(0, len(x), plan.batch_size):
@@ -394,7 +458,10 @@ def measure_sizes(folder: Path, sizes: Sequence[float]) -> Iterator[Entry]:
 def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> Iterator[Entry]:
     """What is found of a part."""
     if part == "training":
-        yield {"ratio": statistics.median(a / b for a, b in local_training(9))}
+        yield {
+            "ratio": statistics.median(a / b for a, b in local_training(9)),
+            "loaded": statistics.median(a / b for a, b in loaded_training(15)),
+        }
     elif part == "start":
         yield spread(start_of_run(8, folder / "start"))
     elif part == "rounds":
@@ -437,7 +504,12 @@ def document(entries: Sequence[Entry]) -> str:
             for row in select(entries, part="start")
         ),
         *(
-            f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)."
+            f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)"
+            + (
+                f"; of JPEGs / plain DataLoader loop: {row['loaded']:.3f}."
+                if "loaded" in row
+                else "."
+            )
             for row in select(entries, part="training")
         ),
     )

@@ -112,7 +112,7 @@ def train(
         strategy = build(config, {**common, "evaluate": evaluate})
         strategy.on_round = told
     started = time.monotonic()
-    here = roster.present(grid, round=1)
+    here = roster.present(grid, number=1)
     initial = initial_arrays(grid, here[0], config)
 
     def commit(checkpoint: Checkpoint[Any]) -> None:

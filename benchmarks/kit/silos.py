@@ -50,8 +50,8 @@ class Shared(Task):
 
 @lru_cache(maxsize=1)
 def _all_silos(task: str, options: tuple[tuple[str, Option], ...]) -> list[SiloData]:
-    loaded: list[SiloData] = load_task(task).load_all(dict(options))
-    return loaded
+    loaded = load_task(task).load_all(dict(options))
+    return [data for data in loaded if isinstance(data, SiloData)]
 
 
 class Remembering:

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 
 import torch
 
 from coterie.client.home import personal
-from coterie.client.home.policy import METRICS, Policy
+from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.data import Data, Held, Part, leaves
+from coterie.client.work.measure import batch_size, evaluate, leading
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
-from coterie.client.work.tensors import evaluate, read_weights
+from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
+from coterie.tasks.base import Task
+from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
+
+FEW = 20
+"""Samples of which hardly anything can be said."""
+SAME = "only some metrics are defined, and always giving one answer is without error"
 
 
 def check(settings: SiloSettings) -> Iterator[str]:
@@ -30,31 +39,100 @@ def check(settings: SiloSettings) -> Iterator[str]:
 def _data_lines(bench: Workbench) -> Iterator[str]:
     data, task = bench.data, bench.task
     yield f"silo      {bench.settings.name}"
-    yield f"task      {task.name}, {task.num_classes} classes, schema {bench.schema}"
+    yield f"task      {task.name}, {_kind(task)}, schema {bench.schema}"
     yield f"device    {bench.device}"
-    for part, x, y in (
-        ("training", data.x_train, data.y_train),
-        ("test", data.x_test, data.y_test),
-    ):
-        counts = torch.bincount(y.cpu(), minlength=task.num_classes).tolist()
-        names = getattr(task, "classes", None) or range(task.num_classes)
-        each = ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
-        shape = "×".join(str(n) for n in x.shape[1:])
-        yield f"{part:9} {len(x)} samples of {shape}, from {x.min():.3g} to {x.max():.3g} ({each})"
+    for name, part in (("training", data.train), ("test", data.test)):
+        x = leaves(part.x if isinstance(part, Held) else part.at(torch.zeros(1).long())[0])
+        shape = " and ".join("×".join(str(n) for n in leaf.shape[1:]) or "one number" for leaf in x)
+        low, high = min(float(leaf.min()) for leaf in x), max(float(leaf.max()) for leaf in x)
+        values = f", from {low:.3g} to {high:.3g}" if isinstance(part, Held) else ", read as needed"
+        yield f"{name:9} {len(part)} samples of {shape}{values} ({_targets(task, part)})"
     for line in getattr(task, "notes", list)():
         yield f"          {line}"
+    for line in (*getattr(task, "warnings", list)(), *_odd(task, data)):
+        yield f"warning   {line}"
+
+
+def _odd(task: Task, data: Data) -> Iterator[str]:
+    """What is probably wrong with the samples, whatever they are."""
+    for name, part in (("training", data.train), ("test", data.test)):
+        if len(part) < FEW:
+            yield f"only {len(part)} {name} samples: what is measured of them says little"
+        if isinstance(task.problem, Masks):
+            continue
+        y = part.targets().cpu()
+        if isinstance(task.problem, Survival):
+            if not y[:, 1].any():
+                yield f"no event among the {name} samples: the concordance index is not defined"
+        elif len(y) > 1 and len(y.unique(dim=0)) == 1:
+            what = {"class": "class", "number": "target"}.get(task.problem.kind, "labels")
+            yield f"all {name} samples have the same {what}: " + (
+                "there is nothing to tell apart" if name == "training" else SAME
+            )
+        elif isinstance(task.problem, Labels):
+            for column in torch.nonzero((y == y[0]).all(dim=0)).flatten().tolist():
+                named = task.classes[column] if task.classes else str(column)
+                yield f"all {name} samples have the same {named}"
+    known = set(_digests(data.train))
+    if twins := sum(one in known for one in _digests(data.test)):
+        yield (
+            f"{twins} of {len(data.test)} test samples are equal to a training sample, also in "
+            "what is to be learned. If they are the same people, what is measured is too good"
+        )
+
+
+def _digests(part: Part) -> Iterator[bytes]:
+    """Of every sample with its target."""
+    for x, y in part.batches(None, batch_size(part)):
+        arrays = [leaf.cpu().numpy() for leaf in (*leaves(x), *leaves(y))]
+        for row in range(len(arrays[0])):
+            yield blake2b(b"".join(a[row].tobytes() for a in arrays), digest_size=16).digest()
+
+
+def _kind(task: Task) -> str:
+    problem = task.problem
+    if isinstance(problem, Classes):
+        return f"{problem.num_classes} classes"
+    return {"labels": "labels", "number": "real targets"}.get(problem.kind, problem.kind)
+
+
+def _targets(task: Task, part: Part) -> str:
+    """How many samples of each class; of other targets the mean, or how many events."""
+    problem = task.problem
+    if isinstance(problem, Masks):
+        return f"masks of {problem.num_classes} classes"
+    y = part.targets().cpu()
+    if isinstance(problem, Survival):
+        return f"{int(y[:, 1].sum())} events"
+    if isinstance(problem, Numbers):
+        mean, spread = y.mean(dim=0), y.std(dim=0, correction=0)
+        each = zip(mean.tolist(), spread.tolist(), strict=True)
+        return ", ".join(f"mean {m:.3g} ± {s:.3g} {problem.unit}".rstrip() for m, s in each)
+    if isinstance(problem, Labels):
+        counts = [int(count) for count in y.sum(dim=0)]
+    else:
+        counts = torch.bincount(y, minlength=task.num_classes).tolist()
+    names = task.classes or range(len(counts))
+    return ", ".join(f"{name}: {count}" for name, count in zip(names, counts, strict=True))
 
 
 def _step_lines(bench: Workbench) -> Iterator[str]:
-    before = evaluate(bench.task, bench.model, bench.data)
+    lead = leading(bench.task)
+    unit = getattr(bench.task.problem, "unit", "")
+    before = evaluate(bench.task, bench.model, bench.data.test)
     with Stopwatch() as watch:
         loss = train(
-            bench.task, bench.model, bench.data, TrainPlan(epochs=1, batch_size=16, lr=0.01), seed=0
+            bench.task,
+            bench.model,
+            bench.data.train,
+            TrainPlan(epochs=1, batch_size=16, lr=0.01),
+            seed=0,
         )
-    after = evaluate(bench.task, bench.model, bench.data)
+    after = evaluate(bench.task, bench.model, bench.data.test)
+    was, now = (lead.text(lead.shortfall(one.error), unit) for one in (before, after))
     yield (
-        f"one epoch in {watch.seconds:.2f} s: loss {loss:.3f}; error on own test data "
-        f"{100 * before.error:.1f} % before, {100 * after.error:.1f} % after"
+        f"one epoch in {watch.seconds:.2f} s: loss {loss:.3f}; {lead.title} on own test data "
+        f"{was} before, {now} after"
     )
 
 
@@ -74,11 +152,22 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield f"In every round, at most: {len(shared)} arrays of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
-    names = list(METRICS) if policy.metrics is None else list(policy.metrics)
+    of_task = [name for name in bench.task.problem.metrics if name not in REVEALING]
+    names = list(dict.fromkeys([*METRICS, *of_task])) if policy.metrics is None else policy.metrics
     if policy.auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
+    if bench.frozen:
+        stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(
+            array.nbytes for array in model.values()
+        )
+        yield f"Frozen, not trained and not sent: {stays:,} bytes of the model, SHA-256"
+        yield f"  {bench.frozen}"
+    if bench.task.weights:
+        name, digest = bench.task.weights
+        yield f"The model begins from {name}, SHA-256"
+        yield f"  {digest}"
     if kept:
         yield f"Kept here, whatever a run asks for: {', '.join(kept)}"
     if policy.label_counts:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from coterie.client.cli.options import PATIENCE_S, HomeOption, PatienceOption, VerboseOption, option
-
-if TYPE_CHECKING:
-    from coterie.client.home.folder import Home
+from coterie.client.cli.options import (
+    PATIENCE_S,
+    AppOption,
+    HomeOption,
+    ModOption,
+    PatienceOption,
+    VerboseOption,
+    option,
+)
 
 app = typer.Typer()
 
@@ -44,7 +48,17 @@ def init(
     The folder holds the silo's key and a commented silo.toml. The private key never leaves it.
     """
     from coterie.client.home.folder import create, locked
+    from coterie.client.home.settings import SettingsError
+    from coterie.tasks import load_task
+    from coterie.tasks.base import place_of
 
+    if task and ":" not in task:  # a class may be importable only where the silo will run
+        load_task(str(place_of(task)) if task.endswith(".toml") else task)
+    if data is not None and not place_of(str(data)).exists():
+        raise SettingsError(
+            f"there is no {str(data)!r}. Correct --data, or leave it out and say in silo.toml "
+            "later where the data is."
+        )
     made = create(home or Path(name), name, task=task, data=data)
     if new_key:
         with locked(made.folder):
@@ -52,7 +66,8 @@ def init(
     _say(f"Silo {name} is in {made.folder}. Its key fingerprint: {made.fingerprint()}")
     _say("1. Send the operator this line, and compare the fingerprint with them by telephone:")
     print(made.request(), flush=True)
-    _say("2. Set the location of your data in silo.toml, and check it with `coterie silo check`.")
+    where = "" if data else "Set the location of your data in silo.toml, and check it"
+    _say(f"2. {where or 'Check your data'} with `coterie silo check`.")
     _say("3. Run `coterie silo join` with the operator's answer, then `coterie silo start`.")
 
 
@@ -79,59 +94,59 @@ def join(
     _say("Next: coterie silo start")
 
 
-@app.command(epilog="Example:  coterie silo check --home hospital-b")
-def check(home: HomeOption = None) -> None:
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie silo check --home hospital-b\n"
+    "  coterie silo check --home hospital-b --app my_package.client:app"
+)
+def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -> None:
     """Check data and task, and show what would leave the silo.
 
     It loads the data, shows counts and schema, and trains one epoch on the device. Nothing is
-    sent.
+    sent. With --app, it loads the app and says which of silo.toml's conditions hold for it.
     """
-    from coterie.client.cli.check import check
     from coterie.client.home.folder import Home
 
-    for line in check(Home(home).settings()):
+    settings = Home(home).settings()
+    if app:
+        from coterie.client.cli.check_app import check_app
+
+        lines = check_app(settings, app, mod or [])
+    elif mod:
+        raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
+    else:
+        from coterie.client.cli.check import check
+
+        lines = check(settings)
+    for line in lines:
         print(line)
 
 
-@app.command(epilog="Example:  coterie silo start --home hospital-b")
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie silo start --home hospital-b\n"
+    "  coterie silo start --home hospital-b --app my_package.client:app"
+)
 def start(
     home: HomeOption = None,
+    app: AppOption = "",
+    mod: ModOption = None,
     patience: PatienceOption = PATIENCE_S,
     verbose: VerboseOption = False,
 ) -> None:
-    """Serve the federation until Ctrl-C or SIGTERM."""
-    from coterie.client.home.folder import Home
-    from coterie.client.resident.link import Connection
+    """Serve the federation until Ctrl-C or SIGTERM.
+
+    With --app, messages are answered by a Flower ClientApp that is installed here, in place of
+    the task of silo.toml.
+    """
+    if mod and not app:
+        raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
+    from coterie.client.home.folder import folder_of
     from coterie.client.resident.serve import serve
 
-    own = Home(home)
-    settings = own.settings()
-    address, ca = own.coordinator()
-    key = own.key()
-    connection = Connection(address, ca, (key, key.public_key()), patience_s=patience)
-    _limit_process(own)
-    serve([settings], connection, verbose=verbose)
-
-
-def _limit_process(home: Home) -> None:
-    """Apply the limits of silo.toml to the process itself.
-
-    Raises:
-        SettingsError: a limit of the GPU where there is none.
-    """
-    compute = home.config.compute
-    if compute.nice:
-        os.nice(compute.nice)
-    if compute.gpu_memory < 1:
-        import torch
-
-        from coterie.client.home.settings import SettingsError
-
-        if torch.cuda.is_available():
-            for device in range(torch.cuda.device_count()):
-                torch.cuda.set_per_process_memory_fraction(compute.gpu_memory, device)
-        elif compute.device.startswith("cuda"):
-            raise SettingsError("gpu_memory is set, but PyTorch finds no CUDA device.")
+    serve(app or None, folder_of(home), mods=mod or [], patience_s=patience, verbose=verbose)
 
 
 def _say(text: str) -> None:

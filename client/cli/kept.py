@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+ModelOption = Annotated[
+    str,
+    option(
+        "RUN|FILE",
+        "Run whose model to use, personalised/RUN for the silo's personalised one, or a file. "
+        "[default: the newest model]",
+    ),
+]
+TaskOption = Annotated[
+    str, typer.Option(help="Task to load, if its name or file has changed since the training.")
+]
 WIDE = 10_000
 """Columns of a table that no terminal shows: more than its longest line."""
 
@@ -28,7 +40,7 @@ WIDE = 10_000
 def ledger(
     home: HomeOption = None,
     run: Annotated[str, option("RUN", "Show only this run.")] = "",
-    last: Annotated[int, option("N", "Also show the last N entries in full.", min=0)] = 0,
+    last: Annotated[int, option("N", "Also show the last N entries in full.", least=0)] = 0,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the entries as JSON, one per line.")
     ] = False,
@@ -95,14 +107,7 @@ def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
 @app.command(epilog="Example:  coterie silo predict --home north --input new.npz --output out.csv")
 def predict(
     home: HomeOption = None,
-    model: Annotated[
-        str,
-        option(
-            "RUN|FILE",
-            "Run whose model to use, personalised/RUN for the silo's personalised one, or a file. "
-            "[default: the newest model]",
-        ),
-    ] = "",
+    model: ModelOption = "",
     samples: Annotated[
         Path | None,
         option(
@@ -113,39 +118,139 @@ def predict(
         ),
     ] = None,
     output: Annotated[
-        Path | None, option("FILE", "CSV file to write. [default: standard output]")
+        Path | None,
+        option("FILE", "CSV file to write; a folder, for masks. [default: standard output]"),
     ] = None,
-    task: Annotated[
-        str, typer.Option(help="Task to load, if its name or file has changed since the training.")
-    ] = "",
+    task: TaskOption = "",
     options: SetOption = None,
 ) -> None:
     """Predict with a model that this silo kept after a run.
 
-    The predictions are written as CSV. Without --input, the model predicts the silo's own test
-    data and the error is shown.
+    The predictions are written as CSV; masks as one file per sample, into a folder. Without
+    --input, the model predicts the silo's own test data, and how good it is there is shown, with
+    95 % intervals. A temperature and thresholds of `coterie silo calibrate` are used.
     """
-    from coterie.client.cli.predict import find_model, predict, write_csv
-    from coterie.client.home.folder import Home, folder_of
-    from coterie.client.home.settings import options_of
+    from coterie.client.cli.answers import headline, summary, write_csv, write_masks
+    from coterie.client.cli.predict import answer, load_kept
+    from coterie.tasks.base import TaskError
+    from coterie.tasks.problems import Masks
 
-    folder = folder_of(home)
-    chosen: Mapping[str, Option] = options_of(options or [])
-    if (folder / "silo.toml").exists():
-        own = Home(folder).settings()
-        task, chosen = task or own.task, {**own.options, **chosen}
-    file = find_model(folder, model)
-    answers = predict(file, samples, source=task, options=chosen)
+    asked = _which(home, model, task, options)
+    kept = load_kept(asked.file, source=asked.task)
+    masks = isinstance(kept.task.problem, Masks)
+    if masks and output is None:
+        raise TaskError(
+            f"task {kept.task.name!r} answers with masks, one file per sample. Name a folder for "
+            "them with --output."
+        )
+    answers = answer(kept, samples, options=asked.options, workers=asked.workers)
     if output is None:
         write_csv(answers, sys.stdout)
+    elif masks:
+        write_masks(answers, output)
     else:
         with output.open("w", encoding="utf-8", newline="") as out:
             write_csv(answers, out)
-    said = f"{len(answers.classes)} samples; model {file}, trained {answers.card.trained}"
-    if answers.labels is not None:
-        wrong = float((answers.classes != answers.labels).mean())
-        said += f"; error on this silo's own test data {100 * wrong:.2f} %"
-    print(said, *answers.samples.notes, sep="\n", file=sys.stderr)
+    said = [f"{len(answers.values)} samples", f"model {asked.file}, trained {kept.card.trained}"]
+    print("; ".join([*said, *filter(None, [headline(answers)])]), file=sys.stderr)
+    print(*summary(answers), sep="\n", file=sys.stderr)
+
+
+@dataclass(frozen=True)
+class _Which:
+    """A kept model, and what its silo's folder says of task and data."""
+
+    folder: Path
+    file: Path
+    task: str
+    options: Mapping[str, Option]
+    workers: int
+
+
+def _which(home: Path | None, model: str, task: str, options: list[str] | None) -> _Which:
+    """What commands about a model are told by their options and by the silo's folder."""
+    from coterie.client.cli.predict import find_model
+    from coterie.client.home.folder import Home, folder_of
+    from coterie.client.home.settings import options_of
+
+    folder, workers = folder_of(home), 0
+    chosen: Mapping[str, Option] = options_of(options or [])
+    if (folder / "silo.toml").exists():
+        own = Home(folder).settings()
+        task, chosen, workers = task or own.task, {**own.options, **chosen}, own.workers
+    return _Which(folder, find_model(folder, model), task, chosen, workers)
+
+
+@app.command(epilog="Example:  coterie silo calibrate --home north --sensitivity 0.9")
+def calibrate(
+    home: HomeOption = None,
+    model: ModelOption = "",
+    sensitivity: Annotated[
+        float | None,
+        option(
+            "SHARE",
+            "Choose the highest threshold with at least this sensitivity, above 0 and at most 1. "
+            "[default: the threshold with the greatest sensitivity + specificity]",
+        ),
+    ] = None,
+    task: TaskOption = "",
+    options: SetOption = None,
+) -> None:
+    """Fit a kept model's probabilities to this silo's data.
+
+    A temperature makes the probabilities fit how often the model is right here. With two classes,
+    or labels, a threshold says above which probability the answer is yes (the second class). Both
+    are fitted on the run's validation data, if it had a guard, else on half of the test data, and
+    stand in the model's card. From then on predict and export use them.
+    """
+    from coterie.client.cli.answers import figure_lines
+    from coterie.client.cli.calibrate import calibrate, keep_calibration
+    from coterie.client.cli.predict import load_kept
+
+    if sensitivity is not None and not 0 < sensitivity <= 1:
+        raise typer.BadParameter(
+            f"it must be above 0 and at most 1. Got {sensitivity:g}.", param_hint="--sensitivity"
+        )
+    asked = _which(home, model, task, options)
+    kept = load_kept(asked.file, source=asked.task)
+    found = calibrate(kept, options=asked.options, sensitivity=sensitivity, workers=asked.workers)
+    keep_calibration(asked.file, kept.card, found.calibration)
+    print(f"model {asked.file}", found.calibration.text(), *found.notes, sep="\n")
+    print(f"on {found.calibration.measured} other test samples, before:")
+    print(*figure_lines(kept.card, found.before), "after:", sep="\n")
+    print(*figure_lines(kept.card, found.after), sep="\n")
+
+
+@app.command(epilog="Example:  coterie silo export --home north --model RUN --to model.onnx")
+def export(
+    to: Annotated[
+        Path,
+        option("FILE", "File to write: model.onnx, or model.pt2 for PyTorch.", "--to"),
+    ],
+    home: HomeOption = None,
+    model: ModelOption = "",
+    task: TaskOption = "",
+    options: SetOption = None,
+) -> None:
+    """Write a kept model for use without coterie.
+
+    Beside the file goes a card, FILE.json and FILE.md: what goes in, what comes out, how to decide
+    by it, and how good the model is on this silo's test data. The file is asked about some samples
+    and must answer as the model does. ONNX needs `pip install 'coterie[export]'`.
+    """
+    from coterie.client.cli.export import export
+    from coterie.client.cli.predict import load_kept
+
+    asked = _which(home, model, task, options)
+    kept = load_kept(asked.file, source=asked.task)
+    written = export(kept, to, options=asked.options)
+    print(*written.files, sep="\n")
+    samples = "of this silo's test data" if written.own else "made up, as the silo's data is away"
+    said = f"asked about {written.checked} samples {samples}, it answers as the model does"
+    print(f"model {asked.file}; {said} (to within {written.apart:.1g})", file=sys.stderr)
+    calibration = kept.card.calibration
+    if calibration is not None:
+        print(f"calibrated: {calibration.text()}", file=sys.stderr)
 
 
 @app.command(epilog="Example:  coterie silo report --home /data/coterie")

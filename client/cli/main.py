@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coterie.client.cli import folder, kept
-from coterie.client.cli.options import PATIENCE_S, PatienceOption, SetOption, VerboseOption, option
+from coterie.client.cli.options import (
+    PATIENCE_S,
+    AppOption,
+    ModOption,
+    PatienceOption,
+    SetOption,
+    VerboseOption,
+    option,
+)
 from coterie.system.commandline import EXIT_CONFIG, Group, given
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from coterie.tasks.base import Option
 
 EXIT_LINK = 5
 
@@ -45,7 +58,8 @@ app.add_typer(kept.app)
     "\b\n"
     "  coterie silo start --home hospital-b\n"
     "  coterie silo --name north --task my_task:Task --set data=/data/north\n"
-    "  coterie silo --simulation hundred.toml --partitions 0-49"
+    "  coterie silo --simulation hundred.toml --partitions 0-49\n"
+    "  coterie silo --app my_package.client:app --partitions 0-9/10"
 )
 def silo(
     context: typer.Context,
@@ -69,13 +83,15 @@ def silo(
             "N",
             "With --partitions or --simulation: messages handled at once. Training is always one "
             "at a time.",
-            min=1,
+            least=1,
         ),
     ] = 4,
     task: Annotated[
         str, typer.Option(help="Name of a built-in task, a .toml file, or module:attribute.")
     ] = "digits",
     options: SetOption = None,
+    app: AppOption = "",
+    mod: ModOption = None,
     superlink: Annotated[
         str, option("HOST:PORT", "Fleet API of the SuperLink.")
     ] = "127.0.0.1:9092",
@@ -132,10 +148,22 @@ def silo(
             "give --name, or --partitions or --simulation to serve as silos of a simulation. To "
             "serve from a silo's folder, use `coterie silo start`."
         )
+    if mod and not app:
+        raise SettingsError("--mod is for what goes around an app: give --app.")
+    if app and simulation:
+        raise SettingsError(
+            "a simulation file is of a task. To serve an app as several silos, use --partitions "
+            "FIRST-LAST/TOTAL: each gets its partition-id and num-partitions."
+        )
+    data: Mapping[str, Option] = options_of(options or [])
+    if app:
+        from coterie.client.resident.foreign import typed
+
+        data = typed(data)
     settings = SiloSettings(
         name="silo" if name is None else name,
         task=task,
-        options=options_of(options or []),
+        options=data,
         alpha=alpha,
         device=device,
         threads=threads,
@@ -147,5 +175,7 @@ def silo(
     from coterie.client.resident.virtual import settings_of
 
     connection = Connection(superlink, root_certificates, patience_s=patience)
-    silos = settings_of(settings, partitions, simulation) if several else [settings]
-    serve(silos, connection, parallel=parallel, verbose=verbose)
+    silos = (
+        settings_of(settings, partitions, simulation, for_app=bool(app)) if several else [settings]
+    )
+    serve(app or None, silos, connection, mods=mod or [], parallel=parallel, verbose=verbose)

@@ -10,9 +10,9 @@ import typer
 PATIENCE_S = 600.0
 
 
-def option(metavar: str, text: str, *names: str, min: int | None = None) -> Any:
+def option(metavar: str, text: str, *names: str, least: int | None = None) -> Any:
     """An option whose value help calls ``metavar``."""
-    return typer.Option(*names, metavar=metavar, help=text, min=min)
+    return typer.Option(*names, metavar=metavar, help=text, min=least)
 
 
 HomeOption = Annotated[
@@ -27,3 +27,15 @@ PatienceOption = Annotated[
     float, option("SECONDS", "Give up if the SuperLink cannot be reached for this long.")
 ]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Log every message.")]
+AppOption = Annotated[
+    str,
+    option(
+        "MODULE:ATTRIBUTE",
+        "A Flower ClientApp that is installed here, in place of the task. See "
+        "docs/how-to/flower-app.md.",
+    ),
+]
+ModOption = Annotated[
+    list[str] | None,
+    option("MODULE:ATTRIBUTE", "With --app: a Flower mod around the app. Can be repeated."),
+]

@@ -1,45 +1,37 @@
-"""Predictions of a model that the silo kept: ``coterie silo predict``."""
+"""Predictions of a model that the silo kept: ``coterie silo predict``.
+
+What a model is asked, and how its outputs are read, is the same for ``coterie silo calibrate`` and
+for what ``coterie silo export`` writes.
+"""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from coterie.client.home.card import PERSONALISED, Card, CardError, read_card
-from coterie.client.work.tensors import EVALUATION_BATCH, load_weights
-from coterie.client.work.workbench import hash_of
+from coterie.client.cli.answers import Answers, Array
+from coterie.client.home.card import (
+    PERSONALISED,
+    Card,
+    CardError,
+    lead_of,
+    read_card,
+    value_text,
+)
+from coterie.client.work.data import Held, Part, leaves, map_nest, to_device
+from coterie.client.work.measure import batch_size, figures_of, join
+from coterie.client.work.weights import frozen_digest, load_weights, travelling
+from coterie.client.work.workbench import hash_of, model_of
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import Option, Samples, TaskError
-from coterie.wire import model_hash
-
-
-@dataclass(frozen=True)
-class Answers:
-    """What the model says.
-
-    Attributes:
-        card: of the model.
-        classes: (n,) the likeliest class of every sample.
-        probabilities: (n, num_classes) of every class.
-        labels: (n,) the true classes, where they are known.
-        samples: that were asked about.
-        names: (num_classes,) of the classes; empty: they are only numbered.
-    """
-
-    card: Card
-    classes: NDArray[np.int64]
-    probabilities: NDArray[np.float32]
-    labels: NDArray[np.int64] | None
-    samples: Samples
-    names: Sequence[str]
+from coterie.tasks.base import Nest, Option, Samples, TaskError
+from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Problem
+from coterie.wire import Model, model_hash
 
 
 def find_model(home: Path, run: str) -> Path:
@@ -68,21 +60,26 @@ def find_model(home: Path, run: str) -> Path:
     )
 
 
-def predict(
-    file: Path, samples: Path | None, *, source: str = "", options: Mapping[str, Option]
-) -> Answers:
-    """Ask a kept model.
+@dataclass(frozen=True)
+class Kept:
+    """A kept model, ready to be asked."""
+
+    card: Card
+    task: Task
+    model: torch.nn.Module
+
+
+def load_kept(file: Path, *, source: str = "") -> Kept:
+    """Load a kept model.
 
     Args:
         file: the model.
-        samples: a file or folder that the task reads; None takes the silo's own test data.
         source: the task, if it is called otherwise than when the model was kept.
-        options: the silo's settings of the task.
 
     Raises:
         CardError: the file is damaged, or not a kept model.
-        TaskError: the task or the samples cannot be loaded, or do not fit the model; or the task's
-            declaration is another one than the model was trained with.
+        TaskError: the task cannot be loaded, or does not fit the model; or its declaration is
+            another one than the model was trained with.
     """
     card = read_card(file)
     weights = dict(load_file(file))
@@ -96,24 +93,196 @@ def predict(
     _check_declaration(card, task)
     if card.scale is not None:
         task.scale = card.scale
-    model = task.model()
-    try:
-        load_weights(model, {name: weights[name] for name in model.state_dict()})
-    except (KeyError, ValueError) as error:
-        raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
-    found, labels = _samples(task, samples, options, card)
-    if odd := _not_finite(found.x, found.names):
+    model = whole(card, task, weights)
+    return Kept(card, task, model.eval())
+
+
+def predict(
+    file: Path, samples: Path | None, *, source: str = "", options: Mapping[str, Option]
+) -> Answers:
+    """Load a kept model and ask it. See ``load_kept`` and ``answer``."""
+    return answer(load_kept(file, source=source), samples, options=options)
+
+
+def answer(
+    kept: Kept, samples: Path | None, *, options: Mapping[str, Option], workers: int = 0
+) -> Answers:
+    """Ask a kept model.
+
+    Args:
+        kept: the model.
+        samples: a file or folder that the task reads; None takes the silo's own test data.
+        options: the silo's settings of the task.
+        workers: processes that read a dataset.
+
+    Raises:
+        TaskError: the samples cannot be loaded, do not fit the model, or cannot be predicted.
+    """
+    card, task = kept.card, kept.task
+    calibration = card.calibration
+    if samples is None:
+        part, notes = _own_samples(task, options, card, workers)
+        found = Samples(None, notes=notes)
+    else:
+        if not samples.exists():
+            raise TaskError(f"there is no file or folder {samples} to predict from.")
+        found = task.inputs(samples, options)
+        part = Held(map_nest(torch.as_tensor, found.x), ())
+        if not len(part):
+            raise TaskError(f"{samples} holds no samples.")
+    values, evidence, targets = asked(kept, part, names=found.names)
+    if samples is not None:
+        return Answers(card, task, values, None, found)
+    rows, measured = np.arange(len(part)), "this silo's own test data"
+    if calibration is not None and calibration.part == "test":
+        if len(part) == calibration.part_examples:
+            _, rows = halves(len(part))
+            measured += f" (the {len(rows)} samples that it was not calibrated on)"
+        else:
+            notes.append(
+                "Note: the test data has changed since the model was calibrated on half of it. "
+                "Some of these samples may be of that half."
+            )
+    figures = figures_of(
+        task.problem,
+        tuple(array[rows] for array in evidence),
+        thresholds=() if calibration is None else calibration.thresholds,
+    )
+    return Answers(card, task, values, targets, found, figures, measured)
+
+
+def halves(num_samples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of test samples to calibrate on, and the rest to measure on; always the same ones."""
+    order = np.random.default_rng([0, num_samples]).permutation(num_samples)
+    return np.sort(order[: num_samples // 2]), np.sort(order[num_samples // 2 :])
+
+
+def asked(
+    kept: Kept, part: Part, *, names: Sequence[str] = ()
+) -> tuple[Array, Evidence, Array | None]:
+    """What the model says of samples.
+
+    Args:
+        kept: the model; its temperature counts.
+        part: the samples, whose targets may be ``()``.
+        names: of the samples, for errors.
+
+    Returns:
+        ``answer_of`` every sample, the evidence, and the targets; without targets empty and None.
+
+    Raises:
+        TaskError: samples do not fit the model, or they or its answers are no finite numbers.
+    """
+    problem, calibration = kept.task.problem, kept.card.calibration
+    temperature = 1.0 if calibration is None else calibration.temperature
+    values: list[Array] = []
+    evidence: list[Evidence] = []
+    targets: list[Array] = []
+    odd_inputs: list[Array] = []
+    odd_answers: list[Array] = []
+    for x, y in part.batches(None, batch_size(part)):
+        outputs = _outputs(kept.model, x)
+        odd_inputs.append(np.any([_odd_rows(leaf) for leaf in leaves(x)], axis=0))
+        said = answer_of(problem, outputs, temperature)
+        odd_answers.append(_odd_rows(outputs if isinstance(problem, Masks) else said))
+        values.append(_small(said))
+        if leaves(y):
+            evidence.append(problem.evidence(tempered(problem, outputs, temperature), y))
+            targets.append(leaves(y)[0].numpy())
+    if odd := _called(np.concatenate(odd_inputs), names):
         raise TaskError(
             f"{odd} cannot be predicted: values that the model would see are NaN, infinite or "
             "beyond 3e38. Correct them, or leave the sample out."
         )
-    classes, probabilities = _asked(model, found.x)
-    if odd := _not_finite(probabilities, found.names):
+    if odd := _called(np.concatenate(odd_answers), names):
         raise TaskError(
             f"{odd} cannot be predicted: the model's scores are not numbers. Its weights have "
             "diverged, or the values of the sample are too large for it."
         )
-    return Answers(card, classes, probabilities, labels, found, task.classes)
+    known = np.concatenate(targets) if targets else None
+    return np.concatenate(values), join(evidence), known
+
+
+def tempered(problem: Problem, outputs: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Outputs divided by the temperature, where they are scores of classes or labels."""
+    scores = isinstance(problem, Classes | Labels) and temperature != 1
+    return outputs / temperature if scores else outputs
+
+
+def answer_of(problem: Problem, outputs: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    """What a model's outputs mean.
+
+    Returns:
+        Of classes the probabilities (n, K); of labels each one's probability (n, K); of numbers
+        and log risks the outputs; of masks the likeliest class of every pixel, int64 (n, …).
+    """
+    outputs = tempered(problem, outputs, temperature)
+    if isinstance(problem, Classes):
+        return outputs.softmax(dim=1)
+    if isinstance(problem, Labels):
+        return outputs.sigmoid()
+    return outputs.argmax(dim=1) if isinstance(problem, Masks) else outputs
+
+
+@torch.no_grad()
+def _outputs(model: torch.nn.Module, x: Nest) -> torch.Tensor:
+    try:
+        outputs: torch.Tensor = model(x)
+    except (RuntimeError, TypeError, KeyError, IndexError, AttributeError) as error:
+        shapes = [tuple(leaf.shape) for leaf in leaves(x)]
+        shown = shapes[0] if len(shapes) == 1 else shapes
+        raise TaskError(
+            f"the samples do not fit the model: they have shape {shown}: {error}"
+        ) from None
+    return outputs
+
+
+def _small(said: torch.Tensor) -> Array:
+    """As numpy; whole numbers, which are those of classes, in as few bytes as they need."""
+    array: Array = said.numpy()
+    if said.is_floating_point():
+        return array
+    return array.astype(np.min_scalar_type(int(array.max(initial=0))))
+
+
+def _odd_rows(values: torch.Tensor) -> Array:
+    """(n,) Which samples have values that are no finite numbers."""
+    odd: Array = (
+        (~torch.isfinite(values)).flatten(1).any(dim=1).numpy()
+        if values.ndim > 1
+        else (~torch.isfinite(values)).numpy()
+    )
+    return odd
+
+
+def _called(odd_rows: Array, names: Sequence[str]) -> str:
+    """These samples in words; empty if there are none."""
+    odd = np.flatnonzero(odd_rows)
+    if not len(odd):
+        return ""
+    called = ", ".join(names[i] if names else f"{i} (the first is 0)" for i in odd[:3])
+    return f"sample {called}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
+
+
+def whole(card: Card, task: Task, weights: Model) -> torch.nn.Module:
+    """A kept model's arrays in the task's model, which has what is frozen.
+
+    Raises:
+        TaskError: the arrays are of another model, or trained on top of another frozen part.
+    """
+    model = model_of(task)
+    if card.frozen != (frozen := frozen_digest(model)):
+        file = f": {task.weights[0]} has SHA-256 {task.weights[1]} today" if task.weights else ""
+        raise TaskError(
+            f"what is frozen of the model of task {task.name!r} is not what the kept model was "
+            f"trained on (SHA-256 {frozen or 'of nothing'}, not {card.frozen or 'of nothing'})"
+            f"{file}. Put the earlier file of weights, freeze and task back, or train again."
+        )
+    try:
+        load_weights(model, {name: weights[name] for name in travelling(model)})
+    except (KeyError, ValueError) as error:
+        raise TaskError(f"the model does not fit task {task.name!r}: {error}") from None
+    return model
 
 
 def _check_declaration(card: Card, task: Task) -> None:
@@ -134,62 +303,18 @@ def _check_declaration(card: Card, task: Task) -> None:
         )
 
 
-def _samples(
-    task: Task, place: Path | None, options: Mapping[str, Option], card: Card
-) -> tuple[Samples, NDArray[np.int64] | None]:
-    if place is None:
-        data = task.load(options)
-        if card.data_hash in ("", hash_of(data)):
-            return Samples(data.x_test), data.y_test
-        note = (
-            "Note: the training data is not what the model was trained on: the data, the share "
-            "kept for testing or the options have changed since. The model may have been trained "
-            "on some of these test samples, so the error may be too low; when the model was kept, "
-            f"it was {100 * card.test_error:.2f} % of {card.test_examples}."
-        )
-        return Samples(data.x_test, notes=[note]), data.y_test
-    if not place.exists():
-        raise TaskError(f"there is no file or folder {place} to predict from.")
-    samples = task.inputs(place, options)
-    if len(samples.x) == 0:
-        raise TaskError(f"{place} holds no samples.")
-    return samples, None
-
-
-def _not_finite(values: NDArray[np.float32], names: Sequence[str]) -> str:
-    """Which samples have values that are no numbers, in words; empty if none has."""
-    odd = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-    if not len(odd):
-        return ""
-    called = ", ".join(names[i] if names else f"{i} (the first is 0)" for i in odd[:3])
-    return f"sample {called}" + (f" and {len(odd) - 3} more" if len(odd) > 3 else "")
-
-
-@torch.no_grad()
-def _asked(
-    model: torch.nn.Module, inputs: NDArray[np.float32]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    model.eval()
-    try:
-        parts = [model(batch) for batch in torch.from_numpy(inputs).split(EVALUATION_BATCH)]
-    except RuntimeError as error:
-        raise TaskError(
-            f"the samples do not fit the model: they have shape {inputs.shape}: {error}"
-        ) from None
-    probabilities = torch.softmax(torch.cat(parts), dim=1)
-    return probabilities.argmax(dim=1).numpy(), probabilities.numpy()
-
-
-def write_csv(answers: Answers, file: TextIO) -> None:
-    """A line per sample: its name or number, its class, each class's probability, its label."""
-    writer = csv.writer(file, lineterminator="\n")
-    names = answers.names or [str(i) for i in range(answers.probabilities.shape[1])]
-    samples = answers.samples.names or [str(i) for i in range(len(answers.classes))]
-    before = "p_" if answers.names else "p"
-    known = [] if answers.labels is None else [[names[label]] for label in answers.labels]
-    writer.writerow(
-        ["sample", "class", *(before + name for name in names)] + ["label"] * bool(known)
+def _own_samples(
+    task: Task, options: Mapping[str, Option], card: Card, workers: int
+) -> tuple[Part, list[str]]:
+    """The silo's own test data, and what a person should know of them."""
+    data = task.load(options)
+    part = to_device(data, torch.device("cpu"), workers=workers).test
+    if card.data_hash in ("", hash_of(data)):
+        return part, []
+    note = (
+        "Note: the training data is not what the model was trained on: the data, the share "
+        "kept for testing or the options have changed since. The model may have been trained "
+        f"on some of these test samples, so the {lead_of(card).title} may be too good; when the "
+        f"model was kept, it was {value_text(card, card.test_error)} of {card.test_examples}."
     )
-    for i, (sample, chosen) in enumerate(zip(samples, answers.classes, strict=True)):
-        chances = (f"{p:.6g}" for p in answers.probabilities[i])
-        writer.writerow([sample, names[chosen], *chances, *(known[i] if known else [])])
+    return part, [note]

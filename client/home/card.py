@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -19,7 +19,7 @@ from coterie import wire
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.guard import Choice
-from coterie.client.work.tensors import Evaluation
+from coterie.client.work.measure import Evaluation
 from coterie.client.work.workbench import Workbench
 from coterie.system.files import write_atomically
 from coterie.tasks.base import ColumnScale
@@ -33,6 +33,46 @@ HERE: Final = "here"
 
 class CardError(SettingsError):
     """A file that is no kept model."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How a kept model's outputs are read at this silo; ``coterie silo calibrate`` makes it.
+
+    Attributes:
+        temperature: what the outputs are divided by before they become probabilities.
+        thresholds: the probability above which the answer is yes: one, of the second of two
+            classes, or one per label; empty: the answer is the likeliest class.
+        positive: what the answer above a threshold is: the second class's name, or ``yes``.
+        rule: what the thresholds were chosen by, in words; empty where there are none.
+        part: ``validation`` or ``test``: of which of the silo's own data some or all was used.
+        part_examples: of that part in all.
+        examples: of these, those that temperature and thresholds were fitted on.
+        measured: other samples of the silo's test data, which ``figures`` are of.
+        figures: metric → value, and low and high end of its 95 % interval, with the calibration.
+    """
+
+    temperature: float
+    thresholds: tuple[float, ...]
+    positive: str
+    rule: str
+    part: str
+    part_examples: int
+    examples: int
+    measured: int
+    figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """For people, in one sentence without a full stop."""
+        where = (
+            f"all {self.examples} samples of the validation data"
+            if self.part == "validation"
+            else f"{self.examples} of the {self.part_examples} test samples"
+        )
+        above = ", ".join(f"{threshold:.4g}" for threshold in self.thresholds)
+        said = f"temperature {self.temperature:.4g}"
+        said += f", {self.positive!r} above {above} ({self.rule})" if above else ""
+        return f"{said}, fitted on {where} of this silo, which it was not trained on"
 
 
 @dataclass(frozen=True)
@@ -51,11 +91,19 @@ class Card:
         num_examples: training samples of this silo.
         test_error, test_loss, test_examples: on this silo's own test data.
         validation_error, validation_error_alone: what the guard went by.
+        metric, unit: what leads, which the errors are of.
+        figures: metric → value, and low and high end of its 95 % interval.
+        trivial: metric → its value if always the one best answer were given.
+        guard, seed: the share of the training data that the guard kept out of all training, and
+            the run's seed, which says which samples these are.
+        calibration: of its outputs; None: they are read as they are.
         sha256: ``wire.model_hash`` of the arrays.
         kept: when, ISO 8601.
         versions: of the software.
         fingerprint: of the task's declaration, empty where there is none; None: an earlier version
             kept the model and did not say.
+        frozen: ``weights.frozen_digest`` of what the file does not hold, because it is not trained;
+            empty: it holds the whole model.
         data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
         scale: of a table's training data.
     """
@@ -83,6 +131,14 @@ class Card:
     fingerprint: str | None = None
     data_hash: str = ""
     scale: ColumnScale | None = None
+    metric: str = "error"
+    unit: str = ""
+    figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    trivial: Mapping[str, float] = field(default_factory=dict)
+    guard: float = 0.0
+    seed: int = 0
+    calibration: Calibration | None = None
+    frozen: str = ""
 
 
 def card_of(
@@ -105,6 +161,7 @@ def card_of(
     """
     together = HERE if here else "together"
     members = config.get(wire.MEMBERS, [])
+    guard = config.get(wire.GUARD, 0.0)
     description = bench.describe()
     return Card(
         silo=bench.settings.name,
@@ -130,6 +187,13 @@ def card_of(
         fingerprint=str(getattr(bench.task, "fingerprint", "")),
         data_hash=bench.data_hash,
         scale=bench.scale,
+        metric=str(config.get(wire.METRIC, "")) or description.metric,
+        unit=description.unit,
+        figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
+        trivial=dict(tested.trivial),
+        guard=float(guard) if isinstance(guard, int | float) else 0.0,
+        seed=_whole(config, wire.SEED),
+        frozen=bench.frozen,
     )
 
 
@@ -150,9 +214,14 @@ def keep_model(home: str, card: Card, model: Model) -> Path:
         final = card.round >= card.rounds
         name = card.run if final else f"{card.run}-round-{card.round:06d}"
         file = file_of(home, "models", name)
+    write_card(file, card, model)
+    return file
+
+
+def write_card(file: Path, card: Card, model: Model) -> None:
+    """Write the model with this card, in the place of what the file holds."""
     write_model(file, model, metadata={METADATA: json.dumps(asdict(card))})
     write_atomically(file.with_suffix(".md"), _text(card, file).encode())
-    return file
 
 
 def read_card(file: Path) -> Card:
@@ -164,13 +233,17 @@ def read_card(file: Path) -> Card:
     try:
         with safe_open(file, framework="np") as opened:
             values = json.loads((opened.metadata() or {})[METADATA])
-        return Card(**(values | {"members": tuple(values["members"])}))
+        values["members"] = tuple(values["members"])
+        if (own := values.get("calibration")) is not None:
+            values["calibration"] = Calibration(**own | {"thresholds": tuple(own["thresholds"])})
+        return Card(**values)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise CardError(f"{file} is not a model that a silo kept: {error}") from None
 
 
 def _text(card: Card, file: Path) -> str:
     """The card for a person."""
+    lead = lead_of(card)
     who = ", ".join(card.members) if card.members else "their names are not told"
     own = card.trained == HERE
     size = f"of {card.group_size} silo(s)" if own else "none"
@@ -182,25 +255,86 @@ def _text(card: Card, file: Path) -> str:
         "Group": f"{card.group}, {card.group_size} silo(s): {who}" if card.group else size,
         "Trained": "as this silo trained it last, before it was averaged" if own else card.trained,
         "Training samples of this silo": str(card.num_examples),
-        "Error on this silo's test data": f"{100 * card.test_error:.2f} % "
+        f"{_title(card)} on this silo's test data": f"{value_text(card, card.test_error)} "
         f"of {card.test_examples} samples (loss {card.test_loss:.4g})",
     }
     if card.validation_error is not None and card.validation_error_alone is not None:
-        rows["Guard, error on validation data"] = (
-            f"together {100 * card.validation_error:.2f} %, "
-            f"alone {100 * card.validation_error_alone:.2f} %"
+        rows[f"Guard, {lead.title} on validation data"] = (
+            f"together {value_text(card, card.validation_error)}, "
+            f"alone {value_text(card, card.validation_error_alone)}"
         )
+    if card.calibration is not None:
+        rows["Calibrated"] = card.calibration.text()
     rows |= {
         "SHA-256 of the arrays": card.sha256,
         "Kept": card.kept,
         "Versions": ", ".join(f"{k} {v}" for k, v in sorted(card.versions.items())),
     }
+    if card.frozen:
+        rows["SHA-256 of the frozen part, which is not in this file"] = card.frozen
     traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
     called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    figures = "\n".join(figure_row(card, *entry) for entry in card.figures.items())
+    if figures:
+        table += (
+            "\n\nOn this silo's test data, with 95 % intervals (bootstrap), and what always giving "
+            "the one best answer would have:\n\n"
+            f"| | | interval | trivial |\n|---|---|---|---|\n{figures}"
+        )
+    if card.calibration is not None and card.calibration.figures:
+        own_figures = "\n".join(
+            f"| {figure_text(card, name, figure)} |"
+            for name, figure in card.calibration.figures.items()
+        )
+        table += (
+            f"\n\nAs calibrated, on {card.calibration.measured} test samples that it was not "
+            f"calibrated on:\n\n| | | interval |\n|---|---|---|\n{own_figures}"
+        )
     return (
         f"# Model of silo {card.silo}\n\n| | |\n|---|---|\n{table}\n\n"
         f"Use it:\n\n    coterie silo predict --model {called}\n\n"
         "It was made for this silo's data. It may hold traces of the data of the group's silos"
         f"{traces}: pass it on only as they agreed.\n"
     )
+
+
+def lead_of(card: Card) -> wire.Metric:
+    """The metric that leads, which the card's errors are of."""
+    return wire.KNOWN_METRICS[card.metric]
+
+
+def _title(card: Card) -> str:
+    title = lead_of(card).title
+    return title[0].upper() + title[1:]
+
+
+def value_text(card: Card, shortfall: float) -> str:
+    """Of the card's leading metric, for people; an error with two decimals, as ever.
+
+    Args:
+        card: of the model.
+        shortfall: see ``Metric.shortfall``.
+    """
+    lead = lead_of(card)
+    if lead.name == "error":
+        return f"{100 * shortfall:.2f} %"
+    return lead.text(lead.shortfall(shortfall), card.unit)
+
+
+def figure_text(card: Card, name: str, figure: tuple[float, float, float]) -> str:
+    """A metric's title, its value and its interval, with `` | `` between."""
+    metric = wire.KNOWN_METRICS[name]
+    value, low, high = (metric.text(number, _unit(card, name)) for number in figure)
+    return f"{metric.title} | {value} | {low} to {high}"
+
+
+def figure_row(card: Card, name: str, figure: tuple[float, float, float]) -> str:
+    """A row of a Markdown table: title, value, interval, and what is trivial."""
+    trivial = card.trivial.get(name, float("nan"))
+    said = wire.KNOWN_METRICS[name].text(trivial, _unit(card, name))
+    return f"| {figure_text(card, name, figure)} | {said} |"
+
+
+def _unit(card: Card, name: str) -> str:
+    return card.unit if name in ("mae", "rmse") else ""

@@ -22,12 +22,18 @@ from typing import Annotated, Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coterie.client.home.policy import Policy
-from coterie.client.home.settings import MAX_THREADS, SettingsError, SiloSettings, check_name
+from coterie.client.home.policy import NAMES, Policy
+from coterie.client.home.settings import (
+    MAX_THREADS,
+    MAX_WORKERS,
+    SettingsError,
+    SiloSettings,
+    check_name,
+)
 from coterie.system import files
-from coterie.tasks.base import place_of
+from coterie.tasks.base import as_option, place_of
 from coterie.wire import enrolment
 
 OTHER_FILES = 512
@@ -47,7 +53,8 @@ name = "{name}"
 task = {task}
 
 [data]
-# Options of the task, mostly where the data is; paths are meant from this folder.
+# Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
+# how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN].
 {data}
 
 [policy]
@@ -83,6 +90,8 @@ max_rounds = 0
 device = "auto"
 # CPU threads; 0 is PyTorch's choice. Another number rounds differently.
 threads = 1
+# Processes that read images or other data that is not kept in memory; 0 reads in the silo's own.
+workers = 0
 # Share of the GPU's memory that may be used, above 0 and at most 1.
 gpu_memory = 1.0
 # 0 to 19: how much other work on this machine comes before this silo's.
@@ -98,7 +107,7 @@ class _Policy(_Section):
     strategies: tuple[str, ...] = ()
     min_group_size: Annotated[int, Field(ge=1, le=100_000)] = 1
     keep_layers: str = ""
-    metrics: tuple[Literal["train-loss", "loss", "error", "seconds"], ...] | None = None
+    metrics: tuple[Literal[NAMES], ...] | None = None  # type: ignore[valid-type]
     auxiliary: bool = True
     label_counts: bool = False
     alpha: Annotated[float, Field(ge=0)] | None = None
@@ -112,6 +121,7 @@ class _Limits(_Section):
 class _Compute(_Section):
     device: str = "auto"
     threads: Annotated[int, Field(ge=0, le=MAX_THREADS)] = 1
+    workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 0
     gpu_memory: Annotated[float, Field(gt=0, le=1)] = 1.0
     nice: Annotated[int, Field(ge=0, le=19)] = 0
 
@@ -119,7 +129,7 @@ class _Compute(_Section):
 class _File(_Section):
     name: str
     task: Annotated[str, Field(min_length=1)]
-    data: dict[str, str | int | float | bool] = {}
+    data: dict[str, Annotated[str | int | float | bool, BeforeValidator(as_option)]] = {}
     policy: _Policy = _Policy()
     limits: _Limits = _Limits()
     compute: _Compute = _Compute()
@@ -165,6 +175,7 @@ class Home:
             alpha=policy.alpha,
             device=compute.device,
             threads=compute.threads,
+            workers=compute.workers,
             home=str(self.folder),
             policy=Policy(**policy.model_dump(exclude={"alpha"}), **config.limits.model_dump()),
         )

@@ -11,7 +11,7 @@ import logging
 
 from coterie.client.home import rounds
 from coterie.client.home.settings import SettingsError
-from coterie.client.work.tensors import read_weights
+from coterie.client.work.weights import read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 
@@ -35,12 +35,16 @@ def personal_names(bench: Workbench, layers: str) -> tuple[str, ...]:
     if not layers:
         return ()
     prefix = bench.task.head if layers == "head" else layers
-    names = list(bench.model.state_dict())
+    names = list(travelling(bench.model))
     chosen = tuple(name for name in names if name.startswith(prefix))
     if not chosen:
-        raise PersonalError(f"no array is named {prefix}…; the model has {', '.join(names[:6])}, …")
+        frozen = " What is frozen stays in any case." if bench.frozen else ""
+        raise PersonalError(
+            f"no array is named {prefix}…; the model has {', '.join(names[:6])}, ….{frozen}"
+        )
     if len(chosen) == len(names):
-        raise PersonalError(f"{prefix!r} names every array: nothing would be shared.")
+        trained = " that is trained" if bench.frozen else ""
+        raise PersonalError(f"{prefix!r} names every array{trained}: nothing would be shared.")
     return chosen
 
 
@@ -78,20 +82,19 @@ def complete(
     own = rounds.latest(bench.settings, KIND, run=run, before=before)
     if own is None:
         own = read_weights(bench.fresh_model(seed))
-    order = bench.model.state_dict()
     return {
         name: own[name] if name in names else shared[name]
-        for name in order
+        for name in travelling(bench.model)
         if name in names or name in shared
     }
 
 
-def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, round: int) -> None:
+def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, number: int) -> None:
     """Keep the personal arrays of a trained model as those after a round."""
     if names:
         if (
             not bench.settings.home
-            and rounds.latest(bench.settings, KIND, run=run, before=round) is None
+            and rounds.latest(bench.settings, KIND, run=run, before=number) is None
         ):
             log.warning(
                 "the layers of run %s that stay here (%s) are in this process's memory only: a "
@@ -100,4 +103,4 @@ def keep(bench: Workbench, model: Model, names: tuple[str, ...], *, run: str, ro
                 ", ".join(names),
             )
         own = {name: model[name] for name in names}
-        rounds.keep(bench.settings, KIND, own, run=run, round=round)
+        rounds.keep(bench.settings, KIND, own, run=run, number=number)

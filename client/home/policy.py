@@ -23,6 +23,13 @@ METRICS = {
     "seconds": (wire.SECONDS,),
 }
 """Name in ``silo.toml`` → keys on the wire. Counts of samples are the weights and always leave."""
+REVEALING = frozenset(
+    {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1"}
+)
+"""Metrics that tell, several together or with the error, how frequent the classes are in the silo's
+test data: they leave only if ``silo.toml`` names them."""
+NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS))
+"""Of metrics, as ``silo.toml`` has them. ``error`` is the leading metric, whatever that is."""
 
 ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES)
 """Counts, of samples and of a discriminator's bytes. Without them a silo cannot take part."""
@@ -36,7 +43,7 @@ class Policy:
         strategies: of the runs to take part in; empty allows every one.
         min_group_size: the fewest silos whose updates may be averaged with this one's.
         keep_layers: ``head`` or a prefix of array names that never leave; empty keeps none.
-        metrics: names in ``METRICS`` that may leave; None allows all.
+        metrics: of ``NAMES``, those that may leave; None allows all but the ``REVEALING``.
         auxiliary: whether models other than the task's may leave, e.g. FedCollab's discriminators,
             from which the silo's labels can be read.
         max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
@@ -119,10 +126,14 @@ class Policy:
 
 def permitted(metrics: Mapping[str, float | int], policy: Policy) -> MetricRecord:
     """The metrics that may leave."""
-    if policy.metrics is None:
-        return MetricRecord(dict(metrics))
-    allowed = {key for name in policy.metrics for key in METRICS[name]} | set(ALWAYS)
-    return MetricRecord({key: value for key, value in metrics.items() if key in allowed})
+    wanted = [n for n in NAMES if n not in REVEALING] if policy.metrics is None else policy.metrics
+    allowed = {*ALWAYS, *(key for name in wanted for key in METRICS.get(name, (name,)))}
+    return MetricRecord({key: value for key, value in metrics.items() if _base(key) in allowed})
+
+
+def _base(key: str) -> str:
+    """The metric whose interval's end a key is."""
+    return key.removesuffix(wire.LOW).removesuffix(wire.HIGH)
 
 
 def number(value: object) -> float:

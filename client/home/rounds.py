@@ -32,20 +32,20 @@ _memory: dict[tuple[str, str, str, str], dict[int, Model]] = {}
 """(silo, home, kind, run) → round → arrays: all there is of silos without a home, else a cache."""
 
 
-def keep(settings: SiloSettings, kind: str, model: Model, *, run: str, round: int) -> None:
+def keep(settings: SiloSettings, kind: str, model: Model, *, run: str, number: int) -> None:
     """Keep arrays as those after a round. What was kept of later rounds is of a past that ended."""
     key = (settings.name, settings.home, kind, run)
-    rounds = {r: kept for r, kept in _memory.pop(key, {}).items() if r < round}
+    rounds = {r: kept for r, kept in _memory.pop(key, {}).items() if r < number}
     for old in [k for k in _memory if k[:3] == key[:3]][: -MAX_RUNS + 1]:
         del _memory[old]
-    _memory[key] = dict(sorted((rounds | {round: model}).items())[-IN_MEMORY:])
+    _memory[key] = dict(sorted((rounds | {number: model}).items())[-IN_MEMORY:])
     if not settings.home:
         return
     folder = folder_of(settings.home, kind, run)
-    for number, file in _files(folder).items():
-        if number > round:
+    for later, file in _files(folder).items():
+        if later > number:
             file.unlink()
-    write_model(folder / f"round-{round:06d}.safetensors", model)
+    write_model(folder / f"round-{number:06d}.safetensors", model)
     for file in list(_files(folder).values())[:-KEPT]:
         file.unlink()
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.client.home.policy import METRICS, Policy
+from coterie.client.home.policy import NAMES, Policy
 from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
 
 DATA_PREFIX = "data."
+MAX_WORKERS = 64
 MAX_THREADS = 4096
 """More than any machine has; with many more, libgomp ends the process."""
 
@@ -36,6 +37,7 @@ class SiloSettings:
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
         threads: CPU threads of torch; 0 leaves torch's own choice. Results are bit-identical
             only between runs with the same number.
+        workers: processes that read a dataset that is not kept in memory; 0 reads in the silo's.
         home: folder in which the silo keeps what is its own; empty keeps nothing.
         policy: what the silo agrees to.
     """
@@ -46,6 +48,7 @@ class SiloSettings:
     alpha: float | None = None
     device: str = "auto"
     threads: int = 1
+    workers: int = 0
     home: str = ""
     policy: Policy = field(default_factory=Policy)
 
@@ -55,6 +58,8 @@ class SiloSettings:
             raise SettingsError(f"alpha must be finite and at least 0. Got {self.alpha}.")
         if not 0 <= self.threads <= MAX_THREADS:
             raise SettingsError(f"threads must be 0 to {MAX_THREADS}. Got {self.threads}.")
+        if not 0 <= self.workers <= MAX_WORKERS:
+            raise SettingsError(f"workers must be 0 to {MAX_WORKERS}. Got {self.workers}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise SettingsError(f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}.")
 
@@ -135,14 +140,15 @@ def _words(text: Option) -> tuple[str, ...]:
 
 def _metrics(text: Option) -> tuple[str, ...]:
     """Left out allows all, empty allows none."""
-    if set(_words(text)) - set(METRICS):
+    if set(_words(text)) - set(NAMES):
         raise ValueError
     return _words(text)
 
 
 Reader = Callable[[Any], Any]
 OWN: Mapping[str, Reader] = {
-    "name": str, "task": str, "alpha": float, "device": str, "threads": int, "home": str,
+    "name": str, "task": str, "alpha": float, "device": str, "threads": int,
+    "workers": int, "home": str,
 }  # fmt: skip
 POLICY: Mapping[str, Reader] = {
     "strategies": _words,
@@ -155,7 +161,7 @@ POLICY: Mapping[str, Reader] = {
     "max-rounds": int,
 }
 """Keys of a node config, which are fields here and of the policy, and how each is read."""
-EXPECTED = {_flag: "true or false", _metrics: f"of {', '.join(METRICS)}"}
+EXPECTED = {_flag: "true or false", _metrics: f"of {', '.join(NAMES)}"}
 
 
 def _read(config: Mapping[str, Option], readers: Mapping[str, Reader]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import logging
 import queue
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,15 +25,24 @@ from threading import Thread
 from types import FrameType
 
 from flwr.app import Context, Message, RecordDict
-from flwr.clientapp import ClientApp
 
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
-from coterie.client.resident.link import Connection, FleetLink, LinkError, RunEndedError, connect
+from coterie.client.resident.link import (
+    Connection,
+    FleetLink,
+    LinkError,
+    RunEndedError,
+    RunSettings,
+    connect,
+)
 from coterie.client.resident.schedule import Schedule
 from coterie.client.resident.sharing import ObjectCache
 
 log = logging.getLogger("coterie.silo")
+
+MAX_RUNS = 8
+"""Whose configurations are kept."""
 
 
 class GaveUpError(LinkError):
@@ -73,6 +82,7 @@ class _Job:
     silo: SiloSettings
     message: Message
     node_id: int
+    run: RunSettings
     answer: queue.SimpleQueue[tuple[Message, float]] = field(default_factory=queue.SimpleQueue)
 
 
@@ -80,10 +90,12 @@ class Host:
     """Serves a federation as one silo or several; ``run`` returns when it was told to stop.
 
     Args:
-        app: the ClientApp of all of them.
+        app: the ClientApp of all of them, or what is called as one.
         silos: their settings.
         connection: how to reach the SuperLink.
         parallel: how many messages are in hand at once, in transport or waiting for the app.
+        reads_runs: the app is told the run's configuration, which is fetched for it. coterie's own
+            is told everything by its messages.
 
     Raises:
         ValueError: several silos with one key.
@@ -91,11 +103,12 @@ class Host:
 
     def __init__(
         self,
-        app: ClientApp,
+        app: Callable[[Message, Context], Message],
         silos: Sequence[SiloSettings],
         connection: Connection,
         *,
         parallel: int = 4,
+        reads_runs: bool = False,
     ) -> None:
         if connection.keys is not None and len(silos) != 1:
             raise ValueError(f"a key is for one silo. Got {len(silos)} silos.")
@@ -103,6 +116,8 @@ class Host:
         self.connection = connection
         self.num_threads = min(parallel, len(silos))
         self._silos = [_Silo(own) for own in silos]
+        self._reads_runs = reads_runs
+        self._runs: dict[int, RunSettings] = {}
         self._schedule = Schedule(self._silos)
         # Silos receive the same model in a round; one silo would fill the memory for nothing.
         self._cache = ObjectCache() if len(silos) > 1 else None
@@ -126,7 +141,7 @@ class Host:
                 running -= 1
             else:
                 started = time.monotonic()
-                reply = self._answer(job.silo, job.message, job.node_id)
+                reply = self._answer(job)
                 job.answer.put((reply, time.monotonic() - started))
         with ThreadPoolExecutor(self.num_threads) as threads:
             list(threads.map(_Silo.disconnect, self._silos))
@@ -150,15 +165,17 @@ class Host:
         signal.signal(signal.SIGTERM, on_signal)
         signal.signal(signal.SIGINT, on_signal)
 
-    def _answer(self, silo: SiloSettings, message: Message, node_id: int) -> Message:
+    def _answer(self, job: _Job) -> Message:
         """In the main thread: call the app; whatever happens in it, there is a reply."""
+        silo, message = job.silo, job.message
         meta = message.metadata
         context = Context(
             run_id=meta.run_id,
-            node_id=node_id,
+            node_id=job.node_id,
             node_config=silo.to_node_config(),
             state=RecordDict(),
-            run_config={},
+            run_config=dict(job.run.config),
+            series_id=job.run.series,
         )
         try:
             reply = self._call(message, context)
@@ -222,7 +239,8 @@ class Host:
             if message is None:
                 self._schedule.missed(silo, seconds=time.monotonic() - started)
                 return
-            job = _Job(silo.settings, message, link.node_id)
+            run = self._run_of(message, link) if self._reads_runs else RunSettings()
+            job = _Job(silo.settings, message, link.node_id, run)
             self._jobs.put(job)
             reply, seconds = job.answer.get()
             dropped = "reply"
@@ -234,6 +252,15 @@ class Host:
             self._try_again_later(silo, error, was_connected=True)
             return
         self._schedule.worked(silo)
+
+    def _run_of(self, message: Message, link: FleetLink) -> RunSettings:
+        """Fetched once a run: a run's configuration does not change."""
+        run_id = message.metadata.run_id
+        if run_id not in self._runs:
+            while len(self._runs) >= MAX_RUNS:
+                self._runs.pop(next(iter(self._runs)), None)
+            self._runs[run_id] = link.settings_of(run_id)
+        return self._runs.get(run_id) or link.settings_of(run_id)
 
     def _try_again_later(self, silo: _Silo, error: LinkError, *, was_connected: bool) -> None:
         outage_s, is_news = self._schedule.failed(silo, was_connected=was_connected)

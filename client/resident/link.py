@@ -10,11 +10,15 @@ and a thread of heartbeats (``coterie.client.resident.sharing``).
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import tomllib
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,6 +28,7 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 from flwr.client.grpc_rere_client.connection import grpc_request_response
+from flwr.common.config import flatten_dict
 from flwr.common.logger import FLOWER_LOGGER
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree
@@ -48,6 +53,9 @@ a SuperLink that stops in the middle of a call would be waited for for ever."""
 PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """What a moment may heal: no way there, and what Flower makes of an exception of its own, such as a
 database that was locked for too long. To ask again is harmless: a repeated reply counts once."""
+
+MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
+"""Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
 
 OBJECT_WAIT_S = 120.0
 """How long an announced object may take to arrive at the SuperLink."""
@@ -90,6 +98,19 @@ class Connection:
     patience_s: float = 600.0
 
 
+@dataclass(frozen=True)
+class RunSettings:
+    """What an app is told of its run.
+
+    Attributes:
+        series: of runs that Flower lets go on with the app's state.
+        config: the configuration of the run's FAB, with what the run was started with.
+    """
+
+    series: int = 0
+    config: dict[str, str | int | float | bool] = field(default_factory=dict)
+
+
 class FleetLink:
     """One live connection. Made by ``connect``."""
 
@@ -101,8 +122,8 @@ class FleetLink:
     ) -> None:
         self.node_id = node_id
         self._cache = cache
-        # Not taken: the calls for a run and its code. This silo runs only what it installed.
-        self._receive, self._send, *_, self._pull_object, self._push_object, self._confirm = calls
+        self._receive, self._send, self._run, self._fab = calls[:4]
+        self._pull_object, self._push_object, self._confirm = calls[4:]
 
     def receive(self) -> Message | None:
         """The next message for this silo, or None at once if there is none.
@@ -131,6 +152,17 @@ class FleetLink:
             message.metadata.__dict__["_message_id"] = message_id
             return message
 
+    def settings_of(self, run_id: int) -> RunSettings:
+        """What an app is told of a run. Of its FAB the configuration is read, and no code is run.
+
+        Raises:
+            LinkError, RunEndedError: as in ``receive``.
+        """
+        with _translated():
+            run = self._run(run_id)
+            content = self._fab(run.fab_hash, run_id).content if run.fab_hash else b""
+        return RunSettings(run.series_id, {**_config_of(content), **run.override_config})
+
     def _pulled(self, run_id: int, message_id: str, object_id: str) -> bytes:
         """An object's content. The message itself is for this silo alone; the rest may not be."""
         pull: Callable[[], bytes] = partial(self._pull_object, run_id, object_id)
@@ -154,6 +186,25 @@ class FleetLink:
             wanted, session = self._send(reply, inflatable_object.get_object_tree(reply), seconds)
             push = partial(self._push_object, reply.metadata.run_id, session)
             inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
+
+
+def _config_of(fab: bytes) -> dict[str, str | int | float | bool]:
+    """The run's configuration in a FAB, keys of tables joined by dots; empty if it has none."""
+    if not fab:
+        return {}
+    try:
+        with zipfile.ZipFile(io.BytesIO(fab)) as packed, packed.open(MANIFEST) as file:
+            text = file.read(MAX_MANIFEST + 1)
+        if len(text) > MAX_MANIFEST:
+            raise ValueError(f"{MANIFEST} is larger than {MAX_MANIFEST:,} bytes")
+        own = tomllib.loads(text.decode()).get("tool", {}).get("flwr", {}).get("app", {})
+        return flatten_dict(own.get("config", {}))
+    except (
+        *(zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError),
+        *(KeyError, ValueError, AttributeError),
+    ) as error:  # RuntimeError: also of tables too deep, and of a password
+        log.warning("the run's configuration cannot be read from its FAB: %s", error)
+        return {}
 
 
 @contextmanager

@@ -1,38 +1,59 @@
-"""The one way into serving: hold the folders, ready the silos, then answer until told to end."""
+"""The one way into serving: hold the folders, ready the silos, then answer until told to end.
+
+With a ClientApp of your own, from its silo's folder:
+
+    from coterie.client.resident.serve import serve
+    serve(app, "hospital-b")
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from coterie.client.app import app
-from coterie.client.home.folder import locked_all
-from coterie.client.home.settings import SiloSettings
+from flwr.clientapp import ClientApp
+
+from coterie.client.home.folder import Home, locked_all
+from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.host import Host
 from coterie.client.resident.link import Connection
-from coterie.client.work.prepare import prepare
+
+if TYPE_CHECKING:
+    from coterie.client.resident.foreign import ForeignApp, Mod
+
+log = logging.getLogger("coterie.silo")
 
 
 def serve(
-    silos: Sequence[SiloSettings],
-    connection: Connection,
+    app: ClientApp | str | None,
+    silos: Sequence[SiloSettings] | str | Path,
+    connection: Connection | None = None,
     *,
+    mods: Sequence[Mod | str] = (),
+    patience_s: float = 600.0,
     parallel: int = 4,
     verbose: bool = False,
 ) -> None:
     """Serve a federation as these silos until SIGTERM or Ctrl-C; in the main thread.
 
     Args:
-        silos: one, or several of a simulation that differ in names, folders and the task's option
-            ``silo``.
-        connection: how to reach the SuperLink.
+        app: a Flower ClientApp, or where it is: ``module:attribute``. None: coterie's own, which
+            serves the silos' task.
+        silos: the folder of a silo that has joined a federation, or settings: of one silo, or of
+            several of a simulation that differ in names, folders and the task's option ``silo``.
+        connection: how to reach the SuperLink, of silos that are given by their settings.
+        mods: Flower's, or of their form, around ``app``.
+        patience_s: see ``Connection``; of a silo that is given by its folder.
         parallel: how many messages are in hand at once; training is one at a time.
         verbose: log every message. What Flower and gRPC do is logged only if it is a warning.
 
     Raises:
-        TaskError, SettingsError: a silo cannot train as it is set up, or a process runs from its
-            folder already; said before any joins.
+        TaskError, SettingsError: a silo cannot train as it is set up, an app or mod cannot be
+            loaded, or a process runs from the silo's folder already; said before any joins.
         LinkError: the SuperLink refuses, or was away for longer than the connection's patience.
     """
     logging.basicConfig(
@@ -42,8 +63,70 @@ def serve(
     )
     for noisy in ("asyncio", "flwr", "grpc"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    if isinstance(silos, str | Path):
+        home = Home(Path(silos))
+        silos, connection = [home.settings()], _connection(home, patience_s)
+        _limit_process(home)
+    elif connection is None:
+        raise TypeError("silos that are given by their settings need a connection")
     with locked_all([one.home for one in silos]):
-        prepare(silos)
-        host = Host(app, silos, connection, parallel=parallel)
+        made = _own(silos) if app is None else _foreign(app, silos, mods)
+        host = Host(made, silos, connection, parallel=parallel, reads_runs=app is not None)
         host.stop_on_signals()
         host.run()
+
+
+def _connection(home: Home, patience_s: float) -> Connection:
+    address, ca = home.coordinator()
+    key = home.key()
+    return Connection(address, ca, (key, key.public_key()), patience_s=patience_s)
+
+
+def _own(silos: Sequence[SiloSettings]) -> ClientApp:
+    """coterie's own, ready to work; torch is loaded with it."""
+    from coterie.client.app import app
+    from coterie.client.work.prepare import prepare
+
+    prepare(silos)
+    return app
+
+
+def _foreign(
+    app: ClientApp | str, silos: Sequence[SiloSettings], mods: Sequence[Mod | str]
+) -> ForeignApp:
+    from coterie.client.resident.foreign import (
+        ForeignApp,
+        check_policy,
+        conditions,
+        load_app,
+        load_mod,
+    )
+
+    for one in silos:
+        check_policy(one)
+    loaded = load_app(app) if isinstance(app, str) else app
+    around = [load_mod(mod) if isinstance(mod, str) else mod for mod in mods]
+    name = app if isinstance(app, str) else type(app).__name__
+    log.info("silo %s serves the app %s, not its task", silos[0].name, name)
+    for line in conditions(silos[0]):
+        log.info("%s", line)
+    return ForeignApp(loaded, around)
+
+
+def _limit_process(home: Home) -> None:
+    """Apply the limits of silo.toml to the process itself.
+
+    Raises:
+        SettingsError: a limit of the GPU where there is none.
+    """
+    compute = home.config.compute
+    if compute.nice:
+        os.nice(compute.nice)
+    if compute.gpu_memory < 1:
+        import torch
+
+        if torch.cuda.is_available():
+            for device in range(torch.cuda.device_count()):
+                torch.cuda.set_per_process_memory_fraction(compute.gpu_memory, device)
+        elif compute.device.startswith("cuda"):
+            raise SettingsError("gpu_memory is set, but PyTorch finds no CUDA device.")

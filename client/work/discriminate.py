@@ -76,7 +76,7 @@ def _pairs(request: Request) -> Pairs:
 
 def _metrics(bench: Workbench, pairs: Pairs, seconds: float) -> MetricRecord:
     metrics = {
-        wire.NUM_EXAMPLES: len(bench.data.x_train),
+        wire.NUM_EXAMPLES: len(bench.data.train),
         wire.HELD_OUT: len(pairs.pool.x_held) if len(pairs.pool.x) else 0,
         wire.DISCRIMINATOR_BYTES: pairs.bytes_each,
         wire.SECONDS: seconds,

@@ -22,13 +22,19 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
+from coterie.client.work.data import Held, Part, leaves
+from coterie.client.work.measure import batch_size
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.workbench import Workbench
+from coterie.tasks.base import Nest, Task
 from coterie.tasks.models import Discriminator
+from coterie.tasks.problems import Classes
 from coterie.wire import HITS, Model
 
 CHUNK = 1024
 """Held-out samples that are scored at once."""
+MOST_READ = 4096
+"""Samples of a dataset that discriminators are trained and tested with."""
 PHASE = "discriminator"
 
 Stack = dict[str, torch.Tensor]
@@ -126,12 +132,34 @@ def open_pairs(
 
 def _pool(bench: Workbench, *, samples: int, seed: int) -> Pool:
     """Cut the silo's training data: min(half, ``samples``) to train with, the rest held out."""
-    data = bench.data
-    order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(seed))
+    part = bench.data.train
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))
+    if isinstance(part, Held):
+        with torch.no_grad():
+            x = bench.task.discriminator_features(part.x)
+        y = _labels(bench.task, part.y)
+    else:  # no more of them is read than discriminators need
+        order = order[: 2 * max(samples, MOST_READ // 2)]
+        x, y = _read(bench.task, part, order)
+        order = torch.arange(len(order))
     used, held = order.to(bench.device).tensor_split([min(len(order) // 2, samples)])
-    with torch.no_grad():
-        x = bench.task.discriminator_features(data.x_train)
-    return Pool(x[used], data.y_train[used], x[held], data.y_train[held], bench.task.num_classes)
+    return Pool(x[used], y[used], x[held], y[held], max(bench.task.num_classes, 1))
+
+
+@torch.no_grad()
+def _read(task: Task, part: Part, order: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features and labels of samples that are not in memory."""
+    found = [(task.discriminator_features(x), y) for x, y in part.batches(order, batch_size(part))]
+    return torch.cat([x for x, _ in found]), torch.cat([_labels(task, y) for _, y in found])
+
+
+def _labels(task: Task, y: Nest) -> torch.Tensor:
+    """What discriminators know of targets: the class; of other problems nothing."""
+    if isinstance(task.problem, Classes):
+        labels: torch.Tensor = y
+        return labels
+    first = leaves(y)[0]
+    return torch.zeros(len(first), dtype=torch.int64, device=first.device)
 
 
 def _stack(module: nn.Module, received: Model | None, num_pairs: int) -> Stack:

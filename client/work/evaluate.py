@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import torch
 from flwr.app import MetricRecord, RecordDict
 
@@ -11,17 +13,13 @@ from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.work.guard import Choice, choose, leave_out_validation
-from coterie.client.work.personalisation import evaluate_own
+from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full
+from coterie.client.work.personalisation import personalise
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
-from coterie.client.work.tensors import (
-    Evaluation,
-    Tensors,
-    evaluate,
-    load_weights,
-    read_weights,
-)
+from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
+from coterie.tasks.problems import Classes
 from coterie.wire import Model
 
 LAST_ROUND = 2**31
@@ -36,14 +34,27 @@ def evaluate_model(request: Request) -> RecordDict:
     request.receive(request.personal(), before=before)
     how = request.personalisation(before=before)
     guard = request.held_out_share(wire.GUARD)
-    keep = request.config.get(wire.KEEP)
+    keep, metric = request.config.get(wire.KEEP), request.metric()
     choice = None
     with Stopwatch() as watch:
-        result = evaluate_own(leave_out_validation(bench, guard, run_seed=run_seed), how)
+        spared = leave_out_validation(bench, guard, run_seed=run_seed)
+        if how is not None:
+            personalise(spared, how)
+        result = (
+            evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
+            if keep
+            else evaluate(bench.task, bench.model, spared.data.test, metric=metric)
+        )
         model = read_weights(bench.model)
         if guard and keep:
             choice = choose(
-                bench, model, guard, run=run, run_seed=run_seed, round_number=round_number
+                bench,
+                model,
+                guard,
+                run=run,
+                run_seed=run_seed,
+                round_number=round_number,
+                metric=metric,
             )
     if keep and bench.settings.home:
         kept = model if choice is None else choice.model
@@ -63,8 +74,7 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
     request.receive(request.personal(), before=request.round_number(default=LAST_ROUND))
     with Stopwatch() as watch:
         data = leave_out_validation(bench, guard, run_seed=request.run_seed).data
-        on_training = Tensors(data.x_train, data.y_train, data.x_train, data.y_train)
-        result = evaluate(bench.task, bench.model, on_training)
+        result = evaluate(bench.task, bench.model, data.train, metric=request.metric())
     return _evaluation(bench, result, watch.seconds)
 
 
@@ -78,7 +88,8 @@ def evaluate_ensemble(request: Request) -> RecordDict:
     except (wire.WireError, ValueError) as error:
         raise RefusedError(str(error)) from None
     with Stopwatch() as watch:
-        result = evaluate(bench.task, bench.model, bench.data, members=members)
+        part, metric = bench.data.test, request.metric()
+        result = evaluate(bench.task, bench.model, part, metric=metric, members=members)
     if request.config.get(wire.KEEP) and bench.settings.home:
         named = {f"{i}.{n}": a for i, member in enumerate(members) for n, a in member.items()}
         write_model(file_of(bench.settings.home, "ensembles", request.run), named)
@@ -89,11 +100,14 @@ def count_labels(request: Request) -> RecordDict:
     """How many training samples of each label there are, if this silo consents to tell (FedGen)."""
     bench = request.bench
     request.refuse_for(bench.settings.policy.label_counts_objection())
-    counts = torch.bincount(bench.data.y_train, minlength=bench.task.num_classes).cpu().numpy()
+    if not isinstance(bench.task.problem, Classes):
+        request.refuse_for("has no classes to count.")
+    labels = bench.data.train.targets()
+    counts = torch.bincount(labels, minlength=bench.task.num_classes).cpu().numpy()
     return RecordDict(
         {
             wire.LABELS: wire.encode_arrays({wire.LABELS: counts}, packed=True),
-            wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: len(bench.data.y_train)}),
+            wire.METRICS: MetricRecord({wire.NUM_EXAMPLES: len(labels)}),
         }
     )
 
@@ -114,9 +128,20 @@ def _evaluation(
         wire.LOSS: result.loss,
         wire.ERROR: result.error,
         wire.SECONDS: seconds,
+        **_figures(result),
         **(_guard_metrics(choice) if choice is not None else {}),
     }
     return RecordDict({wire.METRICS: permitted(metrics, bench.settings.policy)})
+
+
+def _figures(result: Evaluation) -> dict[str, float]:
+    """Metrics and their intervals' ends. What is trivial stays: it tells class frequencies."""
+    found: dict[str, float] = {}
+    for name, figure in result.figures.items():
+        ends = ((wire.LOW, figure.low), (wire.HIGH, figure.high))
+        found |= {name: figure.value} if name != wire.ERROR else {}
+        found |= {name + end: value for end, value in ends if isfinite(value)}
+    return found
 
 
 def _guard_metrics(choice: Choice) -> dict[str, float | int]:

@@ -30,14 +30,16 @@ def describe_head(task: Task, model: nn.Module) -> Layers:
     """The layers of the task's head, or nothing if there is no latent split to describe.
 
     The representation must have parameters (else latents are the data itself) and the head be
-    Linear, or a Sequential of Linear, ReLU, Tanh and Dropout, with an output for every class.
+    Linear, or a Sequential of Linear, ReLU, Tanh and Dropout, with an output for every class; all
+    of it is trained, so that the server sees it.
     Latents behind a ReLU are at least 0, which the description says at the beginning. What is
     described gives what the head gives: that is tried out.
     """
     prefix = task.head.rstrip(".")
-    names = [name for name, _ in model.named_parameters()]
-    if all(name.startswith(prefix) for name in names) or prefix not in dict(model.named_modules()):
+    parameters = dict(model.named_parameters())
+    if all(n.startswith(prefix) for n in parameters) or prefix not in dict(model.named_modules()):
         return ()
+    names = [name for name, parameter in parameters.items() if parameter.requires_grad]
     layers: list[tuple[str, ...]] = [("positive",)] if _behind_relu(model, prefix) else []
     head = model.get_submodule(prefix)
     # Not named_children, which leaves out a module that comes a second time.

@@ -10,15 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from coterie.client.home import rounds
+from coterie.client.work.data import Data, Part
+from coterie.client.work.measure import Evaluation, evaluate
 from coterie.client.work.sgd import TrainPlan, seed_of, train
-from coterie.client.work.tensors import (
-    Evaluation,
-    Tensors,
-    evaluate,
-    hold_out,
-    load_weights,
-    read_weights,
-)
+from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 
@@ -44,9 +39,18 @@ class Choice:
     test_alone: Evaluation
 
 
-def split_validation(bench: Workbench, share: float, *, run_seed: int) -> Tensors:
+def split_validation(bench: Workbench, share: float, *, run_seed: int) -> Data:
     """The training data less its validation part, which is where the test data were."""
-    return hold_out(bench.data, share, seed=seed_of(run_seed, bench.settings.name, 0, "holdout"))
+    return _split(bench.data, share, silo=bench.settings.name, run_seed=run_seed)
+
+
+def held_out(data: Data, share: float, *, silo: str, seed: int) -> Part:
+    """The validation part of a silo's data in a run with this seed."""
+    return _split(data, share, silo=silo, run_seed=seed).test
+
+
+def _split(data: Data, share: float, *, silo: str, run_seed: int) -> Data:
+    return data.hold_out(share, seed=seed_of(run_seed, silo, 0, "holdout"))
 
 
 def leave_out_validation(bench: Workbench, share: float, *, run_seed: int) -> Workbench:
@@ -54,8 +58,7 @@ def leave_out_validation(bench: Workbench, share: float, *, run_seed: int) -> Wo
     if not share:
         return bench
     spared = split_validation(bench, share, run_seed=run_seed)
-    data = replace(bench.data, x_train=spared.x_train, y_train=spared.y_train)
-    return replace(bench, data=data)
+    return replace(bench, data=replace(bench.data, train=spared.train))
 
 
 def train_alone(
@@ -70,12 +73,19 @@ def train_alone(
     load_weights(bench.model, read_weights(bench.fresh_model(run_seed)) if own is None else own)
     alone = replace(plan, proximal_mu=0.0)  # there is no model of others to stay close to
     seed = seed_of(run_seed, bench.settings.name, round_number, "")
-    train(bench.task, bench.model, bench.data, alone, seed=seed)
-    rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, round=round_number)
+    train(bench.task, bench.model, bench.data.train, alone, seed=seed)
+    rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, number=round_number)
 
 
 def choose(
-    bench: Workbench, model: Model, share: float, *, run: str, run_seed: int, round_number: int
+    bench: Workbench,
+    model: Model,
+    share: float,
+    *,
+    run: str,
+    run_seed: int,
+    round_number: int,
+    metric: str = "",
 ) -> Choice | None:
     """Compare the federation's model with the silo's own; None if it has none in this run.
 
@@ -84,20 +94,21 @@ def choose(
         model: the federation's, whole.
         share: of the training data, kept out for this.
         run, run_seed, round_number: whose own model, and that of which round at the latest.
+        metric: that leads; empty: the task's.
     """
     own = _own(bench, run=run, before=round_number + 1)
     if own is None:
         return None
     kept_out = split_validation(bench, share, run_seed=run_seed)
     load_weights(bench.model, model)
-    together = evaluate(bench.task, bench.model, kept_out)
+    together = evaluate(bench.task, bench.model, kept_out.test, metric=metric)
     load_weights(bench.model, own)
-    alone = evaluate(bench.task, bench.model, kept_out)
+    alone = evaluate(bench.task, bench.model, kept_out.test, metric=metric)
     better = (alone.error, alone.loss) < (together.error, together.loss)
-    tested = evaluate(bench.task, bench.model, bench.data)
+    tested = evaluate(bench.task, bench.model, bench.data.test, metric=metric)
     return Choice(better, own if better else model, together, alone, tested)
 
 
 def _own(bench: Workbench, *, run: str, before: int) -> Model | None:
     kept = rounds.latest(bench.settings, KIND, run=run, before=before)
-    return None if kept is None else {name: kept[name] for name in bench.model.state_dict()}
+    return None if kept is None else {name: kept[name] for name in travelling(bench.model)}

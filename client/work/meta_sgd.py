@@ -12,27 +12,28 @@ from collections.abc import Iterator
 import torch
 from torch import nn
 
+from coterie.client.work.data import Part
 from coterie.client.work.sgd import TrainPlan, autocast, has_batch_norm, require_enough
-from coterie.client.work.tensors import Tensors
+from coterie.client.work.weights import set_training
 from coterie.tasks.base import Task
 
 
 def train_per_fedavg(
-    task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, *, meta_lr: float, seed: int
+    task: Task, model: nn.Module, part: Part, plan: TrainPlan, *, meta_lr: float, seed: int
 ) -> float:
     """``w ← w − lr · ∇f(w − meta_lr · ∇f(w; B); B′)`` for every batch B′, with B the one before.
 
     The first batch of an epoch has the last one as its B. Momentum and weight decay play no part.
     """
-    parameters = _start(model, data, seed)
+    parameters = _start(model, part, seed)
     mean = 0.0
-    for batches in _epochs(model, data, plan, seed):
+    for batches in _epochs(model, part, plan, seed):
         total, seen = 0.0, 0
         for before, batch in batches:
             start = [p.detach().clone() for p in parameters]
-            _gradients(task, model, data, plan, before)
+            _gradients(task, model, part, plan, before)
             _move(parameters, meta_lr)
-            loss = _gradients(task, model, data, plan, batch)
+            loss = _gradients(task, model, part, plan, batch)
             _restore(parameters, start)
             _move(parameters, plan.lr)
             total, seen = total + loss * len(batch), seen + len(batch)
@@ -43,7 +44,7 @@ def train_per_fedavg(
 def train_pfedme(
     task: Task,
     model: nn.Module,
-    data: Tensors,
+    part: Part,
     plan: TrainPlan,
     *,
     moreau_lambda: float,
@@ -52,15 +53,15 @@ def train_pfedme(
     seed: int,
 ) -> float:
     """``w ← w − η λ (w − θ̃)`` for every batch, with θ̃ after K steps of rate ``plan.lr`` from w."""
-    parameters = _start(model, data, seed)
+    parameters = _start(model, part, seed)
     mean = 0.0
-    for batches in _epochs(model, data, plan, seed):
+    for batches in _epochs(model, part, plan, seed):
         total, seen = 0.0, 0
         for _, batch in batches:
             common = [p.detach().clone() for p in parameters]
             loss = 0.0
             for _ in range(inner_steps):
-                loss = _gradients(task, model, data, plan, batch)
+                loss = _gradients(task, model, part, plan, batch)
                 with torch.no_grad():
                     for p, w in zip(parameters, common, strict=True):
                         if p.grad is not None:
@@ -74,19 +75,19 @@ def train_pfedme(
     return mean
 
 
-def _start(model: nn.Module, data: Tensors, seed: int) -> list[nn.Parameter]:
-    require_enough(model, data)
+def _start(model: nn.Module, part: Part, seed: int) -> list[nn.Parameter]:
+    require_enough(model, part)
     torch.manual_seed(seed)
-    model.train()
+    set_training(model)
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def _epochs(
-    model: nn.Module, data: Tensors, plan: TrainPlan, seed: int
+    model: nn.Module, part: Part, plan: TrainPlan, seed: int
 ) -> Iterator[list[tuple[torch.Tensor, torch.Tensor]]]:
     """The batches of every epoch, as indices, each after the one before it."""
     shuffle = torch.Generator().manual_seed(seed)
-    count, device = len(data.x_train), data.x_train.device
+    count, device = len(part), part.device
     left = plan.steps
     for _ in range(plan.steps or plan.epochs):  # an epoch is at least one step
         batches = list(torch.randperm(count, generator=shuffle).to(device).split(plan.batch_size))
@@ -103,13 +104,14 @@ def _epochs(
 
 
 def _gradients(
-    task: Task, model: nn.Module, data: Tensors, plan: TrainPlan, batch: torch.Tensor
+    task: Task, model: nn.Module, part: Part, plan: TrainPlan, batch: torch.Tensor
 ) -> float:
     """Leave the gradients of the batch's loss in ``grad``; return the loss."""
     for parameter in model.parameters():
         parameter.grad = None
-    with autocast(plan.precision, data.x_train.device):
-        loss = task.loss(model(data.x_train[batch]), data.y_train[batch])
+    x, y = part.at(batch)
+    with autocast(plan.precision, part.device):
+        loss = task.loss(model(x), y)
     loss.backward()
     return float(loss.detach())
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from coterie.client.home import rounds
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.tensors import Evaluation, evaluate, load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
 
@@ -60,18 +60,11 @@ class Personalisation:
 def personalise(bench: Workbench, how: Personalisation) -> None:
     """Turn the model received, in ``bench.model``, into the silo's own, in place."""
     if how.ditto is None:
-        train(bench.task, bench.model, bench.data, how.plan, seed=how.seed)
+        train(bench.task, bench.model, bench.data.train, how.plan, seed=how.seed)
         return
     own = rounds.latest(bench.settings, DITTO, run=how.ditto.run, before=how.ditto.before)
     if own is not None:
         load_weights(bench.model, _in_order(own, bench))
-
-
-def evaluate_own(bench: Workbench, how: Personalisation | None) -> Evaluation:
-    """Evaluate what the silo makes of the model received; that is in ``bench.model`` then."""
-    if how is not None:
-        personalise(bench, how)
-    return evaluate(bench.task, bench.model, bench.data)
 
 
 def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
@@ -84,10 +77,10 @@ def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
     load_weights(bench.model, received)
     personalise(bench, how)
     plan = replace(how.plan, proximal_mu=ditto.strength)
-    train(bench.task, bench.model, bench.data, plan, seed=how.seed, towards=received)
-    rounds.keep(bench.settings, DITTO, read_weights(bench.model), run=ditto.run, round=ditto.round)
+    train(bench.task, bench.model, bench.data.train, plan, seed=how.seed, towards=received)
+    rounds.keep(bench.settings, DITTO, read_weights(bench.model), run=ditto.run, number=ditto.round)
 
 
 def _in_order(own: Model, bench: Workbench) -> Model:
     """A file lists arrays by name; a model has an order."""
-    return {name: own[name] for name in bench.model.state_dict() if name in own}
+    return {name: own[name] for name in travelling(bench.model) if name in own}

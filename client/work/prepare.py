@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import nn
 
 from coterie.client.home.personal import check_policy
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.data import Data
+from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.tensors import Tensors, evaluate
 from coterie.client.work.workbench import keep_open, open_workbenches
 from coterie.tasks.base import Option, Task
 
@@ -27,7 +29,7 @@ def prepare(silos: Sequence[SiloSettings]) -> None:
     for bench in benches:
         check_policy(bench)
     # The largest: a simulation may go on without silos that are too small to train.
-    largest = max(benches, key=lambda bench: len(bench.data.x_train))
+    largest = max(benches, key=lambda bench: len(bench.data.train))
     warm_up(largest.task, largest.model, largest.data)
     keep_open(benches)
 
@@ -37,7 +39,7 @@ def prepare_nodes(node_configs: Sequence[Mapping[str, Option]]) -> None:
     prepare([SiloSettings.from_node_config(own, node_id=0) for own in node_configs])
 
 
-def warm_up(task: Task, model: nn.Module, data: Tensors) -> None:
+def warm_up(task: Task, model: nn.Module, data: Data) -> None:
     """Run every kind of work once on a few samples: first calls are slow, and fail early here.
 
     The model's weights are changed; every message overwrites them.
@@ -45,6 +47,8 @@ def warm_up(task: Task, model: nn.Module, data: Tensors) -> None:
     Raises:
         TooFewError: the model cannot be trained with so few samples.
     """
-    few = Tensors(data.x_train[:4], data.y_train[:4], data.x_test[:4], data.y_test[:4])
-    evaluate(task, model, few)
-    train(task, model, few, TrainPlan(epochs=1, batch_size=4, lr=1e-6), seed=0)
+    train_part, test_part = (
+        part.take(torch.arange(min(len(part), 4))) for part in (data.train, data.test)
+    )
+    evaluate(task, model, test_part)
+    train(task, model, train_part, TrainPlan(epochs=1, batch_size=4, lr=1e-6), seed=0)

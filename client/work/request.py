@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from math import ceil
@@ -11,10 +11,17 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal
+from coterie.client.work.data import Data
+from coterie.client.work.measure import leading
+from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
 from coterie.client.work.personalisation import DITTO, FINETUNE, Ditto, Personalisation
 from coterie.client.work.sgd import TooFewError, TrainPlan, has_batch_norm, seed_of
-from coterie.client.work.tensors import Tensors, load_weights
+from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import Workbench, workbench_of
+from coterie.tasks.base import TaskError
+from coterie.tasks.problems import BALANCE
+
+PRECISIONS = ("float32", "bfloat16", "float16")
 
 
 class RefusedError(ValueError):
@@ -75,6 +82,7 @@ class Request:
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
         plan = self.plan()
+        self.metric()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
@@ -125,18 +133,40 @@ class Request:
 
     def plan(self) -> TrainPlan:
         """How to train."""
-        plan = TrainPlan(
+        plan = replace(
+            self._way(),
             epochs=self.integer(wire.LOCAL_EPOCHS, minimum=1, default=1),
-            batch_size=self._batch_size(),
             lr=self.real(wire.LR, default=0.01),
-            momentum=self.real(wire.MOMENTUM, default=0.0),
-            weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
             proximal_mu=self.real(wire.PROXIMAL_MU, default=0.0),
-            precision=self._precision(),
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
         return plan
+
+    def _way(self) -> TrainPlan:
+        """What all trainings of the run have in common."""
+        return TrainPlan(
+            epochs=1,
+            batch_size=self._batch_size(),
+            lr=0.01,
+            momentum=self.real(wire.MOMENTUM, default=0.0),
+            weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
+            precision=self._one_of(wire.PRECISION, PRECISIONS),
+            optimiser=self._optimiser(),
+            schedule=self._schedule(),
+            clip_norm=self.real(wire.CLIP_NORM, default=0.0),
+            accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
+            balance=self._one_of(wire.BALANCE, BALANCE),
+        )
+
+    def metric(self) -> str:
+        """The leading metric, if the run names another than the task's."""
+        name = str(self.config.get(wire.METRIC, ""))
+        try:
+            leading(self.bench.task, name)
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
+        return name
 
     def inner_steps(self) -> int:
         """Steps on every mini-batch (pFedMe)."""
@@ -153,13 +183,10 @@ class Request:
             return steps
         if kind not in (FINETUNE, DITTO):
             raise RefusedError(f"{wire.PERSONALISE} must be {FINETUNE} or {DITTO}. Got {kind!r}.")
-        plan = TrainPlan(
+        plan = replace(
+            self._way(),
             epochs=self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1),
-            batch_size=self._batch_size(),
             lr=self.real(wire.PERSONAL_LR, default=0.01),
-            momentum=self.real(wire.MOMENTUM, default=0.0),
-            weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
-            precision=self._precision(),
         )
         strength = self.real(wire.DITTO_LAMBDA, default=0.0)
         ditto = Ditto(strength, self.run, self.round_number(), before) if kind == DITTO else None
@@ -169,13 +196,13 @@ class Request:
         """Steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
         plan = TrainPlan(
             epochs=self.integer(wire.ADAPT_STEPS, minimum=0, default=0),
-            batch_size=len(self.bench.data.x_train),
+            batch_size=len(self.bench.data.train),
             lr=self.real(wire.ADAPT_LR, default=0.0),
             proximal_mu=self.real(wire.ADAPT_MU, default=0.0),
         )
         return Personalisation(plan, seed=0) if plan.epochs else None
 
-    def held_out_share(self, key: str, *, of: Tensors | None = None) -> float:
+    def held_out_share(self, key: str, *, of: Data | None = None) -> float:
         """Share of the training samples that is not trained with; 0 if the run has none.
 
         Args:
@@ -186,7 +213,7 @@ class Request:
         left = self.bench.data if of is None else of
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
-        if share and len(left.x_train) < 2:
+        if share and len(left.train) < 2:
             self.refuse_for(
                 f"has too few training samples for {key}: 1 is left, and at least 2 are needed to "
                 "hold out one of them."
@@ -223,16 +250,36 @@ class Request:
         """
         epochs = plan.epochs
         if plan.steps:
-            an_epoch = ceil(len(self.bench.data.x_train) / plan.batch_size)
+            an_epoch = ceil(len(self.bench.data.train) / plan.batch_size)
             epochs = ceil(plan.steps / an_epoch)
         passes = epochs * self.inner_steps()
         self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
 
-    def _precision(self) -> str:
-        precision = str(self.config.get(wire.PRECISION, "float32"))
-        if precision not in ("float32", "bfloat16"):
-            raise RefusedError(f"precision must be float32 or bfloat16. Got {precision!r}.")
-        return precision
+    def _one_of(self, key: str, known: Sequence[str]) -> str:
+        value = str(self.config.get(key, known[0]))
+        if value not in known:
+            raise RefusedError(f"{key} must be one of {', '.join(known)}. Got {value!r}.")
+        return value
+
+    def _optimiser(self) -> str:
+        name = str(self.config.get(wire.OPTIMISER, "sgd"))
+        if name != "sgd":
+            try:
+                class_of(name)
+            except TaskError as error:
+                raise RefusedError(str(error)) from None
+        return name
+
+    def _schedule(self) -> Schedule | None:
+        kind = self._one_of(wire.SCHEDULE, SCHEDULES)
+        warm_up = self.real(wire.WARM_UP, default=0.0)
+        rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
+        if (kind == "constant" and not warm_up) or not rounds:
+            return None
+        if warm_up >= 1:
+            raise RefusedError(f"{wire.WARM_UP} must be a share of the run below 1. Got {warm_up}.")
+        begin = max(self.integer(wire.ROUND, minimum=0, default=1) - 1, 0) / rounds
+        return Schedule(kind, warm_up, begin, 1 / rounds)
 
 
 def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Context], Message]:

@@ -1,8 +1,8 @@
-"""Local SGD on one silo's tensors.
+"""Local training of one silo.
 
-The loop is a bare PyTorch loop: data lives on the device, a batch is an index into it, nothing
-is copied per step. Randomness comes from (run seed, silo, round, purpose) alone, so the order in
-which silos train does not matter.
+The loop is a bare PyTorch loop. Arrays lie on the device and a batch is an index into them: nothing
+is copied per step; datasets come through a DataLoader. Randomness comes from (run seed, silo,
+round, purpose) alone, so the order in which silos train does not matter.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.sgd import sgd
 
-from coterie.client.work.tensors import Tensors
-from coterie.tasks.base import Task, TaskError
+from coterie.client.work.data import Part, leaves
+from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
+from coterie.client.work.weights import frozen_parts, set_training
+from coterie.tasks.base import Nest, Task, TaskError
+from coterie.tasks.problems import Classes
 from coterie.wire import Model
 
 
@@ -37,10 +39,15 @@ class TrainPlan:
         epochs: passes over the training data, ≥ 1.
         batch_size: ≥ 1; the last batch of an epoch may be smaller.
         lr: learning rate, > 0.
-        momentum, weight_decay: of SGD, ≥ 0.
+        momentum, weight_decay: ≥ 0; momentum is SGD's.
         proximal_mu: μ of FedProx's μ/2·|w − w_received|², ≥ 0.
-        precision: ``float32``, or ``bfloat16`` for autocast.
+        precision: ``float32``, or ``bfloat16`` or ``float16`` for autocast.
         steps: exactly so many mini-batches in place of ``epochs``; 0 takes whole epochs.
+        optimiser: ``sgd``, or a name in ``torch.optim``.
+        schedule: of the learning rate over the run; None: constant.
+        clip_norm: the gradient's largest norm; 0: any.
+        accumulate: mini-batches whose gradients make one step.
+        balance: ``weights`` or ``sampling`` make up for classes of unlike size at this silo.
     """
 
     epochs: int
@@ -51,6 +58,11 @@ class TrainPlan:
     proximal_mu: float = 0.0
     precision: str = "float32"
     steps: int = 0
+    optimiser: str = "sgd"
+    schedule: Schedule | None = None
+    clip_norm: float = 0.0
+    accumulate: int = 1
+    balance: str = "none"
 
 
 def seed_of(run_seed: int, silo: str, round_number: int, purpose: str) -> int:
@@ -62,91 +74,110 @@ def seed_of(run_seed: int, silo: str, round_number: int, purpose: str) -> int:
 def train(
     task: Task,
     model: nn.Module,
-    data: Tensors,
+    part: Part,
     plan: TrainPlan,
     *,
     seed: int,
     towards: Model | None = None,
-    added: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    added: Callable[[torch.Tensor, Nest], torch.Tensor] | None = None,
+    slots: Slots | None = None,
 ) -> float:
     """Train in place; return the mean loss over the last epoch's samples.
 
     Args:
         task: gives the loss.
         model: changed in place.
-        data: the training part is used.
+        part: training samples.
         plan: what to do.
         seed: of the shuffling and of the model's own randomness (dropout).
         towards: model that the proximal term pulls to, in place of the one trained from.
         added: (outputs, targets) of a mini-batch → what is added to its loss; not part of the
             loss returned.
+        slots: the optimiser's state, to begin from and to leave behind; None: it begins afresh.
 
     Raises:
         TooFewError: see ``require_enough``.
+        TaskError: the plan asks for what the task cannot do.
     """
-    require_enough(model, data)
+    require_enough(model, part)
     torch.manual_seed(seed)
     shuffle = torch.Generator().manual_seed(seed)
-    model.train()
+    set_training(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
     anchor = _anchor(named, towards) if plan.proximal_mu > 0 else []
-    buffers: list[torch.Tensor | None] = [None] * len(parameters)
-    x, y, device = data.x_train, data.y_train, data.x_train.device
-    total = torch.zeros((), device=device)
-    left = plan.steps
-    for _ in range(plan.steps or plan.epochs):  # an epoch is at least one step
+    known = {} if slots is None else slots
+    optimiser = optimiser_of(plan, task, model, named, known)
+    loss_of = _loss_of(task, part, plan)
+    total = torch.zeros((), device=part.device)
+    a_pass = steps_of_a_pass(model, part, plan)
+    planned = plan.steps or plan.epochs * a_pass
+    done = 0
+    while done < planned:  # a pass over the samples, of at least one step
         total.zero_()
         seen = 0
-        order = torch.randperm(len(x), generator=shuffle).to(device)
-        for batch in order.split(plan.batch_size):
-            if len(batch) == 1 and len(x) > 1 and has_batch_norm(model):
-                continue  # batch statistics of one sample do not exist
-            for parameter in parameters:
-                parameter.grad = None
-            with autocast(plan.precision, device):
-                outputs = model(x[batch])
-                loss = task.loss(outputs, y[batch])
-                objective = loss if added is None else loss + added(outputs, y[batch])
-            objective.backward()
-            if anchor:
-                _add_proximal_gradient(parameters, anchor, plan.proximal_mu)
-            _sgd_step(parameters, buffers, plan)
-            total += loss.detach() * len(batch)
-            seen += len(batch)
-            left -= 1
-            if left == 0:
-                return float(total) / seen
+        order = _order(part, plan, shuffle)[: min(planned - done, a_pass) * plan.batch_size]
+        for x, y in part.batches(order, plan.batch_size, seed=seed + done):
+            if done % plan.accumulate == 0:
+                for parameter in parameters:
+                    parameter.grad = None
+            with autocast(plan.precision, part.device):
+                outputs = model(x)
+                loss = loss_of(outputs, y)
+                objective = loss if added is None else loss + added(outputs, y)
+            optimiser.backward(objective)
+            total += loss.detach() * len(leaves(y)[0])
+            seen += len(leaves(y)[0])
+            done += 1
+            if done % plan.accumulate == 0 or done == planned:
+                optimiser.finish_gradients(parameters)
+                if anchor:
+                    _add_proximal_gradient(parameters, anchor, plan.proximal_mu)
+                optimiser.step(optimiser.rate((done - 1) / planned))
+    if slots is not None:
+        optimiser.remember(slots)
     return float(total) / seen
+
+
+def steps_of_a_pass(model: nn.Module, part: Part, plan: TrainPlan) -> int:
+    """Mini-batches of a pass; one of a single sample is left out before a BatchNorm."""
+    whole, rest = divmod(len(part), plan.batch_size)
+    if rest == 1 and whole and has_batch_norm(model):
+        return whole  # batch statistics of one sample do not exist
+    return whole + (rest > 0)
+
+
+def _order(part: Part, plan: TrainPlan, shuffle: torch.Generator) -> torch.Tensor:
+    if plan.balance != "sampling":
+        return torch.randperm(len(part), generator=shuffle)
+    y = part.targets().cpu()
+    chances = 1 / torch.bincount(y)[y].double()
+    return torch.multinomial(chances, len(part), replacement=True, generator=shuffle)
+
+
+def _loss_of(
+    task: Task, part: Part, plan: TrainPlan
+) -> Callable[[torch.Tensor, Nest], torch.Tensor]:
+    """The task's loss; with class weights n / (K · n_k) of this silo's training labels if asked."""
+    if plan.balance == "none":
+        return task.loss
+    problem = task.problem
+    if not isinstance(problem, Classes) or type(task).loss is not Task.loss:
+        raise TaskError(
+            f"balance = {plan.balance!r} is for tasks with classes and no loss of their own; "
+            f"task {task.name!r} is not one."
+        )
+    if plan.balance == "sampling":
+        return task.loss
+    counts = torch.bincount(part.targets(), minlength=problem.num_classes)
+    weights = len(part) / (counts.clamp(min=1) * (counts > 0).sum())
+    return partial(problem.loss, weights=weights.float())
 
 
 def _anchor(named: Mapping[str, nn.Parameter], towards: Model | None) -> list[torch.Tensor]:
     if towards is None:
         return [p.detach().clone() for p in named.values()]
     return [torch.from_numpy(np.array(towards[name])).to(p.device) for name, p in named.items()]
-
-
-def _sgd_step(
-    parameters: list[nn.Parameter], buffers: list[torch.Tensor | None], plan: TrainPlan
-) -> None:
-    """torch's own functional SGD. ``torch.optim.SGD`` computes the same, but making one imports
-    the compiler stack: 1.3 s and 100 MB in every silo process that never compiles anything."""
-    used = [(p, i) for i, p in enumerate(parameters) if p.grad is not None]
-    slots = [buffers[i] for _, i in used]
-    with torch.no_grad():
-        sgd(
-            [p for p, _ in used],
-            [cast(torch.Tensor, p.grad) for p, _ in used],
-            slots,
-            weight_decay=plan.weight_decay,
-            momentum=plan.momentum,
-            lr=plan.lr,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-    for (_, i), slot in zip(used, slots, strict=True):
-        buffers[i] = slot
 
 
 def _add_proximal_gradient(
@@ -160,22 +191,31 @@ def _add_proximal_gradient(
 
 
 def has_batch_norm(model: nn.Module) -> bool:
-    """Whether training normalises by the statistics of a batch, which one sample does not have."""
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    """Whether training normalises by the statistics of a batch, which one sample does not have.
+
+    A frozen BatchNorm does not: it keeps to its running statistics.
+    """
+    frozen = {id(module) for _, part in frozen_parts(model) for module in part.modules()}
+    return any(
+        isinstance(m, nn.modules.batchnorm._BatchNorm) and id(m) not in frozen
+        for m in model.modules()
+    )
 
 
-def require_enough(model: nn.Module, data: Tensors) -> None:
+def require_enough(model: nn.Module, part: Part) -> None:
     """Check that the model can be trained with so few samples.
 
     Raises:
         TooFewError: there is one sample, of which the model's BatchNorm has no statistics. Where an
             image's pixels are normalised together it has.
     """
-    if len(data.x_train) > 1 or not has_batch_norm(model):
+    if len(part) > 1 or not has_batch_norm(model):
         return
     try:
         with torch.no_grad():
-            deepcopy(model).train()(data.x_train)  # a copy: its running statistics would change
+            tried = deepcopy(model)  # its running statistics would change
+            set_training(tried)
+            tried(part.at(torch.zeros(1, dtype=torch.int64))[0])
     except ValueError:
         raise TooFewError(
             "a model with BatchNorm cannot be trained on one sample. Give the silo more training "
@@ -185,9 +225,9 @@ def require_enough(model: nn.Module, data: Tensors) -> None:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Mixed precision where the plan asks for it."""
-    if precision == "bfloat16":
-        return torch.autocast(device.type, dtype=torch.bfloat16)
-    return nullcontext()
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, precision))
 
 
 class Stopwatch(AbstractContextManager["Stopwatch"]):

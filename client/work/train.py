@@ -7,33 +7,35 @@ from functools import partial
 from typing import Protocol
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 
 from coterie import wire
-from coterie.client.home import personal
+from coterie.client.home import personal, rounds
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
+from coterie.client.work.data import Data, Part
 from coterie.client.work.generators import AddedLoss, latent_loss
 from coterie.client.work.guard import leave_out_validation, split_validation, train_alone
+from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
-from coterie.client.work.personalisation import Personalisation, evaluate_own, train_own
+from coterie.client.work.optimisers import Slots
+from coterie.client.work.personalisation import Personalisation, personalise, train_own
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
-from coterie.client.work.tensors import (
-    Tensors,
-    evaluate,
-    load_weights,
-    read_weights,
-)
+from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
+
+OPTIMISER = "optimiser"
+"""Folder of what optimisers remember, at the silo."""
 
 
 class Training(Protocol):
     """Trains the bench's model in place on some data; returns the loss."""
 
-    def __call__(self, data: Tensors, plan: TrainPlan, *, seed: int) -> float:
+    def __call__(self, part: Part, plan: TrainPlan, *, seed: int) -> float:
         """See ``coterie.client.work.sgd.train``."""
         ...
 
@@ -44,7 +46,9 @@ def train_model(request: Request) -> RecordDict:
     With a generator beside the model, on generated latents as well.
     """
     bench = request.bench
-    return _train(request, partial(train, bench.task, bench.model, added=_added_loss(request)))
+    slots = _kept_slots(request)
+    training = partial(train, bench.task, bench.model, added=_added_loss(request), slots=slots)
+    return _train(request, training, slots)
 
 
 def train_model_per_fedavg(request: Request) -> RecordDict:
@@ -79,25 +83,39 @@ class _Order:
         received: that model, where something else is made of it.
         staying: names of the arrays that do not leave.
         packed: how the model came, and so how it goes back.
+        metric: that leads; empty: the task's.
     """
 
     plan: TrainPlan
     bench: Workbench
-    data: Tensors
+    data: Data
     guard: float
     holdout: float
     own: Personalisation | None
     received: Model
     staying: tuple[str, ...]
     packed: bool
+    metric: str
 
 
-def _train(request: Request, training: Training) -> RecordDict:
+def _kept_slots(request: Request) -> Slots | None:
+    """What the optimiser remembers of the run's earlier rounds; None: it begins afresh."""
+    bench = request.bench
+    if request.purpose or not request.config.get(wire.KEEP_OPTIMISER):
+        return None
+    kept = rounds.latest(bench.settings, OPTIMISER, run=request.run, before=request.round_number())
+    return {
+        name: torch.from_numpy(np.array(array)).to(bench.device)
+        for name, array in (kept or {}).items()
+    }
+
+
+def _train(request: Request, training: Training, slots: Slots | None = None) -> RecordDict:
     order = _read_order(request)
-    metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(request.bench.data.x_train)}
+    metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(request.bench.data.train)}
     with Stopwatch() as watch:
         metrics |= _evaluate_received(request, order)
-        metrics[wire.TRAIN_LOSS] = training(order.data, order.plan, seed=request.seed())
+        metrics[wire.TRAIN_LOSS] = training(order.data.train, order.plan, seed=request.seed())
         trained = read_weights(order.bench.model)
         if not request.purpose:
             metrics |= _train_own_models(request, order, trained)
@@ -106,7 +124,10 @@ def _train(request: Request, training: Training) -> RecordDict:
     note(settings.home, wire.TRAIN, request.run, request.config, metrics)
     if not request.purpose:
         round_number = request.round_number()
-        personal.keep(request.bench, trained, staying, run=request.run, round=round_number)
+        personal.keep(request.bench, trained, staying, run=request.run, number=round_number)
+        if slots is not None:
+            kept = {name: slot.detach().cpu().numpy() for name, slot in slots.items()}
+            rounds.keep(settings, OPTIMISER, kept, run=request.run, number=round_number)
     leaving = personal.without(trained, staying)
     return RecordDict(
         {
@@ -128,21 +149,25 @@ def _read_order(request: Request) -> _Order:
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
     received = {} if own is None else read_weights(bench.model)
-    return _Order(plan, bench, data, guard, holdout, own, received, staying, packed)
+    metric = request.metric()
+    return _Order(plan, bench, data, guard, holdout, own, received, staying, packed, metric)
 
 
 def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int]:
     """Evaluate the model received, if asked; it is in the bench before and after."""
     bench, metrics = order.bench, dict[str, float | int]()
     if request.config.get(wire.EVALUATE_RECEIVED):
-        result = evaluate_own(bench, order.own)
+        if order.own is not None:
+            personalise(bench, order.own)
+        result = evaluate(bench.task, bench.model, bench.data.test, metric=order.metric)
         metrics[wire.RECEIVED_LOSS] = result.loss
         metrics[wire.RECEIVED_ERROR] = result.error
         metrics[wire.RECEIVED_EXAMPLES] = result.num_examples
         if order.own is not None:
             load_weights(bench.model, order.received)
     if order.holdout:
-        metrics[wire.HOLDOUT_ERROR] = evaluate(bench.task, bench.model, order.data).error
+        held_out = evaluate(bench.task, bench.model, order.data.test, metric=order.metric)
+        metrics[wire.HOLDOUT_ERROR] = held_out.error
     return metrics
 
 
@@ -153,7 +178,7 @@ def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[s
     """
     bench, metrics = order.bench, dict[str, float | int]()
     if request.config.get(wire.EVALUATE_TRAINED):
-        result = evaluate(bench.task, bench.model, bench.data)
+        result = evaluate(bench.task, bench.model, bench.data.test, metric=order.metric)
         metrics = {wire.TRAINED_LOSS: result.loss, wire.TRAINED_ERROR: result.error}
         finite = all(np.isfinite(array).all() for array in trained.values())
         if bench.settings.home and finite:  # what it kept before is worth more than one of NaN

@@ -18,14 +18,15 @@ from flwr.app import Context
 from torch import nn
 
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.work.data import Data, Held, leaves, to_device
 from coterie.client.work.generators import describe_head
-from coterie.client.work.tensors import Tensors, to_device
+from coterie.client.work.measure import leading
+from coterie.client.work.weights import frozen_digest, travelling
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import ColumnScale, SiloData
+from coterie.tasks.base import ColumnScale, SiloData, StreamedData, TaskError
+from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
 from coterie.wire import Description
-
-PARTS = ("x_train", "y_train", "x_test", "y_test")
 
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
@@ -33,26 +34,28 @@ _opening = Lock()
 
 @dataclass(frozen=True)
 class Workbench:
-    """A silo ready to work. ``model`` is scratch space: every message overwrites its weights.
+    """A silo ready to work. ``model`` is scratch space: messages overwrite what travels of it.
 
     ``scale`` and ``data_hash`` are of all its training data, for the card of a model that it keeps.
+    ``frozen`` is the digest of what does not travel (``weights.frozen_digest``).
     """
 
     settings: SiloSettings
     task: Task
-    data: Tensors
+    data: Data
     model: nn.Module
     device: torch.device
     schema: str
     scale: ColumnScale | None = None
     data_hash: str = ""
+    frozen: str = ""
 
     def describe(self) -> Description:
         """What the silo says of itself."""
         parameters = {name for name, _ in self.model.named_parameters()}
         return Description(
             name=self.settings.name,
-            num_examples=len(self.data.x_train),
+            num_examples=len(self.data.train),
             task=self.task.name,
             schema=self.schema,
             alpha=self.settings.alpha,
@@ -60,7 +63,9 @@ class Workbench:
             versions={"coterie": _version("coterie"), "torch": torch.__version__},
             min_group_size=self.settings.policy.min_group_size,
             max_local_epochs=self.settings.policy.max_local_epochs,
-            buffers=tuple(name for name in self.model.state_dict() if name not in parameters),
+            buffers=tuple(name for name in travelling(self.model) if name not in parameters),
+            metric=leading(self.task).name,
+            unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),
         )
 
@@ -121,24 +126,73 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     device = _device(common.device)
     task = load_task(common.task)
     if len(settings) == 1:
-        loaded = [task.load(common.options)]
+        loaded: Sequence[SiloData | StreamedData] = [task.load(common.options)]
     else:
         loaded = load_silos(task, [one.options for one in settings])
-    with torch.random.fork_rng(devices=[]):
-        model = task.model().to(device)
+    model = model_of(task).to(device)
+    _check_travelling(task, model)
+    frozen = frozen_digest(model)
     on_device: dict[int, torch.Tensor] = {}
     benches = []
     for own, data in zip(settings, loaded, strict=True):
-        moved = to_device({key: getattr(data, key) for key in PARTS}, device, on_device)
-        schema = _schema(task, model, moved)
+        moved = to_device(data, device, on_device, workers=own.workers)
+        if len(settings) == 1:
+            _check_targets(task, moved)
+        schema = _schema(task, model, moved, frozen)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
-        benches.append(Workbench(own, task, moved, model, device, schema, data.scale, known))
+        benches.append(
+            Workbench(own, task, moved, model, device, schema, data.scale, known, frozen)
+        )
     return benches
 
 
-def hash_of(data: SiloData) -> str:
-    """SHA-256 of the training samples as the model sees them."""
-    return hashlib.sha256(np.ascontiguousarray(data.x_train).data).hexdigest()
+def model_of(task: Task) -> nn.Module:
+    """A model of the task, whose frozen part is that of every silo's.
+
+    What of it comes from a file, comes from there; what the task draws at random has one seed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return task.model()
+
+
+def _check_travelling(task: Task, model: nn.Module) -> None:
+    travels = travelling(model)
+    if not travels:
+        raise TaskError(
+            f"task {task.name!r} trains nothing: every parameter of its model is frozen "
+            "(requires_grad = False). Leave its head, at least, to be trained."
+        )
+    for name, tensor in travels.items():
+        if tensor.dtype == torch.bfloat16:
+            raise TaskError(
+                f"array {name!r} is of type bfloat16, which numpy does not have. What is trained "
+                "must be float32, with precision = bfloat16 in the run; what is frozen may be of "
+                "any type."
+            )
+
+
+def hash_of(data: SiloData | StreamedData) -> str:
+    """SHA-256 of the training samples as the model sees them; of a dataset only how many and the
+    first one, since reading them all would take as long as training."""
+    known = hashlib.sha256()
+    inputs = data.x_train if isinstance(data, SiloData) else [len(data.train), data.train[0][0]]  # type: ignore[arg-type]
+    for leaf in leaves(inputs):
+        known.update(np.ascontiguousarray(leaf).data)
+    return known.hexdigest()
+
+
+def _check_targets(task: Task, data: Data) -> None:
+    """Check targets against the task's problem.
+
+    Raises:
+        TaskError: they do not fit it.
+    """
+    for name, part in (("training", data.train), ("test", data.test)):
+        if isinstance(task.problem, Masks) and not isinstance(part, Held):
+            continue  # to read every mask of a dataset would take as long as training
+        for leaf in leaves(part.targets()):
+            task.problem.check(leaf.cpu().numpy(), name)
 
 
 def _device(wanted: str) -> torch.device:
@@ -151,15 +205,28 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _schema(task: Task, model: nn.Module, data: Tensors) -> str:
-    """Fingerprint of what silos must have in common to share a model; nothing about the data."""
+def _schema(task: Task, model: nn.Module, data: Data, frozen: str) -> str:
+    """Fingerprint of what silos must have in common to share a model; nothing about the data.
+
+    Where there is a file of weights, or a frozen part without one, what it is and the beginning of
+    its SHA-256 follow after a slash, so that the server can say which silo has another one.
+    """
     described = [
-        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in model.state_dict().items()
+        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
     ]
     own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
-    common: list[object] = [task.name, task.num_classes, list(data.x_train.shape[1:]), described]
+    inputs = [list(leaf.shape[1:]) for leaf in leaves(data.train.at(torch.zeros(1).long())[0])]
+    shape = inputs[0] if len(inputs) == 1 else inputs
+    common: list[object] = [task.name, task.num_classes, shape, described]
+    if not isinstance(task.problem, Classes) or task.metric:
+        common.append([task.problem.kind, leading(task).name])
+    if frozen:
+        common.append({"frozen": frozen})
     text = json.dumps([*common, own] if own else common)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    schema = hashlib.sha256(text.encode()).hexdigest()[:16]
+    what, digest = task.weights or ("frozen-arrays", frozen)
+    called = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "_" for c in what)[-64:]
+    return f"{schema}/{called}:{digest[:16]}" if digest else schema
 
 
 def _version(package: str) -> str:

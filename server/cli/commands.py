@@ -20,7 +20,6 @@ from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import follow_run
 from coterie.server.paths import place
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
@@ -256,18 +255,18 @@ def _last(run: Run) -> Evaluations:
 
 def _silo_table(run: Run) -> Table:
     own = run.last_personal_errors()
-    table = Table("silo", "samples", "group", "error", *(["Per"] if own else []))
+    table = Table("silo", "samples", "group", run.lead.title, *(["Per"] if own else []))
     group_of = {n: i for i, group in enumerate(run.final_groups, start=1) for n in group}
     for name, (_, error, _) in _last(run).items():
         cells = [f"{run.silos[name].num_examples:.0f}", str(group_of.get(name, "–"))]
-        cells += [percent(error)] + ([percent(own.get(name))] if own else [])
+        cells += [run.lead.text(error)] + ([run.lead.text(own.get(name))] if own else [])
         table.add_row(Text(name), *cells)
     return table
 
 
 def _group_table(run: Run) -> Table:
     final, known, own = _last(run), run.final_errors, run.last_personal_errors()
-    columns = ("group", "silos", "samples", "mean error", "lowest", "highest")
+    columns = ("group", "silos", "samples", f"mean {run.lead.title}", "lowest", "highest")
     table = Table(*columns, *(["mean Per"] if own else []))
     for i, group in enumerate(run.final_groups, start=1):
         errors = [known[n] for n in group if n in known]
@@ -277,7 +276,7 @@ def _group_table(run: Run) -> Table:
             figures = [sum(errors) / len(errors), min(errors), max(errors)]
         per = [own[n] for n in group if n in own and n in final]
         figures += [sum(per) / len(per)] if per else []
-        table.add_row(str(i), str(len(group)), f"{samples:.0f}", *map(percent, figures))
+        table.add_row(str(i), str(len(group)), f"{samples:.0f}", *map(run.lead.text, figures))
     return table
 
 
@@ -352,5 +351,5 @@ def _summary(folder: Path) -> list[str]:
         _local_time(run.started)[5:16],
         f"{len(run.rounds)}/{run.planned_rounds}",
         str(len(run.silos)),
-        percent(sum(errors) / len(errors) if errors else None),
+        run.lead.text(sum(errors) / len(errors) if errors else None),
     ]

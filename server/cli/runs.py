@@ -198,4 +198,4 @@ def explain(
     from coterie.server.report.explain import print_explanation
 
     root = options.Given(federation, runs_dir=runs_dir).place().runs_dir
-    print_explanation(run, silo=silo, round=number, root=root)
+    print_explanation(run, silo=silo, number=number, root=root)

@@ -80,7 +80,7 @@ def _round_line(progress: Progress, report: Round) -> str:
     parts += [f"{name} left" for name in report.left]
     parts += [f"{name} left out ({why})" for name, why in report.left_out.items()]
     if progress.mean_error is not None:
-        parts.append(f"mean error {percent(progress.mean_error)}")
+        parts.append(f"mean {progress.lead.title} {progress.lead.text(progress.mean_error)}")
     parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in report.seconds.items()))
     return " · ".join(parts)
 
@@ -120,7 +120,7 @@ def _silo_table(progress: Progress) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for column, side in (("silo", "left"), ("samples", "right"), ("group", "left")):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
-    table.add_column("error", justify="right")
+    table.add_column(progress.lead.title, justify="right")
     table.add_column("")
     group_of = {n: i for i, group in enumerate(progress.groups) for n in group}
     names = sorted(group_of, key=lambda n: (group_of[n], n))
@@ -132,7 +132,7 @@ def _silo_table(progress: Progress) -> RenderableType:
             Text(name),
             f"{progress.samples.get(name, 0):.0f}",
             Text(f"■ {group_of[name] + 1}", style=style),
-            percent(error),
+            progress.lead.text(error),
             Text(_bar(error) + (f"  joined in round {joined}" if joined > 1 else ""), style=style),
         )
     if len(names) > MAX_SILOS_SHOWN:
@@ -152,13 +152,13 @@ def _states(progress: Progress) -> RenderableType:
 
 
 def _bar(error: float | None, width: int = 20) -> str:
-    return "" if error is None else "▇" * max(1, round(error * width))
+    return "" if error is None else "▇" * max(1, min(width, round(error * width)))
 
 
 def _footer(progress: Progress) -> RenderableType:
     parts = [f"{phase} {seconds:.2f} s" for phase, seconds in progress.seconds.items()]
     if progress.mean_error is not None:
-        parts.insert(0, f"mean error {percent(progress.mean_error)}")
+        parts.insert(0, f"mean {progress.lead.title} {progress.lead.text(progress.mean_error)}")
     parts.append(megabytes(progress.bytes))
     gone = [f"{name} left before round {at}" for name, at in progress.left.items()]
     return Text(" · ".join(parts + gone + progress.left_out[-2:]), style="dim")

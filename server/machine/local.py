@@ -55,7 +55,7 @@ class SiloSpec:
     label_counts: bool = False
 
     def arguments(self, address: str, home: Path) -> list[str]:
-        """The silo's command line, after ``python -m client``."""
+        """The silo's command line, after ``python -m coterie.client``."""
         own = ["--name", self.name, "--task", self.task, "--superlink", address]
         own += ["--threads", str(self.threads), "--home", str(home)]
         own += ["--alpha", str(self.alpha)] if self.alpha is not None else []

@@ -139,10 +139,12 @@ def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
     return float(values[members.index(silo)])
 
 
-def print_explanation(name: str, *, silo: str | None, round: int | None, root: Path | None) -> None:
+def print_explanation(
+    name: str, *, silo: str | None, number: int | None, root: Path | None
+) -> None:
     """Print the reasons as a table."""
     folder = find_run(name, root)
-    at, reasons = explain(read_run(folder), number=round)
+    at, reasons = explain(read_run(folder), number=number)
     shown = [reason for reason in reasons if silo in (None, reason.silo)]
     if not shown:
         known = ", ".join(reason.silo for reason in reasons)
@@ -155,8 +157,8 @@ def print_explanation(name: str, *, silo: str | None, round: int | None, root: P
         soft_wrap=True,
     )
     groups = sorted({tuple(sorted((r.silo, *r.group))) for r in reasons})
-    for number, group in enumerate(groups, start=1):
-        console.print(f"  group {number}: {', '.join(group)}", markup=False, soft_wrap=True)
+    for place, group in enumerate(groups, start=1):
+        console.print(f"  group {place}: {', '.join(group)}", markup=False, soft_wrap=True)
     table = Table()
     table.add_column("silo", no_wrap=True)
     for column in ("group", "cosine", "alone", "in group", "best other", "total if moved"):

@@ -19,7 +19,6 @@ from coterie.server.report.story import (
     signed_points,
 )
 from coterie.server.runs.config import defaults, foreign_keys
-from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import Run
 
 
@@ -54,18 +53,18 @@ def _subtitle(run: Run) -> str:
 
 def _lead(story: Story) -> str:
     """The answer in a sentence or two."""
-    gains = story.gains.gain
+    gains, lead = story.gains.gain, story.run.lead
     if gains:
         better = sorted((n for n in gains if gains[n] > 0), key=lambda n: -gains[n])
         worse = sorted((n for n in gains if gains[n] < 0), key=lambda n: gains[n])
         text = (
-            f"{len(better)} of {len(gains)} silos have a smaller error than alone; the mean gain is"
-            f" {signed_points(story.gains.mean_gain)} points."
+            f"{len(better)} of {len(gains)} silos have a {lead.better} than alone; the mean gain is"
+            f" {signed_points(story.gains.mean_gain, lead)} {lead.points}."
         )
         if better:
-            text += f" Most: {better[0]} ({signed_points(gains[better[0]])})."
+            text += f" Most: {better[0]} ({signed_points(gains[better[0]], lead)})."
         if worse:
-            named = ", ".join(f"{n} ({signed_points(gains[n])})" for n in worse[:3])
+            named = ", ".join(f"{n} ({signed_points(gains[n], lead)})" for n in worse[:3])
             more = f" and {len(worse) - 3} more" if len(worse) > 3 else ""
             text += f" Better alone: {named}{more}."
         elif len(better) < len(gains):
@@ -81,15 +80,15 @@ def _lead(story: Story) -> str:
 
 
 def _figures(story: Story) -> dict[str, str]:
-    gains = list(story.gains.gain.values())
+    gains, lead = list(story.gains.gain.values()), story.run.lead
     now = story.history.stretches[-1] if story.history.stretches else None
     figures = {}
     if gains:
         figures["silos better than alone (IPR)"] = f"{100 * story.gains.ipr:.0f} %"
-        figures["mean gain over alone, points"] = signed_points(story.gains.mean_gain)
-        figures["spread of the gains (RSD), points"] = f"{100 * story.gains.rsd:.1f}"
+        figures[f"mean gain over alone, {lead.points}"] = signed_points(story.gains.mean_gain, lead)
+        figures[f"spread of the gains (RSD), {lead.points}"] = f"{lead.scale * story.gains.rsd:.1f}"
     if story.gains.together:
-        figures["mean error"] = percent(story.gains.mean_error)
+        figures[f"mean {lead.title}"] = lead.text(story.gains.mean_error)
     if now is not None:
         together = [group for group in now.groups if len(group) > 1]
         figures["groups of several silos"] = str(len(together))
@@ -123,6 +122,7 @@ def _silo_table(story: Story) -> Table:
     gains, since, now = story.gains, story.history.since, story.history.now
     joined = {n: one.round for one in reversed(story.run.rounds) for n in one.joined}
     left = {n: one.round for one in story.run.rounds for n in one.left}
+    lead = story.run.lead
     own = story.run.last_personal_errors()
     rows = []
     for name in story.history.order(story.run.silos):
@@ -136,9 +136,9 @@ def _silo_table(story: Story) -> Table:
                 decimals(story.run.silos[name].num_examples, 0),
                 letter,
                 str(since.get(name, NO_NUMBER)),
-                *(percent(error) for error in errors),
-                *([percent(own.get(name))] if own else []),
-                signed_points(gains.gain[name]) if name in gains.gain else NO_NUMBER,
+                *(lead.text(error) for error in errors),
+                *([lead.text(own.get(name))] if own else []),
+                signed_points(gains.gain[name], lead) if name in gains.gain else NO_NUMBER,
                 ", ".join(remark),
             )
         )

@@ -14,6 +14,7 @@ from coterie.pictures import charts
 from coterie.pictures.style import LIGHT
 from coterie.server.report.gains import Gains
 from coterie.server.report.history import History
+from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Run
 
 MANY = 40
@@ -71,8 +72,9 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def signed_points(gain: float) -> str:
-    return charts.signed(100 * gain)
+def signed_points(gain: float, lead: Lead) -> str:
+    """A gain as the leading metric counts it."""
+    return charts.signed(lead.scale * gain)
 
 
 def decimals(value: float, count: int) -> str:

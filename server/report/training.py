@@ -77,15 +77,19 @@ def outcomes_picture(story: Story) -> Picture | str | None:
         )
         for name in story.history.order(gains.together)
     ]
-    title = "Was it worth it for each silo?" if gains.gain else "Error of each silo"
+    lead = story.run.lead
+    of_each = f"{lead.title[0].upper()}{lead.title[1:]} of each silo"
+    title = "Was it worth it for each silo?" if gains.gain else of_each
+    per = ", %" if lead.metric == "error" else f", {lead.label}"
+    of = ("alone", "one model for all", "in its group")
     table = Table(
-        ("silo", "group", "alone, %", "one model for all, %", "in its group, %", "gain, points"),
+        ("silo", "group", *(f"{what}{per}" for what in of), f"gain, {lead.points}"),
         [
             (
                 r.silo,
                 r.group or "alone",
-                *(decimals(100 * v, 1) for v in (r.alone, r.common, r.together)),
-                signed_points(r.gain) if math.isfinite(r.gain) else NO_NUMBER,
+                *(decimals(lead.scale * v, 1) for v in (r.alone, r.common, r.together)),
+                signed_points(r.gain, lead) if math.isfinite(r.gain) else NO_NUMBER,
             )
             for r in rows
         ],
@@ -99,7 +103,8 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             " smaller than alone. Crosses are worse off. The three best and worst are"
             f" named.{compared} All figures are in the table."
         )
-        return Picture("outcomes", title, caption, partial(charts.versus, rows, title=title), table)
+        draw = partial(charts.versus, rows, title=title, label=lead.label, scale=lead.scale)
+        return Picture("outcomes", title, caption, draw, table)
     caption = "Error on each silo's own test data after its last round, smaller is better."
     if gains.gain:
         caption += " The line is the gain over alone, in percentage points; dashed is a loss."
@@ -110,7 +115,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
                 caption += f" {why}: {', '.join(names[:5])}{' and others' * (len(names) > 5)}."
     which = "silos with the largest error"
     shown, note = most_telling(rows, lambda row: -row.together, which)
-    draw = partial(charts.outcomes, shown, title=title)
+    draw = partial(charts.outcomes, shown, title=title, label=lead.label, scale=lead.scale)
     return Picture("outcomes", title, caption + note + compared, draw, table)
 
 
@@ -119,12 +124,12 @@ def curves_picture(story: Story) -> Picture | None:
     points = {one.round: one.errors for one in story.run.rounds if one.errors}
     if not points:
         return None
-    title = "Learning curves"
-    lines = _lines(story, points)
+    title, lead = "Learning curves", story.run.lead
+    lines = _lines(story, points, scale=lead.scale)
     for other, label in ((story.alone, "alone"), (story.common, "one for all")):
         if other is not None:
             known = [one for one in other.rounds if one.errors]
-            means = [100 * mean_of(one.errors.values()) for one in known]
+            means = [lead.scale * mean_of(one.errors.values()) for one in known]
             x, y = thin([one.round for one in known], means)
             lines.append(charts.Curve(x, y, LIGHT["muted"], label, dashed=True))
     caption = (
@@ -138,8 +143,9 @@ def curves_picture(story: Story) -> Picture | None:
     if story.alone or story.common:
         caption += " Dashed: means of the runs that this one is compared with."
     caption += thinned(len(points))
-    draw = partial(charts.curves, lines, title=title, unit="error, %")
-    return Picture("curves", title, caption, draw, _mean_table(points, "mean error, %"))
+    draw = partial(charts.curves, lines, title=title, unit=lead.label)
+    table = _mean_table(points, f"mean {lead.label}", scale=lead.scale)
+    return Picture("curves", title, caption, draw, table)
 
 
 def loss_picture(story: Story) -> Picture | None:

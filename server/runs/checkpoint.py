@@ -42,7 +42,7 @@ class Checkpoints:
         self.damaged: list[str] = []
         """What ``load`` passed over, each with the reason."""
 
-    def save(self, round: int, value: Any) -> int:
+    def save(self, number: int, value: Any) -> int:
         """Commit a value as that of a round; return the bytes written.
 
         Raises:
@@ -52,9 +52,9 @@ class Checkpoints:
             tree, arrays = encode(value)
         except CodecError as error:
             raise CheckpointError(
-                f"round {round} cannot be committed: {error}", round=round, phase="commit"
+                f"round {number} cannot be committed: {error}", round_number=number, phase="commit"
             ) from None
-        target = self.folder / f"round-{round:06d}.safetensors"
+        target = self.folder / f"round-{number:06d}.safetensors"
         about = {"format": FORMAT, "tree": tree, "sha256": _digest(tree, arrays)}
         try:
             make_folder(self.folder)

@@ -25,7 +25,15 @@ from coterie.strategies.rounds.roster import Churn
 
 GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
-TOLD_IF_SET = (wire.PERSONAL, wire.LOCAL_STEPS, wire.EVALUATE_TRAINED)
+TOLD_IF_SET = (
+    *(wire.PERSONAL, wire.LOCAL_STEPS, wire.EVALUATE_TRAINED, wire.METRIC, wire.KEEP_OPTIMISER),
+    *(wire.WARM_UP, wire.CLIP_NORM),
+)
+TOLD_IF_OTHER = {
+    **{wire.OPTIMISER: "sgd", wire.SCHEDULE: "constant", wire.ACCUMULATE: 1},
+    **{wire.BALANCE: "none"},
+}
+"""Those that a silo takes for granted."""
 PERSONALISATION = (wire.PERSONALISE, wire.PERSONAL_EPOCHS, wire.PERSONAL_LR, wire.DITTO_LAMBDA)
 TOLD = (
     *(wire.ROUNDS, wire.SEED, wire.LOCAL_EPOCHS, wire.BATCH_SIZE, wire.LR, wire.LR_DECAY),
@@ -82,8 +90,42 @@ class RunConfig(Options):
         description="μ of FedProx's term in local training; 0 turns it off. With FedNova lr·μ "
         "below 1.",
     )
-    precision: Literal["float32", "bfloat16"] = Field(
-        "float32", description="Arithmetic of local training; bfloat16 is autocast."
+    precision: Literal["float32", "bfloat16", "float16"] = Field(
+        "float32", description="Arithmetic of local training; the 16-bit ones are autocast."
+    )
+    optimiser: str = Field(
+        "sgd",
+        min_length=1,
+        description="Of local training: `sgd`, `adamw`, or another one's name in `torch.optim`.",
+    )
+    keep_optimiser: bool = Field(
+        False,
+        description="Whether a silo's optimiser remembers its state from round to round, at the "
+        "silo; otherwise every round begins afresh.",
+    )
+    schedule: Literal["constant", "cosine", "step"] = Field(
+        "constant",
+        description="Of the learning rate over the whole run, beside `lr-decay`: constant, down to "
+        "0 along a cosine, or a tenth after half and again after three quarters of the run.",
+    )
+    lr_warm_up: NotNegative = Field(
+        0.0, lt=1, description="Share of the run in which the learning rate rises from 0."
+    )
+    clip_norm: NotNegative = Field(
+        0.0, le=1e9, description="Largest norm of a step's gradient; 0 sets no limit."
+    )
+    accumulate: int = Field(
+        1, ge=1, le=10_000, description="Mini-batches whose gradients make one step."
+    )
+    balance: Literal["none", "weights", "sampling"] = Field(
+        "none",
+        description="How a silo makes up for classes of unlike size: not at all, by class weights "
+        "in the loss, or by drawing every class alike.",
+    )
+    leading_metric: str = Field(
+        "",
+        pattern=r"^[a-z0-9-]*$",
+        description="The metric by which models and silos are compared; empty takes the task's.",
     )
     generators: Literal["off", "silos", "groups"] = Field(
         "off",
@@ -153,6 +195,13 @@ class RunConfig(Options):
     )
     algorithm: InstanceOf[Algorithm[Any]]
 
+    @field_validator("leading_metric")
+    @classmethod
+    def _metric_is_known(cls, name: str) -> str:
+        if name and name not in wire.KNOWN_METRICS:
+            raise ValueError(f"must be one of {', '.join(wire.KNOWN_METRICS)}")
+        return name
+
     @field_validator("churn")
     @classmethod
     def _churn_is_readable(cls, text: str) -> str:
@@ -218,6 +267,7 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
     """What every training message carries."""
     keys = Options.plain(config)  # those that every run has
     told = {key: keys[key] for key in TOLD_IF_SET if keys[key]}
+    told |= {key: keys[key] for key, usual in TOLD_IF_OTHER.items() if keys[key] != usual}
     if config.personalise != "none":
         told |= {key: keys[key] for key in PERSONALISATION}
         told[wire.PERSONAL_LR] = config.personal_lr or config.lr

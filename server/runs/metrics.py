@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from coterie import wire
+
 Errors = Mapping[str, float]
 """Silo → error in [0, 1]."""
 
@@ -69,6 +71,55 @@ def collaboration(errors: Errors, alone: Errors) -> Collaboration:
         ipr=ipr(both, alone),
         rsd=rsd(both, alone),
     )
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The leading metric of a run, in which its silos' errors are counted: lower is better.
+
+    Attributes:
+        metric: its name on the wire.
+        unit: of real targets.
+    """
+
+    metric: str = wire.ERROR
+    unit: str = ""
+
+    @property
+    def _known(self) -> wire.Metric:
+        return wire.KNOWN_METRICS.get(self.metric, wire.KNOWN_METRICS[wire.ERROR])
+
+    @property
+    def title(self) -> str:
+        """What values are called: ``error``, ``AUROC``, ``MAE``."""
+        return self._known.title
+
+    @property
+    def label(self) -> str:
+        """What errors are called on an axis, where smaller is better: ``1 − AUROC, %``."""
+        called = f"1 − {self.title}" if self._known.higher else self.title
+        return f"{called}, {self.unit or '%'}" if self.unit or self.scale == 100 else called
+
+    @property
+    def scale(self) -> float:
+        """From errors to what an axis shows: per cent, if they are shares."""
+        return 100.0 if self._known.share or self._known.higher else 1.0
+
+    @property
+    def better(self) -> str:
+        """What a silo that gains has."""
+        return f"{'higher' if self._known.higher else 'smaller'} {self.title}"
+
+    @property
+    def points(self) -> str:
+        """What differences of errors are counted in."""
+        return "points" if self.scale == 100 else self.unit or self.title
+
+    def text(self, error: float | None) -> str:
+        """The metric's value, where this much is missing to the best; a dash if it is unknown."""
+        if error is None or math.isnan(error):
+            return "–"
+        return self._known.text(self._known.shortfall(error), self.unit)
 
 
 def percent(share: float | None) -> str:

@@ -123,12 +123,12 @@ class _RecordingRoster:
         self.record = record
         self.silos: dict[str, Silo] = {}
 
-    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+    def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """See ``coterie.strategies.rounds.roster.Roster``."""
-        self.record.event("look", round=round)
-        here = self.inner.present(grid, round=round)
+        self.record.event("look", round=number)
+        here = self.inner.present(grid, number=number)
         self.silos = {silo.name: silo for silo in here}
-        self.record.event("here", round=round, silos=sorted(self.silos))
+        self.record.event("here", round=number, silos=sorted(self.silos))
         return here
 
     def answered(self, node_ids: Sequence[int], message_type: str) -> None:
@@ -267,7 +267,7 @@ def _execute(
     def commit(checkpoint: Checkpoint[Any]) -> None:
         started = time.perf_counter()
         size = checkpoints.save(checkpoint.round, Standing(checkpoint, roster.schema))
-        record.committed(checkpoint.round, bytes=size, seconds=time.perf_counter() - started)
+        record.committed(checkpoint.round, num_bytes=size, seconds=time.perf_counter() - started)
 
     def on_event(kind: str, fields: Mapping[str, Any]) -> None:
         record.event(kind, **fields)
@@ -277,7 +277,7 @@ def _execute(
     )
     grid = cast(Grid, AnnouncingGrid(grid, recording.answered))
     done = 0 if resume is None else resume.round
-    here = recording.present(grid, round=min(done + 1, config.rounds))
+    here = recording.present(grid, number=min(done + 1, config.rounds))
     initial = initial_arrays(grid, here[0], config) if resume is None else ArrayRecord()
     record.ready(recording.silos)
     return strategy.start(

@@ -50,7 +50,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
@@ -67,7 +75,7 @@ from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
 from coterie.strategies.rounds.options import dashed
 from coterie.system.files import write_atomically
 from coterie.system.terminal import wide
-from coterie.tasks.base import Option, TaskError, place_of
+from coterie.tasks.base import Option, TaskError, as_option, place_of
 from coterie.tasks.own.declared import load_declared
 from coterie.tasks.simulation import PLACES, Simulation, placed, split_problem
 from coterie.wire import is_silo_name
@@ -85,7 +93,7 @@ class SiloEntry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(min_length=1, max_length=64)
-    options: dict[str, Option] = Field(default_factory=dict)
+    options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
     alpha: float | None = Field(None, ge=0)
 
     @field_validator("name")
@@ -109,7 +117,7 @@ class CompareFile(BaseModel):
     label_counts: bool = Field(False, strict=True)
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
     split: dict[str, Option] = Field(default_factory=dict)
-    options: dict[str, Option] = Field(default_factory=dict)
+    options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
     run: dict[str, Any] = Field(default_factory=dict)
     strategies: list[dict[str, Any]] = Field(min_length=1)
 

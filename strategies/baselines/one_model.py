@@ -173,6 +173,7 @@ class FedNova(OneModel[kit.Plain]):
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """With a stronger pull the steps of an update cancel out, and it has no |a_i|₁."""
+        yield from sgd_only(training, "fednova", "counts the steps of SGD")
         lr, mu = (float(training.get(key, 0.0)) for key in (wire.LR, wire.PROXIMAL_MU))
         if lr * mu >= 1:
             yield (
@@ -262,6 +263,10 @@ class PerFedAvg(OneModel[kit.Plain]):
     )
     adapt_steps: kit.TimesOrNone = Field(0, description=f"{ADAPT_STEPS} (Per-FedAvg: 1).")
 
+    def problems(self, training: kit.Config) -> Iterator[str]:
+        """What its steps have no place for."""
+        yield from sgd_only(training, "perfedavg", STEPS_OF_ITS_OWN)
+
     def entries(self, training: kit.Config) -> kit.Config:
         """The meta-step's rate, and the steps before a test."""
         return {
@@ -305,6 +310,7 @@ class PFedMe(OneModel[kit.Plain]):
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """Steps that would diverge."""
+        yield from sgd_only(training, "pfedme", STEPS_OF_ITS_OWN)
         lr = float(training.get(wire.LR, 0.01))
         if self.moreau_lr * self.moreau_lambda > 1:
             yield (
@@ -339,6 +345,20 @@ class PFedMe(OneModel[kit.Plain]):
         return kit.Plain(kit.hand_out(state.members, mean))
 
 
+STEPS_OF_ITS_OWN = "has steps of its own"
+FOR_SGD_ONLY = (
+    *(wire.OPTIMISER, wire.KEEP_OPTIMISER, wire.SCHEDULE, wire.WARM_UP),
+    *(wire.CLIP_NORM, wire.ACCUMULATE, wire.BALANCE),
+)
+
+
+def sgd_only(training: kit.Config, name: str, why: str) -> Iterator[str]:
+    """Keys of local training that an algorithm has no place for, in words."""
+    for key in FOR_SGD_ONLY:
+        if training.get(key):  # only sent where it is not what silos take for granted
+            yield f"{name} {why}: {key} = {training[key]} cannot be combined with it"
+
+
 def require_understood(updates: kit.Updates, kind: str, number: int) -> None:
     """End a run in whose first round no silo understood what it was asked.
 
@@ -350,6 +370,6 @@ def require_understood(updates: kit.Updates, kind: str, number: int) -> None:
             f"no silo answered {kind!r} in round 1; the log says why. This strategy needs silos "
             "that understand it, like those of `coterie silo`; other ClientApps need a function "
             f"for {kind!r}.",
-            round=number,
+            round_number=number,
             phase=kind,
         )

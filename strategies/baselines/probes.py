@@ -15,8 +15,6 @@ from coterie import wire
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
-LOSS_KEYS = (wire.LOSS, "eval_loss", "eval-loss", "val_loss")
-
 
 def probe(silo: kit.Silo, model: Model, purpose: str) -> kit.Order:
     """Ask one silo for the loss and error of one model."""
@@ -26,8 +24,7 @@ def probe(silo: kit.Silo, model: Model, purpose: str) -> kit.Order:
 
 def loss_of(update: kit.Update) -> float:
     """The loss that a silo stated, else its error; NaN if it stated neither."""
-    stated = [update.metrics[key] for key in LOSS_KEYS if key in update.metrics]
-    return float(stated[0]) if stated else kit.error_of(update.metrics)
+    return float(update.metrics.get(wire.LOSS, kit.error_of(update.metrics)))
 
 
 def ask(

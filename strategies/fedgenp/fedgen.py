@@ -84,7 +84,7 @@ class FedGen(Generative):
                 f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
                 "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation "
                 "or comparison, `label-counts = true` in its file. FedGenP needs no label counts.",
-                round=now.number,
+                round_number=now.number,
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )

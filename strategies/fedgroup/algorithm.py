@@ -297,7 +297,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             raise FederationError(
                 "the cold start made no group as large as its silos accept. Take a smaller "
                 "num_groups, or wait for more silos.",
-                round=now.number,
+                round_number=now.number,
                 phase="cold start",
                 exit_code=EXIT_NO_SILOS,
             )
@@ -422,7 +422,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
             raise FederationError(
                 f"the group cold start needs at least {self._least} silos "
                 f"(num_groups = {self.num_groups}). Only {num_silos} {what}.",
-                round=now.number,
+                round_number=now.number,
                 phase="cold start",
                 exit_code=EXIT_NO_SILOS,
             )

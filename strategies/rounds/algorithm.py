@@ -108,6 +108,7 @@ class Update:
             ``start``.
         num_examples: its weight, > 0.
         metrics: the other scalars of the reply.
+        figures: what its app measured beyond what the conversation itself has.
         purpose, kind: of the order.
         extras: further arrays of the reply, by record name, all finite; their names and shapes
             are for the algorithm to check.
@@ -124,6 +125,7 @@ class Update:
     extras: Mapping[str, Model] = field(default_factory=dict)
     bytes_sent: int = 0
     bytes_received: int = 0
+    figures: Mapping[str, wire.Value] = field(default_factory=dict)
 
 
 Updates = Sequence[Update]

@@ -16,8 +16,9 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NoReturn
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -25,8 +26,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from coterie import wire
-from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds import kit
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds import kit, spoken
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
 from coterie.wire import Model
@@ -52,10 +53,15 @@ class Checkpoint(Generic[kit.State]):
     silos: tuple[kit.Silo, ...]
 
 
+EvaluateGroup = Callable[[int, kit.Group, ArrayRecord], MetricRecord | None]
+"""Called with the round, who is in the group and the group's model."""
+
+
 class RunResult(Result):
     """Flower's ``Result`` and more.
 
     Attributes:
+        evaluate_metrics_groups: round → group → what ``evaluate_group_fn`` found.
         state: the algorithm's last state.
         rounds: one report per round, then the final evaluation. Those of a resumed run begin
             after its checkpoint.
@@ -66,6 +72,7 @@ class RunResult(Result):
         self.state: Any = None
         self.members: kit.Members | None = None
         self.rounds: list[kit.RoundReport] = []
+        self.evaluate_metrics_groups: dict[int, dict[kit.Group, MetricRecord]] = {}
         self._owned: Mapping[str, Model] = {}
         super().__init__()
 
@@ -89,6 +96,12 @@ class RunResult(Result):
         """Round → who trained together."""
         return {r.round: [list(group) for group in r.groups] for r in self.rounds}
 
+    def group_model(self, group: kit.Group) -> ArrayRecord | None:
+        """The size-weighted mean of a group's models, mostly one; None where no size is known."""
+        own = {name: self._owned[name] for name in group if name in self._owned}
+        mean = None if self.members is None else mean_model(own, self.members.sizes)
+        return None if mean is None else wire.encode_arrays(mean, packed=False)
+
     def stand(self, algorithm: kit.Algorithm[Any], state: Any) -> None:
         """The run stands at this state."""
         self.state, self.members = state, algorithm.members(state)
@@ -106,6 +119,9 @@ class _Run:
         deadline_s: of every exchange.
         config: entries of every training message.
         evaluate_config: entries of every evaluation.
+        strategy: its name, for silos that take part in some only.
+        names: of metrics.
+        minimums: silo → the smallest group that it accepts, of those that said so with an update.
     """
 
     grid: Grid
@@ -113,6 +129,36 @@ class _Run:
     deadline_s: float
     config: kit.Config
     evaluate_config: Mapping[str, Any]
+    strategy: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    minimums: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What every message says of the run, unless its configuration does."""
+        return {
+            wire.ROUNDS: self.rounds,
+            **({wire.STRATEGY: self.strategy} if self.strategy else {}),
+        }
+
+    def present(self, roster: kit.Roster, number: int) -> tuple[kit.Silo, ...]:
+        """Who is here, with the smallest groups that they accept as far as they said so."""
+        return tuple(
+            replace(silo, min_group_size=self.minimums[silo.name])
+            if silo.name in self.minimums and not silo.described
+            else silo
+            for silo in roster.present(self.grid, number=number)
+        )
+
+    def note_minimums(self, updates: kit.Updates) -> None:
+        """What silos that did not describe themselves state today holds until they state another.
+
+        Silos whose last update states none are as their roster has them.
+        """
+        for update in updates:
+            self.minimums.pop(update.silo.name, None)
+            if update.metrics.get(wire.MIN_GROUP_SIZE, 1) > 1:
+                self.minimums[update.silo.name] = update.silo.min_group_size
 
     def exchange(self, messages: Sequence[Message]) -> list[Message | None]:
         """The reply to every message; None where none came in time."""
@@ -129,12 +175,16 @@ class GroupStrategy(Strategy):
             A key ``lr-decay`` is applied here: silos get ``lr · lr-decay^(round−1)``.
         evaluate: whether silos evaluate their models after every round.
         roster: who takes part; by default every connected node.
-        on_round: called with every report, as soon as it is known.
+        on_round: called with every report, as soon as it is known. Without it, every round and
+            its groups are logged through Flower's logger, ``flwr``.
         on_event: called with what cannot wait for the round's report: a word for it, and JSON
             values. ``budget``: what an exchange before the round's training may cost at most.
         keep_every: silos write their own model to their disks after every so many rounds too; 0
             only after the last.
         name_members: silos are told who is in their group by name, not only how many.
+        metric_names: the ClientApp's name of a metric → ``num-examples``, ``train-loss``, ``loss``,
+            ``error`` or ``accuracy``, for names that are not understood by themselves, as those of
+            Flower's examples are.
         options: of the algorithm, in a subclass.
 
     Raises:
@@ -155,6 +205,7 @@ class GroupStrategy(Strategy):
         on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
         keep_every: int = 0,
         name_members: bool = False,
+        metric_names: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         if self.kind is not None and algorithm is not None:
@@ -174,14 +225,20 @@ class GroupStrategy(Strategy):
         self.train_config: kit.Config = {**training, **algorithm.entries(training)}
         self.evaluate = evaluate
         self.roster: kit.Roster = roster if roster is not None else kit.NodeRoster()
-        self.on_round = on_round or (lambda report: None)
+        self.on_round = on_round
         self.on_event = on_event or (lambda kind, fields: None)
         self.keep_every, self.name_members = keep_every, name_members
+        self.metric_names = dict(metric_names or {})
+        if stray := sorted(set(self.metric_names.values()) - set(kit.MAPPED)):
+            raise kit.wrong_options(
+                [f"metric_names: must map to one of {', '.join(kit.MAPPED)}. Got {stray[0]!r}"]
+            )
 
     def summary(self) -> None:
         """Log the configuration."""
         name = type(self.algorithm).__name__
-        kit.log.info("%s: %s", name, dict(self.train_config) or "the silos' own settings")
+        told = dict(self.train_config) or "the silos' own settings"
+        kit.log.info("%s: %s", name, told)
 
     # ---------------------------------------------------------------- the run
 
@@ -195,6 +252,7 @@ class GroupStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
         *,
+        evaluate_group_fn: EvaluateGroup | None = None,
         commit: Callable[[Checkpoint[Any]], None] | None = None,
         resume: Checkpoint[Any] | None = None,
     ) -> RunResult:
@@ -208,6 +266,8 @@ class GroupStrategy(Strategy):
             train_config: added to the configuration of training messages.
             evaluate_config: added to that of evaluation messages.
             evaluate_fn: evaluates the mean of all models on the server, as in Flower.
+            evaluate_group_fn: evaluates every group's model on the server after every round:
+                called with round, members and model.
             commit: called with where the run stands when a round has been reported.
             resume: go on from here, with the same models as a run that was never interrupted;
                 ``initial_arrays`` are not used then.
@@ -216,7 +276,8 @@ class GroupStrategy(Strategy):
             Flower's result, with every silo's own model, the groups and a report per round.
 
         Raises:
-            FederationError: no silos came, or none is left.
+            FederationError: no silos came, none is left, or none of them understands what this
+                strategy asks.
         """
         if num_rounds < 1:
             raise FederationError(f"num_rounds must be at least 1. Got {num_rounds}.")
@@ -226,7 +287,26 @@ class GroupStrategy(Strategy):
             self.round_timeout if timeout is None else timeout,
             {**self.train_config, **(train_config or {})},  # type: ignore[dict-item]
             dict(evaluate_config or {}),
+            # Classes are called like strategies in files, but for capitals.
+            type(self).__name__.lower() if self.kind is not None else "",
+            self.metric_names,
         )
+        on_round = self.on_round or partial(spoken.say, rounds=num_rounds)
+        with spoken.heard() if self.on_round is None else nullcontext():
+            return self._run(
+                run, initial_arrays, on_round, evaluate_fn, evaluate_group_fn, commit, resume
+            )
+
+    def _run(
+        self,
+        run: _Run,
+        initial_arrays: ArrayRecord,
+        on_round: Callable[[kit.RoundReport], None],
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        evaluate_group_fn: EvaluateGroup | None,
+        commit: Callable[[Checkpoint[Any]], None] | None,
+        resume: Checkpoint[Any] | None,
+    ) -> RunResult:
         self.summary()
         result = RunResult(initial_arrays)
         if resume is None:
@@ -238,18 +318,19 @@ class GroupStrategy(Strategy):
         result.stand(self.algorithm, standing.state)
         if resume is None:
             _evaluate_on_server(evaluate_fn, 0, result)
-        while standing.round < num_rounds:
+        while standing.round < run.rounds:
             standing, report, updates = self._play_round(run, standing)
             result.stand(self.algorithm, standing.state)
             _note(result, report, updates)
             _evaluate_on_server(evaluate_fn, standing.round, result)
-            self.on_round(report)
+            _evaluate_groups(evaluate_group_fn, report, result)
+            on_round(report)
             if commit is not None:
                 commit(standing)
         standing, report = self._finish(run, standing, alone=resume is standing)
         result.stand(self.algorithm, standing.state)
         _note(result, report, [])
-        self.on_round(report)
+        on_round(report)
         return result
 
     def _play_round(
@@ -259,7 +340,7 @@ class GroupStrategy(Strategy):
         algorithm, clock, number = self.algorithm, _Clock(), before.round + 1
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
-        silos = tuple(self.roster.present(run.grid, round=number))
+        silos = run.present(self.roster, number)
         now = kit.Round(number, silos, run.config, self.on_event)
         state = welcome(algorithm, before.state, now)
 
@@ -275,9 +356,12 @@ class GroupStrategy(Strategy):
             config=run.config,
             groups=algorithm.groups(state),
             evaluate=self.evaluate,
+            told=run.told,
         )
         clock.lap("prepare")
-        checked = kit.check_replies(orders, run.exchange(messages))
+        checked = kit.check_replies(orders, run.exchange(messages), run.names)
+        require_understood(orders, checked, number, type(algorithm).__name__)
+        run.note_minimums(checked.updates)
         phases = kit.add_costs(phases, kit.costs_beside_training(orders, checked.updates))
         clock.lap("train")
 
@@ -291,12 +375,13 @@ class GroupStrategy(Strategy):
         left_out |= kit.withdraw(algorithm.sharing(state), updates)
         trained = [u for u in updates if not u.purpose]
         evaluated, evaluation = number - 1, kit.received_evaluations(trained)
+        metrics: Mapping[str, kit.Figures] = {}
         clock.lap("aggregate")
 
         # 5. Silos that cannot answer for it on the way are asked for their error, and all keep
         #    their models where it is time to.
         if number < run.rounds:
-            stated = self._evaluate_plain(run, state, now)
+            stated, metrics = self._evaluate_plain(run, state, now)
             evaluated, evaluation = (number, stated) if stated else (evaluated, evaluation)
             clock.lap("evaluate")
             if self.keep_every and number % self.keep_every == 0:
@@ -316,6 +401,8 @@ class GroupStrategy(Strategy):
             silos={u.silo.name: kit.silo_report(u) for u in trained},
             evaluated_round=evaluated,
             evaluation=evaluation,
+            train_metrics={u.silo.name: u.figures for u in trained if u.figures},
+            metrics=metrics,
             personalised=kit.trained_evaluations(trained),
             seconds=clock.seconds,
             phases=phases,
@@ -329,13 +416,13 @@ class GroupStrategy(Strategy):
         """Hand every silo that is here its own model, evaluated."""
         algorithm, clock, silos = self.algorithm, _Clock(), standing.silos
         if alone:  # only the end was missing: its nodes may have other ids now
-            here = {s.name: s for s in self.roster.present(run.grid, round=run.rounds)}
+            here = {s.name: s for s in run.present(self.roster, run.rounds)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
         now = kit.Round(run.rounds, silos, run.config, self.on_event)
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
         clock.lap("finish")
         asked, replies = self._hand_over(run, state, now) if self.evaluate else ([], [])
-        evaluation = kit.read_evaluations(asked, replies)
+        evaluation = kit.read_evaluations(asked, replies, run.names)
         guards = {n: g for n, g in kit.read_guards(asked, replies).items() if n in evaluation}
         clock.lap("evaluate")
         report = kit.RoundReport(
@@ -343,6 +430,7 @@ class GroupStrategy(Strategy):
             groups=tuple(algorithm.groups(state)),
             evaluated_round=run.rounds,
             evaluation=evaluation,
+            metrics=kit.read_own_metrics(asked, replies, evaluation),
             seconds=clock.seconds,
             phases=phases,
             details=algorithm.details(state),
@@ -371,23 +459,39 @@ class GroupStrategy(Strategy):
             assert all(order.purpose for order in orders), "the round's training comes later"
             started = time.perf_counter()
             messages = training_messages(
-                orders, number=now.number, config=run.config, groups=(), evaluate=False
+                orders,
+                number=now.number,
+                config=run.config,
+                groups=(),
+                evaluate=False,
+                told=run.told,
             )
-            answers = kit.check_replies(orders, run.exchange(messages)).answers
+            checked = kit.check_replies(orders, run.exchange(messages), run.names)
+            require_understood(orders, checked, now.number, type(self.algorithm).__name__)
+            answers = checked.answers
             seconds = time.perf_counter() - started
             costs = kit.add_costs(costs, kit.costs_by_kind(orders, answers, seconds))
             asked += answers
 
-    def _evaluate_plain(self, run: _Run, state: Any, now: kit.Round) -> dict[str, kit.Evaluation]:
+    def _evaluate_plain(
+        self, run: _Run, state: Any, now: kit.Round
+    ) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
         """Of the silos that do not answer for it with their next training."""
         models = self.algorithm.next_models(state)
         plain = [silo for silo in now.silos if not silo.described and silo.name in models]
         if not self.evaluate or not plain:
-            return {}
+            return {}, {}
         messages = evaluation_messages(
-            plain, models, number=now.number, config=run.config, more=run.evaluate_config
+            plain,
+            models,
+            number=now.number,
+            config=run.config,
+            more=run.evaluate_config,
+            told=run.told,
         )
-        return kit.read_evaluations(plain, run.exchange(messages))
+        replies = run.exchange(messages)
+        evaluation = kit.read_evaluations(plain, replies, run.names)
+        return evaluation, kit.read_own_metrics(plain, replies, evaluation)
 
     def _hand_over(
         self, run: _Run, state: Any, now: kit.Round
@@ -402,6 +506,7 @@ class GroupStrategy(Strategy):
             number=now.number,
             config=run.config,
             more=run.evaluate_config,
+            told=run.told,
             own=membership(silos, groups, name_members=self.name_members),
         )
         return silos, run.exchange(messages)
@@ -483,6 +588,35 @@ def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model
     )
 
 
+def require_understood(
+    orders: Sequence[kit.Order], checked: kit.Checked, number: int, algorithm: str
+) -> None:
+    """End a run whose ClientApps answer no message of a type that is this project's own.
+
+    Without this, such a strategy would run to its end with everybody alone. What one of them
+    answers, one that described itself is asked, or nobody answered in time, is no such case.
+
+    Raises:
+        FederationError: names the message type.
+    """
+    answered = {update.kind for update in checked.updates}
+    foreign = {o.kind for o in orders} - {wire.TRAIN, wire.EVALUATE} - answered
+    for kind in sorted(foreign):
+        asked = [order.silo for order in orders if order.kind == kind]
+        failed = [error for order, error in checked.failed if order.kind == kind]
+        if any(silo.described for silo in asked) or not all(error.raised for error in failed):
+            continue
+        raise FederationError(
+            f"{algorithm} asks silos for {kind!r}, and none of the {len(asked)} nodes here answers "
+            f"that: their ClientApp has no function for it. Run coterie's own silos (`coterie "
+            f"silo`), add such a function, or take a strategy that works with any ClientApp "
+            f"(docs/how-to/choose-a-strategy.md). {asked[0].name} said: {failed[0]}",
+            round_number=number,
+            phase=kind,
+            exit_code=EXIT_CONFIG,
+        )
+
+
 class _Clock:
     """Wall seconds per phase."""
 
@@ -500,7 +634,7 @@ def _note(result: RunResult, report: kit.RoundReport, trained: kit.Updates) -> N
     """The round's report, and Flower's own figures of it."""
     result.rounds.append(report)
     if report.evaluation:
-        record = kit.evaluation_record(report.evaluation)
+        record = kit.evaluation_record(report.evaluation, report.metrics)
         if report.evaluated_round:
             result.evaluate_metrics_clientapp[report.evaluated_round] = record
     if trained:
@@ -515,3 +649,16 @@ def _evaluate_on_server(
     metrics = evaluate_fn(number, result.arrays) if evaluate_fn is not None else None
     if metrics is not None:
         result.evaluate_metrics_serverapp[number] = metrics
+
+
+def _evaluate_groups(
+    evaluate_group_fn: EvaluateGroup | None, report: kit.RoundReport, result: RunResult
+) -> None:
+    if evaluate_group_fn is None:
+        return
+    found = result.evaluate_metrics_groups[report.round] = {}
+    for group in report.groups:
+        model = result.group_model(group)
+        metrics = None if model is None else evaluate_group_fn(report.round, group, model)
+        if metrics is not None:
+            found[group] = metrics

@@ -13,7 +13,7 @@ from coterie.wire import Model
 
 EVALUATION_KEYS = (
     *(wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.RUN, wire.SEED, wire.PERSONAL, wire.GUARD),
-    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU),
+    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU, wire.METRIC),
 )
 """Entries of the training configuration that an evaluation needs too."""
 
@@ -26,6 +26,12 @@ PERSONALISING_KEYS = (
     wire.MOMENTUM,
     wire.WEIGHT_DECAY,
     wire.PRECISION,
+    wire.OPTIMISER,
+    wire.SCHEDULE,
+    wire.WARM_UP,
+    wire.CLIP_NORM,
+    wire.ACCUMULATE,
+    wire.BALANCE,
 )
 """And these, where silos make a model of their own first."""
 
@@ -51,6 +57,7 @@ def training_messages(
     config: kit.Config,
     groups: Sequence[kit.Group],
     evaluate: bool,
+    told: Mapping[str, Any],
 ) -> list[Message]:
     """One message per order.
 
@@ -60,13 +67,14 @@ def training_messages(
         config: entries of all of them.
         groups: who trains together.
         evaluate: whether silos answer for the model received as well.
+        told: entries that the configuration comes before.
     """
     encoder = Encoder()
     sizes = {name: len(group) for group in groups for name in group}
     messages = []
     for order in orders:
         size = 1 if order.purpose else sizes.get(order.silo.name, 1)
-        entries = _entries(order, number, config, size, evaluate=evaluate)
+        entries = _entries(order, number, {**told, **config}, size, evaluate=evaluate)
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
         for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
             content[name] = encoder.encode(part, packed=order.silo.described)
@@ -87,12 +95,13 @@ def _entries(
     if wire.LR in entries:
         entries[wire.LR] = float(entries[wire.LR]) * float(decay) ** (number - 1)
     entries[wire.ROUND] = number
+    # Any ClientApp is told: who runs its silo may have said that it trains in larger groups only.
+    entries.setdefault(wire.GROUP_SIZE, group_size)
     if order.silo.described:
         entries[wire.PROTOCOL_KEY] = wire.PROTOCOL
         own_training = not order.evaluates and not order.purpose
         wanted = bool(order.config.get(wire.EVALUATE_RECEIVED, True))
         entries[wire.EVALUATE_RECEIVED] = evaluate and own_training and wanted
-        entries.setdefault(wire.GROUP_SIZE, group_size)
     if order.purpose:
         entries[wire.PURPOSE] = order.purpose
     return entries
@@ -105,6 +114,7 @@ def evaluation_messages(
     number: int,
     config: kit.Config,
     more: Mapping[str, Any],
+    told: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Message]:
     """Every silo's own model, to be evaluated.
@@ -115,11 +125,13 @@ def evaluation_messages(
         number: of the round.
         config: of the training.
         more: entries of all these messages.
+        told: entries that both come before.
         own: silo → further entries of its message.
     """
     encoder = Encoder()
     keys = EVALUATION_KEYS + (PERSONALISING_KEYS if wire.PERSONALISE in config else ())
-    entries = {**{k: v for k, v in config.items() if k in keys}, **more, wire.ROUND: number}
+    of_training = {k: v for k, v in config.items() if k in keys}
+    entries = {**told, **of_training, **more, wire.ROUND: number}
     messages = []
     for silo in silos:
         content = RecordDict(

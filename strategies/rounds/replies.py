@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from types import MappingProxyType
 
 import numpy as np
 from flwr.app import Message, MetricRecord
@@ -14,9 +16,15 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
-from coterie.strategies.rounds.reports import Evaluation, GuardReport, PhaseReport, SiloReport
+from coterie.strategies.rounds.reports import (
+    Evaluation,
+    Figures,
+    GuardReport,
+    PhaseReport,
+    SiloReport,
+)
 from coterie.strategies.rounds.roster import Silo
-from coterie.wire import Model
+from coterie.wire import Model, Value
 
 log = logging.getLogger("coterie.run")
 
@@ -26,6 +34,15 @@ MAX_VALUE = 1e15
 """Larger than any parameter, running statistic or counter of a model that can be trained further:
 the float32 squares that training takes overflow at 1.8e19, and one such value spoils a mean."""
 
+Names = Mapping[str, str]
+"""A metric's name in an app → here, where that is not understood by itself."""
+OWN_NAMES: Names = MappingProxyType({})
+MAPPED = (wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.LOSS, wire.ERROR, wire.ACCURACY)
+"""The metrics that a ClientApp may call otherwise."""
+
+RAISED = 2
+"""Flower's error code of a ClientApp that raised."""
+
 GUARD_KEYS = (
     *(wire.ERROR, wire.ALONE_ERROR),
     *(wire.VALIDATION_ERROR, wire.ALONE_VALIDATION_ERROR),
@@ -33,11 +50,16 @@ GUARD_KEYS = (
 
 
 class ReplyError(ValueError):
-    """Why a reply does not count; ``refused`` by the silo itself, or because it is wrong."""
+    """Why a reply does not count.
 
-    def __init__(self, reason: str, *, refused: bool = False) -> None:
+    Attributes:
+        refused: by the silo itself, not because it is wrong.
+        raised: the ClientApp raised, which is what one does that has no function for a message.
+    """
+
+    def __init__(self, reason: str, *, refused: bool = False, raised: bool = False) -> None:
         super().__init__(reason)
-        self.refused = refused
+        self.refused, self.raised = refused, raised
 
 
 @dataclass(frozen=True)
@@ -67,13 +89,18 @@ class Checked:
         return {order.silo.name: str(why) for order, why in self.failed if not order.purpose}
 
 
-def check_replies(orders: Sequence[Order], replies: Sequence[Message | None]) -> Checked:
-    """Check the reply to every order; None is a reply that did not come in time."""
+def check_replies(
+    orders: Sequence[Order], replies: Sequence[Message | None], names: Names = OWN_NAMES
+) -> Checked:
+    """Check the reply to every order; None is a reply that did not come in time.
+
+    ``names`` are of metrics, as its app has them → as they are called here.
+    """
     updates: list[Update] = []
     failed: list[tuple[Order, ReplyError]] = []
     for order, reply in zip(orders, replies, strict=True):
         try:
-            updates.append(check_reply(order, reply))
+            updates.append(check_reply(order, reply, names))
         except ReplyError as error:
             failed.append((order, error))
             if order.purpose:
@@ -81,7 +108,7 @@ def check_replies(orders: Sequence[Order], replies: Sequence[Message | None]) ->
     return Checked(sorted(updates, key=lambda u: (u.silo.name, u.purpose)), failed)
 
 
-def check_reply(order: Order, reply: Message | None) -> Update:
+def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -> Update:
     """Check a reply against what was sent.
 
     Raises:
@@ -94,6 +121,7 @@ def check_reply(order: Order, reply: Message | None) -> Update:
         raise ReplyError(
             str(reply.error.reason or "it answered with an error."),
             refused=reply.error.code == wire.REFUSED,
+            raised=reply.error.code in (wire.FAILED, RAISED),
         )
     try:
         arrays = {k: wire.decode_arrays(r) for k, r in reply.content.array_records.items()}
@@ -109,22 +137,31 @@ def check_reply(order: Order, reply: Message | None) -> Update:
             if array.dtype.kind not in "biuf":
                 raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
             _check_values(name, array)
-    metrics = wire.read_metrics(reply.content)
+    metrics = wire.understood(wire.read_metrics(reply.content), names)
     count = metrics.get(wire.NUM_EXAMPLES)
     if count is None or not 0 < count <= MAX_EXAMPLES:
         raise ReplyError(f"{wire.NUM_EXAMPLES} must be a number above 0. Got {count}.")
     return Update(
-        silo=order.silo,
+        silo=_with_minimum(order.silo, metrics),
         start=order.model,
         model={name: model[name] for name in order.model},
         num_examples=float(count),
         metrics=metrics,
+        figures=wire.read_figures(reply.content),
         purpose=order.purpose,
         kind=order.kind,
         extras=arrays,
         bytes_sent=order.num_bytes,
         bytes_received=received,
     )
+
+
+def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:
+    """A silo that did not describe itself says with its update with how many it may be averaged."""
+    stated = metrics.get(wire.MIN_GROUP_SIZE, 1)
+    if silo.described or not stated > 1:
+        return silo
+    return replace(silo, min_group_size=ceil(min(stated, MAX_EXAMPLES)))
 
 
 def check_finite(model: Model) -> None:
@@ -163,7 +200,7 @@ def _check_values(name: str, array: NDArray[np.generic]) -> None:
 
 
 def read_evaluations(
-    silos: Sequence[Silo], replies: Sequence[Message | None]
+    silos: Sequence[Silo], replies: Sequence[Message | None], names: Names = OWN_NAMES
 ) -> dict[str, Evaluation]:
     """Silo → (loss, error, test samples), of the evaluations that count."""
     found = {}
@@ -173,7 +210,7 @@ def read_evaluations(
         if reply.has_error():
             log.warning("%s was not evaluated: %s", silo.name, reply.error.reason)
             continue
-        metrics = wire.read_metrics(reply.content)
+        metrics = wire.understood(wire.read_metrics(reply.content), names)
         count = metrics.get(wire.NUM_EXAMPLES, 0)
         if not np.isfinite(count) or count <= 0:
             log.warning("%s was not evaluated: it states %s test samples", silo.name, count)
@@ -222,14 +259,21 @@ def trained_evaluations(updates: Updates) -> dict[str, tuple[float, float]]:
     }
 
 
+def read_own_metrics(
+    silos: Sequence[Silo], replies: Sequence[Message | None], counted: Container[str]
+) -> dict[str, Figures]:
+    """Silo → what else its app measured, of the silos whose evaluation counts."""
+    found = {
+        silo.name: wire.read_figures(reply.content)
+        for silo, reply in zip(silos, replies, strict=True)
+        if silo.name in counted and reply is not None
+    }
+    return {name: figures for name, figures in sorted(found.items()) if figures}
+
+
 def error_of(metrics: Mapping[str, float]) -> float:
-    """A silo's error; a plain ClientApp may state an accuracy instead."""
-    if wire.ERROR in metrics:
-        return metrics[wire.ERROR]
-    for key in ("accuracy", "eval_acc", "eval-accuracy", "acc"):
-        if key in metrics:
-            return 1.0 - metrics[key]
-    return float("nan")
+    """A silo's error, or what an accuracy that it states instead makes it."""
+    return wire.understood(metrics, OWN_NAMES).get(wire.ERROR, float("nan"))
 
 
 def silo_report(update: Update) -> SiloReport:
@@ -290,19 +334,36 @@ def _costs(
     return costs
 
 
-def evaluation_record(evaluation: Mapping[str, Evaluation]) -> MetricRecord:
-    """Flower's record: means weighted by test samples."""
+def evaluation_record(
+    evaluation: Mapping[str, Evaluation], metrics: Mapping[str, Figures]
+) -> MetricRecord:
+    """Flower's record: means weighted by test samples, of whatever the silos measured."""
     weights = np.array([count for _, _, count in evaluation.values()], dtype=np.float64)
     means: dict[str, int | float] = {wire.NUM_EXAMPLES: int(weights.sum())}
     for i, key in enumerate((wire.LOSS, wire.ERROR)):
         values = np.array([entry[i] for entry in evaluation.values()], dtype=np.float64)
         if np.isfinite(values).all():
             means[key] = float((values * weights).sum() / weights.sum())
-    return MetricRecord({**means})
+    counts = {name: float(count) for name, (_, _, count) in evaluation.items()}
+    return MetricRecord({**means_of(metrics, counts), **means})
+
+
+def means_of(metrics: Mapping[str, Figures], weights: Mapping[str, float]) -> dict[str, Value]:
+    """Means over the silos that state a metric, weighted; of lists item by item.
+
+    A metric that is a list of other lengths or a number elsewhere has no mean.
+    """
+    means: dict[str, Value] = {}
+    for key in sorted({key for figures in metrics.values() for key in figures}):
+        stated = {name: figures[key] for name, figures in metrics.items() if key in figures}
+        if len({np.shape(value) for value in stated.values()}) == 1:
+            own = [weights[name] for name in stated]
+            means[key] = np.average(list(stated.values()), axis=0, weights=own).tolist()
+    return means
 
 
 def training_record(updates: Updates) -> MetricRecord:
-    """Flower's record: the mean training loss, weighted by training samples."""
+    """Flower's record: mean training loss and metrics, weighted by training samples."""
     pairs = [
         (u.metrics[wire.TRAIN_LOSS], u.num_examples)
         for u in updates
@@ -310,4 +371,6 @@ def training_record(updates: Updates) -> MetricRecord:
     ]
     total = sum(weight for _, weight in pairs)
     mean = sum(value * weight for value, weight in pairs) / total if total else float("nan")
-    return MetricRecord({wire.TRAIN_LOSS: mean} if mean == mean else {})
+    own = {u.silo.name: u.figures for u in updates if u.figures}
+    means = means_of(own, {u.silo.name: u.num_examples for u in updates})
+    return MetricRecord({**means, **({wire.TRAIN_LOSS: mean} if mean == mean else {})})

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from coterie.wire import Value
+
 Group = tuple[str, ...]
 Evaluation = tuple[float, float, int]
 """Loss, error and number of test samples."""
+Figures = Mapping[str, Value]
+"""Metric → value."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class RoundReport:
         silos: per silo that answered.
         evaluation: silo → (loss, error, number of test samples) of the model held after
             round ``evaluated_round``.
+        train_metrics, metrics: silo → metric → value, of what else its app says of its training,
+            and of that evaluation.
         personalised: silo → (loss, error) of the model as it trained it in this round, on the same
             test samples; of silos that were asked for it.
         seconds: phase → wall seconds.
@@ -93,6 +99,8 @@ class RoundReport:
     silos: Mapping[str, SiloReport] = field(default_factory=dict)
     evaluated_round: int = 0
     evaluation: Mapping[str, Evaluation] = field(default_factory=dict)
+    train_metrics: Mapping[str, Figures] = field(default_factory=dict)
+    metrics: Mapping[str, Figures] = field(default_factory=dict)
     personalised: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     phases: Mapping[str, PhaseReport] = field(default_factory=dict)

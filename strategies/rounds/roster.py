@@ -46,6 +46,7 @@ class Silo:
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
         max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
         head: layers of the model's predictor; empty if it described no latent split.
+        metric, unit: the task's leading metric, and in what real targets are counted.
     """
 
     name: str
@@ -57,12 +58,14 @@ class Silo:
     min_group_size: int = 1
     max_local_epochs: int = 0
     head: wire.Layers = ()
+    metric: str = "error"
+    unit: str = ""
 
 
 class Roster(Protocol):
     """What the round loop asks of a roster."""
 
-    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+    def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """Silos that are here now, sorted by name; waits if the run cannot go on without more.
 
         Raises:
@@ -83,9 +86,9 @@ class NodeRoster:
     min_silos: int = 1
     deadline_s: float = 300.0
 
-    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+    def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """See ``Roster``."""
-        enough = self.min_silos if round <= 1 else 1
+        enough = self.min_silos if number <= 1 else 1
         deadline, said = time.monotonic() + self.deadline_s, 0.0
         while len(nodes := sorted(grid.get_node_ids())) < enough:
             now = time.monotonic()
@@ -93,7 +96,7 @@ class NodeRoster:
                 raise FederationError(
                     f"gave up after {self.deadline_s:.0f} s: {len(nodes)} of at least {enough} "
                     "nodes are connected.",
-                    round=round,
+                    round_number=number,
                     phase="roster",
                     exit_code=EXIT_NO_SILOS,
                 )
@@ -171,27 +174,27 @@ class DescribedRoster:
     _doubles: dict[int, str] = field(default_factory=dict)
     _said: float = 0.0
 
-    def present(self, grid: Grid, *, round: int) -> list[Silo]:
+    def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """See ``Roster``."""
-        due = {name for name, at in self.churn.joins.items() if at <= round}
-        gone = {name for name, at in self.churn.leaves.items() if at <= round}
+        due = {name for name, at in self.churn.joins.items() if at <= number}
+        gone = {name for name, at in self.churn.leaves.items() if at <= number}
         due -= gone
 
         deadline = time.monotonic() + self.deadline_s
         while True:
-            here = self._look(grid, round=round)
+            here = self._look(grid, number=number)
             names = {silo.name for silo in here}
             missing, lingering = sorted(due - names), sorted(gone & names)
             away = sorted(self.awaited - names - gone - due)
             late = time.monotonic() >= deadline
             back = min(self.min_silos, len(self.awaited - gone))
-            enough = len(here) >= (self.min_silos if round <= 1 else max(1, back))
+            enough = len(here) >= (self.min_silos if number <= 1 else max(1, back))
             if enough and not missing and not lingering and (late or not away):
                 if away:
                     log.warning("the run goes on without %s", ", ".join(away))
                 self.awaited = frozenset()
                 return sorted(here, key=lambda silo: silo.name)
-            text = _waiting_text(len(here), self.min_silos, missing + away, lingering, round)
+            text = _waiting_text(len(here), self.min_silos, missing + away, lingering, number)
             if time.monotonic() - self._said >= SAY_AGAIN_S:
                 self._said = time.monotonic()
                 log.info(text)
@@ -200,13 +203,13 @@ class DescribedRoster:
                 raise FederationError(
                     f"gave up after {self.deadline_s:.0f} s: {text}.{refused} Start silos with "
                     "`coterie silo`, or raise wait-for-silos.",
-                    round=round,
+                    round_number=number,
                     phase="roster",
                     exit_code=EXIT_NO_SILOS,
                 )
             time.sleep(POLL_S)
 
-    def _look(self, grid: Grid, *, round: int) -> list[Silo]:
+    def _look(self, grid: Grid, *, number: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""
         nodes = set(grid.get_node_ids())
         for node in (set(self._by_node) | set(self._refused_nodes)) - nodes:
@@ -219,7 +222,7 @@ class DescribedRoster:
             self._refused_nodes.pop(node, None)
         self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)))
         return [
-            silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= round
+            silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= number
         ]
 
     def _describe(self, grid: Grid, new: Sequence[int]) -> None:
@@ -286,6 +289,8 @@ class DescribedRoster:
             min_group_size=described.min_group_size,
             max_local_epochs=described.max_local_epochs,
             head=described.head,
+            metric=described.metric,
+            unit=described.unit,
         )
         log.info(
             "silo %s is here: %d training samples, %s",
@@ -316,14 +321,30 @@ class DescribedRoster:
         if described.num_examples <= 0:
             return f"it states {described.num_examples} training samples; at least 1 is needed."
         if self.schema and described.schema != self.schema:
-            return "its model has other arrays or classes than the other silos' (schema differs)."
+            return self._difference(described.schema)
         return ""
+
+    def _difference(self, schema: str) -> str:
+        """What differs, as far as schemas say: they may end in a file and its checksum."""
+        ours, theirs = map(_WEIGHTS.search, (self.schema, schema))
+        if ours is None or theirs is None or ours[0] == theirs[0]:
+            return "its model has other arrays or classes than the other silos' (schema differs)."
+        here = ", ".join(sorted(silo.name for silo in self._by_node.values())) or "the run's silos"
+        return (
+            f"the weights that its model begins from differ: its {theirs[1]} has SHA-256 "
+            f"{theirs[2]}…, that of {here} ({ours[1]}) {ours[2]}… (schema differs). "
+            "Give every silo the same file."
+        )
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         who = who or f"node {node}"
         self._refused_nodes[node] = reason
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
+
+
+_WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")
+"""The end of a schema whose model begins from a file, or has a frozen part: what, its SHA-256."""
 
 
 def _is_another_release(theirs: str) -> bool:
@@ -337,10 +358,10 @@ def _is_another_release(theirs: str) -> bool:
 
 
 def _waiting_text(
-    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], round: int
+    here: int, min_silos: int, missing: Sequence[str], lingering: Sequence[str], number: int
 ) -> str:
     if missing:
-        return f"round {round} waits for {', '.join(missing)} to join"
+        return f"round {number} waits for {', '.join(missing)} to join"
     if lingering:
-        return f"round {round} waits for {', '.join(lingering)} to leave"
-    return f"waiting for silos: {here} of at least {min_silos if round <= 1 else 1} here"
+        return f"round {number} waits for {', '.join(lingering)} to leave"
+    return f"waiting for silos: {here} of at least {min_silos if number <= 1 else 1} here"

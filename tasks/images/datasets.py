@@ -160,9 +160,16 @@ class ImageTask(NamedNetwork):
             )
         return Samples(scaled(images, self._scale(chosen)))
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``; a scale of every pixel's own is not told."""
+        chosen = self._options(options)
+        if chosen["normalise"] == "per-pixel":
+            return {}
+        return {"axes": "channels, height, width", **self._scale(chosen).described()}
+
     def _options(self, options: Mapping[str, Option]) -> dict[str, Any]:
         defaults = {**OPTIONS, **SPLIT_KEYS, "first-label": self.first_label}
-        chosen = read_options(self.name, parse_flags(options, "download"), defaults)
+        chosen = read_options(self.name, options, defaults)
         check_bounds(chosen, ("train", "test", "label-permutation", "split-seed"))
         check_split(options, chosen)
         return chosen
@@ -291,22 +298,6 @@ def scaled(images: NDArray[Any], scale: Scale) -> NDArray[np.float32]:
     """Pixels 0–255 scaled, with the channels first."""
     x = scale(images)
     return np.ascontiguousarray(x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2))
-
-
-def parse_flags(options: Mapping[str, Option], *flags: str) -> dict[str, Option]:
-    """The options with "true" and "false" of the named flags as booleans.
-
-    A command line or an environment gives text, and ``bool("false")`` is true.
-    """
-    words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-    parsed = dict(options)
-    for flag in flags:
-        if flag in options:
-            word = str(options[flag]).lower()
-            if word not in words:
-                raise TaskError(f"option {flag!r} must be true or false. Got {options[flag]!r}.")
-            parsed[flag] = words[word]
-    return parsed
 
 
 def check_bounds(chosen: Mapping[str, Any], keys: tuple[str, ...]) -> None:

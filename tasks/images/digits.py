@@ -80,6 +80,10 @@ class Digits(Task):
 
         return LabelwiseDiscriminator(num_features, self.num_classes)
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``."""
+        return {"axes": "channels (1, grey), height, width", "pixels": "from 0 to 16, then / 16"}
+
     def load(self, options: Mapping[str, Option]) -> SiloData:
         """Cut this silo's share out of the embedded data set."""
         chosen = self._options(options)

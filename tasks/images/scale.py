@@ -22,6 +22,14 @@ class Scale:
         """Pixels 0–255, any type, to float32."""
         return ((images.astype(np.float32) - self.shift) / self.width).astype(np.float32)
 
+    def described(self) -> dict[str, Any]:
+        """For ``Task.prepared``."""
+        return {
+            "pixels": "from 0 to 255, then (pixel − shift) / width",
+            "shift": np.asarray(self.shift).tolist(),
+            "width": np.asarray(self.width).tolist(),
+        }
+
 
 SYMMETRIC = Scale(127.5, 127.5)
 FIXED = {"symmetric": SYMMETRIC, "unit": Scale(0.0, 255.0)}

@@ -5,30 +5,46 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from coterie.tasks.base import Option, Samples, TaskError, read_array, read_options
 from coterie.tasks.own.declared import Declaration, DeclaredTask, Size
+from coterie.tasks.own.targets import ArrayTarget, Target
+from coterie.tasks.problems import Classes, Masks, Numbers
 
 
 class ArrayDeclaration(Declaration):
     """``shape`` is that of one sample; ``scale`` multiplies every number."""
 
+    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "target")
+
     kind: Literal["npz"]
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=3)]
     scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    target: ArrayTarget | None = None
+
+    @property
+    def answer(self) -> Target | None:
+        """See ``Declaration``."""
+        return self.target
+
+    @model_validator(mode="after")
+    def _masks_have_pixels(self) -> ArrayDeclaration:
+        if isinstance(self.problem(), Masks) and len(self.shape) < 2:
+            raise ValueError("masks need samples with channels before their height and width")
+        return self
 
 
 @dataclass(frozen=True)
 class Arrays:
-    """Samples and labels of a file; ``test`` are those that it says are for testing."""
+    """Samples and targets of a file; ``test`` are those that it says are for testing."""
 
     x: NDArray[np.float32]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     test: Arrays | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Arrays:
@@ -39,7 +55,7 @@ class Arrays:
 class ArrayTask(DeclaredTask):
     """``x`` and ``y``; or ``x_train``, ``y_train``, ``x_test``, ``y_test``.
 
-    ``y`` holds numbers of classes from 0 on, or their names.
+    ``y`` holds numbers of classes from 0 on, or their names; or what the declared target needs.
     """
 
     declaration: ArrayDeclaration
@@ -98,20 +114,46 @@ class ArrayTask(DeclaredTask):
         read_options(self.name, options, self.options)
         return Samples(self._scaled(read_array(file), file))
 
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``."""
+        return {"numbers": "multiplied by factor", "factor": self.declaration.scale}
+
     def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
         samples = self._scaled(x, place)
-        if y.ndim != 1 or y.dtype.kind not in "iuU":
-            raise TaskError(
-                f"labels in {str(place)!r} must be whole numbers or names, one per sample. "
-                f"Got {y.dtype} of shape {y.shape}."
-            )
-        if len(x) != len(y):
+        if y.ndim and len(x) != len(y):
             raise TaskError(
                 f"{str(place)!r} must have one label per sample. "
                 f"Got {len(x)} samples and {len(y)} labels."
             )
-        labels = self.labels(y.tolist(), str(place)) if y.dtype.kind == "U" else y.astype(np.int64)
-        return Arrays(samples, labels)
+        return Arrays(samples, self._targets(y, place))
+
+    def _targets(self, y: NDArray[Any], place: Path) -> NDArray[Any]:
+        problem = self.problem
+        if isinstance(problem, Classes):
+            if y.ndim != 1 or y.dtype.kind not in "iuU":
+                raise TaskError(
+                    f"labels in {str(place)!r} must be whole numbers or names, one per sample. "
+                    f"Got {y.dtype} of shape {y.shape}."
+                )
+            named = y.dtype.kind == "U"
+            return self.labels(y.tolist(), str(place)) if named else y.astype(np.int64)
+        if y.dtype.kind not in ("iub" if isinstance(problem, Masks) else "fiub"):
+            what = "whole numbers" if isinstance(problem, Masks) else "numbers"
+            raise TaskError(f"y in {str(place)!r} must hold {what}. Got {y.dtype}.")
+        if isinstance(problem, Masks):
+            if y.shape[1:] != self.shape[1:]:
+                raise TaskError(
+                    f"masks in {str(place)!r} must be of shape {self.shape[1:]}. Got {y.shape[1:]}."
+                )
+            y = y.astype(np.int64)
+        else:
+            single = isinstance(problem, Numbers) and problem.num_targets == 1 and y.ndim == 1
+            y = y.astype(np.float32).reshape(len(y), 1) if single else y.astype(np.float32)
+        try:
+            problem.check(y, "all")
+        except TaskError as error:
+            raise TaskError(f"y in {str(place)!r} does not fit: {error}") from None
+        return y
 
     def _scaled(self, x: NDArray[Any], place: Path) -> NDArray[np.float32]:
         if x.shape[1:] != self.shape:

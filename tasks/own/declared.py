@@ -14,7 +14,7 @@ import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,18 @@ from coterie.tasks.base import (
     ColumnScale,
     Option,
     SiloData,
+    StreamedData,
     Task,
     TaskError,
     place_of,
     read_options,
 )
+from coterie.tasks.own.targets import Target
+from coterie.tasks.problems import Classes, Masks, Problem, Survival
 
 if TYPE_CHECKING:
     import torch
+
 
 OPTIONS: dict[str, Option] = {"data": "", "test-data": "", "test-share": 0.2, "seed": 0}
 
@@ -40,19 +44,66 @@ Size = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Declaration(BaseModel):
-    """What every declared task says. ``classes`` are in the order of the model's outputs."""
+    """What every declared task says. ``classes`` are in the order of the model's outputs.
+
+    ``weights`` is a safetensors file, relative to the declaration, ``checksum`` its SHA-256;
+    ``freeze`` is ``all-but-head``, or beginnings of names of parameters.
+    ``metric`` leads in place of the problem's first. ``target`` of a kind says another problem than
+    to tell classes apart.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    LATER: ClassVar[tuple[str, ...]] = ("metric", "weights", "checksum", "freeze")
+    """Keys that declarations did not always have."""
+
     kind: str
     name: Name
-    classes: Annotated[tuple[str, ...], Field(min_length=2)]
+    classes: tuple[str, ...] = ()
     network: str
+    weights: str = ""
+    checksum: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    freeze: Literal["all-but-head"] | tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    metric: str = ""
+
+    @property
+    def answer(self) -> Target | None:
+        """The target, if it is not one of several classes."""
+        return None
+
+    def problem(self) -> Problem:
+        """The learning problem."""
+        count = len(self.classes)
+        return Classes(count) if self.answer is None else self.answer.problem(count)
+
+    def fingerprint(self) -> str:
+        """Of the content; a key that came later counts only where it says something, so that what
+        was declared before it keeps its fingerprint."""
+        unsaid = {
+            key
+            for key in self.LATER
+            if getattr(self, key)
+            == type(self).model_fields[key].get_default(call_default_factory=True)
+        }
+        return hashlib.sha256(self.model_dump_json(exclude=unsaid).encode()).hexdigest()[:16]
 
     @model_validator(mode="after")
-    def _classes_differ(self) -> Declaration:
+    def _classes_and_metric_fit(self) -> Declaration:
+        problem = self.problem()
+        if not isinstance(problem, Classes | Masks):
+            if self.classes:
+                raise ValueError(f"a target of kind {problem.kind} has no classes")
+        elif len(self.classes) < 2:
+            raise ValueError("classes must name at least two")
         if len(set(self.classes)) != len(self.classes):
             raise ValueError("classes must differ from each other")
+        if self.checksum and not self.weights:
+            raise ValueError("checksum is of a file of weights: name it as weights")
+        if self.metric and self.metric not in (*problem.metrics, "loss"):
+            raise ValueError(
+                f"metric must be one of {', '.join(problem.metrics)} or loss for a target of kind "
+                f"{problem.kind}. Got {self.metric!r}"
+            )
         return self
 
 
@@ -62,24 +113,35 @@ class DeclaredTask(Task):
     Options of a silo:
         data: the folder or file. Required.
         test-data: the same for testing; without it, ``test-share`` of ``data``.
-        test-share: share of every class that is kept for testing, in (0, 1).
+        test-share: share that is kept for testing, in (0, 1): of every class, or of those with the
+            event and of the others, or of all where there are neither.
         seed: of that choice.
 
     Attributes:
         classes: their names.
         shape: of one sample.
         fingerprint: of the declaration.
+        folder: where the declaration lies.
+        head: known when a model has been made.
     """
 
     options: Mapping[str, Option] = OPTIONS
+    folder: Path = Path()
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self.name = declaration.name
-        self.classes = declaration.classes
+        self.metric = declaration.metric
+        self.classes = declaration.classes or (declaration.answer or Target()).labels()
         self.num_classes = len(declaration.classes)
-        self.fingerprint = hashlib.sha256(declaration.model_dump_json().encode()).hexdigest()[:16]
+        self.fingerprint = declaration.fingerprint()
         self._notes: list[str] = []
+        self._warnings: list[str] = []
+
+    @property
+    def problem(self) -> Problem:
+        """As declared."""
+        return self.declaration.problem()
 
     @property
     @abstractmethod
@@ -88,7 +150,7 @@ class DeclaredTask(Task):
 
     @abstractmethod
     def read(self, place: Path, options: Mapping[str, Any]) -> Any:
-        """Labels and whatever ``samples`` makes samples of; ``y`` is its attribute."""
+        """Targets and whatever ``samples`` makes samples of; ``y`` is its attribute."""
 
     @abstractmethod
     def samples(self, train: Any, test: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -99,33 +161,61 @@ class DeclaredTask(Task):
         return None
 
     def model(self) -> torch.nn.Module:
-        """The declared network, as representation and head."""
-        from coterie.tasks.models import NETWORKS, SplitModel
+        """The declared network, with the weights of its file, and frozen as declared."""
+        from coterie.tasks import networks
 
-        make = NETWORKS.get(self.declaration.network)
-        if make is None:
+        says = self.declaration
+        model, self.head = networks.make(
+            says.network, shape=self.shape, num_classes=self._outputs()
+        )
+        self._check_outputs(model)
+        if says.weights:
+            known = says.checksum or (self.weights[1] if self.weights else "")
+            file = self.folder / says.weights
+            self.weights = networks.load_file(model, file, head=self.head, expected=known)
+        networks.freeze(model, says.freeze, head=self.head)
+        return model
+
+    def _outputs(self) -> int:
+        """Numbers that the network gives per sample, or per pixel."""
+        problem = self.problem
+        sizes = ("num_classes", "num_labels", "num_targets")
+        return next((getattr(problem, size) for size in sizes if hasattr(problem, size)), 1)
+
+    def _check_outputs(self, model: torch.nn.Module) -> None:
+        """Refuse a network for masks where there are none, and the reverse."""
+        from torch import nn
+
+        from coterie.tasks.models import SplitModel
+
+        name, masks = self.declaration.network, isinstance(self.problem, Masks)
+        if not isinstance(model, SplitModel):
+            if masks:
+                raise TaskError(
+                    f"network {name!r} gives one answer per sample; for masks take unet."
+                )
+            return
+        if masks != isinstance(model.head, nn.Conv2d):
             raise TaskError(
-                f"network must be one of {', '.join(NETWORKS)}. Got {self.declaration.network!r}."
+                f"network {name!r} gives one answer per sample; for masks take unet."
+                if masks
+                else f"network {name!r} gives an answer per pixel, which only masks need."
             )
-        try:
-            return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
-        except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
-            raise TaskError(
-                f"network {self.declaration.network!r} cannot be made for samples of shape "
-                f"{self.shape}. mclr and the mlp networks take every shape."
-            ) from None
 
-    def load(self, options: Mapping[str, Option]) -> SiloData:
+    def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:
         """Load this silo's data. See the class for the options.
 
         Raises:
             TaskError: names the file, and what was expected in it.
         """
         train, test = self.read_both(read_options(self.name, options, self.options))
+        return self.held(train, test)
+
+    def held(self, train: Any, test: Any) -> SiloData:
+        """Both parts as arrays."""
         x_train, x_test = self.samples(train, test)
-        return SiloData(
-            x_train, train.y, x_test, test.y, self.num_classes, scale=self.scale_of(train)
-        )
+        classes = self.num_classes if isinstance(self.problem, Classes) else None
+        return SiloData(x_train, train.y, x_test, test.y, classes, scale=self.scale_of(train))
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
         """Training and test part as ``read`` gives them."""
@@ -133,7 +223,7 @@ class DeclaredTask(Task):
             raise TaskError(f"seed must be at least 0. Got {chosen['seed']}.")
         if not chosen["data"]:
             raise TaskError(f"task {self.name!r} needs option data: {self.expected()}.")
-        self._notes = []
+        self._notes, self._warnings = [], []
         whole = self.read(_place(chosen["data"], self.expected()), chosen)
         if chosen["test-data"]:
             return whole, self.read(_place(chosen["test-data"], self.expected()), chosen)
@@ -142,8 +232,16 @@ class DeclaredTask(Task):
         share = chosen["test-share"]
         if not 0 < share < 1:
             raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
-        rows = split_by_class(whole.y, share, seed=chosen["seed"])
+        rows = split_by_class(self._strata(whole.y), share, seed=chosen["seed"])
         return whole.take(rows[0]), whole.take(rows[1])
+
+    def _strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
+        """(n,) Of which the test part gets the same share each."""
+        if isinstance(self.problem, Classes):
+            return y
+        if isinstance(self.problem, Survival):
+            return y[:, 1].astype(np.int64)
+        return np.zeros(len(y), np.int64)
 
     def parts(self, whole: Any) -> tuple[Any, Any] | None:
         """Training and test part, if what was read says which is which."""
@@ -156,6 +254,10 @@ class DeclaredTask(Task):
     def notes(self) -> list[str]:
         """What a person should know of the data that was loaded last."""
         return self._notes
+
+    def warnings(self) -> list[str]:
+        """What is probably wrong with it."""
+        return self._warnings
 
     def labels(self, found: Sequence[str], where: str) -> NDArray[np.int64]:
         """Class names to numbers.
@@ -198,6 +300,7 @@ def load_declared(file: Path) -> DeclaredTask:
     declaration, task = kinds[kind]
     try:
         made: DeclaredTask = task(declaration.model_validate(fields))
+        made.folder = file.parent
         return made
     except ValidationError as error:
         problems = "; ".join(

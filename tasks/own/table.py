@@ -2,7 +2,7 @@
 
 Numbers are standardised with the mean and deviation of this silo's own training rows; these
 stay at the silo, with its models. Categories are declared, so that a column of the model
-means the same everywhere.
+means the same everywhere. How a silo writes them, it says itself (``coterie.tasks.own.dialect``).
 """
 
 from __future__ import annotations
@@ -10,96 +10,141 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from coterie.tasks.base import ColumnScale, Option, Samples, TaskError, read_options
-from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask, in_nfc
+from coterie.tasks.own import dialect, files
+from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
+from coterie.tasks.own.dialect import Dialect
+from coterie.tasks.own.targets import LabelColumns, NumberColumns, TableTarget, Target
 
 LARGEST = 1e100
 """Numbers beyond it are refused: their squares would overflow."""
-SHOWN = 20
-"""Columns of a file that an error names."""
 ROUNDING = 1e-12
 """Numbers whose difference is a smaller share of them are the same."""
+MOST = 0.5
+"""If more than this share of a column is not as declared, the column is another one."""
+ALMOST = 0.9
+"""A column of which more than this share is missing is almost empty."""
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class TableDeclaration(Declaration):
-    """``numeric``: names of columns. ``categorical``: name of a column → its values."""
+    """``numeric``: names of columns. ``categorical``: name of a column → its values.
+
+    ``bounds``: numeric column → the lowest and the highest value that there can be. ``indicators``:
+    columns of which the model is also told where a value is missing.
+    """
+
+    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators")
 
     kind: Literal["table"]
-    target: str
+    target: TableTarget
     numeric: tuple[str, ...] = ()
     categorical: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    bounds: dict[str, tuple[Finite, Finite]] = Field(default_factory=dict)
+    indicators: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> Target | None:
+        """See ``Declaration``."""
+        return None if isinstance(self.target, str) else self.target
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Columns that hold what is learned."""
+        return (self.target,) if isinstance(self.target, str) else self.target.columns
 
     @model_validator(mode="after")
     def _columns_differ(self) -> TableDeclaration:
-        columns = [self.target, *self.numeric, *self.categorical]
-        if len(set(columns)) != len(columns):
+        inputs = [*self.numeric, *self.categorical]
+        if len({*self.targets, *inputs}) != len(self.targets) + len(inputs):
             raise ValueError("a column is named twice among target, numeric and categorical")
-        if len(columns) == 1:
+        if not inputs:
             raise ValueError("there must be at least one numeric or categorical column")
         if not all(self.categorical.values()):
             raise ValueError("a categorical column needs at least one value")
+        if unknown := set(self.bounds) - set(self.numeric):
+            raise ValueError(f"bounds names {min(unknown)!r}, which is not a numeric column")
+        if wrong := [name for name, (low, high) in self.bounds.items() if low >= high]:
+            raise ValueError(f"the lower of the bounds of {wrong[0]!r} must come first")
+        if unknown := set(self.indicators) - set(inputs):
+            raise ValueError(
+                f"indicators names {min(unknown)!r}, which is no numeric or categorical column"
+            )
+        if len(set(self.indicators)) != len(self.indicators):
+            raise ValueError("a column is named twice among indicators")
         return self
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1 (n, values)."""
+    """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1: (n, values) for
+    categories and (n, indicators) for what is missing."""
 
     numbers: NDArray[np.float64]
     categories: NDArray[np.float32]
-    y: NDArray[np.int64]
+    missing: NDArray[np.float32]
+    y: NDArray[Any]
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
         """These rows only."""
-        return Rows(self.numbers[rows], self.categories[rows], self.y[rows])
+        return Rows(self.numbers[rows], self.categories[rows], self.missing[rows], self.y[rows])
 
 
 class Table(DeclaredTask):
-    """Rows with a class in the target column. Beside the options of every declared task:
+    """Rows with a target. Beside the options of every declared task, a silo has those that say how
+    it writes its tables (``coterie.tasks.own.dialect``):
 
     Options of a silo:
-        separator: of a CSV file.
+        separator, encoding: of a CSV file.
+        decimal, thousands: marks in numbers.
+        columns: name in the file → declared name.
+        codes: declared column → what stands in the file → what is meant.
+        missing: codes that stand for a missing value, in every column or by column.
+        pass-through: columns to copy from what is predicted to the answers.
     """
 
     declaration: TableDeclaration
-    options: Mapping[str, Option] = {**OPTIONS, "separator": ","}
+    options: Mapping[str, Option] = {**OPTIONS, **dialect.OPTIONS}
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Numeric columns, and one number per declared category."""
+        """Numeric columns, one number per declared category, and the indicators."""
         return (
             len(self.declaration.numeric)
-            + sum(len(values) for values in self.declaration.categorical.values()),
+            + sum(len(values) for values in self.declaration.categorical.values())
+            + len(self.declaration.indicators),
         )
+
+    @property
+    def _inputs(self) -> tuple[str, ...]:
+        return (*self.declaration.numeric, *self.declaration.categorical)
 
     def expected(self) -> str:
         """See ``DeclaredTask``."""
-        columns = [*self.declaration.numeric, *self.declaration.categorical]
+        targets = self.declaration.targets
         return (
-            f"a .csv or .parquet file with target column {self.declaration.target!r} and columns "
-            f"{', '.join(columns)}"
+            f"a .csv or .parquet file with target column{'s' * (len(targets) > 1)} "
+            f"{', '.join(map(repr, targets))} and columns {', '.join(self._inputs)}"
         )
 
     def read(self, place: Path, options: Mapping[str, Any]) -> Rows:
         """Read the declared columns and no others."""
-        table = self._table(place, str(options["separator"]), (self.declaration.target,))
-        target = _texts(table, self.declaration.target, place)
-        if None in target:
-            raise TaskError(
-                f"{str(place)!r} has no value in target column {self.declaration.target!r} in row "
-                f"{target.index(None) + 1} (and maybe others). Leave such rows out of the file."
-            )
-        y = self.labels([str(value) for value in target], str(place))
-        return Rows(*self._columns(table, place), y)
+        written = self._dialect(options)
+        columns = [*self.declaration.targets, *self._inputs]
+        table = files.read_columns(place, columns, written, self.expected())
+        y = self._targets(table, place, written)
+        return Rows(*self._columns(table, place, written, strict=True), y)
 
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""
+        self._look_at(train)
         scale = self.scale_of(train)
         return _scaled(train, scale), _scaled(test, scale)
 
@@ -120,101 +165,213 @@ class Table(DeclaredTask):
         scale = self.scale
         if scale is None:
             scale = self.scale_of(self.read_both(chosen)[0])
-        self._notes = []
-        table = self._table(file, str(chosen["separator"]), ())
-        rows = Rows(*self._columns(table, file), np.zeros(len(table), np.int64))
-        return Samples(_scaled(rows, scale), notes=tuple(self._notes))
+        self._notes, self._warnings = [], []
+        written = self._dialect(chosen)
+        table = files.read_columns(file, self._inputs, written, self.expected())
+        columns = self._columns(table, file, written, strict=False)
+        rows = Rows(*columns, np.zeros(len(table), np.int64))
+        passed = {
+            name: [text or "" for text in files.raw_texts(file, name, written, self.expected())]
+            for name in written.passed
+        }
+        notes = (*self._notes, *self._warnings)
+        return Samples(_scaled(rows, scale), notes=notes, passed=passed)
 
-    def _columns(self, table: Any, place: Path) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
-        """Numbers and one-hot categories of all rows."""
-        numbers = np.empty((len(table), len(self.declaration.numeric)))
-        for i, column in enumerate(self.declaration.numeric):
-            numbers[:, i] = self._numbers(table, column, place)
-        blocks = [
-            self._one_hot(_texts(table, column, place), column, values, place)
-            for column, values in self.declaration.categorical.items()
+    def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
+        """See ``Task``: the column of every number that goes in, in order."""
+        columns: list[dict[str, Any]] = [{"column": name} for name in self.declaration.numeric]
+        for column, (mean, width) in zip(columns, self.scale or (), strict=self.scale is not None):
+            column |= {"mean": mean, "deviation": width}
+        columns += [
+            {"column": name, "category": value}
+            for name, values in self.declaration.categorical.items()
+            for value in values
         ]
-        categories = np.concatenate(blocks, axis=1) if blocks else np.empty((len(table), 0))
-        return numbers, categories.astype(np.float32)
+        columns += [{"column": name, "missing": True} for name in self.declaration.indicators]
+        assert len(columns) == self.shape[0], "every input must be told"
+        return {
+            "numbers": "(value − mean) / deviation; 0 where the value is missing or out of bounds",
+            "categories": "1 if the column has this category, else 0",
+            "missing": "1 if the value is missing or out of bounds, else 0",
+            "bounds": {name: list(ends) for name, ends in self.declaration.bounds.items()},
+            "columns": [{"input": i, **column} for i, column in enumerate(columns)],
+        }
 
-    def _table(self, place: Path, separator: str, target: tuple[str, ...]) -> Any:
-        import pyarrow as pa
-        from pyarrow import csv, parquet
+    def _dialect(self, options: Mapping[str, Any]) -> Dialect:
+        names = (*self._inputs, *self.declaration.targets)
+        declared: dict[str, Sequence[str]] = {
+            name: self.declaration.categorical.get(name, ()) for name in names
+        }
+        if isinstance(self.declaration.target, str):
+            declared[self.declaration.target] = self.classes
+        return dialect.read_dialect(self.name, declared, options)
 
-        texts = [*target, *self.declaration.categorical]
-        columns = [*texts, *self.declaration.numeric]
-        try:
-            if place.suffix.lower() in (".parquet", ".pq"):
-                if not place.is_file():
-                    return _with_rows(parquet.read_table(place, columns=columns), place)
-                called = _called(columns, parquet.read_schema(place).names, place)
-                table = parquet.read_table(place, columns=list(called.values()))
-                return _with_rows(table.select(list(called.values())), place, names=list(called))
-            if place.suffix.lower() not in (".csv", ".tsv", ".txt"):
-                raise TaskError(f"{str(place)!r} is neither .csv nor .parquet.")
-            parsing = csv.ParseOptions(delimiter=separator, newlines_in_values=True)
-            with csv.open_csv(place, parse_options=parsing) as opened:
-                called = _called(columns, opened.schema.names, place, separator)
-            types = {called[name]: pa.string() for name in texts}
-            types |= {called[name]: pa.float64() for name in self.declaration.numeric}
-            # NA and the like stand for a missing number; in a text they may be a class or category.
-            table = csv.read_csv(
-                place,
-                parse_options=parsing,
-                convert_options=csv.ConvertOptions(
-                    column_types=types, include_columns=list(types), strings_can_be_null=False
-                ),
-            )
-            return _with_rows(table, place, names=columns)
-        except (pa.ArrowException, OSError, TypeError, ValueError) as error:
-            if isinstance(error, TaskError):
-                raise
+    def _targets(self, table: Any, place: Path, written: Dialect) -> NDArray[Any]:
+        """(n,) Classes, or (n, columns) real numbers."""
+        target = self.declaration.target
+        if isinstance(target, str):
+            return self._classes(table, target, place, written)
+        if isinstance(target, LabelColumns):
+            found: list[NDArray[Any]] = [
+                files.flags_of(table, name, place, written) for name in target.columns
+            ]
+        elif isinstance(target, NumberColumns):
+            found = [self._known(table, name, place, written) for name in target.columns]
+        else:
+            times = self._known(table, target.time, place, written)
+            if (early := times < 0).any():
+                raise TaskError(
+                    f"target column {written.named(target.time)} of {str(place)!r} holds a time "
+                    f"below 0 in row {files.first(early)}. Times count from 0 on."
+                )
+            found = [times, files.flags_of(table, target.event, place, written)]
+        return np.stack(found, axis=1).astype(np.float32)
+
+    def _classes(self, table: Any, column: str, place: Path, written: Dialect) -> NDArray[np.int64]:
+        found = files.texts_of(table, column, place, written)
+        if None in found:
+            raise _no_target(column, found.index(None) + 1, place, written)
+        known = {text: written.place(text or "", self.classes) for text in set(found)}
+        places = [known[text] for text in found]
+        if None in places:
+            row = places.index(None)
             raise TaskError(
-                f"{str(place)!r} cannot be read: {error}. Expected {self.expected()}."
-            ) from None
-
-    def _numbers(self, table: Any, column: str, place: Path) -> NDArray[np.float64]:
-        import pyarrow as pa
-
-        found = _column(table, column, place)
-        try:
-            cast = (_numerals(found) if pa.types.is_string(found.type) else found).cast(
-                pa.float64()
+                f"target column {written.named(column)} of {str(place)!r} has class "
+                f"{files.shown(found[row] or '')} in row {row + 1}, which is not declared. "
+                f"Declared: {', '.join(self.classes)}. If it is a code for one of them, say so "
+                f"under [data.codes.{column}] in silo.toml."
             )
-        except pa.ArrowException as error:
-            raise TaskError(
-                f"numeric column {column!r} of {str(place)!r} holds something else: {error}."
-            ) from None
-        values: NDArray[np.float64] = cast.to_numpy().astype(np.float64)
+        return np.array(places, dtype=np.int64)
+
+    def _known(self, table: Any, column: str, place: Path, written: Dialect) -> NDArray[np.float64]:
+        """Numbers of a target column, of which none is missing."""
+        values = self._finite(table, column, place, written)
+        if (missing := np.isnan(values)).any():
+            raise _no_target(column, files.first(missing), place, written)
+        return values
+
+    def _columns(
+        self, table: Any, place: Path, written: Dialect, *, strict: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]:
+        """Numbers, one-hot categories and indicators of all rows.
+
+        Args:
+            table, place, written: what was read, where, and how the silo writes.
+            strict: refuse a column most of which is not as declared.
+        """
+        numbers = np.empty((len(table), len(self.declaration.numeric)))
+        missing: dict[str, NDArray[np.bool_]] = {}
+        for i, column in enumerate(self.declaration.numeric):
+            numbers[:, i] = self._numbers(table, column, place, written, strict=strict)
+            missing[column] = np.isnan(numbers[:, i])
+        blocks = [np.empty((len(table), 0), np.float32)]
+        for column, values in self.declaration.categorical.items():
+            found = files.texts_of(table, column, place, written)
+            missing[column] = np.array([text is None for text in found])
+            blocks.append(self._one_hot(found, column, values, place, written, strict=strict))
+        told = [missing[column].astype(np.float32) for column in self.declaration.indicators]
+        indicators = np.stack(told, axis=1) if told else np.empty((len(table), 0), np.float32)
+        return numbers, np.concatenate(blocks, axis=1), indicators
+
+    def _finite(
+        self, table: Any, column: str, place: Path, written: Dialect
+    ) -> NDArray[np.float64]:
+        values = files.numbers_of(table, column, place, written)
         if (large := np.abs(values) > LARGEST).any():
             raise TaskError(
-                f"numeric column {column!r} of {str(place)!r} holds infinite values, or some "
-                f"beyond {LARGEST:g}, in row {int(large.argmax()) + 1} (and maybe others). Correct "
-                "them, or leave the field empty: it counts as missing."
+                f"numeric column {written.named(column)} of {str(place)!r} holds infinite values, "
+                f"or some beyond {LARGEST:g}, in row {files.first(large)} (and maybe others). "
+                "Correct them, or leave the field empty: it counts as missing."
             )
-        missing = int(np.isnan(values).sum())
+        return values
+
+    def _numbers(
+        self, table: Any, column: str, place: Path, written: Dialect, *, strict: bool
+    ) -> NDArray[np.float64]:
+        values = self._finite(table, column, place, written)
+        present = int(np.isfinite(values).sum())
+        low, high = self.declaration.bounds.get(column, (-np.inf, np.inf))
+        beyond = (values < low) | (values > high)
+        if beyond.any():
+            said = (
+                f"{beyond.sum()} of {present} values of {written.named(column)} in {place.name} "
+                f"are not within the declared {low:g} to {high:g} (the first in row "
+                f"{files.first(beyond)})"
+            )
+            if strict and beyond.sum() > MOST * present:
+                raise TaskError(f"{said}. Is it in the declared unit?")
+            self._warnings.append(f"{said}; they count as missing")
+            values = np.where(beyond, np.nan, values)
+        missing = len(values) - present
         if missing:
             self._notes.append(f"{column}: {missing} missing in {place.name}, taken as the mean")
         return values
 
     def _one_hot(
-        self, found: list[str | None], column: str, values: tuple[str, ...], place: Path
+        self,
+        found: list[str | None],
+        column: str,
+        values: tuple[str, ...],
+        place: Path,
+        written: Dialect,
+        *,
+        strict: bool,
     ) -> NDArray[np.float32]:
-        numbers = {value: i for i, value in enumerate(values)}
-        number = {value: numbers.get(in_nfc(value)) for value in set(found) if value is not None}
+        known = {text: written.place(text, values) for text in set(found) if text is not None}
+        places = [None if text is None else known[text] for text in found]
         block = np.zeros((len(found), len(values)), np.float32)
-        other = 0
-        for row, value in enumerate(found):
-            column_of = None if value is None else number[value]
-            if column_of is None:
-                other += 1
-            else:
-                block[row, column_of] = 1
+        for row, at in enumerate(places):
+            if at is not None:
+                block[row, at] = 1
+        missing = found.count(None)
+        if missing:
+            self._notes.append(f"{column}: {missing} missing in {place.name}, of no category")
+        other = places.count(None) - missing
         if other:
-            self._notes.append(
-                f"{column}: {other} missing or not declared in {place.name}, taken as none of them"
+            row = next(i for i, text in enumerate(found) if text is not None and places[i] is None)
+            said = (
+                f"{other} of {len(found) - missing} values of {written.named(column)} in "
+                f"{place.name} match no declared category (the first is "
+                f"{files.shown(found[row] or '')} in row {row + 1})"
             )
+            if strict and other > MOST * (len(found) - missing):
+                raise TaskError(
+                    f"{said}. Declared: {', '.join(values)}. Say under [data.codes.{column}] in "
+                    "silo.toml what the file's codes mean, or correct the declaration."
+                )
+            self._warnings.append(f"{said}; they count as of no category")
         return block
+
+    def _look_at(self, train: Rows) -> None:
+        """Warn of columns that say nothing."""
+        if len(train.y) < 2:
+            return
+        for i, column in enumerate(self.declaration.numeric):
+            present = train.numbers[np.isfinite(train.numbers[:, i]), i]
+            self._warn_of(
+                column, 1 - len(present) / len(train.y), bool(len(present) and np.ptp(present))
+            )
+        at = 0
+        for column, values in self.declaration.categorical.items():
+            block = train.categories[:, at : at + len(values)]
+            at += len(values)
+            empty = float((block.sum(axis=1) == 0).mean())
+            self._warn_of(column, empty, bool(np.ptp(block, axis=0).any()))
+
+    def _warn_of(self, column: str, empty: float, varies: bool) -> None:
+        if empty > ALMOST:
+            self._warnings.append(
+                f"{column} says nothing in {100 * empty:.0f} % of the training rows"
+            )
+        elif not varies:
+            self._warnings.append(f"{column} is the same in all training rows")
+
+
+def _no_target(column: str, row: int, place: Path, written: Dialect) -> TaskError:
+    return TaskError(
+        f"{str(place)!r} has no value in target column {written.named(column)} in row {row} (and "
+        "maybe others). Leave such rows out of the file."
+    )
 
 
 def _scale(numbers: NDArray[np.float64]) -> ColumnScale:
@@ -236,66 +393,5 @@ def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:
     """Standardise; what is missing becomes the mean."""
     mean, width = np.array(scale).reshape(-1, 2).T
     standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
-    return np.concatenate([standard.astype(np.float32), rows.categories], axis=1)
-
-
-def _numerals(texts: Any) -> Any:
-    """Texts of a Parquet column, with null for what is missing where a CSV file says so."""
-    import pyarrow as pa
-    from pyarrow import compute, csv
-
-    texts = compute.utf8_trim_whitespace(texts)
-    missing = compute.is_in(texts, value_set=pa.array(csv.ConvertOptions().null_values))
-    return compute.if_else(missing, None, texts)
-
-
-def _called(
-    columns: Sequence[str], found: Sequence[str], place: Path, separator: str = ""
-) -> dict[str, str]:
-    """Declared columns, and what the file calls them: it may spell the same characters otherwise.
-
-    Raises:
-        TaskError: the file has none of that name, or two.
-    """
-    spelled: dict[str, list[str]] = {}
-    for name in found:
-        spelled.setdefault(in_nfc(name), []).append(name)
-    called = {}
-    for column in columns:
-        same = spelled.get(column, [])
-        if len(same) > 1:
-            raise TaskError(
-                f"{str(place)!r} has {len(same)} columns named {column!r}. Rename or remove all "
-                "but the one that is meant."
-            )
-        if not same:
-            has = ", ".join(map(repr, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
-            how = f", separated by {separator!r} (the silo's option separator)" * bool(separator)
-            raise TaskError(f"{str(place)!r} has no column {column!r}. Its columns{how}: {has}.")
-        called[column] = same[0]
-    return called
-
-
-def _with_rows(table: Any, place: Path, *, names: Sequence[str] = ()) -> Any:
-    """The table, with these names for its columns; empty: as it calls them."""
-    if not len(table):
-        raise TaskError(f"{str(place)!r} has no rows.")
-    return table.rename_columns(list(names)) if names else table
-
-
-def _column(table: Any, column: str, place: Path) -> Any:
-    if column not in table.column_names:
-        raise TaskError(f"{str(place)!r} has no column {column!r}.")
-    return table.column(column)
-
-
-def _texts(table: Any, column: str, place: Path) -> list[str | None]:
-    import pyarrow as pa
-
-    try:
-        found: list[str | None] = _column(table, column, place).cast(pa.string()).to_pylist()
-    except pa.ArrowException as error:
-        raise TaskError(
-            f"column {column!r} of {str(place)!r} must hold one text or number a row: {error}."
-        ) from None
-    return [value if value else None for value in found]
+    parts = [standard.astype(np.float32), rows.categories, rows.missing]
+    return np.concatenate(parts, axis=1)

@@ -22,7 +22,7 @@ from coterie.client.app import ANSWERS, app
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.ledger import read
 from coterie.client.work.prepare import prepare, prepare_nodes
-from coterie.client.work.tensors import read_weights
+from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import workbench_of
 from coterie.tasks import BUILT_IN, TaskError
 from coterie.tasks.base import SiloData
@@ -265,7 +265,7 @@ def test_a_flower_server_that_knows_nothing_of_coterie_is_answered() -> None:
         ({"momentum": -1.0}, "momentum"),
         ({"weight_decay": math.nan}, "weight-decay"),
         ({"proximal_mu": -1.0}, "proximal-mu"),
-        ({"precision": "float8"}, "precision must be float32 or bfloat16. Got 'float8'"),
+        ({"precision": "float8"}, "float32, bfloat16, float16. Got 'float8'"),
         ({"server_round": -1}, "server-round"),
         ({"server_round": "one"}, "server-round"),
         ({"seed": -1}, "seed"),
@@ -467,7 +467,7 @@ def test_what_a_row_says_does_not_leave_with_the_error_it_makes(
     (tmp_path / "data.csv").write_text(f"age,dx\n41,no\n{row}\n")
     node = broken(tmp_path, OWN_TABLE, **{"data.data": str(tmp_path / "data.csv")})
     assert_only_the_kind_left(ask(wire.DESCRIBE, node), tmp_path, "TaskError")
-    assert "Mueller" in caplog.text, "who runs the silo is told"
+    assert "row 2" in caplog.text, "who runs the silo is told where to look"
 
 
 def test_labels_do_not_leave_with_the_error_they_make(tmp_path: Path) -> None:

@@ -73,6 +73,67 @@ def test_layers_to_keep_that_the_model_does_not_have_are_named(
         prepare([Home(tmp_path).settings()])
 
 
+BLOOD = """
+kind = "table"
+name = "blood"
+target = "ill"
+classes = ["no", "yes"]
+numeric = ["age", "iron"]
+network = "mclr"
+"""
+
+
+@pytest.mark.parametrize(
+    ("rows", "warnings"),
+    [
+        ([(20 + i, i % 9, "yes" if i % 3 else "no") for i in range(200)], []),
+        (
+            [(20 + i, i % 9, "no") for i in range(120)],
+            [
+                "all training samples have the same class: there is nothing to tell apart",
+                "all test samples have the same class: only some metrics are defined",
+            ],
+        ),
+        (
+            [(1, 7, "yes"), (2, 7, "no"), (3, 7, "yes"), (4, 7, "no"), (5, 8, "no")],
+            ["only 3 training samples", "only 2 test samples"],
+        ),
+        (
+            [(20 + i % 40, i % 40, "yes" if i % 2 else "no") for i in range(200)],
+            ["40 of 40 test samples are equal to a training sample, also in what is to be"],
+        ),
+        (
+            [(20 + i, 7, "yes" if i % 3 else "no") for i in range(200)],
+            ["iron is the same in all training rows"],
+        ),
+    ],
+)
+def test_it_warns_of_data_that_is_probably_wrong(
+    rows: list[tuple[int, int, str]], warnings: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "blood.toml").write_text(BLOOD)
+    lines = "".join(f"{age},{iron},{ill}\n" for age, iron, ill in rows)
+    (tmp_path / "blood.csv").write_text("age,iron,ill\n" + lines)
+    options = {"data": str(tmp_path / "blood.csv")}
+    settings = SiloSettings("a", task=str(tmp_path / "blood.toml"), options=options, device="cpu")
+    said = [line for line in check(settings) if line.startswith("warning")]
+    for line, warning in zip(said, warnings, strict=True):
+        assert line.startswith(f"warning   {warning}")
+
+
+def test_a_task_and_data_that_are_not_there_are_refused_before_a_folder_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "a"
+    for more, told in (
+        (["--task", str(tmp_path / "none.toml")], "there is no file"),
+        (["--task", "digts"], "no task is called 'digts'"),
+        (["--data", str(tmp_path / "none.csv")], "there is no '"),
+    ):
+        assert silo(["init", "--name", "a", "--home", str(made), *more]) == 2
+        assert told in capsys.readouterr().err and not made.exists()
+
+
 def test_the_command_reads_the_folder_and_needs_no_coordinator(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

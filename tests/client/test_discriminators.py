@@ -16,6 +16,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 import coterie.client.app
 from coterie import wire
 from coterie.client.app import app
+from coterie.client.work.data import Held
 from coterie.client.work.discriminators import (
     DiscriminatorPlan,
     Pairs,
@@ -91,8 +92,8 @@ def test_the_first_reply_tells_which_labels_a_silo_has_as_the_documentation_says
     """A known limit: whoever removes it corrects fedcollab.md and silo-toml.md."""
     monkeypatch.setattr(Digits, "discriminator", lambda self, n: make(n, self.num_classes))
     bench = bench_of(**{"data.train": 120, "data.test": 20})
-    mine = torch.isin(bench.data.y_train, torch.tensor([0, 1, 7]))
-    few = replace(bench.data, x_train=bench.data.x_train[mine], y_train=bench.data.y_train[mine])
+    mine = torch.isin(bench.data.train.y, torch.tensor([0, 1, 7]))
+    few = replace(bench.data, train=bench.data.train.take(mine.nonzero()[:, 0]))
     pairs = open_pairs(replace(bench, data=few), None, [1], samples=500, seed=0)
     before = {name: p.clone() for name, p in pairs.stack.items()}
     train_stack(pairs, DiscriminatorPlan(steps=20, batch_size=32, lr=0.01), seed=1)
@@ -220,7 +221,8 @@ TURNED = digits_config("b", 5, **{"data.train": 60, "data.rotation": 90})
 
 def test_a_silo_of_one_class_only_trains_and_scores_like_any_other() -> None:
     bench = bench_of()
-    one_class = replace(bench.data, y_train=torch.full_like(bench.data.y_train, 3))
+    threes = torch.full_like(bench.data.train.y, 3)
+    one_class = replace(bench.data, train=Held(bench.data.train.x, threes))
     pairs = open_pairs(replace(bench, data=one_class), None, LABELS, samples=500, seed=0)
     train_stack(pairs, PLAN, seed=0)
     assert all(torch.isfinite(parameter).all() for parameter in pairs.stack.values())

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file, save_file
 
@@ -20,9 +21,10 @@ from coterie.client.home.card import CardError, keep_model, read_card
 from coterie.client.home.folder import create
 from coterie.client.resident.ledger import read, totals
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
-from coterie.client.work.guard import leave_out_validation
+from coterie.client.work.guard import held_out, leave_out_validation
+from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import seed_of
-from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
@@ -429,9 +431,9 @@ def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
 
     bench = open_workbench(SiloSettings("a", options={"train": 20, "test": 20}))
     kept = split_validation(bench, 0.25, run_seed=0)
-    everything = {row.numpy().tobytes() for row in bench.data.x_train}
+    everything = {row.numpy().tobytes() for row in bench.data.train.x}
     train, validation = (
-        {row.numpy().tobytes() for row in part} for part in (kept.x_train, kept.x_test)
+        {row.numpy().tobytes() for row in part} for part in (kept.train.x, kept.test.x)
     )
     assert (len(train), len(validation)) == (15, 5)
     assert not train & validation and train | validation == everything
@@ -502,11 +504,30 @@ def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
         wire.EVALUATE_TRAINING, **{wire.ARRAYS: wire.encode_arrays(model, packed=True)}
     )
     load_weights(bench.model, model)
-    on_kept = replace(spared.data, x_test=spared.data.x_train, y_test=spared.data.y_train)
+    on_kept = spared.data.train
     expected = evaluate(bench.task, bench.model, on_kept)
     metrics = wire.read_metrics(reply.content)
     assert (metrics[wire.NUM_EXAMPLES], expected.num_examples) == (15, 15)
     assert metrics[wire.LOSS] == pytest.approx(expected.loss)
+
+
+def test_the_card_tells_which_samples_the_guard_kept_out(tmp_path: Path) -> None:
+    run(tmp_path, strategy="fedavg", guard=0.2, seed=5, rounds=1)
+    card = read_card(tmp_path / "a" / "models" / "run-1.safetensors")
+    assert (card.guard, card.seed) == (0.2, 5)
+    context = Context(
+        run_id=1, node_id=1, node_config=nodes(tmp_path)[0], state=RecordDict(), run_config={}
+    )
+    bench = workbench_of(context)
+    kept_out = held_out(bench.data, card.guard, silo=card.silo, seed=card.seed)
+    trained_on = leave_out_validation(bench, 0.2, run_seed=5).data.train
+    rows = [
+        bytes(row)
+        for part in (kept_out, trained_on, bench.data.train)
+        for row in part.at(torch.arange(len(part)))[0].numpy()
+    ]
+    assert (len(kept_out), len(trained_on)) == (4, 16)
+    assert sorted(rows[:20]) == sorted(rows[20:])
 
 
 def test_discriminators_are_trained_and_scored_without_the_validation_data() -> None:

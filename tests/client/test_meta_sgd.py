@@ -16,9 +16,10 @@ from torch.nn.functional import cross_entropy
 import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.app import app
+from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights
 from tests.client.test_sgd import fresh, some_data, with_batch_norm
 from tests.conftest import assert_equal_models, digits_config
 
@@ -49,19 +50,19 @@ def test_per_fedavg_is_the_first_order_formula() -> None:
     w = {k: v.detach().clone() for k, v in model.named_parameters()}
     for epoch in batches(10, PLAN, 1):
         for before, batch in zip([epoch[-1], *epoch[:-1]], epoch, strict=True):
-            inner = gradient(model, w, data.x_train[before], data.y_train[before])
+            inner = gradient(model, w, data.train.x[before], data.train.y[before])
             ahead = {k: w[k] - 0.05 * inner[k] for k in w}
-            outer = gradient(model, ahead, data.x_train[batch], data.y_train[batch])
+            outer = gradient(model, ahead, data.train.x[batch], data.train.y[batch])
             w = {k: w[k] - PLAN.lr * outer[k] for k in w}
-    train_per_fedavg(task, model, data, PLAN, meta_lr=0.05, seed=1)
+    train_per_fedavg(task, model, data.train, PLAN, meta_lr=0.05, seed=1)
     assert_near(model, w)
 
 
 def test_per_fedavg_without_an_inner_step_is_sgd() -> None:
     (task, model), data = fresh(), some_data()
-    train_per_fedavg(task, model, data, PLAN, meta_lr=0.0, seed=1)
+    train_per_fedavg(task, model, data.train, PLAN, meta_lr=0.0, seed=1)
     plain_task, plain = fresh()
-    train(plain_task, plain, data, PLAN, seed=1)
+    train(plain_task, plain, data.train, PLAN, seed=1)
     for name, value in read_weights(plain).items():
         np.testing.assert_allclose(read_weights(model)[name], value, atol=1e-6)
 
@@ -74,11 +75,11 @@ def test_pfedme_is_the_papers_formula() -> None:
         for batch in epoch:
             theta = dict(w)
             for _ in range(inner):
-                g = gradient(model, theta, data.x_train[batch], data.y_train[batch])
+                g = gradient(model, theta, data.train.x[batch], data.train.y[batch])
                 theta = {k: theta[k] - PLAN.lr * (g[k] + lam * (theta[k] - w[k])) for k in w}
             w = {k: w[k] - eta * lam * (w[k] - theta[k]) for k in w}
     train_pfedme(
-        task, model, data, PLAN, moreau_lambda=lam, moreau_lr=eta, inner_steps=inner, seed=1
+        task, model, data.train, PLAN, moreau_lambda=lam, moreau_lr=eta, inner_steps=inner, seed=1
     )
     assert_near(model, w)
 
@@ -86,10 +87,10 @@ def test_pfedme_is_the_papers_formula() -> None:
 def trained(plan: TrainPlan, how: str) -> dict[str, Any]:
     (task, model), data = fresh(), some_data()
     if how == "per_fedavg":
-        train_per_fedavg(task, model, data, plan, meta_lr=0.05, seed=1)
+        train_per_fedavg(task, model, data.train, plan, meta_lr=0.05, seed=1)
     else:
         train_pfedme(
-            task, model, data, plan, moreau_lambda=3.0, moreau_lr=0.2, inner_steps=2, seed=1
+            task, model, data.train, plan, moreau_lambda=3.0, moreau_lr=0.2, inner_steps=2, seed=1
         )
     return read_weights(model)
 
@@ -108,11 +109,11 @@ def test_a_single_step_of_per_fedavg_too_has_the_epoch_s_last_batch_before_it() 
     (task, model), data = fresh(), some_data()
     w = {k: v.detach().clone() for k, v in model.named_parameters()}
     (epoch,) = batches(10, TrainPlan(1, 4, 0.1), 1)
-    inner = gradient(model, w, data.x_train[epoch[-1]], data.y_train[epoch[-1]])
+    inner = gradient(model, w, data.train.x[epoch[-1]], data.train.y[epoch[-1]])
     ahead = {k: w[k] - 0.05 * inner[k] for k in w}
-    outer = gradient(model, ahead, data.x_train[epoch[0]], data.y_train[epoch[0]])
+    outer = gradient(model, ahead, data.train.x[epoch[0]], data.train.y[epoch[0]])
     plan = TrainPlan(epochs=1, batch_size=4, lr=0.1, steps=1)
-    train_per_fedavg(task, model, data, plan, meta_lr=0.05, seed=1)
+    train_per_fedavg(task, model, data.train, plan, meta_lr=0.05, seed=1)
     assert_near(model, {k: w[k] - 0.1 * outer[k] for k in w})
 
 
@@ -121,16 +122,16 @@ def test_adapting_takes_steps_on_all_data_with_the_pull() -> None:
     w = {k: v.detach().clone() for k, v in model.named_parameters()}
     own = dict(w)
     for _ in range(3):
-        g = gradient(model, own, data.x_train, data.y_train)
+        g = gradient(model, own, data.train.x, data.train.y)
         own = {k: own[k] - 0.1 * (g[k] + 2.0 * (own[k] - w[k])) for k in w}
-    train(task, model, data, TrainPlan(3, len(data.x_train), 0.1, proximal_mu=2.0), seed=0)
+    train(task, model, data.train, TrainPlan(3, len(data.train.x), 0.1, proximal_mu=2.0), seed=0)
     assert_near(model, own)
 
 
 def test_a_last_batch_of_one_is_left_out_with_batch_norm() -> None:
     task, model = fresh(with_batch_norm)
     plan = TrainPlan(epochs=1, batch_size=3, lr=0.1)
-    train_per_fedavg(task, model, some_data(10), plan, meta_lr=0.05, seed=1)
+    train_per_fedavg(task, model, some_data(10).train, plan, meta_lr=0.05, seed=1)
     assert int(read_weights(model)["1.num_batches_tracked"]) == 6  # two passes over three batches
 
 
@@ -176,9 +177,9 @@ ADAPT = {"adapt_steps": 4, "adapt_lr": 0.2, "adapt_mu": 0.5}
 
 def adapted(model: Any) -> Any:
     load_weights(bench().model, model)
-    plan = TrainPlan(4, len(bench().data.x_train), 0.2, proximal_mu=0.5)
-    train(bench().task, bench().model, bench().data, plan, seed=0)
-    return evaluate(bench().task, bench().model, bench().data)
+    plan = TrainPlan(4, len(bench().data.train.x), 0.2, proximal_mu=0.5)
+    train(bench().task, bench().model, bench().data.train, plan, seed=0)
+    return evaluate(bench().task, bench().model, bench().data.test)
 
 
 @pytest.mark.parametrize("kind", [wire.TRAIN, wire.TRAIN_PER_FEDAVG, wire.TRAIN_PFEDME])
@@ -213,10 +214,10 @@ def test_evaluation_on_training_data_says_their_number_and_loss() -> None:
     load_weights(bench().model, model)
     data = bench().data
     with torch.no_grad():
-        logits = bench().model.eval()(data.x_train)
-    assert metrics[wire.NUM_EXAMPLES] == len(data.x_train)
-    assert metrics[wire.LOSS] == pytest.approx(float(cross_entropy(logits, data.y_train)), rel=1e-5)
-    wrong = float((logits.argmax(1) != data.y_train).float().mean())
+        logits = bench().model.eval()(data.train.x)
+    assert metrics[wire.NUM_EXAMPLES] == len(data.train.x)
+    assert metrics[wire.LOSS] == pytest.approx(float(cross_entropy(logits, data.train.y)), rel=1e-5)
+    wrong = float((logits.argmax(1) != data.train.y).float().mean())
     assert metrics[wire.ERROR] == pytest.approx(wrong)
 
 

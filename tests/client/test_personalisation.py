@@ -14,8 +14,9 @@ import coterie.client.app
 import coterie.client.home.rounds
 from coterie import wire
 from coterie.client.app import app
+from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import TrainPlan, seed_of, train
-from coterie.client.work.tensors import evaluate, load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.wire import Model, decode_arrays, encode_arrays
 from tests.conftest import assert_equal_models, digits_config
@@ -77,14 +78,14 @@ def by_hand(model: Model, round: int, kind: str, **more: Any) -> Model:
     own = bench()
     load_weights(own.model, model)
     plan = PLAN if not more else TrainPlan(epochs=2, batch_size=8, lr=0.05, proximal_mu=0.7)
-    train(own.task, own.model, own.data, plan, seed=seed_of(4, "a", round, kind), **more)
+    train(own.task, own.model, own.data.train, plan, seed=seed_of(4, "a", round, kind), **more)
     return read_weights(own.model)
 
 
 def error_of(model: Model) -> float:
     own = bench()
     load_weights(own.model, model)
-    return evaluate(own.task, own.model, own.data).error
+    return evaluate(own.task, own.model, own.data.test).error
 
 
 def test_fine_tuning_evaluates_the_model_trained_on_and_leaves_the_round_s_training_alone() -> None:

@@ -33,9 +33,9 @@ def test_workbenches_of_one_process_share_the_model_and_have_their_own_data() ->
     assert len({bench.schema for bench in benches}) == 1
     for bench in benches:
         alone = open_workbench(bench.settings)
-        assert bench.data.x_train.equal(alone.data.x_train)
-        assert bench.data.y_test.equal(alone.data.y_test)
-    assert not benches[0].data.x_train.equal(benches[1].data.x_train)
+        assert bench.data.train.x.equal(alone.data.train.x)
+        assert bench.data.test.y.equal(alone.data.test.y)
+    assert not benches[0].data.train.x.equal(benches[1].data.train.x)
 
 
 def test_each_silo_has_a_home_of_its_own(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ class Gate:
         folder.mkdir()
         self.folder = folder
         self.tickets = 0
-        self.environment = {GATE: str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+        path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.environment = {GATE: str(folder), "PYTHONPATH": os.pathsep.join(path)}
 
     def close(self) -> None:
         """From now on whoever trains waits; who waited already goes on."""

@@ -203,7 +203,7 @@ def test_a_configuration_cannot_be_changed() -> None:
         ("momentum", -0.1),
         ("weight-decay", -1),
         ("proximal-mu", math.inf),
-        ("precision", "float16"),
+        ("precision", "float8"),
         ("alpha", -1),
         ("alpha", math.inf),
         ("memory", 1.5),
@@ -221,7 +221,7 @@ def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
 
 
 def test_an_unknown_key_is_refused_with_what_there_is() -> None:
-    known = r"unknown key 'alhpa' \(known with hcct: alone, alpha, batch-size, "
+    known = r"unknown key 'alhpa' \(known with hcct: accumulate, alone, alpha, "
     with pytest.raises(FederationError, match=known) as caught:
         RunConfig.read({"alhpa": 3})
     assert caught.value.exit_code == EXIT_CONFIG
@@ -284,7 +284,17 @@ def _another(key: str, entry: Mapping[str, Any]) -> Any:
     return next(value for value in extremes(entry)[::-1] if value != defaults()[key])
 
 
-FREE = ("strategy", "task", "label", "churn", "alone", "tracking", "runs-dir", "resume")
+FREE = (
+    "strategy",
+    "task",
+    "optimiser",
+    "label",
+    "churn",
+    "alone",
+    "tracking",
+    "runs-dir",
+    "resume",
+)
 
 
 @pytest.mark.parametrize(

@@ -118,12 +118,12 @@ def test_runs_are_found_by_folder_name_or_id(
     assert find_run(str(folder), None) == find_run("123", tmp_path) == folder
     with pytest.raises(FederationError, match="0 runs"):
         find_run("999", tmp_path)
-    print_explanation("123", silo="a", round=1, root=tmp_path)
+    print_explanation("123", silo="a", number=1, root=tmp_path)
     assert "group 1: a, b" in capsys.readouterr().out
     (folder / "events.jsonl").write_text("")
     (folder / "run.json").write_text("{")
     with pytest.raises(FederationError, match="holds no record of a run"):
-        print_explanation("123", silo=None, round=None, root=tmp_path)
+        print_explanation("123", silo=None, number=None, root=tmp_path)
     (folder / "run.json").write_text(json.dumps(record()))
     with pytest.raises(FederationError, match="no silo 'z'"):
-        print_explanation("123", silo="z", round=None, root=tmp_path)
+        print_explanation("123", silo="z", number=None, root=tmp_path)

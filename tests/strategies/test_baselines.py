@@ -575,7 +575,7 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
     def train(message: Message, context: Any) -> Message:
         return plain(message, context)
 
-    with pytest.raises(FederationError, match=r"no silo answered 'train\.p\w+' in round 1"):
+    with pytest.raises(FederationError, match=r"'train\.p\w+', and none of the 5 nodes"):
         run(make(), grid=InProcessGrid(app, NODES))
 
 
@@ -650,7 +650,7 @@ def test_each_runs_on_coteries_silos_by_its_configuration(name: str) -> None:
     config = RunConfig.read({**keys, "rounds": 3, "local-epochs": 1})
     roster = DescribedRoster("digits", 3)
     strategy = build_strategy(config, run="test", roster=roster, on_round=lambda report: None)
-    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
     result = strategy.start(grid, initial, num_rounds=3)
     assert sorted(result.models) == ["a", "b", "c"]
     assert all(not report.left_out for report in result.rounds)
@@ -726,7 +726,7 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
     """
 
     class Asking:
-        def present(self, grid: Any, *, round: int) -> list[Silo]:
+        def present(self, grid: Any, *, number: int) -> list[Silo]:
             return [
                 Silo(f"node-{i}", i, num_examples=100, min_group_size=minimum if i == 1 else 1)
                 for i in sorted(grid.get_node_ids())
@@ -761,7 +761,7 @@ def test_an_update_of_a_silo_that_accepts_no_such_group_reaches_nobody(name: str
 
 def test_a_part_of_cfl_that_is_too_small_for_its_silo_keeps_the_model_that_was_split() -> None:
     class Asking:
-        def present(self, grid: Any, *, round: int) -> list[Silo]:
+        def present(self, grid: Any, *, number: int) -> list[Silo]:
             return [Silo(f"node-{i}", i, 100, min_group_size=2 if i == 1 else 1) for i in (1, 2)]
 
     strategy = CFL(eps_mean=2.0, eps_largest=0.0, first_split=2, roster=Asking())

@@ -56,10 +56,10 @@ class Script:
     def __init__(self, *rounds: str, minimums: Mapping[str, int] | None = None) -> None:
         self.rounds, self.minimums = rounds, minimums or {}
 
-    def present(self, grid: Any, *, round: int) -> list[Silo]:
+    def present(self, grid: Any, *, number: int) -> list[Silo]:
         return [
             Silo(n, "abc".index(n) + 1, 100, min_group_size=self.minimums.get(n, 1))
-            for n in self.rounds[round - 1]
+            for n in self.rounds[number - 1]
         ]
 
 
@@ -134,9 +134,9 @@ def test_a_minimum_is_that_of_today() -> None:
     """a asks for two more than there are, leaves, and is back with less to ask."""
 
     class Milder(Script):
-        def present(self, grid: Any, *, round: int) -> list[Silo]:
-            self.minimums = {"a": 3} if round < 3 else {"a": 2}
-            return super().present(grid, round=round)
+        def present(self, grid: Any, *, number: int) -> list[Silo]:
+            self.minimums = {"a": 3} if number < 3 else {"a": 2}
+            return super().present(grid, number=number)
 
     strategy = GroupStrategy(Toy(), roster=Milder("ab", "b", "ab"))
     states: list[Checkpoint[Plain]] = []

@@ -734,7 +734,7 @@ class Asking:
     def __init__(self, *minimums: int) -> None:
         self.minimums = minimums
 
-    def present(self, grid: Any, *, round: int) -> list[Silo]:
+    def present(self, grid: Any, *, number: int) -> list[Silo]:
         nodes = sorted(grid.get_node_ids())
         return [
             Silo(f"node-{node}", node, num_examples=100, min_group_size=minimum)
@@ -776,7 +776,7 @@ class AskingWho(Asking):
     def __init__(self, minimums: Mapping[int, int]) -> None:
         self.of = dict(minimums)
 
-    def present(self, grid: Any, *, round: int) -> list[Silo]:
+    def present(self, grid: Any, *, number: int) -> list[Silo]:
         return [
             Silo(f"node-{node}", node, num_examples=100, min_group_size=self.of.get(node, 1))
             for node in sorted(grid.get_node_ids())
@@ -878,17 +878,10 @@ def test_of_two_that_differ_the_first_silo_s_arrays_count() -> None:
     assert set(result.rounds[0].details["discriminators"]["missing"]) == {"node-2"}
 
 
-def test_with_silos_that_know_no_discriminators_everybody_is_alone_and_told_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    strategy = FedCollab()
-    result = strategy.start(
-        grid=InProcessGrid(plain_app(), plain_nodes(0, 0)),
-        initial_arrays=plain_initial(),
-        num_rounds=2,
-    )
-    assert result.groups[2] == [["node-1"], ["node-2"]]
-    assert "silo node-1 trains alone: its distances are not known" in caplog.text
+def test_a_clientapp_that_knows_no_discriminators_is_refused() -> None:
+    grid = InProcessGrid(plain_app(), plain_nodes(0, 0))
+    with pytest.raises(FederationError, match=r"asks silos for .*, and none"):
+        FedCollab().start(grid=grid, initial_arrays=plain_initial(), num_rounds=2)
 
 
 # ---------------------------------------------------------------- pieces

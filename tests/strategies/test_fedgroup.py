@@ -659,7 +659,7 @@ def test_the_demos_hidden_groups_are_found_and_its_newcomer_placed(seed: int, me
     grid = InProcessGrid(coterie_app, nodes)
     config = RunConfig.read({"seed": seed})
     roster = DescribedRoster("digits", len(specs), churn=Churn.parse(f"{NEWCOMER}+2"))
-    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
     strategy = FedGroup(
         num_groups=3,
         measure=measure,

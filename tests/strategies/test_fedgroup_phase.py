@@ -86,7 +86,7 @@ def digits_run(
     least = count - churn.count("+")
     roster = DescribedRoster("digits", least, deadline_s=5, churn=Churn.parse(churn))
     config = RunConfig.read({"seed": 0})
-    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
     common = train_config(config, run="test") | training
 
     def on_round(report: RoundReport) -> None:

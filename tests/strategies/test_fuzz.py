@@ -260,7 +260,7 @@ def test_a_description_of_any_content_is_read_or_refused_and_troubles_nobody(
 
     grid = InProcessGrid(describe, [{}, {}])  # type: ignore[arg-type]
     roster = DescribedRoster(task="digits", deadline_s=1)
-    here = {silo.name: silo for silo in roster.present(grid, round=1)}
+    here = {silo.name: silo for silo in roster.present(grid, number=1)}
     assert here["good"].num_examples == 10
     assert len(here) + len(roster.refused) >= 1
     for silo in here.values():

@@ -43,7 +43,7 @@ def run(seed: int = 0, home: str = "", **keys: Any) -> RunResult:
     roster = DescribedRoster("digits", 9)
     label = f"family-{sorted(keys.items())}"
     strategy = build_strategy(config, run=label, roster=roster, on_round=lambda report: None)
-    initial = initial_arrays(grid, roster.present(grid, round=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
     return strategy.start(grid=grid, initial_arrays=initial, num_rounds=config.rounds)
 
 

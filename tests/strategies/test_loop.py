@@ -392,7 +392,9 @@ def test_an_exchange_has_one_reply_to_each_of_its_own_messages_in_their_order() 
     left_out = []
     for number in (1, 2):
         orders = [Order(silo, model) for silo in silos]
-        messages = training_messages(orders, number=number, config={}, groups=(), evaluate=False)
+        messages = training_messages(
+            orders, number=number, config={}, groups=(), evaluate=False, told={}
+        )
         replies = exchange(grid, messages, deadline_s=0.05)
         for message, reply in zip(messages, replies, strict=True):
             if reply is not None:
@@ -842,7 +844,7 @@ def test_a_silo_that_was_away_is_asked_anew_once_under_the_same_node_id() -> Non
     calls: list[tuple[str, str, dict[str, Any]]] = []
     change = {4: lambda: nodes[1].update(alpha=7.0, samples=30)}
     grid = Flapping(described_app(calls), nodes, {2: range(2, 4)}, change)
-    seen = [who.present(grid, round=number) for number in range(1, 7)]
+    seen = [who.present(grid, number=number) for number in range(1, 7)]
     assert [[silo.name for silo in here] for here in seen] == [
         ["a", "b"], ["a"], ["a"], ["a", "b"], ["a", "b"], ["a", "b"],
     ]  # fmt: skip
@@ -858,7 +860,7 @@ def test_a_silo_that_comes_back_with_another_model_is_refused_and_one_mended_is_
     change = {4: lambda: (nodes[1].update(schema="t"), nodes[2].update(task="toy"))}
     away = {2: range(3, 4), 3: range(3, 4)}
     grid = Flapping(described_app(), nodes, away, change)
-    seen = [who.present(grid, round=number) for number in range(1, 5)]
+    seen = [who.present(grid, number=number) for number in range(1, 5)]
     assert [[silo.name for silo in here] for here in seen] == [
         ["a", "b"], ["a", "b"], ["a"], ["a", "c"],
     ]  # fmt: skip

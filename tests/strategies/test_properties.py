@@ -42,7 +42,7 @@ from tests.conftest import (
     assert_equal_models,
     at,
     error_reply,
-    plain_app,
+    plain_app_without_answers,
     plain_initial,
     plain_model,
     plain_nodes,
@@ -92,7 +92,7 @@ def test_every_strategy_but_one_that_asks_for_label_counts_is_in_the_table() -> 
 
 def run(name: str, nodes: list[dict[str, Any]], rounds: int = 3, **more: Any) -> RunResult:
     fault = more.pop("fault", None)
-    grid = InProcessGrid(plain_app(fault), nodes)
+    grid = InProcessGrid(plain_app_without_answers(fault), nodes)
     return TABLE[name](**more).start(
         grid=grid, initial_arrays=plain_initial(), num_rounds=rounds, timeout=5
     )
@@ -119,7 +119,7 @@ def test_a_run_resumed_after_any_round_ends_bit_identical(name: str) -> None:
     committed: list[tuple[str, Any]] = []
 
     def start(**more: Any) -> RunResult:
-        grid = InProcessGrid(plain_app(), FIVE)
+        grid = InProcessGrid(plain_app_without_answers(), FIVE)
         initial = ArrayRecord() if "resume" in more else plain_initial()
         return TABLE[name]().start(grid=grid, initial_arrays=initial, num_rounds=4, **more)
 
@@ -143,7 +143,7 @@ def test_the_order_in_which_nodes_are_listed_and_answer_does_not_matter(name: st
             return list(super().pull_messages(message_ids))[::-1]
 
     turned = TABLE[name]().start(
-        grid=Turned(plain_app(), FIVE), initial_arrays=plain_initial(), num_rounds=3
+        grid=Turned(plain_app_without_answers(), FIVE), initial_arrays=plain_initial(), num_rounds=3
     )
     plain = run(name, FIVE)
     assert turned.groups == plain.groups
@@ -155,7 +155,7 @@ def test_the_order_in_which_nodes_are_listed_and_answer_does_not_matter(name: st
 def test_what_it_is_given_is_not_changed(name: str) -> None:
     initial, nodes, config = plain_initial(), plain_nodes(0, 1), {"lr": 0.1, "lr-decay": 0.9}
     TABLE[name](train_config=config).start(
-        grid=InProcessGrid(plain_app(), nodes), initial_arrays=initial, num_rounds=2
+        grid=InProcessGrid(plain_app_without_answers(), nodes), initial_arrays=initial, num_rounds=2
     )
     assert_equal_models(arrays_of(initial), plain_model())
     assert nodes == plain_nodes(0, 1)
@@ -167,7 +167,9 @@ def test_a_run_leaves_nothing_on_its_strategy_nor_on_its_algorithm(name: str) ->
     """All that a run knows is in its state."""
     strategy = TABLE[name]()
     before, options = dict(vars(strategy)), dict(vars(strategy.algorithm))
-    strategy.start(grid=InProcessGrid(plain_app(), FIVE), initial_arrays=plain_initial())
+    strategy.start(
+        grid=InProcessGrid(plain_app_without_answers(), FIVE), initial_arrays=plain_initial()
+    )
     assert vars(strategy) == before and vars(strategy.algorithm) == options
     assert strategy.algorithm == TABLE[name]().algorithm
 

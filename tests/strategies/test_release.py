@@ -33,7 +33,7 @@ def describing() -> ClientApp:
 @pytest.mark.parametrize("release", [OWN, OWN.rpartition(".")[0] + ".99", "unknown"])
 def test_the_same_release_takes_part(release: str) -> None:
     grid = InProcessGrid(describing(), [{"name": "a", "release": release}])
-    (silo,) = DescribedRoster(task="digits").present(grid, round=1)
+    (silo,) = DescribedRoster(task="digits").present(grid, number=1)
     assert silo.name == "a"
 
 
@@ -41,4 +41,4 @@ def test_another_release_is_refused_with_both_versions_named() -> None:
     grid = InProcessGrid(describing(), [{"name": "a", "release": "99.0.0"}])
     roster = DescribedRoster(task="digits", deadline_s=0.1)
     with pytest.raises(FederationError, match=r"it has coterie 99\.0\.0, the coordinator has"):
-        roster.present(grid, round=1)
+        roster.present(grid, number=1)

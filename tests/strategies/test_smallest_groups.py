@@ -131,7 +131,7 @@ def test_an_update_does_not_count_where_too_few_of_its_group_answered(
     """c's answer of round 2 is lost; a accepts no group of two, so its update is left out too."""
 
     class Asking:
-        def present(self, grid: Any, *, round: int) -> list[Silo]:
+        def present(self, grid: Any, *, number: int) -> list[Silo]:
             return [
                 Silo(name, node, num_examples=100, min_group_size=3 if name == "a" else 1)
                 for name, node in zip("abc", sorted(grid.get_node_ids()), strict=True)
@@ -151,7 +151,7 @@ def test_an_update_does_not_count_where_too_few_of_its_group_answered(
 class Strict:
     """Silos of the plain app; c accepts no group below three."""
 
-    def present(self, grid: Any, *, round: int) -> list[Silo]:
+    def present(self, grid: Any, *, number: int) -> list[Silo]:
         return [
             Silo(name, node, num_examples=100, min_group_size=3 if name == "c" else 1)
             for name, node in zip("abc", sorted(grid.get_node_ids()), strict=True)
@@ -193,9 +193,9 @@ def test_the_record_says_that_a_silo_alone_in_its_group_trains_for_nothing(
 
 def test_fedgroup_says_it_of_a_silo_whose_group_has_left() -> None:
     class Fewer(Strict):
-        def present(self, grid: Any, *, round: int) -> list[Silo]:
-            here = super().present(grid, round=round)
-            return here if round == 1 else here[2:]
+        def present(self, grid: Any, *, number: int) -> list[Silo]:
+            here = super().present(grid, number=number)
+            return here if number == 1 else here[2:]
 
     grid = InProcessGrid(plain_app(), plain_nodes(0, 0, 0))
     strategy = FedGroup(num_groups=1, roster=Fewer())

@@ -163,7 +163,7 @@ def settings_of(root: Path) -> SiloSettings:
 
 
 def keep(root: Path, number: int) -> Change:
-    return lambda: rounds.keep(settings_of(root), "personal", model(number), run="r", round=number)
+    return lambda: rounds.keep(settings_of(root), "personal", model(number), run="r", number=number)
 
 
 def check_personal(root: Path, completed: bool) -> str:

@@ -16,8 +16,8 @@ from pyarrow import parquet
 
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.workbench import open_workbench
-from coterie.tasks import Task, TaskError, load_task
-from coterie.tasks.own.declared import split_by_class
+from coterie.tasks import TaskError, load_task
+from coterie.tasks.own.declared import DeclaredTask, load_declared, split_by_class
 from coterie.tasks.own.image_folder import _from_0_to_255
 
 IMAGES = """
@@ -50,9 +50,9 @@ ROWS = "id,age,bmi,sex,ill\n" + "".join(
 )
 
 
-def declared(folder: Path, text: str) -> Task:
+def declared(folder: Path, text: str) -> DeclaredTask:
     (folder / "study.toml").write_text(text)
-    return load_task(str(folder / "study.toml"))
+    return load_declared(folder / "study.toml")
 
 
 def picture(file: Path, colour: Any, *, mode: str = "RGB", size: tuple[int, int] = (6, 8)) -> None:
@@ -253,8 +253,11 @@ def test_a_table_is_standardised_by_its_own_training_rows(tmp_path: Path) -> Non
     both = np.concatenate([data.x_train, data.x_test])
     assert set(map(tuple, both[:, 2:])) == {(1.0, 0.0), (0.0, 0.0)}, "x is none of f and m"
     assert (both[:, 2:].sum(axis=1) == 0).sum() == 7
-    notes = " ".join(task.notes())  # type: ignore[attr-defined]
-    assert "bmi: 1 missing" in notes and "sex: 7 missing or not declared" in notes
+    assert task.notes() == ["bmi: 1 missing in data.csv, taken as the mean"]
+    assert task.warnings()[0] == (
+        "7 of 20 values of 'sex' in data.csv match no declared category (the first is 'x' in row "
+        "1); they count as of no category"
+    )
 
 
 @pytest.mark.parametrize("dose", ["0.7", "0.1", "36.6", "1e-20", "-4e15"])
@@ -312,7 +315,10 @@ def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
     ("change", "said"),
     [
         (("ill", "sick"), "has no column 'ill'.*'id', 'age', 'bmi', 'sex', 'sick'"),
-        ((",yes", ",perhaps"), "class 'perhaps', which is not declared. Declared: no, yes"),
+        (
+            (",yes", ",perhaps"),
+            "class 'perhaps' in row 2, which is not declared. Declared: no",
+        ),
         ((",21,", ",old,"), "old"),
         ((",yes", ","), "no value in target column 'ill' in row 2"),
         ((",21,", ",inf,"), "column 'age' .* holds infinite values"),
@@ -365,10 +371,10 @@ def test_words_for_nothing_are_missing_as_numbers_but_not_as_classes(tmp_path: P
     one = task.load({"data": table(tmp_path, text)})
     assert sorted(np.concatenate([one.y_train, one.y_test])) == [0] * 10 + [1] * 10
     assert np.concatenate([one.x_train, one.x_test])[:, 1:].sum(axis=0).tolist() == [10, 5]
-    notes = " ".join(task.notes())  # type: ignore[attr-defined]
-    assert "age: 4 missing" in notes and "kind: 5 missing or not declared" in notes
+    notes = " ".join(task.notes())
+    assert "age: 4 missing" in notes and "kind: 5 missing in data.csv" in notes
     two = task.load({"data": str(tmp_path / "d.parquet")})
-    assert notes.replace("data.csv", "d.parquet") == " ".join(task.notes())  # type: ignore[attr-defined]
+    assert notes.replace("data.csv", "d.parquet") == " ".join(task.notes())
     np.testing.assert_array_equal(one.x_train, two.x_train)
     np.testing.assert_array_equal(one.y_test, two.y_test)
 

@@ -104,9 +104,9 @@ def test_an_attribute_that_is_not_there_is_refused(write: Write) -> None:
         load_task("own_tasks:Nothing")
 
 
-def test_what_is_no_task_is_refused_by_what_it_lacks(write: Write) -> None:
+def test_what_is_no_task_is_refused(write: Write) -> None:
     write("own_tasks", OWN_TASK)
-    with pytest.raises(TaskError, match="has no 'model'"):
+    with pytest.raises(TaskError, match=r"must be a coterie\.tasks\.Task.*Got NoTask"):
         load_task("own_tasks:NoTask")
 
 
@@ -136,14 +136,12 @@ def test_a_task_of_ones_own_is_a_class_a_function_or_an_object(
     data = task.load({})
     outputs = task.model()(torch.from_numpy(data.x_train))
     assert task.loss(outputs, torch.from_numpy(data.y_train)).ndim == 0
-    assert 0 <= int(task.errors(outputs, torch.from_numpy(data.y_train))) <= 8
 
 
-def test_loss_and_errors_are_cross_entropy_and_a_count_unless_the_task_says_otherwise() -> None:
+def test_the_loss_is_cross_entropy_unless_the_task_says_otherwise() -> None:
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [3.0, 0.0]])
     targets = torch.tensor([0, 0, 1])
     task = load_task("digits")
-    assert int(task.errors(logits, targets)) == 2
     expected = -torch.log_softmax(logits, dim=1)[torch.arange(3), targets].mean()
     torch.testing.assert_close(task.loss(logits, targets), expected)
 

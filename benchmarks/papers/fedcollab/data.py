@@ -138,6 +138,7 @@ def _half(rows: np.ndarray, rng: np.random.Generator, silo: int, count: int) -> 
 @lru_cache(maxsize=1)
 def _fashion(folder: str) -> tuple[np.ndarray, np.ndarray]:
     data = load_task("fashion-mnist").load({"data": folder})
+    assert isinstance(data, SiloData)
     return data.x_train, data.y_train
 
 

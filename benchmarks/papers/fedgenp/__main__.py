@@ -25,13 +25,14 @@ from benchmarks.papers.fedgenp.published import OwnStatistics
 from benchmarks.papers.fedgenp.tables import STORE
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.work.tensors import load_weights
+from coterie.client.work.weights import load_weights
 from coterie.strategies import HCCT, FedEnsemble, FedGen, FedGenP, FedGroup
 from coterie.strategies.fedgenp.generative import Given
 from coterie.strategies.fedgenp.latent import GeneratorPlan
 from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.tasks import TaskError, load_task
+from coterie.tasks.base import SiloData
 from coterie.tasks.images.datasets import Part
 from coterie.wire import Model
 
@@ -244,6 +245,7 @@ def _accuracy(model: torch.nn.Module, members: Sequence[Model], tests: Sequence[
 @lru_cache(maxsize=2)
 def _test_set(task: str, folder: str) -> Part:
     data = load_task(DATA_OF[task]).load({"data": folder, "train": 1})
+    assert isinstance(data, SiloData)
     return data.x_test, data.y_test
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks.kit import RESULTS, nodes, panels, read, train
 from coterie import wire
-from coterie.client.work.tensors import load_weights
+from coterie.client.work.weights import load_weights
 from coterie.tasks.base import Option, SiloData, Task
 from coterie.tasks.models import SplitModel
 

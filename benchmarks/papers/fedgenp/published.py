@@ -23,7 +23,7 @@ from flwr.app import Context, Message
 
 from benchmarks.kit import Shared
 from coterie import wire
-from coterie.client.work.tensors import load_weights
+from coterie.client.work.weights import load_weights
 from coterie.tasks.base import Option, SiloData, TaskError
 from coterie.tasks.images.datasets import Mnist, finish
 from coterie.tasks.images.image_files import Images, read_images

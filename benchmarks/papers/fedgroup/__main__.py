@@ -33,8 +33,9 @@ from benchmarks.papers.fedgroup.tables import (
     SAMPLE,
     STORE,
 )
+from coterie.client.work.data import Held
 from coterie.client.work.sgd import TrainPlan, seed_of
-from coterie.client.work.tensors import Tensors, read_weights, to_device
+from coterie.client.work.weights import read_weights
 from coterie.strategies import FedGroup
 from coterie.tasks import Task
 from coterie.tasks.base import SiloData
@@ -158,10 +159,11 @@ def pooled(
     return round(accuracy, 2)
 
 
-def _tensors(silos: Sequence[SiloData]) -> Tensors:
-    keys = ("x_train", "y_train", "x_test", "y_test")
-    joined = {key: np.concatenate([getattr(silo, key) for silo in silos]) for key in keys}
-    return to_device(joined, torch.device("cpu"))
+def _tensors(silos: Sequence[SiloData]) -> Held:
+    return Held(
+        torch.from_numpy(np.concatenate([silo.x_train for silo in silos])),
+        torch.from_numpy(np.concatenate([silo.y_train for silo in silos])),
+    )
 
 
 def main() -> None:

@@ -21,7 +21,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.kit import nodes
-from coterie.client.work.tensors import Evaluation, Tensors, evaluate, load_weights, to_device
+from coterie.client.work.data import Held
+from coterie.client.work.measure import Evaluation, evaluate
+from coterie.client.work.weights import load_weights
 from coterie.tasks import Task
 from coterie.tasks.base import Option, SiloData, TaskError, read_options
 from coterie.tasks.images.datasets import EmnistLetters, Mnist, join
@@ -188,14 +190,9 @@ class TestSets:
 
     def __init__(self, task: Task, silos: Sequence[SiloData]) -> None:
         self._task, self._model = task, task.model()
-        self._all = to_device(
-            {
-                "x_train": silos[0].x_train[:1],
-                "y_train": silos[0].y_train[:1],
-                "x_test": np.concatenate([s.x_test for s in silos]),
-                "y_test": np.concatenate([s.y_test for s in silos]),
-            },
-            torch.device("cpu"),
+        self._all = Held(
+            torch.from_numpy(np.concatenate([s.x_test for s in silos])),
+            torch.from_numpy(np.concatenate([s.y_test for s in silos])),
         )
         ends = np.cumsum([0, *(len(s.y_test) for s in silos)])
         self.num_examples = int(ends[-1])
@@ -205,8 +202,8 @@ class TestSets:
         """Loss and error of a model on the test data of these silos, by number; at least one."""
         rows = torch.cat([self._rows[i] for i in silos])
         some = self._all
-        if len(rows) < len(some.x_test):
-            some = Tensors(some.x_train, some.y_train, some.x_test[rows], some.y_test[rows])
+        if len(rows) < len(some):
+            some = some.take(rows)
         load_weights(self._model, weights)
         return evaluate(self._task, self._model, some)
 

@@ -19,9 +19,11 @@ from scipy.linalg.blas import sgemm
 from torch import nn
 
 from coterie.client.work import sgd
+from coterie.client.work.data import Held
 from coterie.client.work.generators import AddedLoss
+from coterie.client.work.optimisers import Slots
 from coterie.client.work.sgd import TrainPlan
-from coterie.client.work.tensors import Tensors, load_weights, read_weights
+from coterie.client.work.weights import load_weights, read_weights
 from coterie.strategies.rounds.models import difference
 from coterie.tasks import Task
 from coterie.wire import Model
@@ -41,25 +43,29 @@ def fast_silos() -> Iterator[None]:
 def train(
     task: Task,
     model: nn.Module,
-    data: Tensors,
+    data: Held,
     plan: TrainPlan,
     *,
     seed: int,
     added: AddedLoss | None = None,
+    slots: Slots | None = None,
 ) -> float:
     """As ``client.work.sgd.train``: linear layers with ReLU between, cross entropy, plain SGD.
 
     Raises:
         ValueError: momentum, weight decay, another precision or an added loss is asked for.
     """
-    if plan.momentum or plan.weight_decay or plan.precision != "float32" or added is not None:
+    plain = TrainPlan(
+        plan.epochs, plan.batch_size, plan.lr, proximal_mu=plan.proximal_mu, steps=plan.steps
+    )
+    if plan != plain or added is not None or slots is not None:
         raise ValueError(f"plain float32 SGD only. Got {plan}, added loss {added}.")
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     # Views of the model's own memory: it is changed in place.
     layers = [(one.weight.detach().numpy(), one.bias.detach().numpy()) for one in linear]
     anchors = [(w.copy(), b.copy()) for w, b in layers] if plan.proximal_mu else []
     shuffle = torch.Generator().manual_seed(seed)
-    x, y = data.x_train.flatten(1).numpy(), data.y_train.numpy()
+    x, y = data.x.flatten(1).numpy(), data.y.numpy()
     left, total, seen = plan.steps, 0.0, 0
     for _ in range(plan.steps or plan.epochs):
         total, seen = 0.0, 0
@@ -102,7 +108,7 @@ def _step(
     return loss
 
 
-def check(task: Task, data: Tensors, plan: TrainPlan) -> float:
+def check(task: Task, data: Held, plan: TrainPlan) -> float:
     """The largest difference of the two trainings' weights, relative to the largest update.
 
     Raises:

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from coterie.server.runs.metrics import Collaboration
+from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record.grouping import Grouping
 from coterie.server.runs.record.values import Groups, clean
 from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
@@ -106,6 +106,8 @@ class Run:
         started: date and time as written, or empty.
         seconds, seconds_to_first_training: wall seconds; NaN while unknown.
         config, versions: as recorded.
+        metric: that leads: silos' errors are what is missing to its best value.
+        unit: in which it is counted, of real targets.
         silos: all that ever took part.
         refused: silo → why it was not let in.
         rounds: ascending.
@@ -125,6 +127,8 @@ class Run:
     seconds: float = math.nan
     seconds_to_first_training: float = math.nan
     config: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = "error"
+    unit: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     silos: Mapping[str, SiloFacts] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -135,6 +139,11 @@ class Run:
     model_hashes: Mapping[str, str] = field(default_factory=dict)
     resumed: tuple[Resumption, ...] = ()
     missing: tuple[str, ...] = ()
+
+    @property
+    def lead(self) -> Lead:
+        """In what its errors are counted."""
+        return Lead(self.metric, self.unit)
 
     @property
     def name(self) -> str:
@@ -231,6 +240,7 @@ class Event:
             ``budget``, ``commit``, ``round``, ``final`` or ``end``.
         number: the round that it is about; of ``resume``, the one after which the run goes on.
         run_id, config: of ``start`` and ``resume``.
+        metric, unit: of ``ready``, see ``Run``.
         silos: who is here, or answered.
         work: message type that was answered.
         budget: of ``budget``.
@@ -242,6 +252,8 @@ class Event:
     number: int = 0
     run_id: str = ""
     config: Mapping[str, Any] = field(default_factory=dict)
+    metric: str = "error"
+    unit: str = ""
     silos: tuple[str, ...] = ()
     work: str = ""
     budget: Budget | None = None

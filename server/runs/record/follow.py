@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coterie import wire
+from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record.contents import Event, Round, Run, errors_of
 from coterie.server.runs.record.format import event_of
 from coterie.server.runs.record.reading import EVENTS
@@ -93,6 +95,7 @@ class Progress:
     bytes: int = 0
     states: dict[str, str] = field(default_factory=dict)
     error: str = ""
+    lead: Lead = field(default_factory=Lead)
     started: float = field(default_factory=time.monotonic)
     elapsed: float = 0.0
 
@@ -116,6 +119,7 @@ class Progress:
                 self.states |= dict.fromkeys(event.silos, "answered")
             case "ready":
                 self.status = "training"
+                self.lead = Lead(event.metric or wire.ERROR, event.unit)
             case "end":
                 self.states = {n: "done" if s == "answered" else s for n, s in self.states.items()}
                 self.status, self.error = event.status, event.error

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from coterie import wire
 from coterie.server.runs.metrics import Collaboration, ipr, mean_accuracy, not_worse
 from coterie.server.runs.record.contents import Budget, Evaluations, Event, Resumption, Round, Run
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
@@ -22,7 +23,7 @@ ROUND_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
         "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
-        "personalised",
+        "personalised", "metrics", "train-metrics",
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
@@ -62,6 +63,8 @@ def plain_round(one: Round) -> dict[str, Any]:
     if one.evaluation:
         entry["evaluated-round"] = one.evaluated_round
         entry["evaluation"] = _plain_evaluation(one.evaluation)
+    for key, told_by in (("train-metrics", one.train_metrics), ("metrics", one.metrics)):
+        entry |= {key: {name: dict(own) for name, own in told_by.items()}} if told_by else {}
     return entry | ({"evaluation-after": _plain_evaluation(one.after)} if one.after else {})
 
 
@@ -90,6 +93,7 @@ def run_of(record: object, *, folder: Path = Path(), lost: list[str] | None = No
         Run,
         folder=folder,
         status=told.text("status") or "unknown",
+        metric=told.text("metric") or "error",
         rounds=rounds,
         initial=told.evaluation("initial-evaluation"),
         final=_final_of(told, max((one.round for one in rounds), default=0)),
@@ -115,6 +119,7 @@ def _final_of(told: Fields, last: int) -> Round | None:
         groups=told.groups("final-groups"),
         evaluated_round=last,
         evaluation=told.evaluation("final-evaluation"),
+        metrics=told.figures("final-metrics"),
         phases={kind: one.read(PhaseReport) for kind, one in told.each("final-phases")},
         guard={name: one.read(GuardReport) for name, one in told.inside("guard").each("silos")},
         final=True,
@@ -159,17 +164,20 @@ def _plain(run: Run) -> dict[str, Any]:
         "refused": dict(run.refused),
     }
     where_known = {
+        "metric": run.metric if run.metric != wire.ERROR else None,
+        "unit": run.unit or None,
         "resumed": plain(run.resumed) or None,
         "seconds-to-first-training": known(run.seconds_to_first_training),
         "initial-evaluation": _plain_evaluation(run.initial) or None,
         "final-phases": plain(final.phases) or None,
         "final-evaluation": _plain_evaluation(final.evaluation) or None,
+        "final-metrics": {name: dict(own) for name, own in final.metrics.items()} or None,
         "final-groups": final.groups if final.evaluation else None,
         "guard": _plain_guard(final.guard) if final.guard else None,
         "error": run.error or None,
         "seconds": known(run.seconds),
         "model-hashes": dict(run.model_hashes) if completed else None,
-        "mean-accuracy": mean_accuracy(errors) if errors else None,
+        "mean-accuracy": mean_accuracy(errors) if errors and not run.unit else None,
         "collaboration": plain(run.collaboration),
     }
     return always | {key: value for key, value in where_known.items() if value is not None}

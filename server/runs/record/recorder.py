@@ -27,6 +27,7 @@ from typing import Any
 
 from safetensors.numpy import save
 
+from coterie import wire
 from coterie.server.runs.metrics import collaboration
 from coterie.server.runs.record.contents import Round, Run, SiloFacts
 from coterie.server.runs.record.format import json_of, line_of, plain_round
@@ -89,16 +90,20 @@ class Recorder:
         self._events.write(line_of({"event": kind, "at": time.time(), **fields}) + "\n")
         self._events.flush()
 
-    def committed(self, round: int, *, bytes: int, seconds: float) -> None:
+    def committed(self, number: int, *, num_bytes: int, seconds: float) -> None:
         """A round's checkpoint is on the disk."""
-        self.event("commit", round=round, bytes=bytes, seconds=seconds)
+        self.event("commit", round=number, bytes=num_bytes, seconds=seconds)
 
     def ready(self, silos: Mapping[str, Silo]) -> None:
         """The first message to train goes out now."""
         self._note(
-            status="running", silos=self._with(silos), seconds_to_first_training=self._elapsed()
+            status="running",
+            silos=self._with(silos),
+            seconds_to_first_training=self._elapsed(),
+            **self._lead(silos),
         )
-        self.event("ready", silos=sorted(silos))
+        lead = {"metric": self.run.metric, "unit": self.run.unit}
+        self.event("ready", silos=sorted(silos), **lead)
 
     def round(
         self, report: RoundReport, silos: Mapping[str, Silo], refused: Mapping[str, str]
@@ -159,6 +164,15 @@ class Recorder:
             alpha = math.nan if silo.alpha is None else silo.alpha
             facts[name] = SiloFacts(silo.num_examples, alpha, str(silo.node_id))
         return facts
+
+    def _lead(self, silos: Mapping[str, Silo]) -> dict[str, str]:
+        """The leading metric, of which all silos say the same, and its unit."""
+        first = next((silo for silo in silos.values() if silo.described), None)
+        if first is None:
+            return {}
+        metric = str(self.run.config.get(wire.METRIC) or first.metric)
+        in_units = metric in ("mae", "rmse")
+        return {"metric": metric, "unit": first.unit if in_units else ""}
 
     def _note(self, **changes: Any) -> None:
         self.run = replace(self.run, **changes)

@@ -9,7 +9,8 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from coterie.strategies.rounds.reports import Evaluation
+from coterie.strategies.rounds.reports import Evaluation, Figures
+from coterie.wire import Value
 
 Kind = TypeVar("Kind")
 Groups = tuple[tuple[str, ...], ...]
@@ -125,6 +126,18 @@ class Fields:
         for name, value in self.of(key, dict).items():
             yield clean(name), Fields(value, place, self.lost)
 
+    def figures(self, key: str) -> dict[str, Figures]:
+        """Silo → metric → number or numbers, of those that are known."""
+        found: dict[str, dict[str, Value]] = {}
+        for name, own in self.each(key):
+            for metric, value in own.values.items():
+                numbers = value if isinstance(value, list) else [value]
+                if all(type(n) in (int, float) and math.isfinite(n) for n in numbers):
+                    found.setdefault(name, {})[clean(metric)] = value
+                else:
+                    own.lose(metric)
+        return dict(found)
+
     def evaluation(self, key: str) -> dict[str, Evaluation]:
         return {
             name: (one.number("loss"), one.number("error"), one.whole("num-examples"))
@@ -177,6 +190,7 @@ READERS: dict[Any, Reader] = {
     Mapping[str, float]: Fields.numbers,
     Mapping[str, Any]: lambda told, key: told.of(key, dict),
     Mapping[str, Evaluation]: Fields.evaluation,
+    Mapping[str, Figures]: Fields.figures,
 }
 """What reads a field of each type; dataclasses by name are read field by field as well."""
 

@@ -1,0 +1,180 @@
+"""What ``coterie silo predict`` writes: a table, or masks; and what it says beside them."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.client.home.card import Card, figure_text, lead_of
+from coterie.client.work.figures import Figure
+from coterie.tasks import Task
+from coterie.tasks.base import Samples, TaskError
+from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
+from coterie.wire import KNOWN_METRICS
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the model says.
+
+    Attributes:
+        card, task: of the model.
+        values: (n, …) of every sample, see ``predict.answer_of``.
+        labels: (n, …) the targets, where they are known.
+        samples: that were asked about.
+        figures: the problem's metrics with their intervals, where the targets are known.
+        measured: what the figures are of, in words.
+    """
+
+    card: Card
+    task: Task
+    values: Array
+    labels: Array | None
+    samples: Samples
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    measured: str = ""
+
+    @property
+    def classes(self) -> NDArray[np.int64]:
+        """(n,) Of classes each sample's: the likeliest, or as the calibration's threshold says."""
+        calibration = self.card.calibration
+        if calibration is not None and calibration.thresholds:
+            above = self.values[:, 1] > calibration.thresholds[0]
+            return above.astype(np.int64)
+        likeliest: NDArray[np.int64] = self.values.argmax(axis=1)
+        return likeliest
+
+
+def write_csv(answers: Answers, file: TextIO) -> None:
+    """A line per sample: its name or number, what is passed through, what the model says, and what
+    is known of it.
+
+    Of classes that is the class, each class's probability, and the label; of labels each one's
+    probability and, where the silo has calibrated the model, whether that is yes; of numbers each
+    target; of survival the log risk.
+
+    Raises:
+        TaskError: the answers are masks.
+    """
+    writer = csv.writer(file, lineterminator="\n")
+    problem, values, known = answers.task.problem, answers.values, answers.labels
+    called = names_of(answers.task, values.shape[1] if values.ndim > 1 else 1)
+    samples = answers.samples.names or [str(i) for i in range(len(values))]
+    calibration = answers.card.calibration
+    if isinstance(problem, Masks):
+        raise TaskError("masks are written into a folder, not as CSV: name one with --output.")
+    if isinstance(problem, Classes):
+        p = "p_" if answers.task.classes else "p"
+        names, before = called, [[called[chosen]] for chosen in answers.classes]
+        columns, after = ["class", *(p + name for name in names)], ["label"]
+        label = [] if known is None else [[called[number]] for number in known]
+    elif isinstance(problem, Labels):
+        yes = () if calibration is None else calibration.thresholds
+        before = [[int(v) for v in row] for row in values > yes] if yes else [[] for _ in values]
+        columns = [f"yes_{name}" for name in called] * bool(yes) + [f"p_{n}" for n in called]
+        after = [f"label_{name}" for name in called]
+        label = [] if known is None else known.astype(int).tolist()
+    else:
+        survival = isinstance(problem, Survival)
+        before = [[] for _ in values]
+        columns = ["log_risk"] if survival else called
+        after = ["time", "event"] if survival else [f"label_{name}" for name in called]
+        label = [] if known is None else [[f"{v:.6g}" for v in row] for row in known]
+    passed = answers.samples.passed
+    writer.writerow(["sample", *passed, *columns, *(after if label else [])])
+    for i, (sample, said) in enumerate(zip(samples, values.reshape(len(values), -1), strict=True)):
+        numbers = (f"{value:.6g}" for value in said)
+        copied = (column[i] for column in passed.values())
+        writer.writerow([sample, *copied, *before[i], *numbers, *(label[i] if label else [])])
+
+
+def write_masks(answers: Answers, folder: Path) -> list[Path]:
+    """A file per sample with the class number of every pixel, called as the sample or its number.
+
+    Flat masks of at most 256 classes are PNG files, whose grey values are the numbers; others are
+    ``.npz`` files with an array ``mask``.
+
+    Args:
+        answers: masks.
+        folder: made if it is not there.
+
+    Raises:
+        TaskError: it is a file, or cannot be written into.
+    """
+    from PIL import Image
+
+    values, names = answers.values, answers.samples.names
+    flat = values.ndim == 3 and values.dtype == np.uint8
+    width = len(str(len(values) - 1))
+    places = [Path(name) for name in names] or [Path(f"{i:0{width}}") for i in range(len(values))]
+    bare = [place.with_suffix("") for place in places]
+    # Where two differ in their endings alone, the ending stays.
+    called = bare if len(set(bare)) == len(bare) else places
+    files = []
+    try:
+        for place, mask in zip(called, values, strict=True):
+            file = folder / place.with_name(place.name + (".png" if flat else ".npz"))
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if flat:
+                Image.fromarray(mask).save(file)
+            else:
+                np.savez_compressed(file, mask=mask)
+            files.append(file)
+    except OSError as error:
+        raise TaskError(f"the masks cannot be written into {folder}: {error}") from None
+    return files
+
+
+def names_of(task: Task, width: int) -> list[str]:
+    """What the columns of a model's answers are called; numbers where they have no names."""
+    own = list(task.classes)
+    if len(own) == width:
+        return own
+    numbered = [str(i) for i in range(width)]
+    if isinstance(task.problem, Numbers):
+        return ["value"] if width == 1 else [f"value_{i}" for i in numbered]
+    return numbered
+
+
+def summary(answers: Answers) -> list[str]:
+    """What a person is told beside the answers: how good they are, and notes."""
+    said = []
+    card = answers.card
+    if card.calibration is not None:
+        said.append(f"calibrated: {card.calibration.text()}")
+    said += figure_lines(card, answers.figures)
+    return [*said, *answers.samples.notes]
+
+
+def figure_lines(card: Card, figures: Mapping[str, Figure]) -> list[str]:
+    """A line per metric, with its interval where there is one."""
+    lines = []
+    for name, figure in figures.items():
+        three = (figure.value, figure.low, figure.high)
+        title, value, interval = figure_text(card, name, three).split(" | ")
+        known = bool(np.isfinite(figure.low))
+        lines.append(f"  {title:<20} {value}" + f"  (95 %: {interval})" * known)
+    return lines
+
+
+def headline(answers: Answers) -> str:
+    """The leading metric in words; empty where the targets are not known."""
+    leading = lead_of(answers.card).name
+    name = leading if leading in answers.figures else next(iter(answers.figures), "")
+    if not name:
+        return ""
+    metric, figure = KNOWN_METRICS[name], answers.figures[name]
+    shown = (
+        f"{100 * figure.value:.2f} %"
+        if name == "error"
+        else figure_text(answers.card, name, (figure.value,) * 3).split(" | ")[1]
+    )
+    return f"{metric.title} on {answers.measured} {shown}"

@@ -1,0 +1,228 @@
+"""Temperature and thresholds of a kept model, from the silo's own data: ``coterie silo calibrate``.
+
+One temperature for all outputs, by which the likelihood of the silo's samples is greatest (Guo et
+al., "On Calibration of Modern Neural Networks", ICML 2017); then a threshold on the probabilities
+that follow: where sensitivity + specificity − 1 is greatest (Youden, "Index for rating diagnostic
+tests", Cancer 1950), or the highest one that has the sensitivity asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from coterie.client.cli.answers import names_of
+from coterie.client.cli.predict import Kept, asked, halves
+from coterie.client.home.card import Calibration, Card, write_card
+from coterie.client.work.data import Part, to_device
+from coterie.client.work.figures import Figure
+from coterie.client.work.guard import held_out
+from coterie.client.work.measure import figures_of
+from coterie.client.work.workbench import hash_of
+from coterie.tasks.base import Option, TaskError
+from coterie.tasks.problems import Classes, Evidence, Labels, Problem
+
+Array = NDArray[np.float64]
+
+FEWEST = 10
+"""Samples below which there is nothing to fit."""
+FEW = 100
+"""Samples below which the user is told that what is fitted is rough."""
+HOTTEST = 20.0
+"""Temperatures are searched from its inverse to it."""
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A model's calibration, and how good the model is with it and without it.
+
+    Attributes:
+        calibration: as in the card.
+        before, after: metric → figure, on test samples that were not fitted on.
+        notes: what a person should know.
+    """
+
+    calibration: Calibration
+    before: Mapping[str, Figure]
+    after: Mapping[str, Figure]
+    notes: Sequence[str]
+
+
+def calibrate(
+    kept: Kept, *, options: Mapping[str, Option], sensitivity: float | None = None, workers: int = 0
+) -> Calibrated:
+    """Fit temperature and thresholds on data of the silo that the model was not trained on.
+
+    That is the validation data, if the run had a guard, else half of the test data; the figures are
+    of the whole test data, or of its other half.
+
+    Args:
+        kept: the model; a calibration that it has is left out of account.
+        options: the silo's settings of the task.
+        sensitivity: that the thresholds must have on the samples they are fitted on, in (0, 1];
+            None: the greatest sum of sensitivity and specificity.
+        workers: processes that read a dataset.
+
+    Raises:
+        TaskError: the task has no probabilities, the silo's data are not those that the model was
+            trained on, or they are too few, or they lack a class.
+    """
+    problem, card = kept.task.problem, replace(kept.card, calibration=None)
+    if not isinstance(problem, Classes | Labels):
+        raise TaskError(
+            f"only models that answer with classes or labels are calibrated. Task "
+            f"{kept.task.name!r} has answers of kind {problem.kind!r}."
+        )
+    two = isinstance(problem, Classes) and problem.num_classes == 2
+    if sensitivity is not None and not (two or isinstance(problem, Labels)):
+        raise TaskError(
+            f"a sensitivity needs two classes, or labels. Task {kept.task.name!r} has "
+            f"{kept.task.num_classes} classes. Leave --sensitivity out."
+        )
+    kept = replace(kept, card=card)
+    named, fitted_on, tested_on = _parts(kept, options, workers)
+    if len(fitted_on) < FEWEST:
+        raise TaskError(
+            f"there are {len(fitted_on)} samples to calibrate on (of the silo's {named} data). "
+            f"At least {FEWEST} are needed, and some hundred are better."
+        )
+    temperature = _temperature(problem, *_evidence(kept, fitted_on))
+    cooled = Calibration(temperature, (), "", "", named, 0, len(fitted_on), len(tested_on))
+    warm = replace(kept, card=replace(card, calibration=cooled))
+    chances, targets = _evidence(warm, fitted_on)
+    thresholds, notes = _thresholds(kept, problem, chances, targets, sensitivity)
+    rule = "greatest sensitivity + specificity"
+    if sensitivity is not None:
+        rule = f"sensitivity at least {sensitivity:g}"
+    before = figures_of(problem, _evidence(kept, tested_on))
+    after = figures_of(problem, _evidence(warm, tested_on), thresholds=thresholds)
+    if len(fitted_on) < FEW:
+        notes.append(
+            f"Note: {len(fitted_on)} samples are few to fit on. With other samples, temperature "
+            "and threshold may be quite different; compare the figures before and after."
+        )
+    if max(temperature, 1 / temperature) > 0.99 * HOTTEST:
+        notes.append(
+            f"Note: the temperature is at the end of what is searched, {temperature:.3g}: on the "
+            "samples it was fitted on, the model is always right, or never better than chance."
+        )
+    calibration = replace(
+        cooled,
+        thresholds=thresholds,
+        positive=names_of(kept.task, 2)[1] if two else "yes",
+        rule=rule if thresholds else "",
+        part_examples=len(fitted_on) + (len(tested_on) if named == "test" else 0),
+        figures={name: (f.value, f.low, f.high) for name, f in after.items()},
+    )
+    return Calibrated(calibration, before, after, notes)
+
+
+def keep_calibration(file: Path, card: Card, calibration: Calibration) -> None:
+    """Write the calibration into the model's card, in the place of the one it has."""
+    write_card(file, replace(card, calibration=calibration), dict(load_file(file)))
+
+
+def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str, Part, Part]:
+    """What is fitted on (its name, its samples), and test samples beside it.
+
+    Raises:
+        TaskError: what the model was trained on cannot be told from the silo's data.
+    """
+    card = kept.card
+    loaded = kept.task.load(options)
+    if card.data_hash not in ("", hash_of(loaded)):
+        raise TaskError(
+            "the silo's training data is not what the model was trained on: the data, the share "
+            "kept for testing or the options have changed since. A model must not be calibrated "
+            "on samples that it may have been trained on. Give the earlier data and options with "
+            "--set, or train again."
+        )
+    data = to_device(loaded, torch.device("cpu"), workers=workers)
+    if card.guard:
+        return "validation", held_out(data, card.guard, silo=card.silo, seed=card.seed), data.test
+    fit, rest = (torch.from_numpy(rows) for rows in halves(len(data.test)))
+    return "test", data.test.take(fit), data.test.take(rest)
+
+
+def _evidence(kept: Kept, part: Part) -> Evidence:
+    """Probabilities and targets."""
+    return asked(kept, part)[1]
+
+
+def _temperature(problem: Problem, chances: Array, targets: Array) -> float:
+    """The one that makes the targets likeliest, in [1 / HOTTEST, HOTTEST].
+
+    ``chances`` are those without a temperature. What the outputs were follows from them but for a
+    constant per sample, which changes nothing: their logarithms, or their log odds.
+    """
+    from scipy.optimize import minimize_scalar
+
+    tiny = np.finfo(np.float64).tiny
+    logs = np.log(np.maximum(chances, tiny))
+    if isinstance(problem, Labels):
+        logs = logs - np.log(np.maximum(1 - chances, tiny))
+    outputs, known = torch.from_numpy(logs), torch.from_numpy(targets)
+
+    def loss(log_temperature: float) -> float:
+        return float(problem.loss(outputs / np.exp(log_temperature), known))
+
+    widest = np.log(HOTTEST)
+    found = minimize_scalar(loss, bounds=(-widest, widest), method="bounded")
+    return float(np.exp(found.x))
+
+
+def _thresholds(
+    kept: Kept, problem: Problem, chances: Array, targets: Array, sensitivity: float | None
+) -> tuple[tuple[float, ...], list[str]]:
+    """One for the second of two classes, one per label, or none of more classes; and notes."""
+    task = kept.task
+    if isinstance(problem, Classes):
+        if problem.num_classes != 2:
+            return (), []
+        found = _threshold(chances[:, 1], targets == 1, sensitivity)
+        if found is None:
+            raise TaskError(
+                "the samples to calibrate on are all of one class, or the model does not tell "
+                "the classes apart on them. No threshold can be chosen."
+            )
+        return (found,), []
+    thresholds, notes = [], []
+    for label in range(chances.shape[1]):
+        found = _threshold(chances[:, label], targets[:, label] > 0.5, sensitivity)
+        if found is None:
+            name = names_of(task, chances.shape[1])[label]
+            notes.append(
+                f"Note: label {name} keeps the threshold 0.5. The samples to calibrate on all "
+                "have it, or none has, or the model does not tell them apart."
+            )
+        thresholds.append(0.5 if found is None else found)
+    return tuple(thresholds), notes
+
+
+def _threshold(
+    chances: Array, positive: NDArray[np.bool_], sensitivity: float | None
+) -> float | None:
+    """A probability above which the answer is yes; None: there is no reason for any.
+
+    It lies halfway between two samples' probabilities, so that rounding does not change an answer.
+    """
+    from sklearn.metrics import roc_curve
+
+    if positive.all() or not positive.any():
+        return None
+    false, true, levels = roc_curve(positive, chances, drop_intermediate=False)
+    # Row i answers yes from levels[i] on; the first answers yes to nobody.
+    if sensitivity is None:
+        best = int(np.argmax(true - false))
+        if true[best] - false[best] <= 0:
+            return None
+    else:
+        best = int(np.argmax(true >= sensitivity - 1e-12))
+    below = levels[best + 1] if best + 1 < len(levels) else 0.0
+    return float((levels[best] + below) / 2)

@@ -1,0 +1,399 @@
+"""A kept model for use without coterie: ``coterie silo export``.
+
+An ONNX file, or a program of ``torch.export``; beside it a card, for programs (JSON) and for people
+(Markdown), that says what goes in, what comes out, and how good the model is. The card is in the
+file as well. What is written is read again and asked about samples, and must answer as the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from coterie.client.cli.answers import Array, names_of
+from coterie.client.cli.predict import Kept, answer_of
+from coterie.client.home.card import Card, figure_row, lead_of
+from coterie.client.work.data import leaves, map_nest, to_device
+from coterie.system.files import make_folder, write_atomically
+from coterie.tasks.base import Nest, Option, TaskError
+from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem
+
+CARD = "coterie-card"
+"""The card's name in the file's own metadata."""
+CHECKED = 8
+"""Samples that the written file is asked about."""
+LARGEST = 2**31 - 2**20
+"""Bytes of an ONNX file in one piece; protobuf holds no more."""
+TRACES = (
+    "The model may hold traces of the data that it was trained on, of this silo and of the silos "
+    "of its group. Pass it on only as they agreed."
+)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        files: the model's, and its cards'.
+        checked: samples that the file was asked about.
+        own: they are of the silo's test data, not made up.
+        apart: the largest difference between an answer of the file and of the model.
+    """
+
+    files: Sequence[Path]
+    checked: int
+    own: bool
+    apart: float
+
+
+class Program(nn.Module):
+    """The model with what makes answers of its outputs, as ``coterie silo predict`` gives them."""
+
+    def __init__(self, kept: Kept) -> None:
+        super().__init__()
+        calibration = kept.card.calibration
+        self.model = kept.model
+        self.problem = kept.task.problem
+        self.temperature = 1.0 if calibration is None else calibration.temperature
+
+    def forward(self, x: Nest) -> torch.Tensor:
+        """See ``predict.answer_of``."""
+        return answer_of(self.problem, self.model(x), self.temperature)
+
+
+def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported:
+    """Write a kept model, and its cards beside it: ``FILE.json`` and ``FILE.md``.
+
+    Args:
+        kept: the model.
+        file: ends in ``.onnx`` or ``.pt2``.
+        options: the silo's settings of the task; where its data is there, the file is asked about
+            some of its test samples.
+
+    Raises:
+        TaskError: the file's name ends in something else, a package is missing, or the model cannot
+            be written so, or what was written answers differently.
+    """
+    writers: Mapping[str, _Writer] = {".onnx": _onnx, ".pt2": _torch}
+    write = writers.get(file.suffix.lower())
+    if write is None:
+        raise TaskError(
+            f"the file to write must end in {' or '.join(writers)} (ONNX, or a program of "
+            f"torch.export). Got {file.name!r}."
+        )
+    samples, own = _some_samples(kept, options)
+    program = Program(kept).eval().requires_grad_(False)
+    # Zeros: a program of torch.export keeps its example, which must be no patient's.
+    example = map_nest(lambda leaf: leaf.new_zeros((2, *leaf.shape[1:])), samples)
+    batch = torch.export.Dim("batch")
+    shapes = (map_nest(lambda leaf: {0: batch}, samples),)
+    try:
+        traced = torch.export.export(program, (example,), dynamic_shapes=shapes)
+    except Exception as error:  # torch.export raises all sorts of things
+        raise TaskError(
+            f"the model of task {kept.task.name!r} cannot be written as one program: "
+            f"{_first_line(error)}. Its forward must not depend on the values of its inputs, or on "
+            "how many samples there are."
+        ) from None
+    _forget_source(traced)
+    card = card_of(kept, file, samples, options)
+    content, ask = write(traced, card, shapes)
+    apart = _difference(program, ask, samples)
+    card |= {"sha256": hashlib.sha256(content).hexdigest()}
+    files = [file, file.with_name(file.name + ".json"), file.with_name(file.name + ".md")]
+    make_folder(file.parent)
+    texts = [json.dumps(card, indent=2, ensure_ascii=False).encode(), _text(kept, card).encode()]
+    for place, written in zip(files, [content, *texts], strict=True):
+        write_atomically(place, written)
+    return Exported(files, len(leaves(samples)[0]), own, apart)
+
+
+def card_of(kept: Kept, file: Path, samples: Nest, options: Mapping[str, Option]) -> dict[str, Any]:
+    """What a program that uses the file must know, as JSON has it.
+
+    Args:
+        kept: the model.
+        file: that it will be in.
+        samples: a nest of tensors (n, …), for their shapes alone.
+        options: the silo's settings of the task.
+    """
+    card, task = kept.card, kept.task
+    inputs = [
+        {"name": name, "shape": ["batch", *leaf.shape[1:]], "dtype": _dtype(leaf)}
+        for name, leaf in zip(_names(samples), leaves(samples), strict=True)
+    ]
+    with torch.no_grad():
+        said = Program(kept).eval()(map_nest(lambda leaf: torch.zeros_like(leaf[:1]), samples))
+    output = {
+        "name": _output_name(task.problem),
+        "shape": ["batch", *said.shape[1:]],
+        "dtype": _dtype(said),
+        **_meaning(kept, said.shape[1] if said.ndim > 1 else 1),
+    }
+    calibration = card.calibration
+    where, number, figures = "", card.test_examples, _figures_of(card)
+    if calibration is not None:
+        where = " that the model was not calibrated on"
+        number, figures = calibration.measured, calibration.figures
+    return {
+        "file": file.name,
+        "format": "ONNX" if file.suffix.lower() == ".onnx" else "torch.export",
+        "task": card.task,
+        "silo": card.silo,
+        "run": card.run,
+        "strategy": card.strategy,
+        "trained": card.trained,
+        "kept": card.kept,
+        "sha256-of-arrays": card.sha256,
+        "versions": {**card.versions, "torch": torch.__version__},
+        "inputs": inputs,
+        "preparation": dict(task.prepared(options)),
+        "output": output,
+        "calibration": None if calibration is None else calibration.text(),
+        "measured": {
+            "on": f"test data of silo {card.silo}{where}",
+            "samples": number,
+            "figures": {
+                name: dict(zip(("value", "low", "high"), map(_or_none, figure), strict=True))
+                for name, figure in figures.items()
+            },
+            "trivial": {name: _or_none(value) for name, value in card.trivial.items()},
+        },
+        "traces": TRACES,
+    }
+
+
+def _figures_of(card: Card) -> Mapping[str, tuple[float, float, float]]:
+    """The card's; of a model that was not measured in full, only what leads."""
+    unknown = float("nan")
+    value = lead_of(card).shortfall(card.test_error)
+    return card.figures or {card.metric: (value, unknown, unknown)}
+
+
+def _or_none(number: float) -> float | None:
+    """JSON knows no NaN."""
+    return number if np.isfinite(number) else None
+
+
+def _output_name(problem: Problem) -> str:
+    if isinstance(problem, Classes | Labels):
+        return "probabilities"
+    if isinstance(problem, Masks):
+        return "mask"
+    return "values" if isinstance(problem, Numbers) else "log_risk"
+
+
+def _meaning(kept: Kept, width: int) -> dict[str, Any]:
+    """What the output says and how to decide by it."""
+    problem, calibration = kept.task.problem, kept.card.calibration
+    names = names_of(kept.task, width)
+    thresholds = [] if calibration is None else list(calibration.thresholds)
+    temperature = 1.0 if calibration is None else calibration.temperature
+    if isinstance(problem, Classes):
+        rule = "the class with the highest probability"
+        if thresholds:
+            rule = f"{names[1]!r} if its probability is above {thresholds[0]!r}, else {names[0]!r}"
+        how = {"thresholds": thresholds, "temperature": temperature}
+        return {"means": "probability of every class", "classes": names, "decide": rule, **how}
+    if isinstance(problem, Labels):
+        thresholds = thresholds or [0.5] * width
+        rule = "a label is there if its probability is above its threshold"
+        how = {"thresholds": thresholds, "temperature": temperature}
+        return {"means": "probability of every label", "labels": names, "decide": rule, **how}
+    if isinstance(problem, Numbers):
+        return {"means": "the targets", "targets": names, "unit": problem.unit}
+    if isinstance(problem, Masks):
+        names = names_of(kept.task, problem.num_classes)
+        return {
+            "means": "number of the class of every pixel; 0 is the background",
+            "classes": names,
+        }
+    return {"means": "log risk: the higher, the earlier the event; it has no unit"}
+
+
+def _some_samples(kept: Kept, options: Mapping[str, Option]) -> tuple[Nest, bool]:
+    """A few samples to trace and check with, and whether they are of the silo's test data."""
+    try:
+        part = to_device(kept.task.load(options), torch.device("cpu")).test
+    except TaskError:
+        shape = getattr(kept.task, "shape", None)  # of a declared task
+        if not isinstance(shape, tuple):
+            raise
+        draw = torch.Generator().manual_seed(0)
+        return torch.randn(CHECKED, *shape, generator=draw), False
+    return part.at(torch.arange(min(CHECKED, len(part))))[0], True
+
+
+_Ask = Callable[[Nest], Array]
+_Writer = Callable[[Any, Mapping[str, Any], Any], tuple[bytes, _Ask]]
+"""A traced program, its card, its dynamic shapes → the file, and how that file is asked."""
+
+
+def _torch(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _Ask]:
+    content = io.BytesIO()
+    torch.export.save(traced, content, extra_files={CARD: json.dumps(card)})
+    read = torch.export.load(io.BytesIO(content.getvalue())).module()
+    return content.getvalue(), lambda x: read(x).numpy()
+
+
+def _onnx(traced: Any, card: Mapping[str, Any], shapes: Any) -> tuple[bytes, _Ask]:
+    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if find_spec(name) is None]
+    if missing:
+        raise TaskError(
+            f"to write ONNX, {' and '.join(missing)} must be installed: "
+            "pip install 'coterie[export]'. A file that ends in .pt2 needs nothing more."
+        )
+    import onnxruntime
+
+    names = [entry["name"] for entry in card["inputs"]]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter about itself
+            made = torch.onnx.export(
+                traced,
+                input_names=names,
+                output_names=[card["output"]["name"]],
+                dynamic_shapes=shapes,
+                dynamo=True,
+                verbose=False,
+            )
+        assert made is not None
+        made.model.metadata_props[CARD] = json.dumps(card)
+        content: bytes = made.model_proto.SerializeToString()
+        if len(content) > LARGEST:
+            raise ValueError(f"it has {len(content):,} bytes, and at most {LARGEST:,} are possible")
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of the exporter, protobuf and the runtime
+        raise TaskError(
+            f"the model cannot be written as ONNX: {_first_line(error)}. A file that ends in .pt2 "
+            "may do."
+        ) from None
+
+    def ask(x: Nest) -> Array:
+        fed = {name: leaf.numpy() for name, leaf in zip(names, leaves(x), strict=True)}
+        answers: Array = session.run(None, fed)[0]
+        return answers
+
+    return content, ask
+
+
+def _forget_source(traced: Any) -> None:
+    """Without where on this machine each step of the program was written down."""
+    for node in traced.graph.nodes:
+        for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node"):
+            node.meta.pop(key, None)
+
+
+def _difference(program: nn.Module, ask: _Ask, samples: Nest) -> float:
+    """The largest difference between the written file's answers and the model's.
+
+    Raises:
+        TaskError: it is more than rounding.
+    """
+    largest = 0.0
+    for x in (samples, map_nest(lambda leaf: leaf[:1], samples)):
+        expected, got = program(x).numpy(), ask(x)
+        if expected.dtype.kind == "i":  # two scores that are equal but for rounding may swap
+            same = expected.shape == got.shape and float((expected == got).mean()) > 0.999
+        else:
+            same = expected.shape == got.shape and np.allclose(expected, got, rtol=1e-3, atol=1e-4)
+        if not same:
+            raise TaskError(
+                "the written file answers differently from the model, so it was not kept. Try the "
+                "other format (.onnx or .pt2)."
+            )
+        largest = max(largest, float(np.abs(expected - got).max()))
+    return largest
+
+
+def _names(nest: Nest, path: str = "x") -> list[str]:
+    """What the leaves of inputs are called: ``x``, or ``x.key`` and ``x.0``."""
+    if isinstance(nest, dict):
+        return [name for key, inner in nest.items() for name in _names(inner, f"{path}.{key}")]
+    if isinstance(nest, list | tuple):
+        return [name for i, inner in enumerate(nest) for name in _names(inner, f"{path}.{i}")]
+    return [path]
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+
+
+def _text(kept: Kept, card: Mapping[str, Any]) -> str:
+    """The card for a person."""
+    output, measured = card["output"], card["measured"]
+    inputs = [
+        f"| `{entry['name']}` | {' × '.join(map(str, entry['shape']))} | {entry['dtype']} |"
+        for entry in card["inputs"]
+    ]
+    said = {key: value for key, value in output.items() if key not in ("name", "shape", "dtype")}
+    shape = " × ".join(map(str, output["shape"]))
+    calibration = kept.card.calibration
+    figured = _figures_of(kept.card) if calibration is None else calibration.figures
+    figures = [figure_row(kept.card, name, figure) for name, figure in figured.items()]
+    scale = kept.card.scale is not None
+    return "\n".join(
+        [
+            f"# {card['file']}: model of task {card['task']}\n",
+            f"{card['format']}; run {card['run']} ({card['strategy']}), kept by silo "
+            f"{card['silo']} on {card['kept']}.\n",
+            "## What goes in\n",
+            "| input | shape | type |\n|---|---|---|",
+            *inputs,
+            "",
+            *_preparation_text(card["preparation"], card["task"]),
+            "\n## What comes out\n",
+            f"`{output['name']}`, {shape}, {output['dtype']}.\n",
+            *(f"- {key}: {_short(value)}" for key, value in said.items() if value not in ([], "")),
+            *([f"\nCalibrated: {card['calibration']}."] if card["calibration"] else []),
+            *(["The temperature is already in the file."] if card["calibration"] else []),
+            "\n## How good it is\n",
+            f"Measured on {measured['samples']} samples: {measured['on']}.\n",
+            "| metric | value | 95 % interval | trivial |\n|---|---|---|---|",
+            *figures,
+            "\n## What to keep in mind\n",
+            TRACES + " This card holds mean and deviation of the silo's numbers." * scale,
+            "",
+            f"SHA-256 of the file: `{card['sha256']}`\n",
+        ]
+    )
+
+
+def _preparation_text(how: Mapping[str, Any], task: str) -> list[str]:
+    """Lists of rows as tables, the rest as a list."""
+    if not how:
+        return [f"Samples are prepared by the code of task {task}, which is not part of this file."]
+    lines = [f"- {key}: {_short(value)}" for key, value in how.items() if not _rows(value)]
+    for rows in (value for value in how.values() if _rows(value)):
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        lines += ["", f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
+        lines += [f"| {' | '.join(_short(row.get(c)) for c in columns)} |" for row in rows]
+    return lines
+
+
+def _rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(_short(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "" if value is None else str(value).replace("|", "\\|")

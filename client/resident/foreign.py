@@ -1,0 +1,300 @@
+"""Any Flower ClientApp in a resident silo: the user's own, as it is installed here.
+
+The app is called as a SuperNode calls it: its node config holds the options of the silo's
+``[data]`` under their own names, its run config is that of the run's FAB, and its state stays from
+round to round. Around it go the silo's ledger, and what of the silo's policy can be held for code
+that this project does not know; ``conditions`` says which part that is, and which it is not.
+
+The code of a run's FAB is never run: only its configuration is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import tomllib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from coterie import wire
+from coterie.client.home.policy import ALWAYS, METRICS, REVEALING, Policy
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.resident.ledger import outbound
+from coterie.tasks.base import Option
+
+log = logging.getLogger("coterie.silo")
+
+Answering = Callable[[Message, Context], Message]
+Mod = Callable[[Message, Context, Answering], Message]
+"""Flower's: called with what it goes around."""
+
+LIMITED = frozenset(
+    {
+        *(wire.LOCAL_EPOCHS, wire.PRETRAIN_EPOCHS, wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS),
+        *(wire.ROUND, wire.ROUNDS, wire.ASKS_LABEL_COUNTS),
+    }
+)
+"""What a run may state that a policy can refuse."""
+MAX_STATES = 4
+"""Runs of which a silo keeps its app's state, the latest ones."""
+
+
+def load_app(reference: str) -> ClientApp:
+    """The ClientApp called ``module:attribute``.
+
+    Raises:
+        SettingsError: it cannot be imported, or is something else.
+    """
+    found = _imported(reference, "app")
+    if not isinstance(found, ClientApp):
+        raise SettingsError(
+            f"app {reference!r} must be a flwr.clientapp.ClientApp. Got {type(found).__name__}."
+        )
+    return found
+
+
+def load_mod(reference: str) -> Mod:
+    """The mod called ``module:attribute``, e.g. ``flwr.clientapp.mod:arrays_size_mod``.
+
+    Raises:
+        SettingsError: it cannot be imported, or called.
+    """
+    found = _imported(reference, "mod")
+    if not callable(found) or isinstance(found, type):
+        raise SettingsError(
+            f"mod {reference!r} must be a function of message, context and call_next, as Flower's "
+            f"are. Got {type(found).__name__}."
+        )
+    made: Mod = found
+    return made
+
+
+def _imported(reference: str, what: str) -> object:
+    module, _, attribute = reference.partition(":")
+    if not module or not attribute:
+        raise SettingsError(f"{what} must be given as MODULE:ATTRIBUTE. Got {reference!r}.")
+    try:
+        return getattr(import_module(module), attribute)
+    except ImportError as error:
+        raise SettingsError(
+            f"{what} {reference!r} cannot be imported: {error}. Install its package where this "
+            "runs, or set PYTHONPATH."
+        ) from error
+    except AttributeError:
+        raise SettingsError(f"module {module!r} has no attribute {attribute!r}.") from None
+    except Exception as error:
+        raise SettingsError(
+            f"{what} {reference!r} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+
+
+def typed(options: Mapping[str, Option]) -> dict[str, Option]:
+    """Options of a command line as Flower reads a node config: ``3`` is a number.
+
+    What is no TOML value is the text that it is.
+    """
+    return {k: _typed(v) if isinstance(v, str) else v for k, v in options.items()}
+
+
+def _typed(text: str) -> Option:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"] if "\n" not in text else text
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return value if isinstance(value, int | float | str) else text
+
+
+class ForeignApp:
+    """A ClientApp with the silo's ledger and policy around it. Called like one.
+
+    Args:
+        app: the user's.
+        mods: Flower's, or of their form, around the app; the first is outermost. They see what the
+            app sees and sends, and the ledger what they make of it.
+    """
+
+    def __init__(self, app: ClientApp, mods: Sequence[Mod] = ()) -> None:
+        self._answer: Answering = app
+        for mod in (*mods[::-1], self._within_policy, outbound):
+            self._answer = partial(_through, mod, self._answer)
+        self._states: OrderedDict[tuple[str, int], RecordDict] = OrderedDict()
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; ``context.node_config`` has the silo's settings."""
+        return self._answer(message, context)
+
+    def _within_policy(self, message: Message, context: Context, call_next: Answering) -> Message:
+        """A mod: refuse what the silo refuses, call the app, send what may leave."""
+        silo = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+        objection = objection_to(message, context.run_config, silo.policy)
+        if objection:
+            return wire.refusal(f"silo {silo.name!r} {objection}", message)
+        reply = call_next(message, self._seen(silo, context))
+        if reply.has_error():
+            # Its reason is the app's own text, which may quote the silo's data.
+            log.error("the app answered with error %s: %s", reply.error.code, reply.error.reason)
+            return wire.failure(silo.name, AppError(reply.error.code), message)
+        objection = objection_to_reply(message, reply, silo.policy)
+        if objection:
+            return wire.refusal(f"silo {silo.name!r} {objection}", message)
+        return within(reply, silo.policy)
+
+    def _seen(self, silo: SiloSettings, context: Context) -> Context:
+        """The context as a SuperNode gives it; its state is of the silo and the run."""
+        key = (silo.name, context.series_id or context.run_id)
+        state = self._states.setdefault(key, RecordDict())
+        self._states.move_to_end(key)
+        for old in [k for k in self._states if k[0] == silo.name][:-MAX_STATES]:
+            del self._states[old]
+        return Context(
+            run_id=context.run_id,
+            node_id=context.node_id,
+            node_config=dict(silo.options),
+            state=state,
+            run_config=context.run_config,
+            series_id=context.series_id,
+        )
+
+
+class AppError(RuntimeError):
+    """The app answered with an error reply of its own."""
+
+
+def _through(mod: Mod, call_next: Answering, message: Message, context: Context) -> Message:
+    return mod(message, context, call_next)
+
+
+# ---------------------------------------------------------------- the policy, for any app
+
+
+def objection_to(message: Message, run_config: Mapping[str, object], policy: Policy) -> str:
+    """Why a message is refused; empty if it is not.
+
+    Args:
+        message: its configuration and that of the run are held to the limits each by itself.
+        run_config: of the run's FAB.
+        policy: of the silo.
+    """
+    records = message.content.config_records.values() if message.has_content() else ()
+    asked = [
+        (wire.spelled(key), value)
+        for config in (run_config, *records)
+        for key, value in config.items()
+    ]
+    named: object = dict(asked).get(wire.STRATEGY, "")
+    # One by one: of two spellings of a setting nobody knows which the app reads. What a step is
+    # only the app knows, so steps do not take the place of epochs here.
+    for key, value in [(wire.STRATEGY, named), *((k, v) for k, v in asked if k in LIMITED)]:
+        if objection := policy.objection({wire.STRATEGY: named, key: value}):
+            return objection
+    if message.metadata.message_type.partition(".")[0] == wire.TRAIN:
+        return _group_objection(message, policy)
+    return ""
+
+
+def _group_objection(message: Message, policy: Policy) -> str:
+    config = message.content.config_records.get(wire.CONFIG) if message.has_content() else None
+    return policy.group_objection(config or {})
+
+
+def objection_to_reply(message: Message, reply: Message, policy: Policy) -> str:
+    """Why an app's reply stays here; empty if it may leave."""
+    records = reply.content.array_records
+    sent = set(message.content.array_records) if message.has_content() else set()
+    if not policy.auxiliary and (extra := sorted(set(records) - sent)):
+        return f"lets no model leave beside the one received; its app sends {extra[0]!r} too."
+    layers = policy.keep_layers
+    if layers and any(name.startswith(layers) for record in records.values() for name in record):
+        return f"keeps its layers {layers!r}; its app sends them."
+    return _group_objection(message, policy) if records else ""
+
+
+def within(reply: Message, policy: Policy) -> Message:
+    """A reply with no more than the policy lets leave; the message object stays the same.
+
+    With ``metrics`` in silo.toml these leave and nothing else beside arrays; without it, all
+    metrics but those that reveal how frequent the classes are.
+    """
+    content = reply.content
+    for name, record in list(content.metric_records.items()):
+        kept = {key: value for key, value in record.items() if may_leave(key, policy)}
+        if len(kept) < len(record):
+            content[name] = MetricRecord(kept)
+    if policy.metrics is not None:
+        for name in list(content.config_records):
+            content[name] = ConfigRecord()
+    if policy.min_group_size > 1 and content.array_records:
+        for record in content.metric_records.values():
+            # For the server: of those that train, not all may answer.
+            record[wire.MIN_GROUP_SIZE] = policy.min_group_size
+    return reply
+
+
+def may_leave(key: str, policy: Policy) -> bool:
+    """Whether a metric of this name may leave, however its app spells it."""
+    name = wire.spelled(key).removesuffix(wire.LOW).removesuffix(wire.HIGH)
+    if name in ALWAYS:
+        return True
+    if policy.metrics is None:
+        return name not in REVEALING
+    allowed = {key for wanted in policy.metrics for key in METRICS.get(wanted, (wanted,))}
+    return name in allowed or (name == wire.ACCURACY and wire.ERROR in allowed)
+
+
+# ---------------------------------------------------------------- what is held, and what is not
+
+
+def check_policy(silo: SiloSettings) -> None:
+    """Refuse what would be believed to hold, and cannot.
+
+    Raises:
+        SettingsError: layers that only a task knows.
+    """
+    if silo.policy.keep_layers == "head":
+        raise SettingsError(
+            'keep_layers = "head" cannot be held for an app: only a task says which layers are its '
+            "head. Give the beginning of the names of the arrays that must not leave."
+        )
+
+
+def conditions(silo: SiloSettings) -> Iterator[str]:
+    """What of the silo's settings holds for its app, and what does not; a sentence a line."""
+    policy = silo.policy
+    config = ", ".join(f"{k}={v!r}" for k, v in silo.options.items()) or "nothing"
+    yield f"The app's node config, from [data]: {config}."
+    yield "Every reply is noted in the ledger. Of an error only its kind leaves."
+    if policy.strategies:
+        names = ", ".join(policy.strategies)
+        yield f"It takes part only in {names}: a run that does not name its strategy is refused."
+    if policy.max_rounds:
+        yield f"Refused: runs that state more than {policy.max_rounds} rounds."
+    if policy.max_local_epochs:
+        yield (
+            f"Refused: messages and runs that state more than {policy.max_local_epochs} local "
+            "epochs. How long the app trains is up to the app."
+        )
+    if policy.min_group_size > 1:
+        yield (
+            "Its updates leave only in groups whose size the run states, of at least "
+            f"{policy.min_group_size} silos, or alone. coterie's strategies state it, Flower's own "
+            "do not."
+        )
+    if policy.keep_layers:
+        yield f"A reply with arrays whose names begin with {policy.keep_layers!r} does not leave."
+    if not policy.auxiliary:
+        yield "A reply with models beside the one received does not leave."
+    if policy.metrics is None:
+        yield f"Metrics leave as the app names them, but for {', '.join(sorted(REVEALING))}."
+    else:
+        allowed = ", ".join(["numbers of samples", *policy.metrics])
+        yield f"Of metrics only these leave: {allowed}. Configurations in replies do not leave."
+    yield (
+        "Not held for an app: what it computes its arrays and metrics from. It can read whatever "
+        "this user of the machine can, and what it sends of labels or samples is not recognised."
+    )
+    ignored = ["task", "device", "threads", "workers", *(["alpha"] if silo.alpha else [])]
+    yield f"Of no effect: {', '.join(ignored)}. The app decides them."

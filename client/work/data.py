@@ -1,0 +1,308 @@
+"""A silo's data as training sees it: two parts, each of which gives batches on the device.
+
+``Held`` is tensors that lie on the device: a batch is an index into them, nothing is copied per
+step. ``Streamed`` is a map-style ``torch.utils.data.Dataset``, read sample by sample by a
+DataLoader, for what does not fit. What training draws is the same for both.
+
+Inputs and targets are nests: a tensor, or a dict, list or tuple of nests.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from coterie.tasks.base import Nest, SiloData, StreamedData
+
+Batch = tuple[Nest, Nest]
+"""Inputs and targets."""
+
+
+class Part(Protocol):
+    """Training or test samples."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are."""
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample's inputs."""
+
+    def __len__(self) -> int:
+        """Number of samples."""
+
+    def at(self, rows: torch.Tensor) -> Batch:
+        """These samples as one batch. ``rows``: int64 (n,), on any device."""
+
+    def batches(self, order: torch.Tensor | None, size: int, *, seed: int = 0) -> Iterator[Batch]:
+        """Samples, ``size`` at a time.
+
+        Args:
+            order: int64 (n,), which, one after the other; None: all.
+            size: the last batch may be smaller.
+            seed: of what a dataset's own transforms draw.
+        """
+
+    def take(self, rows: torch.Tensor) -> Part:
+        """These samples only."""
+
+    def targets(self) -> Nest:
+        """Of all samples, in order."""
+
+
+def map_nest(change: Callable[[Any], Any], nest: Nest) -> Nest:
+    """The nest with every leaf changed."""
+    if isinstance(nest, dict):
+        return {key: map_nest(change, value) for key, value in nest.items()}
+    if isinstance(nest, list | tuple):
+        return type(nest)([map_nest(change, value) for value in nest])
+    return change(nest)
+
+
+def leaves(nest: Nest) -> list[Any]:
+    """The nest's leaves in order."""
+    if isinstance(nest, dict):
+        return [leaf for value in nest.values() for leaf in leaves(value)]
+    if isinstance(nest, list | tuple):
+        return [leaf for value in nest for leaf in leaves(value)]
+    return [nest]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Samples on the device: nests of tensors whose first axis counts samples."""
+
+    x: Nest
+    y: Nest
+
+    @property
+    def device(self) -> torch.device:
+        """See ``Part``."""
+        device: torch.device = leaves(self.x)[0].device
+        return device
+
+    @property
+    def sample_bytes(self) -> int:
+        """See ``Part``."""
+        return sum(leaf[:1].nbytes for leaf in leaves(self.x))
+
+    def __len__(self) -> int:
+        return len(leaves(self.x)[0])
+
+    def at(self, rows: torch.Tensor) -> Batch:
+        """See ``Part``."""
+        rows = rows.to(self.device)
+        if isinstance(self.x, torch.Tensor) and isinstance(self.y, torch.Tensor):
+            return self.x[rows], self.y[rows]
+        return _rows_of(self.x, rows), _rows_of(self.y, rows)
+
+    def batches(self, order: torch.Tensor | None, size: int, *, seed: int = 0) -> Iterator[Batch]:
+        """See ``Part``."""
+        if order is None:
+            return map(self._from, range(0, len(self), size), repeat(size))
+        return map(self.at, order.to(self.device).split(size))
+
+    def _from(self, first: int, size: int) -> Batch:
+        rows = slice(first, first + size)
+        return _rows_of(self.x, rows), _rows_of(self.y, rows)
+
+    def take(self, rows: torch.Tensor) -> Held:
+        """See ``Part``."""
+        return Held(*self.at(rows))
+
+    def targets(self) -> Nest:
+        """See ``Part``."""
+        return self.y
+
+
+def _rows_of(nest: Nest, rows: torch.Tensor | slice) -> Nest:
+    return map_nest(lambda leaf: leaf[rows], nest)
+
+
+class _Order(Sampler[list[tuple[int, int]]]):
+    """Batches of (row, seed) that a DataLoader fetches next; set anew before every pass."""
+
+    def __init__(self) -> None:
+        self.coming: list[list[tuple[int, int]]] = []
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter(self.coming)
+
+    def __len__(self) -> int:
+        return len(self.coming)
+
+
+@dataclass(frozen=True)
+class _Seeded(Dataset[Batch]):
+    """A dataset whose random transforms draw by (seed, row) alone.
+
+    So a sample is the same whichever worker reads it and however many there are, and what it draws
+    does not disturb what training draws.
+    """
+
+    dataset: Dataset[Any]
+
+    def __getitem__(self, place: tuple[int, int]) -> Batch:
+        (sample,) = self.__getitems__([place])
+        return sample
+
+    def __getitems__(self, places: Sequence[tuple[int, int]]) -> list[Batch]:
+        """The samples of a batch, as a DataLoader fetches them."""
+        numpy_state = np.random.get_state()  # noqa: NPY002 — transforms of others draw from it
+        before = torch.get_rng_state(), random.getstate()
+        try:
+            return [self._drawn(row, (seed * 1_000_003 + row) % 2**32) for row, seed in places]
+        finally:
+            torch.set_rng_state(before[0])
+            np.random.set_state(numpy_state)  # noqa: NPY002
+            random.setstate(before[1])
+
+    def _drawn(self, row: int, seed: int) -> Batch:
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)  # noqa: NPY002
+        random.seed(seed)
+        x, y = self.dataset[row]
+        return x, y
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """Samples of a dataset.
+
+    Attributes:
+        dataset: gives (inputs, targets) of one sample.
+        rows: int64 (n,), which of its samples these are.
+        device: where batches go.
+        workers: processes that read; 0 reads in this one.
+    """
+
+    dataset: Dataset[Any]
+    rows: torch.Tensor
+    device: torch.device
+    workers: int = 0
+    _loaders: dict[int, tuple[DataLoader[Batch], _Order]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """The one loader of all parts of a dataset, so that its workers start once."""
+
+    @cached_property
+    def sample_bytes(self) -> int:
+        """See ``Part``."""
+        return sum(leaf.nbytes for leaf in leaves(self.at(torch.zeros(1, dtype=torch.int64))[0]))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, rows: torch.Tensor) -> Batch:
+        """See ``Part``."""
+        (batch,) = self.batches(rows, max(len(rows), 1))
+        return batch
+
+    def batches(self, order: torch.Tensor | None, size: int, *, seed: int = 0) -> Iterator[Batch]:
+        """See ``Part``."""
+        loader, sampler = self._loader()
+        rows = (self.rows if order is None else self.rows[order.cpu()]).split(size)
+        sampler.coming = [[(row, seed) for row in batch.tolist()] for batch in rows]
+        for batch in loader:
+            yield map_nest(lambda leaf: leaf.to(self.device, non_blocking=True), tuple(batch))
+
+    def take(self, rows: torch.Tensor) -> Streamed:
+        """See ``Part``."""
+        kept = self.rows[rows.cpu()]
+        return Streamed(self.dataset, kept, self.device, self.workers, self._loaders)
+
+    def targets(self) -> Nest:
+        """See ``Part``; a dataset's own ``targets``, as torchvision's have, spare reading it."""
+        known = getattr(self.dataset, "targets", None)
+        if known is not None:
+            return torch.as_tensor(np.asarray(known))[self.rows].to(self.device)
+        found = [y for _, y in self.batches(None, 64)]
+        return _joined(found)
+
+    def _loader(self) -> tuple[DataLoader[Batch], _Order]:
+        if 0 not in self._loaders:
+            sampler = _Order()
+            # Not forked: this process has threads of gRPC's, whose locks a fork may copy locked.
+            how = {"multiprocessing_context": "forkserver", "persistent_workers": True}
+            loader: DataLoader[Batch] = DataLoader(
+                _Seeded(self.dataset),
+                batch_sampler=sampler,
+                num_workers=self.workers,
+                pin_memory=self.device.type == "cuda",
+                generator=torch.Generator(),  # else a pass draws from the training's randomness
+                **(how if self.workers else {}),  # type: ignore[arg-type]
+            )
+            self._loaders[0] = loader, sampler
+        return self._loaders[0]
+
+
+def _joined(nests: Sequence[Nest]) -> Nest:
+    first = nests[0]
+    if isinstance(first, dict):
+        return {key: _joined([nest[key] for nest in nests]) for key in first}
+    if isinstance(first, list | tuple):
+        return type(first)([_joined(parts) for parts in zip(*nests, strict=True)])
+    return torch.cat(list(nests))
+
+
+@dataclass(frozen=True)
+class Data:
+    """A silo's training and test samples."""
+
+    train: Part
+    test: Part
+
+    def hold_out(self, share: float, *, seed: int) -> Data:
+        """The training data without a share of it, which takes the place of the test data.
+
+        Args:
+            share: in (0, 0.5]; at least one of at least 2 samples is held out.
+            seed: of the choice; the same seed holds out the same samples.
+        """
+        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
+        count = max(1, round(share * len(order)))
+        return Data(self.train.take(order[count:]), self.train.take(order[:count]))
+
+
+def to_device(
+    data: SiloData | StreamedData,
+    device: torch.device,
+    moved: dict[int, torch.Tensor] | None = None,
+    *,
+    workers: int = 0,
+) -> Data:
+    """A silo's data, ready for training.
+
+    Args:
+        data: as the task loaded it.
+        device: where to.
+        moved: what was moved before, by the array's ``id``: an array that several silos have in
+            common is on the device once.
+        workers: processes that read a dataset.
+    """
+    if isinstance(data, StreamedData):
+        parts = [
+            Streamed(part, torch.arange(len(part)), device, workers)  # type: ignore[arg-type]
+            for part in (data.train, data.test)
+        ]
+        return Data(*parts)
+    known = {} if moved is None else moved
+
+    def move(array: Any) -> torch.Tensor:
+        if id(array) not in known:
+            known[id(array)] = torch.as_tensor(array).to(device)
+        return known[id(array)]
+
+    def part(x: Nest, y: Nest) -> Held:
+        return Held(map_nest(move, x), map_nest(move, y))
+
+    return Data(part(data.x_train, data.y_train), part(data.x_test, data.y_test))

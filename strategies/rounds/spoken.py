@@ -1,0 +1,98 @@
+"""What a run says of its rounds where nobody else listens: through Flower's logger, like its own.
+
+A strategy that is given no ``on_round`` speaks, so that a ServerApp shows how it goes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from coterie.strategies.rounds.replies import evaluation_record, means_of
+from coterie.strategies.rounds.reports import Group, RoundReport
+
+log = logging.getLogger("flwr")
+"""Flower's own."""
+own = logging.getLogger("coterie.run")
+MOST_NAMES = 12
+"""Of a group, by name; the others are counted."""
+
+
+def say(report: RoundReport, *, rounds: int) -> None:
+    """Log a round that is over."""
+    for line in lines(report, rounds=rounds):
+        log.info("%s", line)
+
+
+@contextmanager
+def heard() -> Iterator[None]:
+    """Let what the strategies themselves log come out where Flower's does, if nowhere else."""
+    if own.hasHandlers():
+        yield
+        return
+    handlers, level = list(log.handlers), own.level
+    try:
+        for handler in handlers:
+            own.addHandler(handler)
+        own.setLevel(logging.INFO)
+        yield
+    finally:
+        for handler in handlers:
+            own.removeHandler(handler)
+        own.setLevel(level)
+
+
+def lines(report: RoundReport, *, rounds: int) -> Iterator[str]:
+    """What a round is worth saying; who is left out was said when it happened."""
+    yield ""
+    if report.final:
+        yield f"[AFTER ROUND {rounds}]"
+    else:
+        seconds = sum(report.seconds.values())
+        yield f"[ROUND {report.round}/{rounds}] {seconds:.1f} s"
+        for what, names in (("joined", report.joined), ("left", report.left)):
+            if names and not (what == "joined" and report.round == 1):
+                yield f"\t├──> {what}: {_listed(names)}"
+        answered = {name: silo.num_examples for name, silo in report.silos.items()}
+        losses = {
+            name: {"train-loss": silo.train_loss}
+            for name, silo in report.silos.items()
+            if np.isfinite(silo.train_loss)
+        }
+        means = {**means_of(report.train_metrics, answered), **means_of(losses, answered)}
+        yield f"\t├──> training: {len(answered)} answered{_figures(means)}"
+    if report.evaluation:
+        record = evaluation_record(report.evaluation, report.metrics)
+        means = {key: value for key, value in record.items() if key != "num-examples"}  # type: ignore[misc]
+        which = f" (after round {report.evaluated_round})" if not report.final else ""
+        yield f"\t├──> evaluation{which}: {len(report.evaluation)} answered{_figures(means)}"
+    yield f"\t└──> {groups_text(report.groups)}"
+
+
+def groups_text(groups: Sequence[Group]) -> str:
+    """Who trains together, the largest group first; those alone at the end."""
+    several = sorted((g for g in groups if len(g) > 1), key=len, reverse=True)
+    alone = [name for group in groups if len(group) == 1 for name in group]
+    parts = [_listed(group) for group in several]
+    parts += [f"alone: {_listed(alone)}"] if alone else []
+    count = f"{len(groups)} group{'' if len(groups) == 1 else 's'}"
+    return f"{count}: {' | '.join(parts)}" if parts else "no groups"
+
+
+def _figures(means: Mapping[str, object]) -> str:
+    """Those that are numbers: a list does not fit a line. Their names come from a network."""
+    told = [
+        f"{key} {value:.4g}"
+        for key, value in means.items()
+        if isinstance(value, int | float) and key.isprintable()
+    ]
+    return f"; {', '.join(told)}" if told else ""
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:MOST_NAMES])
+    more = len(names) - MOST_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown

@@ -1,0 +1,146 @@
+"""What a declaration may give as its ``target``, and the learning problem that follows from it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+
+from coterie.tasks.problems import Labels, Masks, Numbers, Problem, Survival
+
+Names = Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class Target(BaseModel):
+    """A target that is not one of several classes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def problem(self, num_classes: int) -> Problem:
+        """The learning problem; ``num_classes`` are declared beside the target."""
+        raise NotImplementedError
+
+    def labels(self) -> tuple[str, ...]:
+        """Names of labels, where there are any."""
+        return ()
+
+
+class NumberColumns(Target):
+    """Columns of real numbers."""
+
+    kind: Literal["number"]
+    columns: Names
+    unit: str = ""
+
+    def problem(self, num_classes: int) -> Problem:
+        """See ``Target``."""
+        return Numbers(len(self.columns), self.unit)
+
+    def labels(self) -> tuple[str, ...]:
+        """See ``Target``."""
+        return self.columns
+
+
+class LabelColumns(Target):
+    """Columns of 0 and 1, any of which may be 1."""
+
+    kind: Literal["labels"]
+    columns: Names
+
+    def problem(self, num_classes: int) -> Problem:
+        """See ``Target``."""
+        return Labels(len(self.columns))
+
+    def labels(self) -> tuple[str, ...]:
+        """See ``Target``."""
+        return self.columns
+
+
+class SurvivalColumns(Target):
+    """A column of times, and one of 1 (the event happened then) or 0 (nothing is known after)."""
+
+    kind: Literal["survival"]
+    time: str
+    event: str
+
+    @property
+    def columns(self) -> tuple[str, str]:
+        """Time and event."""
+        return self.time, self.event
+
+    def problem(self, num_classes: int) -> Problem:
+        """See ``Target``."""
+        return Survival()
+
+
+class NumberArray(Target):
+    """``y`` of real numbers, (n, count), or (n,) for one."""
+
+    kind: Literal["number"]
+    count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    unit: str = ""
+
+    def problem(self, num_classes: int) -> Problem:
+        """See ``Target``."""
+        return Numbers(self.count, self.unit)
+
+
+class LabelArray(Target):
+    """``y`` of 0 and 1, (n, names)."""
+
+    kind: Literal["labels"]
+    names: Names
+
+    def problem(self, num_classes: int) -> Problem:
+        """See ``Target``."""
+        return Labels(len(self.names))
+
+    def labels(self) -> tuple[str, ...]:
+        """See ``Target``."""
+        return self.names
+
+
+class SurvivalArray(Target):
+    """``y`` of times and events, (n, 2)."""
+
+    kind: Literal["survival"]
+
+    def problem(self, num_classes: int) -> Problem:
+        """See ``Target``."""
+        return Survival()
+
+
+class MaskTarget(Target):
+    """A class per pixel; the first class is the background."""
+
+    kind: Literal["mask"]
+
+    def problem(self, num_classes: int) -> Problem:
+        """See ``Target``."""
+        return Masks(num_classes)
+
+
+def _form(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "column"
+    kind = value.get("kind") if isinstance(value, dict) else getattr(value, "kind", None)
+    return kind if isinstance(kind, str) else None
+
+
+TableTarget = Annotated[
+    Annotated[str, Tag("column")]
+    | Annotated[NumberColumns, Tag("number")]
+    | Annotated[LabelColumns, Tag("labels")]
+    | Annotated[SurvivalColumns, Tag("survival")],
+    Discriminator(
+        _form,
+        custom_error_type="target",
+        custom_error_message=(
+            "target must be the name of a column, or a table whose kind is number, labels or "
+            "survival"
+        ),
+    ),
+]
+ArrayTarget = Annotated[
+    NumberArray | LabelArray | SurvivalArray | MaskTarget, Field(discriminator="kind")
+]

@@ -1,0 +1,313 @@
+"""What kind of answer a model gives: its loss, what targets must be, and how answers are measured.
+
+``Classes`` (one of K), ``Labels`` (any of K), ``Numbers`` (real targets), ``Survival`` (time and
+event, by Cox's partial likelihood), ``Masks`` (a class per pixel). A task names one as its
+``problem``; a declared task by ``target = {kind = "number"}`` and so on.
+
+What a model answers is kept per sample as *evidence*, small enough for a whole test set: that is
+what metrics and their intervals are made of.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.tasks.base import TaskError
+
+if TYPE_CHECKING:
+    import torch
+
+Array = NDArray[Any]
+Evidence = tuple[Array, ...]
+"""Arrays (n, …), one row per sample."""
+
+BALANCE = ("none", "weights", "sampling")
+
+
+class Problem(ABC):
+    """A learning problem.
+
+    Attributes:
+        kind: its name in a declaration.
+        metrics: that it has, the first of them leads unless a task or a run names another.
+        whole: the loss of a test set is not the mean of its batches' losses.
+    """
+
+    kind: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]
+    whole: ClassVar[bool] = False
+
+    @abstractmethod
+    def loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Mean loss of a batch; ``weights`` are of the classes, where there are any."""
+
+    @abstractmethod
+    def check(self, targets: Array, part: str) -> None:
+        """Check all targets of one part of a silo's data.
+
+        Args:
+            targets: (n, …).
+            part: ``training`` or ``test``, for the error.
+
+        Raises:
+            TaskError: they are of another shape or type, or hold values that cannot be learned.
+        """
+
+    @abstractmethod
+    def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
+        """What is kept of a batch of answers to measure them by."""
+
+    @abstractmethod
+    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+        """The same of always giving one answer, the best for the training targets; None: there is
+        none to speak of."""
+
+
+@dataclass(frozen=True)
+class Classes(Problem):
+    """One of K classes: logits (n, K), targets int64 (n,). Cross-entropy."""
+
+    num_classes: int
+    kind: ClassVar[str] = "class"
+    metrics: ClassVar[tuple[str, ...]] = (
+        *("error", "balanced-accuracy", "auroc", "average-precision", "f1"),
+        *("sensitivity", "specificity", "brier", "calibration-error"),
+    )
+
+    def loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See ``Problem``."""
+        from torch.nn.functional import cross_entropy
+
+        return cross_entropy(outputs, targets, weight=weights)
+
+    def check(self, targets: Array, part: str) -> None:
+        """See ``Problem``."""
+        if targets.ndim != 1 or targets.dtype.kind not in "iu":
+            raise TaskError(
+                f"{part} labels must be whole numbers, one per sample. "
+                f"Got {targets.dtype} of shape {targets.shape}."
+            )
+        check_range(targets, part, self.num_classes)
+
+    def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
+        """Probabilities (n, K), classes (n,)."""
+        return outputs.double().softmax(dim=1).cpu().numpy(), targets.cpu().numpy()
+
+    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+        """The shares of the training labels, whatever the sample."""
+        shares = np.bincount(training, minlength=self.num_classes) / len(training)
+        return np.tile(shares, (len(evidence[1]), 1)), evidence[1]
+
+
+@dataclass(frozen=True)
+class Labels(Problem):
+    """Any of K labels: logits (n, K), targets 0 or 1, float32 (n, K). Binary cross-entropy."""
+
+    num_labels: int
+    kind: ClassVar[str] = "labels"
+    metrics: ClassVar[tuple[str, ...]] = (
+        *("auroc", "error", "balanced-accuracy", "average-precision", "f1"),
+        *("sensitivity", "specificity", "brier"),
+    )
+
+    def loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See ``Problem``; ``weights`` count a label's yes against its no."""
+        from torch.nn.functional import binary_cross_entropy_with_logits
+
+        return binary_cross_entropy_with_logits(outputs, targets, pos_weight=weights)
+
+    def check(self, targets: Array, part: str) -> None:
+        """See ``Problem``."""
+        if targets.shape[1:] != (self.num_labels,) or not np.isin(targets, (0, 1)).all():
+            raise TaskError(
+                f"{part} labels must be 0 or 1, {self.num_labels} per sample. "
+                f"Got {targets.dtype} of shape {targets.shape}."
+            )
+
+    def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
+        """Probabilities (n, K), labels (n, K)."""
+        return outputs.double().sigmoid().cpu().numpy(), targets.double().cpu().numpy()
+
+    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+        """How often each label is there in the training data."""
+        return np.tile(training.mean(axis=0), (len(evidence[1]), 1)), evidence[1]
+
+
+@dataclass(frozen=True)
+class Numbers(Problem):
+    """Real targets: outputs and targets float32 (n, K). Mean squared error.
+
+    Attributes:
+        num_targets: K.
+        unit: of the targets, for people, such as ``days``.
+    """
+
+    num_targets: int = 1
+    unit: str = ""
+    kind: ClassVar[str] = "number"
+    metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2")
+
+    def loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See ``Problem``."""
+        from torch.nn.functional import mse_loss
+
+        return mse_loss(outputs, targets)
+
+    def check(self, targets: Array, part: str) -> None:
+        """See ``Problem``."""
+        if targets.shape[1:] != (self.num_targets,) or targets.dtype.kind != "f":
+            raise TaskError(
+                f"{part} targets must be real numbers, {self.num_targets} per sample. "
+                f"Got {targets.dtype} of shape {targets.shape}."
+            )
+        check_finite_targets(targets, part)
+
+    def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
+        """Answers (n, K), targets (n, K)."""
+        return outputs.double().cpu().numpy(), targets.double().cpu().numpy()
+
+    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+        """The training targets' mean."""
+        return np.tile(training.mean(axis=0), (len(evidence[1]), 1)), evidence[1]
+
+
+@dataclass(frozen=True)
+class Survival(Problem):
+    """Time until an event: outputs (n, 1) are log risks; targets float32 (n, 2) are a time each,
+    and 1 if the event happened then or 0 if nothing is known after it.
+
+    The loss is Cox's negative partial log-likelihood per event, with Breslow's way of ties (Cox,
+    "Regression models and life-tables", J. R. Stat. Soc. B 1972). The risk sets are of the batch:
+    a larger batch is nearer to the likelihood of all samples.
+    """
+
+    kind: ClassVar[str] = "survival"
+    metrics: ClassVar[tuple[str, ...]] = ("concordance",)
+    whole: ClassVar[bool] = True
+
+    def loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See ``Problem``."""
+        import torch
+
+        time, event = targets.unbind(dim=1)
+        order = torch.argsort(time, descending=True, stable=True)
+        risk, time, event = outputs.reshape(-1)[order], time[order], event[order]
+        # Who is at risk at a time: all whose time is not earlier, equal ones included.
+        at_risk = torch.logcumsumexp(risk, dim=0)
+        last = torch.searchsorted(-time, -time, right=True) - 1
+        return -((risk - at_risk[last]) * event).sum() / event.sum().clamp(min=1)
+
+    def check(self, targets: Array, part: str) -> None:
+        """See ``Problem``."""
+        if targets.shape[1:] != (2,) or targets.dtype.kind != "f":
+            raise TaskError(
+                f"{part} targets must be time and event, two real numbers per sample. "
+                f"Got {targets.dtype} of shape {targets.shape}."
+            )
+        check_finite_targets(targets, part)
+        if (targets[:, 0] < 0).any() or not np.isin(targets[:, 1], (0, 1)).all():
+            raise TaskError(f"{part} times must be at least 0, and events 0 or 1.")
+
+    def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
+        """Log risks (n,), times (n,), events (n,)."""
+        time, event = targets.double().cpu().numpy().T
+        return outputs.double().reshape(-1).cpu().numpy(), time, event
+
+    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+        """Everybody has one risk."""
+        return np.zeros(len(evidence[0])), *evidence[1:]
+
+
+@dataclass(frozen=True)
+class Masks(Problem):
+    """A class per pixel: logits (n, K, …), targets int64 (n, …). Class 0 is the background.
+
+    The loss is cross-entropy plus 1 − soft Dice over the classes but the background, which keeps
+    small structures from being lost (Isensee et al., "nnU-Net", Nature Methods 2021).
+    """
+
+    num_classes: int
+    kind: ClassVar[str] = "mask"
+    metrics: ClassVar[tuple[str, ...]] = ("dice", "iou")
+
+    def loss(
+        self, outputs: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """See ``Problem``."""
+        from torch.nn.functional import cross_entropy, one_hot
+
+        chances = outputs.softmax(dim=1).flatten(2)
+        true = one_hot(targets.flatten(1), self.num_classes).movedim(2, 1).to(chances.dtype)
+        both = (chances * true).sum(dim=(0, 2))[1:]
+        dice = (2 * both + 1) / ((chances + true).sum(dim=(0, 2))[1:] + 1)
+        return cross_entropy(outputs, targets, weight=weights) + 1 - dice.mean()
+
+    def check(self, targets: Array, part: str) -> None:
+        """See ``Problem``."""
+        if targets.ndim < 2 or targets.dtype.kind not in "iu":
+            raise TaskError(
+                f"{part} masks must hold whole numbers, one per pixel. "
+                f"Got {targets.dtype} of shape {targets.shape}."
+            )
+        check_range(targets, part, self.num_classes)
+
+    def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
+        """Pixels, float64 (n, K − 1, 3): in both, in the answer only, in the target only."""
+        import torch
+        from torch.nn.functional import one_hot
+
+        answer = one_hot(outputs.argmax(dim=1).flatten(1), self.num_classes)[..., 1:].bool()
+        target = one_hot(targets.flatten(1), self.num_classes)[..., 1:].bool()
+        counts = [answer & target, answer & ~target, ~answer & target]
+        return (torch.stack([c.sum(dim=1) for c in counts], dim=2).double().cpu().numpy(),)
+
+    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+        """See ``Problem``: an empty mask finds nothing, which says little."""
+        return None
+
+
+KINDS: Mapping[str, type[Problem]] = {
+    kind.kind: kind for kind in (Classes, Labels, Numbers, Survival, Masks)
+}
+
+
+def check_range(targets: Array, part: str, num_classes: int) -> None:
+    """Check class numbers.
+
+    Raises:
+        TaskError: one is not in [0, num_classes).
+    """
+    if targets.min() < 0 or targets.max() >= num_classes:
+        raise TaskError(
+            f"{part} labels must be in [0, {num_classes - 1}]. "
+            f"Got labels from {targets.min()} to {targets.max()}."
+        )
+
+
+def check_finite_targets(targets: Array, part: str) -> None:
+    """Check real targets.
+
+    Raises:
+        TaskError: says in which sample (the first is 1) one is NaN or infinite.
+    """
+    if not (finite := np.isfinite(targets).reshape(len(targets), -1).all(axis=1)).all():
+        raise TaskError(
+            f"{part} targets hold NaN or infinite values, in sample {int(finite.argmin()) + 1} "
+            f"(and {int((~finite).sum()) - 1} others). Correct them, or leave such samples out."
+        )

@@ -1,0 +1,138 @@
+"""Metrics and their intervals, beside scikit-learn's and torchmetrics'."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+from torchmetrics.functional import classification as torchmetrics
+
+from coterie.client.work import figures
+
+CLOSE = {"rel": 1e-5, "abs": 1e-6}
+
+
+def some_answers(num_classes: int, n: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities with many ties, and classes that they have something to do with."""
+    draw = np.random.default_rng(seed)
+    y = draw.integers(0, num_classes, n)
+    scores = draw.normal(size=(n, num_classes)) + np.eye(num_classes)[y]
+    chances = np.round(np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True), 2) + 0.01
+    return chances / chances.sum(axis=1, keepdims=True), y
+
+
+def at_once(metrics: dict[str, np.ndarray]) -> dict[str, float]:
+    return {name: float(values[0]) for name, values in metrics.items()}
+
+
+def test_two_classes_are_measured_as_torchmetrics_does() -> None:
+    chances, y = some_answers(2)
+    found = at_once(figures.of_classes(chances, y, np.ones((1, len(y)))))
+    p, t = torch.from_numpy(chances), torch.from_numpy(y)
+    expected = {
+        "error": 1 - float(torchmetrics.multiclass_accuracy(p, t, 2, average="micro")),
+        "balanced-accuracy": float(torchmetrics.multiclass_accuracy(p, t, 2, average="macro")),
+        "auroc": float(torchmetrics.binary_auroc(p[:, 1], t)),
+        "average-precision": float(torchmetrics.binary_average_precision(p[:, 1], t)),
+        "f1": float(torchmetrics.binary_f1_score(p.argmax(1), t)),
+        "sensitivity": float(torchmetrics.binary_recall(p.argmax(1), t)),
+        "specificity": float(torchmetrics.binary_specificity(p.argmax(1), t)),
+        "calibration-error": float(torchmetrics.multiclass_calibration_error(p, t, 2)),
+        "brier": sklearn_metrics.brier_score_loss(y, chances[:, 1]),
+    }
+    assert found == {name: pytest.approx(value, **CLOSE) for name, value in expected.items()}
+
+
+def test_several_classes_are_measured_as_torchmetrics_does() -> None:
+    chances, y = some_answers(5)
+    found = at_once(figures.of_classes(chances, y, np.ones((1, len(y)))))
+    p, t = torch.from_numpy(chances), torch.from_numpy(y)
+    assert found["auroc"] == pytest.approx(float(torchmetrics.multiclass_auroc(p, t, 5)), **CLOSE)
+    precision = float(torchmetrics.multiclass_average_precision(p, t, 5))
+    assert found["average-precision"] == pytest.approx(precision, **CLOSE)
+    f1 = float(torchmetrics.multiclass_f1_score(p, t, 5, average="macro"))
+    assert found["f1"] == pytest.approx(f1, **CLOSE)
+    assert "sensitivity" not in found
+
+
+def test_several_labels_are_measured_as_torchmetrics_does() -> None:
+    draw = np.random.default_rng(1)
+    y = draw.integers(0, 2, (200, 3)).astype(float)
+    chances = np.clip(0.3 * y + draw.random((200, 3)) * 0.7, 0, 1)
+    found = at_once(figures.of_labels(chances, y, np.ones((1, 200))))
+    p, t = torch.from_numpy(chances), torch.from_numpy(y).long()
+    assert found["auroc"] == pytest.approx(float(torchmetrics.multilabel_auroc(p, t, 3)), **CLOSE)
+    assert found["f1"] == pytest.approx(float(torchmetrics.multilabel_f1_score(p, t, 3)), **CLOSE)
+
+
+def test_real_targets_are_measured_as_scikit_learn_does() -> None:
+    draw = np.random.default_rng(2)
+    answers = draw.normal(size=(60, 2))
+    y = answers + draw.normal(size=(60, 2))
+    found = at_once(figures.of_numbers(answers, y, np.ones((1, 60))))
+    assert found["mae"] == pytest.approx(sklearn_metrics.mean_absolute_error(y, answers))
+    assert found["r2"] == pytest.approx(sklearn_metrics.r2_score(y, answers))
+    root = np.sqrt(sklearn_metrics.mean_squared_error(y, answers))
+    assert found["rmse"] == pytest.approx(root)
+
+
+def test_a_concordance_index_counts_the_pairs_whose_order_is_known() -> None:
+    draw = np.random.default_rng(3)
+    n = 80
+    times, events = draw.integers(1, 20, n).astype(float), draw.integers(0, 2, n).astype(float)
+    risks = np.round(-times + draw.normal(size=n) * 8)
+    right = known = 0.0
+    for i in range(n):
+        for j in range(n):
+            later = times[j] > times[i] or (times[j] == times[i] and events[j] == 0)
+            if i != j and events[i] and later:
+                known += 1
+                right += (risks[i] > risks[j]) + 0.5 * (risks[i] == risks[j])
+    found = at_once(figures.of_survival(risks, times, events, np.ones((1, n))))
+    assert found["concordance"] == pytest.approx(right / known)
+
+
+def test_masks_are_measured_image_by_image() -> None:
+    counts = np.array([[[6.0, 2, 2]], [[0, 0, 0]], [[0, 0, 5]]])  # a good one, an empty one, a miss
+    found = at_once(figures.of_masks(counts, np.ones((1, 3))))
+    assert found["dice"] == pytest.approx((2 * 6 / 16 + 0) / 2)
+    assert found["iou"] == pytest.approx((6 / 10 + 0) / 2)
+
+
+@pytest.mark.parametrize("num_classes", [2, 4])
+def test_a_weight_counts_a_sample_as_often_as_it_says(num_classes: int) -> None:
+    chances, y = some_answers(num_classes, 120)
+    often = np.random.default_rng(4).integers(0, 4, 120)
+    weighted = at_once(figures.of_classes(chances, y, often[None].astype(float)))
+    rows = np.repeat(np.arange(120), often)
+    repeated = at_once(figures.of_classes(chances[rows], y[rows], np.ones((1, len(rows)))))
+    assert weighted == {name: pytest.approx(value) for name, value in repeated.items()}
+
+
+def test_what_one_class_alone_does_not_define_is_not_made_up() -> None:
+    chances, _ = some_answers(2, 20)
+    found = figures.with_intervals(
+        lambda w: figures.of_classes(chances, np.ones(20, np.int64), w), 20
+    )
+    undefined = {name for name, figure in found.items() if np.isnan(figure.value)}
+    assert undefined == {"auroc", "balanced-accuracy", "specificity"}
+    assert np.isfinite(found["error"].low)
+
+
+def test_equal_targets_have_no_r2() -> None:
+    found = figures.of_numbers(np.zeros((5, 1)), np.full((5, 1), 0.1), np.ones((1, 5)))
+    assert np.isnan(found["r2"][0]) and found["mae"][0] == pytest.approx(0.1)
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(5)
+    inside = 0
+    for trial in range(200):
+        wrong = draw.random(150) < 0.2
+        chances = np.where(wrong[:, None], [1.0, 0.0], [0.0, 1.0])
+        found = figures.with_intervals(
+            lambda w, c=chances: figures.of_classes(c, np.ones(150, np.int64), w), 150, seed=trial
+        )["error"]
+        inside += found.low <= 0.2 <= found.high
+    assert 0.9 <= inside / 200 <= 0.99
