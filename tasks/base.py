@@ -61,16 +61,16 @@ class SiloData:
             ("training", self.x_train, self.y_train),
             ("test", self.x_test, self.y_test),
         ):
-            sizes = sorted({len(leaf) for leaf in _leaves(x)})
+            sizes = sorted({len(leaf) for leaf in leaves(x)})
             if len(sizes) > 1:
                 raise TaskError(
                     f"all arrays of {part} data must have one row per sample. "
                     f"Got {' and '.join(map(str, sizes))} rows."
                 )
-            if any(len(leaf) != sizes[0] for leaf in _leaves(y)):
+            if any(len(leaf) != sizes[0] for leaf in leaves(y)):
                 raise TaskError(
                     f"{part} data must have one label per sample. "
-                    f"Got {sizes[0]} samples and {len(_leaves(y)[0])} labels."
+                    f"Got {sizes[0]} samples and {len(leaves(y)[0])} labels."
                 )
             if sizes[0] == 0:
                 raise TaskError(
@@ -82,9 +82,9 @@ class SiloData:
                     f"{part} labels must be in [0, {self.num_classes - 1}]. "
                     f"Got labels from {y.min()} to {y.max()}."
                 )
-            if not all(np.isfinite(leaf).all() for leaf in _leaves(x)):
+            if not all(np.isfinite(leaf).all() for leaf in leaves(x)):
                 raise TaskError(f"{part} data holds NaN or infinite values. Clean it first.")
-        shapes = [[leaf.shape[1:] for leaf in _leaves(x)] for x in (self.x_train, self.x_test)]
+        shapes = [[leaf.shape[1:] for leaf in leaves(x)] for x in (self.x_train, self.x_test)]
         if shapes[0] != shapes[1]:
             got = [own[0] if len(own) == 1 else own for own in shapes]
             raise TaskError(
@@ -92,11 +92,12 @@ class SiloData:
             )
 
 
-def _leaves(nest: Nest) -> list[NDArray[Any]]:
+def leaves(nest: Nest) -> list[Any]:
+    """The arrays or tensors of a nest, in order."""
     if isinstance(nest, Mapping):
-        return [leaf for value in nest.values() for leaf in _leaves(value)]
+        return [leaf for value in nest.values() for leaf in leaves(value)]
     if isinstance(nest, list | tuple):
-        return [leaf for value in nest for leaf in _leaves(value)]
+        return [leaf for value in nest for leaf in leaves(value)]
     return [nest]
 
 

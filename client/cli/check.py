@@ -10,12 +10,12 @@ import torch
 from coterie.client.home import personal
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.settings import SiloSettings
-from coterie.client.work.data import Data, Held, Part, leaves
+from coterie.client.work.data import Data, Held, Part
 from coterie.client.work.measure import batch_size, evaluate, leading
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
-from coterie.tasks.base import Task
+from coterie.tasks.base import Task, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
 
 FEW = 20

@@ -24,9 +24,9 @@ from torch import nn
 from coterie.client.cli.answers import Array, names_of
 from coterie.client.cli.predict import Kept, answer_of
 from coterie.client.home.card import Card, figure_row, lead_of
-from coterie.client.work.data import leaves, map_nest, to_device
+from coterie.client.work.data import map_nest, to_device
 from coterie.system.files import make_folder, write_atomically
-from coterie.tasks.base import Nest, Option, TaskError
+from coterie.tasks.base import Nest, Option, TaskError, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem
 
 CARD = "coterie-card"

@@ -24,12 +24,12 @@ from coterie.client.home.card import (
     read_card,
     value_text,
 )
-from coterie.client.work.data import Held, Part, leaves, map_nest, to_device
+from coterie.client.work.data import Held, Part, map_nest, to_device
 from coterie.client.work.measure import batch_size, figures_of, join
 from coterie.client.work.weights import frozen_digest, load_weights, travelling
 from coterie.client.work.workbench import hash_of, model_of
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import Nest, Option, Samples, TaskError
+from coterie.tasks.base import Nest, Option, Samples, TaskError, leaves
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Problem
 from coterie.wire import Model, model_hash
 

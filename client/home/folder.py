@@ -68,7 +68,7 @@ min_group_size = 1
 keep_layers = ""
 # What may leave besides the model and the numbers of samples; without this line, whatever the run
 # needs. [] lets no metric leave.
-# metrics = ["train-loss", "loss", "error", "seconds"]
+# metrics = ["train-loss", "loss", "error", "seconds"]  # error: the leading metric
 # Whether models other than the task's may leave: FedCollab trains discriminators on this silo's
 # data. The server, and of each pair the other silo, can read from them which labels this silo
 # has, and estimate how many of each.

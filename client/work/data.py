@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from coterie.tasks.base import Nest, SiloData, StreamedData
+from coterie.tasks.base import Nest, SiloData, StreamedData, leaves
 
 Batch = tuple[Nest, Nest]
 """Inputs and targets."""
@@ -66,15 +66,6 @@ def map_nest(change: Callable[[Any], Any], nest: Nest) -> Nest:
     if isinstance(nest, list | tuple):
         return type(nest)([map_nest(change, value) for value in nest])
     return change(nest)
-
-
-def leaves(nest: Nest) -> list[Any]:
-    """The nest's leaves in order."""
-    if isinstance(nest, dict):
-        return [leaf for value in nest.values() for leaf in leaves(value)]
-    if isinstance(nest, list | tuple):
-        return [leaf for value in nest for leaf in leaves(value)]
-    return [nest]
 
 
 @dataclass(frozen=True)

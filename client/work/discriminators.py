@@ -22,11 +22,11 @@ from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from coterie.client.work.data import Held, Part, leaves
+from coterie.client.work.data import Held, Part
 from coterie.client.work.measure import batch_size
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.workbench import Workbench
-from coterie.tasks.base import Nest, Task
+from coterie.tasks.base import Nest, Task, leaves
 from coterie.tasks.models import Discriminator
 from coterie.tasks.problems import Classes
 from coterie.wire import HITS, Model

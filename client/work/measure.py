@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from coterie.client.work import figures
-from coterie.client.work.data import Batch, Data, Part, leaves
+from coterie.client.work.data import Batch, Data, Part
 from coterie.client.work.figures import Array, Figure
 from coterie.client.work.weights import load_weights
-from coterie.tasks.base import Nest, Task, TaskError
+from coterie.tasks.base import Nest, Task, TaskError, leaves
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Numbers, Problem, Survival
 from coterie.wire import KNOWN_METRICS, Metric, Model
 

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from coterie.client.work.data import Part, leaves
+from coterie.client.work.data import Part
 from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
 from coterie.client.work.weights import frozen_parts, set_training
-from coterie.tasks.base import Nest, Task, TaskError
+from coterie.tasks.base import Nest, Task, TaskError, leaves
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
 

@@ -18,12 +18,12 @@ from flwr.app import Context
 from torch import nn
 
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.work.data import Data, Held, leaves, to_device
+from coterie.client.work.data import Data, Held, to_device
 from coterie.client.work.generators import describe_head
 from coterie.client.work.measure import leading
 from coterie.client.work.weights import frozen_digest, travelling
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import ColumnScale, SiloData, StreamedData, TaskError
+from coterie.tasks.base import ColumnScale, SiloData, StreamedData, TaskError, leaves
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
 from coterie.wire import Description

@@ -22,12 +22,11 @@ from coterie.client.cli import export as exporting
 from coterie.client.cli.predict import predict
 from coterie.client.home.card import read_card
 from coterie.client.home.folder import create
-from coterie.client.work.data import leaves
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.tasks import load_task
-from coterie.tasks.base import SiloData
+from coterie.tasks.base import SiloData, leaves
 from tests.client import asked
 from tests.conftest import silo
 
