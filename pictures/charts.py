@@ -492,7 +492,7 @@ def outcomes(
                 solid_capstyle="butt",
             )
             style = {"color": LOSS, "weight": "bold"} if loses else {}
-            text = signed(scale * row.gain)
+            text = gain_text(row.gain, scale)
             _write(axes, 1 + 56 * pixel, y, text, ha="right", size=12, **style, **at_edge)
         corner = (-14 * pixel, y - 0.5)
         axes.add_patch(Rectangle(corner, 6 * pixel, 1.0, fc=row.colour, clip_on=False, **at_edge))
@@ -780,6 +780,14 @@ def bars(rows: Sequence[Bar], layout: Layout, *, title: str, unit: str) -> Drawi
         ]
         _legend(drawing, layout, handles)
     return drawing
+
+
+def gain_text(gain: float, scale: float) -> str:
+    """A gain in percentage points, or with two figures in the unit of what is counted."""
+    if scale == 100:
+        return signed(100 * gain)
+    text = f"{scale * gain:+.2g}".replace("-", "−")
+    return "0" if text[1:] == "0" else text
 
 
 def signed(value: float) -> str:

@@ -169,6 +169,25 @@ def test_the_learning_problems_of_the_guide_are_learned(
     sys.modules.pop(task.split(":")[0], None)
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"leading-metric": "auroc"}, "which has mae, rmse, r2 and loss"),
+        ({"balance": "weights"}, "learns no classes that balance = weights"),
+        ({"optimiser": "adamm"}, "optimiser must be one of"),
+    ],
+)
+def test_what_a_problem_does_not_have_is_refused_before_anybody_trains(
+    keys: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = own_module("Stay", tmp_path, monkeypatch)
+    config = RunConfig.read({"task": task, "min-silos": 2, "wait-for-silos": 0.5, **keys})
+    configs = [{"name": f"silo-{i}", "task": task, "data.silo": i} for i in range(2)]
+    with pytest.raises(FederationError, match=said):
+        execute(InProcessGrid(app, configs), config, run_id=1, folder=tmp_path / "run")
+    sys.modules.pop(task.split(":")[0], None)
+
+
 @pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
 def test_generators_refuse_what_has_no_classes(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -19,7 +19,7 @@ from coterie.client.work.sgd import TooFewError, TrainPlan, has_batch_norm, seed
 from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.tasks.base import TaskError
-from coterie.tasks.problems import BALANCE
+from coterie.tasks.problems import BALANCE, Classes
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
@@ -156,7 +156,7 @@ class Request:
             schedule=self._schedule(),
             clip_norm=self.real(wire.CLIP_NORM, default=0.0),
             accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
-            balance=self._one_of(wire.BALANCE, BALANCE),
+            balance=self._balance(),
         )
 
     def metric(self) -> str:
@@ -260,6 +260,12 @@ class Request:
         if value not in known:
             raise RefusedError(f"{key} must be one of {', '.join(known)}. Got {value!r}.")
         return value
+
+    def _balance(self) -> str:
+        balance = self._one_of(wire.BALANCE, BALANCE)
+        if balance != "none" and not isinstance(self.bench.task.problem, Classes):
+            self.refuse_for(f"learns no classes that {wire.BALANCE} = {balance} could make up for.")
+        return balance
 
     def _optimiser(self) -> str:
         name = str(self.config.get(wire.OPTIMISER, "sgd"))

@@ -74,7 +74,7 @@ def finite(value: float | None) -> float | None:
 
 def signed_points(gain: float, lead: Lead) -> str:
     """A gain as the leading metric counts it."""
-    return charts.signed(lead.scale * gain)
+    return charts.gain_text(gain, lead.scale)
 
 
 def decimals(value: float, count: int) -> str:

@@ -42,7 +42,8 @@ CHECKPOINTS = "checkpoints"
 TERMS = (
     *(wire.STRATEGY, wire.PERSONAL, wire.ROUNDS),
     *(wire.LOCAL_EPOCHS, wire.LOCAL_STEPS, wire.BATCH_SIZE, wire.INNER_STEPS),
-    *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS),
+    *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS, wire.METRIC, wire.BALANCE),
+    *(wire.OPTIMISER, wire.SCHEDULE, wire.WARM_UP, wire.ACCUMULATE, wire.CLIP_NORM),
 )
 """Entries of a run's training messages that a silo may refuse it for."""
 

@@ -51,7 +51,11 @@ def steps(section: str) -> tuple[dict[str, str], list[tuple[bool, str]]]:
         ),
         (
             "A table, step by step",
-            ["missing in north.csv, taken as the mean", "none of them", "sample,class,p_no,p_yes"],
+            [
+                "missing in north.csv, taken as the mean",
+                "no declared category",
+                "sample,class,p_no,p_yes",
+            ],
         ),
     ],
 )
