@@ -82,15 +82,15 @@ MUTATIONS = (
     Mutation(
         "the samples are not shuffled",
         "client/work",
-        "torch.randperm(len(x), generator=shuffle).to(device)",
-        "torch.arange(len(x), device=device)",
+        "return torch.randperm(len(part), generator=shuffle)",
+        "return torch.arange(len(part))",
         "tests/client/test_sgd.py tests/client/test_fast_sgd.py",
     ),
     Mutation(
         "silos are evaluated on what they were trained on",
         "client/work",
-        "data.x_test.split(EVALUATION_BATCH), data.y_test.split(EVALUATION_BATCH)",
-        "data.x_train.split(EVALUATION_BATCH), data.y_train.split(EVALUATION_BATCH)",
+        "part(data.x_train, data.y_train), part(data.x_test, data.y_test)",
+        "part(data.x_train, data.y_train), part(data.x_train, data.y_train)",
         "tests/client/test_sgd.py tests/client/test_app.py",
     ),
     Mutation(
