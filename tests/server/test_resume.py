@@ -47,6 +47,8 @@ KINDS = {
         "discriminator-rounds": 2,
         "personalise": "ditto",
     },
+    "apfl": {"strategy": "apfl", "mixture-lr": 0.5},
+    "pfedgraph": {"strategy": "pfedgraph", "graph-alpha": 0.2},
     "fedgroup": {"strategy": "fedgroup", "num-groups": 2},
     "fedgroup-sampled": {"strategy": "fedgroup", "num-groups": 2, "sample": 2, "personal": "head"},
     "fedgenp": {"strategy": "fedgenp", **GENERATORS},
