@@ -13,10 +13,11 @@ Running statistics (BatchNorm) are those of v̄.
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.func import functional_call
 
@@ -58,7 +59,7 @@ class Mixture:
         self.own = deepcopy(shared)
         if kept is not None:
             load_weights(self.own, {name: kept[name] for name in travelling(shared)})
-            share = float(kept[SHARE])  # type: ignore[arg-type]
+            share = float(kept[SHARE])
         set_training(self.own)
         self.trained = {n: p for n, p in self.own.named_parameters() if p.requires_grad}
         self.share = torch.tensor(share, device=self.device, requires_grad=True)
@@ -103,10 +104,15 @@ def mix_in(model: nn.Module, kept: Model) -> None:
         model: with w.
         kept: as ``Mixture.arrays`` gave it.
     """
-    share = np.float32(kept[SHARE])
+    share = float(kept[SHARE])
     parameters = dict(model.named_parameters())
     mixed = {
-        name: share * kept[name] + (1 - share) * array if name in parameters else kept[name]
+        name: _between(array, kept[name], share) if name in parameters else kept[name]
         for name, array in read_weights(model).items()
     }
     load_weights(model, mixed)
+
+
+def _between(shared: NDArray[Any], own: NDArray[Any], share: float) -> NDArray[Any]:
+    wide = share * own.astype(np.float64) + (1 - share) * shared.astype(np.float64)
+    return np.asarray(wide.astype(shared.dtype))

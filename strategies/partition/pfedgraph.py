@@ -53,4 +53,4 @@ def nearest_on_simplex(point: FloatArray) -> FloatArray:
     falling = np.sort(point)[::-1]
     taus = (np.cumsum(falling) - 1) / np.arange(1, len(point) + 1)
     count = int(np.flatnonzero(falling > taus)[-1])
-    return np.maximum(point - taus[count], 0.0)
+    return np.asarray(np.maximum(point - taus[count], 0.0))
