@@ -37,6 +37,7 @@ ANSWERS = {
     wire.TRAIN: train.train_model,
     wire.TRAIN_PER_FEDAVG: train.train_model_per_fedavg,
     wire.TRAIN_PFEDME: train.train_model_pfedme,
+    wire.TRAIN_APFL: train.train_model_apfl,
     # w⁰ trained on this silo's data: the update tells the server which group is this silo's.
     wire.COLD_START: train.train_model,
     wire.TRAIN_DISCRIMINATOR: discriminate.train_discriminators,

@@ -18,6 +18,7 @@ from coterie.strategies.registry import PUBLIC, strategy_class
 if TYPE_CHECKING:
     from coterie.strategies.rounds.loop import GroupStrategy, RunResult
 
+    APFL: type[GroupStrategy]
     CFL: type[GroupStrategy]
     FLHC: type[GroupStrategy]
     FLSC: type[GroupStrategy]
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     Independent: type[GroupStrategy]
     KMeans: type[GroupStrategy]
     PerFedAvg: type[GroupStrategy]
+    PFedGraph: type[GroupStrategy]
     PFedMe: type[GroupStrategy]
 
 __all__ = ["FederationError", "GroupStrategy", "RunResult", *PUBLIC]

@@ -63,6 +63,8 @@ ROWS = (
     Row("fednova", "FedNova", "baselines.one_model"),
     Row("perfedavg", "PerFedAvg", "baselines.one_model"),
     Row("pfedme", "PFedMe", "baselines.one_model"),
+    Row("apfl", "APFL", "baselines.one_model"),
+    Row("pfedgraph", "PFedGraph", "baselines.pfedgraph"),
     Row("fedgenp", "FedGenP", "fedgenp.algorithm", base="fedavg", takes_generators=True),
     Row("fedgen", "FedGen", "fedgenp.fedgen", base="fedavg"),
     Row("fedensemble", "FedEnsemble", "baselines.fedensemble", base="fedavg"),

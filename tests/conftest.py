@@ -75,6 +75,7 @@ def plain_app(fault: Fault | None = None) -> ClientApp:
     """
     app = ClientApp()
 
+    @app.train("apfl")
     @app.train("pfedme")
     @app.train("per_fedavg")
     @app.train()

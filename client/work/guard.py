@@ -71,7 +71,8 @@ def train_alone(
     """
     own = _own(bench, run=run, before=round_number)
     load_weights(bench.model, read_weights(bench.fresh_model(run_seed)) if own is None else own)
-    alone = replace(plan, proximal_mu=0.0)  # there is no model of others to stay close to
+    # There is no model of others to stay close to.
+    alone = replace(plan, proximal_mu=0.0, cosine_lambda=0.0)
     seed = seed_of(run_seed, bench.settings.name, round_number, "")
     train(bench.task, bench.model, bench.data.train, alone, seed=seed)
     rounds.keep(bench.settings, KIND, read_weights(bench.model), run=run, number=round_number)

@@ -14,7 +14,7 @@ from coterie.client.home import personal
 from coterie.client.work.data import Data
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
-from coterie.client.work.personalisation import DITTO, FINETUNE, Ditto, Personalisation
+from coterie.client.work.personalisation import APFL, DITTO, FINETUNE, Own, Personalisation
 from coterie.client.work.sgd import TooFewError, TrainPlan, has_batch_norm, seed_of
 from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import Workbench, workbench_of
@@ -138,6 +138,7 @@ class Request:
             epochs=self.integer(wire.LOCAL_EPOCHS, minimum=1, default=1),
             lr=self.real(wire.LR, default=0.01),
             proximal_mu=self.real(wire.PROXIMAL_MU, default=0.0),
+            cosine_lambda=self.real(wire.COSINE_LAMBDA, default=0.0),
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
@@ -175,22 +176,42 @@ class Request:
     def personalisation(self, *, before: int) -> Personalisation | None:
         """What the silo makes of the model received before it evaluates it, if anything.
 
-        Ditto's own model is the last one of a round before ``before``.
+        A model that the silo keeps (Ditto, APFL) is the last one of a round before ``before``.
         """
         steps = self._steps_before_a_test()
         kind = self.config.get(wire.PERSONALISE)
         if kind is None:
             return steps
-        if kind not in (FINETUNE, DITTO):
-            raise RefusedError(f"{wire.PERSONALISE} must be {FINETUNE} or {DITTO}. Got {kind!r}.")
+        if kind not in (FINETUNE, DITTO, APFL):
+            raise RefusedError(
+                f"{wire.PERSONALISE} must be {FINETUNE}, {DITTO} or {APFL}. Got {kind!r}."
+            )
         plan = replace(
             self._way(),
             epochs=self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1),
             lr=self.real(wire.PERSONAL_LR, default=0.01),
         )
-        strength = self.real(wire.DITTO_LAMBDA, default=0.0)
-        ditto = Ditto(strength, self.run, self.round_number(), before) if kind == DITTO else None
-        return Personalisation(plan, self._seed(str(kind)), ditto)
+        own = self._own(kind, before=before) if kind != FINETUNE else None
+        return Personalisation(plan, self._seed(str(kind)), own)
+
+    def mixture(self) -> Own:
+        """The model that this silo trains beside the one received (APFL)."""
+        before = 0 if self.purpose else self.round_number()
+        return self._own(APFL, before=before)
+
+    def _own(self, kind: str, *, before: int) -> Own:
+        share = self.real(wire.MIXTURE, default=0.5)
+        if share > 1:
+            raise RefusedError(f"{wire.MIXTURE} must be in [0, 1]. Got {share}.")
+        return Own(
+            kind,
+            self.run,
+            self.round_number(),
+            before,
+            strength=self.real(wire.DITTO_LAMBDA, default=0.0),
+            share=share,
+            share_lr=self.real(wire.MIXTURE_LR, default=0.0),
+        )
 
     def _steps_before_a_test(self) -> Personalisation | None:
         """Steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""

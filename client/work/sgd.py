@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from math import sqrt
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -41,6 +43,7 @@ class TrainPlan:
         lr: learning rate, > 0.
         momentum, weight_decay: ≥ 0; momentum is SGD's.
         proximal_mu: μ of FedProx's μ/2·|w − w_received|², ≥ 0.
+        cosine_lambda: λ of pFedGraph's −λ·cos(w, w_received), ≥ 0.
         precision: ``float32``, or ``bfloat16`` or ``float16`` for autocast.
         steps: exactly so many mini-batches in place of ``epochs``; 0 takes whole epochs.
         optimiser: ``sgd``, or a name in ``torch.optim``.
@@ -56,6 +59,7 @@ class TrainPlan:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
+    cosine_lambda: float = 0.0
     precision: str = "float32"
     steps: int = 0
     optimiser: str = "sgd"
@@ -63,6 +67,18 @@ class TrainPlan:
     clip_norm: float = 0.0
     accumulate: int = 1
     balance: str = "none"
+
+
+class Beside(Protocol):
+    """A second model that learns from the mini-batches of a training, and changes nothing of it."""
+
+    def backward(self, x: Nest, y: Nest) -> None:
+        """Add its gradient of a mini-batch."""
+        ...
+
+    def step(self, lr: float) -> None:
+        """Move it along the gradients since its last step. The model trained moves after it."""
+        ...
 
 
 def seed_of(run_seed: int, silo: str, round_number: int, purpose: str) -> int:
@@ -81,6 +97,7 @@ def train(
     towards: Model | None = None,
     added: Callable[[torch.Tensor, Nest], torch.Tensor] | None = None,
     slots: Slots | None = None,
+    beside: Beside | None = None,
 ) -> float:
     """Train in place; return the mean loss over the last epoch's samples.
 
@@ -90,10 +107,11 @@ def train(
         part: training samples.
         plan: what to do.
         seed: of the shuffling and of the model's own randomness (dropout).
-        towards: model that the proximal term pulls to, in place of the one trained from.
+        towards: model that the pulls of the plan go to, in place of the one trained from.
         added: (outputs, targets) of a mini-batch → what is added to its loss; not part of the
             loss returned.
         slots: the optimiser's state, to begin from and to leave behind; None: it begins afresh.
+        beside: learns from the same mini-batches.
 
     Raises:
         TooFewError: see ``require_enough``.
@@ -105,10 +123,11 @@ def train(
     set_training(model)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
-    anchor = _anchor(named, towards) if plan.proximal_mu > 0 else []
+    pulled = plan.proximal_mu > 0 or plan.cosine_lambda > 0
+    anchor = _anchor(named, towards) if pulled else []
     known = {} if slots is None else slots
     optimiser = optimiser_of(plan, task, model, named, known)
-    loss_of = _loss_of(task, part, plan)
+    loss_of = loss_for(task, part, plan)
     total = torch.zeros((), device=part.device)
     a_pass = steps_of_a_pass(model, part, plan)
     planned = plan.steps or plan.epochs * a_pass
@@ -126,14 +145,21 @@ def train(
                 loss = loss_of(outputs, y)
                 objective = loss if added is None else loss + added(outputs, y)
             optimiser.backward(objective)
+            if beside is not None:
+                beside.backward(x, y)
             total += loss.detach() * len(leaves(y)[0])
             seen += len(leaves(y)[0])
             done += 1
             if done % plan.accumulate == 0 or done == planned:
                 optimiser.finish_gradients(parameters)
-                if anchor:
+                if plan.proximal_mu > 0:
                     _add_proximal_gradient(parameters, anchor, plan.proximal_mu)
-                optimiser.step(optimiser.rate((done - 1) / planned))
+                if plan.cosine_lambda > 0:
+                    _add_cosine_gradient(parameters, anchor, plan.cosine_lambda)
+                rate = optimiser.rate((done - 1) / planned)
+                if beside is not None:
+                    beside.step(rate)
+                optimiser.step(rate)
     if slots is not None:
         optimiser.remember(slots)
     return float(total) / seen
@@ -155,7 +181,7 @@ def _order(part: Part, plan: TrainPlan, shuffle: torch.Generator) -> torch.Tenso
     return torch.multinomial(chances, len(part), replacement=True, generator=shuffle)
 
 
-def _loss_of(
+def loss_for(
     task: Task, part: Part, plan: TrainPlan
 ) -> Callable[[torch.Tensor, Nest], torch.Tensor]:
     """The task's loss; with class weights n / (K · n_k) of this silo's training labels if asked."""
@@ -188,6 +214,30 @@ def _add_proximal_gradient(
         for parameter, start in zip(parameters, anchor, strict=True):
             if parameter.grad is not None:
                 parameter.grad.add_(parameter - start, alpha=mu)
+
+
+def _add_cosine_gradient(
+    parameters: list[nn.Parameter], anchor: list[torch.Tensor], strength: float
+) -> None:
+    """Add the gradient of −λ·cos(w, w_received), of all parameters as one vector.
+
+    That is −λ/|w| · (r − cos·w/|w|) with r = w_received/|w_received|; 0 where either is zero.
+    """
+    with torch.no_grad():
+        length, other = (_length(vector) for vector in (parameters, anchor))
+        if not (length > 0 and other > 0):
+            return
+        pairs = list(zip(parameters, anchor, strict=True))
+        cosine = sum(float(torch.sum(p * a)) for p, a in pairs) / (length * other)
+        for parameter, start in pairs:
+            if parameter.grad is not None:
+                parameter.grad.add_(start, alpha=-strength / (length * other))
+                parameter.grad.add_(parameter, alpha=strength * cosine / length**2)
+
+
+def _length(tensors: Sequence[torch.Tensor]) -> float:
+    """Euclidean, of all as one vector."""
+    return sqrt(sum(float(torch.linalg.vector_norm(tensor)) ** 2 for tensor in tensors))
 
 
 def has_batch_norm(model: nn.Module) -> bool:

@@ -21,7 +21,12 @@ from coterie.client.work.guard import leave_out_validation, split_validation, tr
 from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
 from coterie.client.work.optimisers import Slots
-from coterie.client.work.personalisation import Personalisation, personalise, train_own
+from coterie.client.work.personalisation import (
+    Personalisation,
+    personalise,
+    train_mixed,
+    train_own,
+)
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import load_weights, read_weights
@@ -68,6 +73,12 @@ def train_model_pfedme(request: Request) -> RecordDict:
         inner_steps=request.inner_steps(),
     )
     return _train(request, training)
+
+
+def train_model_apfl(request: Request) -> RecordDict:
+    """Train the model received, and in the same steps one of the silo's own, which stays (APFL)."""
+    own, keep = request.mixture(), not request.purpose
+    return _train(request, partial(train_mixed, request.bench, own, keep=keep))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@
   https://arxiv.org/abs/2002.07948; Algorithm 1, first order.
 - ``PFedMe``: Dinh, Tran, Nguyen: "Personalized Federated Learning with Moreau Envelopes", NeurIPS
   2020, https://arxiv.org/abs/2006.08848; Algorithm 1.
+- ``APFL``: Deng, Kamani, Mahdavi: "Adaptive Personalized Federated Learning", 2020,
+  https://arxiv.org/abs/2003.13461; Algorithm 1, with α by eq. 10.
 
 All means are size-weighted; where a paper counts its silos equally, that is the difference.
 """
@@ -241,7 +243,7 @@ def _stepped(start: np.ndarray, arrays: Sequence[np.ndarray], factors: np.ndarra
     return np.asarray((wide + step).astype(start.dtype))
 
 
-# ---------------------------------------------------------------- Per-FedAvg and pFedMe
+# ---------------------------------------------------------------- Per-FedAvg, pFedMe and APFL
 
 ADAPT_STEPS = "Steps on a silo's own data before a model is tested; 0 takes the paper's number"
 
@@ -343,6 +345,62 @@ class PFedMe(OneModel[kit.Plain]):
         if self.server_lr < 1:
             mean = kit.weighted_mean([updates[0].start, mean], [1 - self.server_lr, self.server_lr])
         return kit.Plain(kit.hand_out(state.members, mean))
+
+
+class APFL(OneModel[kit.Plain]):
+    """FedAvg, and at every silo a mixture of the common model and one of its own.
+
+    Beside its part in FedAvg a silo trains v, a model of its own: every mini-batch that moves the
+    common model w moves v along the gradient of the mixture ``v̄ = α v + (1 − α) w``, and α by
+    ``α ← α − η_α ⟨v − w, ∇f(v̄)⟩``, kept in [0, 1]. What a silo is tested with, and keeps, is v̄
+    with the w that it received last. v and α stay at the silo, on its disk, and are never sent; w
+    is FedAvg's, bit for bit.
+
+    Differs from the paper in:
+
+    - α has a learning rate of its own, ``mixture_lr``; the paper's is the models'.
+    - v has the run's optimiser, schedule and clipping, as w has; the optimiser of v begins afresh
+      in every round.
+    - Every silo takes part in every round.
+
+    Needs silos that understand ``train.apfl``; those of coterie do. Two gradients a step, and two
+    models at the silo.
+    """
+
+    kind = wire.TRAIN_APFL
+    mixture: kit.NotNegative = Field(
+        0.5,
+        le=1,
+        description="α before a silo's first round: 0 is the common model alone, 1 the silo's own.",
+    )
+    mixture_lr: kit.NotNegative = Field(
+        0.1, le=1000, description="η_α, learning rate of α; 0 leaves it at `mixture`."
+    )
+
+    def problems(self, training: kit.Config) -> Iterator[str]:
+        """A second model of the silo's own, and what is remembered of one training only."""
+        if training.get(wire.PERSONALISE):
+            yield (
+                "apfl makes a model of each silo's own by itself, so personalise must be none. "
+                f"Got {training[wire.PERSONALISE]!r}"
+            )
+        if training.get(wire.KEEP_OPTIMISER):
+            yield "apfl trains two models at once, so keep-optimiser must be false"
+        if training.get(wire.PRECISION) == "float16":
+            yield "apfl has no loss scaling for α; take precision = float32 or bfloat16"
+
+    def entries(self, training: kit.Config) -> kit.Config:
+        """The mixture."""
+        return {
+            wire.PERSONALISE: "apfl",
+            wire.MIXTURE: self.mixture,
+            wire.MIXTURE_LR: self.mixture_lr,
+        }
+
+    def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
+        """The mean goes to everybody who is here."""
+        require_understood(updates, wire.TRAIN_APFL, now.number)
+        return kit.Plain(kit.average_groups(state.members, updates))
 
 
 STEPS_OF_ITS_OWN = "has steps of its own"

@@ -1,4 +1,4 @@
-"""Fine-tuning and Ditto at the silo, through messages."""
+"""Fine-tuning, Ditto and APFL at the silo, through messages."""
 
 from __future__ import annotations
 
@@ -163,4 +163,4 @@ def test_another_word_is_refused() -> None:
     reply = app(
         Message(content, dst_node_id=3, message_type=wire.EVALUATE, group_id="1"), context()
     )
-    assert reply.has_error() and "personalise must be finetune or ditto" in reply.error.reason
+    assert reply.has_error() and "personalise must be finetune, ditto or apfl" in reply.error.reason

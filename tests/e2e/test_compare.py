@@ -30,6 +30,8 @@ KEYS: dict[str, str] = {
     "maxfl": "warm-up = 0",
     "perfedavg": "",
     "pfedme": "",
+    "apfl": "",
+    "pfedgraph": "graph-alpha = 0.2",
     "fesem": "num-groups = 2",
     "fedfa": "",
     "flsc": "num-groups = 2",

@@ -47,6 +47,8 @@ KINDS = {
         "discriminator-rounds": 2,
         "personalise": "ditto",
     },
+    "apfl": {"strategy": "apfl", "mixture-lr": 0.5},
+    "pfedgraph": {"strategy": "pfedgraph", "graph-alpha": 0.2},
     "fedgroup": {"strategy": "fedgroup", "num-groups": 2},
     "fedgroup-sampled": {"strategy": "fedgroup", "num-groups": 2, "sample": 2, "personal": "head"},
     "fedgenp": {"strategy": "fedgenp", **GENERATORS},
@@ -162,7 +164,8 @@ def timeless(record: dict[str, Any]) -> list[dict[str, Any]]:
 def test_the_resumed_run_ends_bit_identical(kind: str, whole: Whole, tmp_path: Path) -> None:
     expected = whole(kind)
     folder = tmp_path / "runs" / "run-1"
-    cut = CutGrid(nodes(tmp_path / "homes"), at=(wire.TRAIN, 4), answered=2)
+    training = wire.TRAIN_APFL if kind == "apfl" else wire.TRAIN
+    cut = CutGrid(nodes(tmp_path / "homes"), at=(training, 4), answered=2)
     interrupted(folder, cut, **KINDS[kind])
     resume(folder, tmp_path / "homes")
     record = record_of(folder)

@@ -18,6 +18,7 @@ from coterie.server.runs.config import RunConfig, keys_of
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy, initial_arrays
 from coterie.strategies import (
+    APFL,
     CFL,
     FLHC,
     FLSC,
@@ -31,6 +32,7 @@ from coterie.strategies import (
     Independent,
     KMeans,
     PerFedAvg,
+    PFedGraph,
     PFedMe,
     RunResult,
 )
@@ -565,7 +567,7 @@ def test_pfedme_mixes_with_the_server_rate() -> None:
     assert_models(run(PFedMe(server_lr=0.3), rounds=3), [model] * 5)
 
 
-@pytest.mark.parametrize("make", [PerFedAvg, PFedMe])
+@pytest.mark.parametrize("make", [PerFedAvg, PFedMe, APFL])
 def test_silos_that_do_not_understand_end_the_run_with_a_reason(
     make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -575,7 +577,7 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
     def train(message: Message, context: Any) -> Message:
         return plain(message, context)
 
-    with pytest.raises(FederationError, match=r"'train\.p\w+', and none of the 5 nodes"):
+    with pytest.raises(FederationError, match=r"'train\.a?p\w+', and none of the 5 nodes"):
         run(make(), grid=InProcessGrid(app, NODES))
 
 
@@ -614,6 +616,13 @@ def test_silos_that_do_not_understand_end_the_run_with_a_reason(
         (lambda: PFedMe(server_lr=2.0), "server_lr"),
         (lambda: PFedMe(inner_steps=0), "inner_steps"),
         (lambda: PFedMe(train_config={"lr": 1.0}), "diverge"),
+        (lambda: APFL(mixture=1.5), "mixture must be at least 0 and at most 1. Got 1.5"),
+        (lambda: APFL(mixture_lr=-1), "mixture_lr"),
+        (lambda: APFL(train_config={"personalise": "ditto"}), "personalise must be none"),
+        (lambda: APFL(train_config={"keep-optimiser": True}), "keep-optimiser must be false"),
+        (lambda: APFL(train_config={"precision": "float16"}), "take precision = float32"),
+        (lambda: PFedGraph(graph_alpha=0), "graph_alpha must be above 0"),
+        (lambda: PFedGraph(graph_lambda=-0.1), "graph_lambda"),
         (lambda: FedNova(train_config={"lr": 0.5, "proximal-mu": 2.0}), "must be below 1"),
     ],
 )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import (
+    APFL,
     CFL,
     FLHC,
     FLSC,
@@ -31,6 +32,7 @@ from coterie.strategies import (
     Independent,
     KMeans,
     PerFedAvg,
+    PFedGraph,
     PFedMe,
     RunResult,
 )
@@ -77,6 +79,9 @@ TABLE: dict[str, Callable[..., GroupStrategy]] = {
     "fednova": FedNova,
     "perfedavg": PerFedAvg,
     "pfedme": PFedMe,
+    "apfl": APFL,
+    "pfedgraph": PFedGraph,
+    "pfedgraph-choosy": lambda **more: PFedGraph(graph_alpha=0.1, **more),
 }
 
 EXTRAPOLATES = {"fednova"}

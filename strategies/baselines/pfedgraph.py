@@ -1,0 +1,179 @@
+"""pFedGraph: every silo has a mean of its own, weighted by whose updates are like its own.
+
+Ye, Ni, Wu, Chen, Wang: "Personalized Federated Learning with Inferred Collaboration Graphs", ICML
+2023, https://proceedings.mlr.press/v202/ye23b.html. After each round the server infers a directed
+graph of weights w_ij, row by row, from the cosines of ``θ_j − w⁰`` and the silos' sizes
+(``coterie.strategies.partition.pfedgraph``); silo i gets ``θ̃_i = Σ_j w_ij θ_j`` and trains on from
+it with ``−λ cos(θ, θ̃_i)`` added to its loss. There are no groups: two silos are one only where
+their rows are equal, as all are with a large α, which is FedAvg.
+
+Differs from the paper in:
+
+- *Sign of the pull.* It draws a model towards its aggregate, as the paper says; the authors' code
+  adds the cosine with the other sign, which pushes it away.
+- The pull is to the model that the silo received, not to a sum of normalised models.
+- A cosine is taken as it is; the authors' code takes any above 0.9 for 1.
+- *Smallest groups.* A silo is in another's mean only where that is of as many silos as it accepts;
+  where too few would be left for itself, it goes on alone.
+- *Newcomers*, which the paper does not have, start from the mean of everybody's models, and are
+  weighed like the others once they have trained. Who does not answer keeps its model.
+- Distances are of parameters; BatchNorm's running statistics go with the weights.
+
+FedAvg's messages and cost: it works with any ClientApp. The pull is understood by coterie's silos;
+other ClientApps train without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from coterie import wire
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.pfedgraph import collaborators
+from coterie.strategies.rounds import kit
+from coterie.wire import Model
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What pFedGraph knows between two rounds.
+
+    Attributes:
+        members: every silo's θ̃ and size; a group is who has the same row.
+        weights: silo → silo → w_ij > 0, of the last round in which it was in the graph.
+        compared: who was in the last round's graph, sorted.
+        cosines, lengths: of their updates since w⁰.
+    """
+
+    members: kit.Members
+    weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    compared: tuple[str, ...] = ()
+    cosines: tuple[tuple[float, ...], ...] = ()
+    lengths: tuple[float, ...] = ()
+
+
+class PFedGraph(kit.Algorithm[Graph]):
+    """A mean of its own for every silo, by the cosines of the updates."""
+
+    graph_alpha: kit.Positive = Field(
+        0.8,
+        le=1e6,
+        description="α; large weighs silos by their samples (FedAvg), small by how alike their "
+        "updates are.",
+    )
+    graph_lambda: kit.NotNegative = Field(
+        0.01, le=1e6, description="λ of the pull of local training towards the model received."
+    )
+    remembers = Graph
+
+    def newcomer_model(self, state: Graph) -> Model:
+        """The mean of all models."""
+        return kit.mean_of_all(state.members)
+
+    def orders(self, state: Graph, now: kit.Round) -> tuple[Graph, list[kit.Order]]:
+        """Train your own mean on. Whoever is here may be averaged with you, or you are alone."""
+        members = state.members.grouped((name,) for name in now.names)
+        orders = [
+            kit.Order(silo, members.models[silo.name], config=self._told(state, silo, now))
+            for silo in now.silos
+        ]
+        return replace(state, members=members), orders
+
+    def absorb(self, state: Graph, updates: kit.Updates, now: kit.Round) -> Graph:
+        """A row of the graph for everybody who answered, and its mean."""
+        if not updates:
+            return state
+        names = tuple(u.silo.name for u in updates)
+        matrix = gram([list(_moved(state, u).values()) for u in updates])
+        cosines = kit.cosine_matrix(matrix)
+        sizes = np.array([u.num_examples for u in updates])
+        minimums = kit.minimums_of(u.silo for u in updates)
+        rows = [
+            _row(i, names, np.array(cosines[i]), sizes, minimums, alpha=self.graph_alpha)
+            for i in range(len(names))
+        ]
+        means: dict[tuple[float, ...], Model] = {}  # equal rows share a model
+        for row in map(tuple, rows):
+            if row not in means:
+                means[row] = _mean(updates, row)
+        held = {name: means[tuple(row)] for name, row in zip(names, rows, strict=True)}
+        members = state.members.holding(held)
+        groups: dict[tuple[float, ...] | str, list[str]] = {}
+        by_name = dict(zip(names, rows, strict=True))
+        for name in members.here:
+            groups.setdefault(tuple(by_name[name]) if name in by_name else name, []).append(name)
+        weights = {
+            name: {other: w for other, w in zip(names, row, strict=True) if w > 0}
+            for name, row in by_name.items()
+        }
+        return Graph(
+            members.grouped(sorted(tuple(sorted(group)) for group in groups.values())),
+            {**state.weights, **weights},
+            names,
+            cosines,
+            tuple(np.sqrt(matrix.diagonal()).tolist()),
+        )
+
+    def sharing(self, state: Graph) -> Sequence[kit.Group]:
+        """Who is in a mean with others."""
+        rows = [tuple(state.weights[name]) for name in state.compared]
+        return [row for row in rows if len(row) > 1]
+
+    def details(self, state: Graph) -> Mapping[str, Any]:
+        """Whose models made each silo's, and the cosines behind it."""
+        return {
+            "weights": {
+                name: {other: round(w, 6) for other, w in state.weights[name].items()}
+                for name in state.compared
+            },
+            **kit.comparison(state.compared, state.cosines, state.lengths),
+        }
+
+    def _told(self, state: Graph, silo: kit.Silo, now: kit.Round) -> kit.Config:
+        """A silo that accepts no group as large as all who are here is never averaged with any."""
+        largest = len(now.silos)
+        size = largest if silo.min_group_size <= largest else 1
+        pulled = self.graph_lambda and silo.name in state.weights  # to a mean, so not to w⁰
+        return {wire.GROUP_SIZE: size} | ({wire.COSINE_LAMBDA: self.graph_lambda} if pulled else {})
+
+
+def _row(
+    own: int,
+    names: Sequence[str],
+    cosines: np.ndarray,
+    sizes: np.ndarray,
+    minimums: Mapping[str, int],
+    *,
+    alpha: float,
+) -> list[float]:
+    """w_i over all names; without those that accept no mean of so few, again until none is left."""
+    allowed = list(range(len(names)))
+    while True:  # each time there is one less
+        row = np.zeros(len(names))
+        row[allowed] = collaborators(cosines[allowed], sizes[allowed], alpha=alpha)
+        inside = [names[i] for i in allowed if row[i] > 0]
+        stay = kit.staying(inside, minimums)
+        if len(stay) == len(inside):
+            break
+        if names[own] in inside and names[own] not in stay:
+            row = np.zeros(len(names))
+            row[own] = 1.0
+            break
+        allowed = [i for i in allowed if names[i] not in inside or names[i] in stay]
+    return [float(weight) for weight in row]
+
+
+def _mean(updates: kit.Updates, row: Sequence[float]) -> Model:
+    used = [(u.model, weight) for u, weight in zip(updates, row, strict=True) if weight > 0]
+    return kit.weighted_mean([model for model, _ in used], [weight for _, weight in used])
+
+
+def _moved(state: Graph, update: kit.Update) -> Model:
+    """What is compared: the way from w⁰."""
+    delta = kit.difference(update.model, state.members.initial)
+    return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
