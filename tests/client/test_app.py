@@ -401,10 +401,14 @@ def test_a_simulation_goes_on_without_silos_that_are_too_small(
 
 
 def test_evaluation_is_on_the_silos_test_data() -> None:
-    metrics = wire.read_metrics(ask(wire.EVALUATE, model=initial()).content)
+    own = digits_config("a", **{"data.train": 30, "data.test": 20})
+    metrics = wire.read_metrics(ask(wire.EVALUATE, own, model=initial()).content)
     assert set(metrics) == {"num-examples", "loss", "error", "seconds"}
     assert metrics["num-examples"] == 20
-    assert 0 <= metrics["error"] <= 1
+    data, model = Digits().load({"train": 30, "test": 20}), Digits().model()
+    model.load_state_dict({k: torch.as_tensor(v) for k, v in initial().items()}, strict=False)
+    answers = model.eval()(torch.as_tensor(data.x_test)).argmax(dim=1).numpy()
+    assert metrics["error"] == pytest.approx(float((answers != data.y_test).mean()))
 
 
 def test_a_model_to_keep_is_written_to_the_silos_home(tmp_path: Path) -> None:
