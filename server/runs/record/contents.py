@@ -167,9 +167,26 @@ class Run:
         return self.status in ("completed", "failed")
 
     @property
+    def kept_alone(self) -> tuple[str, ...]:
+        """Silos whose guard kept the model that they trained alone."""
+        guard = self.final.guard if self.final else {}
+        return tuple(name for name, found in guard.items() if found.kept_alone)
+
+    @property
     def final_errors(self) -> dict[str, float]:
-        """Silo → error of its final model; who left before the end is not in."""
-        return errors_of(self.final.evaluation) if self.final else {}
+        """Silo → error of the model that it has at the end: the federation's, or with ``guard`` the
+        one that it kept. Who left before the end is not in."""
+        if not self.final:
+            return {}
+        own = {name: self.final.guard[name].alone_error for name in self.kept_alone}
+        return errors_of(self.final.evaluation) | {n: e for n, e in own.items() if math.isfinite(e)}
+
+    @property
+    def alone_errors(self) -> dict[str, float]:
+        """Silo → error of the model that it trained alone beside the federation's (``guard``)."""
+        guard = self.final.guard if self.final else {}
+        told = {name: found.alone_error for name, found in guard.items()}
+        return {name: error for name, error in told.items() if math.isfinite(error)}
 
     @property
     def final_groups(self) -> Groups:
