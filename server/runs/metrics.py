@@ -148,7 +148,8 @@ class Lead:
     def gain(self, gain: float, *, sign: str = "+") -> str:
         """A difference of errors in ``points``, without that word; a dash if it is unknown."""
         form = "z.1f" if self.scale == 100 else ".3g"
-        return "–" if math.isnan(gain) else format(self.scale * gain, f"{sign}{form}")
+        text = "–" if math.isnan(gain) else format(self.scale * gain, f"{sign}{form}")
+        return text.replace("-", "−")
 
     def error_of(self, value: float) -> float:
         """What is missing to the best, where the metric has this value.

@@ -17,7 +17,8 @@ from scipy.stats import ttest_rel, wilcoxon
 
 from coterie.server.cli.commands import print_final
 from coterie.server.runs.metrics import Lead
-from coterie.server.runs.record import read_whole, run_of
+from coterie.server.runs.record import event_of, read_run, read_whole, run_of
+from coterie.server.runs.record.follow import Progress
 from coterie.server.study import compare as compare_module
 from coterie.server.study.compare import compare, read
 from coterie.server.study.comparison import (
@@ -722,11 +723,19 @@ def test_a_comparison_shows_the_models_that_guards_kept(tmp_path: Path) -> None:
     assert fedavg.error != pytest.approx(
         np.mean([own["error"] for own in record["final-evaluation"].values()])
     )
+    progress = Progress("fedavg")
+    for line in (path / "events.jsonl").read_text(encoding="utf-8").splitlines():
+        told_so_far = event_of(line)
+        assert told_so_far is not None
+        progress.feed(told_so_far)
+    assert progress.mean_error == pytest.approx(np.mean(shown)), "the live view, too"
     console = Console(file=io.StringIO(), width=200)
     print_final(console, path)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert f"of 2 silos, these kept their own model: {', '.join(kept)}" in text
     assert text.count("(its own)") == len(kept) and "mean of 2" in text and "tested on" in text
+    (path / "run.json").unlink()
+    assert read_run(path).final_errors == dict(zip("ab", shown, strict=True))
     page = (path / "report.html").read_text(encoding="utf-8")
     assert "keeps the model that it trained alone" in page
     assert "Whether it was worth it cannot be said" not in page
