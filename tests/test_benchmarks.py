@@ -20,6 +20,7 @@ from benchmarks.papers.fedgenp import published as fedgenp_published
 from benchmarks.papers.fedgenp.celeba import CelebA, celeba_data
 from benchmarks.papers.hcct import digits
 from coterie import wire
+from coterie.server.runs.metrics import Lead
 from coterie.server.study.comparison import Row, markdown
 from coterie.tasks import TaskError
 
@@ -155,7 +156,7 @@ def test_a_stored_comparison_is_what_its_figures_give(file):
         Row(**{k.replace("-", "_"): np.nan if v is None else v for k, v in row.items()})
         for row in told
     ]
-    assert markdown(rows) in file.with_suffix(".md").read_text("utf-8")
+    assert markdown(rows, Lead()) in file.with_suffix(".md").read_text("utf-8")
 
 
 def tiny(folder: Path) -> Store:

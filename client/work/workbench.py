@@ -95,6 +95,12 @@ def keep_open(benches: Sequence[Workbench]) -> None:
         _workbenches.update({_key(bench.settings): bench for bench in benches})
 
 
+def close_all() -> None:
+    """Forget every workbench of this process."""
+    with _opening:
+        _workbenches.clear()
+
+
 def _key(settings: SiloSettings) -> str:
     return json.dumps(settings.to_node_config(), sort_keys=True, default=str)
 

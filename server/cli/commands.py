@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 import time
@@ -20,7 +21,7 @@ from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import follow_run
 from coterie.server.paths import place
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, reading
+from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, SiloFacts, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
 from coterie.strategies.errors import EXIT_RUN, FederationError, refused
@@ -232,8 +233,11 @@ def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
     run = reading.read_whole(folder)
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
+    if guarded := run.alone_errors:
+        kept = ", ".join(run.kept_alone) or "none"
+        _say(console, f"guard: of {len(guarded)} silos, these kept their own model: {kept}")
     if run.collaboration:
-        console.print(collaboration_text(run.collaboration), soft_wrap=True)
+        console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     _say(console, f"{run.seconds:.1f} s; models and record: {folder}")
     from coterie.server.report.command import write_report  # draws: loaded late
 
@@ -254,12 +258,30 @@ def _last(run: Run) -> Evaluations:
 
 
 def _silo_table(run: Run) -> Table:
-    own = run.last_personal_errors()
-    table = Table("silo", "samples", "group", run.lead.title, *(["Per"] if own else []))
-    group_of = {n: i for i, group in enumerate(run.final_groups, start=1) for n in group}
-    for name, (_, error, _) in _last(run).items():
-        cells = [f"{run.silos[name].num_examples:.0f}", str(group_of.get(name, "–"))]
-        cells += [run.lead.text(error)] + ([run.lead.text(own.get(name))] if own else [])
+    """Every silo's model at the end, with those that left, and the mean of those that did not."""
+    errors, alone, own = run.last_errors(), run.alone_errors, run.last_personal_errors()
+    here, tested, kept = run.final_errors, run.test_counts(), run.kept_alone
+    table = Table(show_footer=bool(here))
+    table.add_column("silo", f"mean of {len(here)}")
+    for column in ("samples", "tested on", "group"):
+        table.add_column(column, justify="right")
+    told = [("keeps" if alone else run.lead.title, here), *([("alone", alone)] if alone else [])]
+    told += [("Per", {name: own[name] for name in own if name in here})] if own else []
+    for column, known in told:
+        values = list(known.values())
+        mean = run.lead.text(sum(values) / len(values) if values else None)
+        table.add_column(column, mean, justify="right")
+    group_of = {n: str(i) for i, group in enumerate(run.final_groups, start=1) for n in group}
+    for name in [*_last(run), *(name for name in errors if name not in _last(run))]:
+        facts = run.silos.get(name, SiloFacts())
+        cells = [
+            "–" if math.isnan(facts.num_examples) else f"{facts.num_examples:.0f}",
+            str(tested.get(name, "–")),
+            group_of.get(name, "–") if name in _last(run) else "left",
+            run.lead.text(errors.get(name)) + (" (its own)" if name in kept else ""),
+        ]
+        cells += [run.lead.text(alone.get(name))] if alone else []
+        cells += [run.lead.text(own.get(name))] if own else []
         table.add_row(Text(name), *cells)
     return table
 
@@ -308,7 +330,7 @@ def print_runs(folder: Path | None) -> None:
         return
     table = Table(box=None, padding=(0, 1))
     table.add_column("run", overflow="fold")  # a name to be typed, so never cut
-    for column in ("strategy", "status", "started", "rounds", "silos", "error"):
+    for column in ("strategy", "status", "started", "rounds", "silos", "mean over silos"):
         table.add_column(column, no_wrap=True)
     for path in records:
         table.add_row(*(Text(cell) for cell in _summary(path.parent)))
@@ -344,6 +366,7 @@ def _summary(folder: Path) -> list[str]:
         except FederationError:
             return [folder.name, "", "damaged", "", "", "", ""]
     errors = run.final_errors.values()
+    mean = f"{run.lead.title} {run.lead.text(sum(errors) / len(errors))}" if errors else "–"
     return [
         folder.name,
         run.strategy,
@@ -351,5 +374,5 @@ def _summary(folder: Path) -> list[str]:
         _local_time(run.started)[5:16],
         f"{len(run.rounds)}/{run.planned_rounds}",
         str(len(run.silos)),
-        run.lead.text(sum(errors) / len(errors) if errors else None),
+        mean,
     ]

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.runs.metrics import Collaboration, percent
+from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record import Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
 
@@ -80,7 +80,7 @@ def _round_line(progress: Progress, report: Round) -> str:
     parts += [f"{name} left" for name in report.left]
     parts += [f"{name} left out ({why})" for name, why in report.left_out.items()]
     if progress.mean_error is not None:
-        parts.append(f"mean {progress.lead.title} {progress.lead.text(progress.mean_error)}")
+        parts.append(_mean_text(progress))
     parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in report.seconds.items()))
     return " · ".join(parts)
 
@@ -158,21 +158,27 @@ def _bar(error: float | None, width: int = 20) -> str:
 def _footer(progress: Progress) -> RenderableType:
     parts = [f"{phase} {seconds:.2f} s" for phase, seconds in progress.seconds.items()]
     if progress.mean_error is not None:
-        parts.insert(0, f"mean {progress.lead.title} {progress.lead.text(progress.mean_error)}")
+        parts.insert(0, _mean_text(progress))
     parts.append(megabytes(progress.bytes))
     gone = [f"{name} left before round {at}" for name, at in progress.left.items()]
     return Text(" · ".join(parts + gone + progress.left_out[-2:]), style="dim")
 
 
-def collaboration_text(figures: Collaboration) -> str:
-    """IPR, RSD and accuracy beside training alone, in one line."""
-    parts = [
-        (f"mean accuracy of {figures.silos} silos", figures.mean_accuracy),
-        ("alone", figures.mean_accuracy_alone),
-        ("IPR (better than alone)", figures.ipr),
-        ("RSD (spread of the gain)", figures.rsd),
-    ]
-    return ", ".join(f"{name} {percent(v)}" for name, v in parts)
+def _mean_text(progress: Progress) -> str:
+    """Silos test the model that they receive, so what a round tells is of an earlier one."""
+    when = f"after round {progress.evaluated}" if progress.evaluated else "at the start"
+    return f"mean {progress.lead.title} {when}: {progress.lead.text(progress.mean_error)}"
+
+
+def collaboration_text(figures: Collaboration, lead: Lead) -> str:
+    """What collaboration brought beside training alone, in one line."""
+    error, alone = 1 - figures.mean_accuracy, 1 - figures.mean_accuracy_alone
+    better = f"{figures.ipr * figures.silos:.0f}" if figures.silos else "0"
+    return (
+        f"mean {lead.title} of {figures.silos} silos {lead.text(error)}, alone {lead.text(alone)}; "
+        f"better than alone: {better} of {figures.silos} silos; gain {lead.gain(alone - error)} ± "
+        f"{lead.gain(figures.rsd, sign='')} {lead.points} (± is the standard deviation over silos)"
+    )
 
 
 def megabytes(count: int) -> str:

@@ -34,6 +34,7 @@ class Gains:
         together: silo → its last error in this run.
         stayed: silos that took part to the end: only their gains count.
         alone, common: the same of a run in which everybody trained alone, or one model for all.
+            Without such a run, alone is what silos with a guard trained beside this one.
         alone_run, common_run: names of those runs, or empty.
     """
 
@@ -82,7 +83,7 @@ def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
         stayed=frozenset(
             next((o.errors for o in reversed(run.rounds) if o.errors), errors_of(run.initial))
         ),
-        alone={} if alone is None else alone.last_errors(),
+        alone=run.alone_errors if alone is None else alone.last_errors(),
         common={} if common is None else common.last_errors(),
         alone_run="" if alone is None else alone.name,
         common_run="" if common is None else common.name,

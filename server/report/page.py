@@ -84,9 +84,14 @@ def _figures(story: Story) -> dict[str, str]:
     now = story.history.stretches[-1] if story.history.stretches else None
     figures = {}
     if gains:
-        figures["silos better than alone (IPR)"] = f"{100 * story.gains.ipr:.0f} %"
+        better = sum(gain > 0 for gain in gains)
+        figures["silos better than alone"] = f"{better} of {len(gains)}"
         figures[f"mean gain over alone, {lead.points}"] = signed_points(story.gains.mean_gain, lead)
-        figures[f"spread of the gains (RSD), {lead.points}"] = f"{lead.scale * story.gains.rsd:.1f}"
+        spread = f"standard deviation of the gains, {lead.points}"
+        figures[spread] = lead.gain(story.gains.rsd, sign="")
+    if guarded := story.run.alone_errors:
+        kept = f"{len(story.run.kept_alone)} of {len(guarded)}"
+        figures["silos that kept their own model (guard)"] = kept
     if story.gains.together:
         figures[f"mean {lead.title}"] = lead.text(story.gains.mean_error)
     if now is not None:
@@ -123,17 +128,19 @@ def _silo_table(story: Story) -> Table:
     joined = {n: one.round for one in reversed(story.run.rounds) for n in one.joined}
     left = {n: one.round for one in story.run.rounds for n in one.left}
     lead = story.run.lead
-    own = story.run.last_personal_errors()
+    own, tested = story.run.last_personal_errors(), story.run.test_counts()
     rows = []
     for name in story.history.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"
         errors = (gains.alone.get(name), gains.common.get(name), gains.together.get(name))
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []
         remark += [f"left before round {left[name]}"] if name in left and name not in now else []
+        remark += ["keeps the model that it trained alone"] * (name in story.run.kept_alone)
         rows.append(
             (
                 name,
                 decimals(story.run.silos[name].num_examples, 0),
+                str(tested.get(name, NO_NUMBER)),
                 letter,
                 str(since.get(name, NO_NUMBER)),
                 *(lead.text(error) for error in errors),
@@ -145,6 +152,7 @@ def _silo_table(story: Story) -> Table:
     header = (
         "silo",
         "samples",
+        "tested on",
         "group",
         "since round",
         "alone",

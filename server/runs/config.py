@@ -158,8 +158,8 @@ class RunConfig(Options):
     )
     alone: str = Field(
         "",
-        description="An independent run to compare with, by name, id or folder: IPR, RSD and mean "
-        "accuracy go into the record.",
+        description="An independent run to compare with, by name, id or folder: the gains over it "
+        "go into the record.",
     )
     tracking: str = Field(
         "",

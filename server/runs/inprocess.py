@@ -18,9 +18,12 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.strategies.errors import refused
+from coterie.tasks.base import Task
+from coterie.wire import Layers
 
 CLIENT_APP, PREPARE = "coterie.client.app", "coterie.client.work.prepare"
-"""Modules of the ClientApp and of what prepares its silos, loaded by name as Flower's engines do:
+GENERATORS, WORKBENCH = "coterie.client.work.generators", "coterie.client.work.workbench"
+"""Modules of the ClientApp and of what opens its silos, loaded by name as Flower's engines do:
 the server imports no silo code except where it plays all silos itself."""
 
 NodeConfig = Mapping[str, str | int | float | bool]
@@ -137,3 +140,18 @@ def open_silos(node_configs: Sequence[NodeConfig], *, whose: str = "") -> None:
     except ValueError as error:  # what tasks and settings raise are ValueErrors
         told = f"{whose}: {error}" if whose else str(error)
         raise refused(told) from None
+
+
+def close_silos() -> None:
+    """Let go of the data of all silos that were opened; a message to one opens it again."""
+    import_module(WORKBENCH).close_all()
+
+
+def describe_head(task: Task) -> Layers:
+    """The layers of the head as this task's silos describe them; empty: they cannot.
+
+    Raises:
+        TaskError: the model cannot be made.
+    """
+    layers: Layers = import_module(GENERATORS).describe_head(task, task.model())
+    return layers

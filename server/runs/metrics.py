@@ -106,6 +106,17 @@ class Lead:
         return 100.0 if self._known.share or self._known.higher else 1.0
 
     @property
+    def head(self) -> str:
+        """The head of a column of values: ``error (%)``, ``AUROC``, ``MAE (days)``."""
+        unit = "%" if self._known.share else self.unit
+        return f"{self.title} ({unit})" if unit else self.title
+
+    @property
+    def direction(self) -> str:
+        """Which values are good, in words."""
+        return f"{'higher' if self._known.higher else 'lower'} is better"
+
+    @property
     def better(self) -> str:
         """What a silo that gains has."""
         return f"{'higher' if self._known.higher else 'smaller'} {self.title}"
@@ -121,7 +132,33 @@ class Lead:
             return "–"
         return self._known.text(self._known.shortfall(error), self.unit)
 
+    def number(self, error: float) -> str:
+        """The same under ``head``, so without its unit."""
+        return "–" if math.isnan(error) else self._form(self._known.shortfall(error))
 
-def percent(share: float | None) -> str:
-    """A share in [0, 1] as per cent with one decimal; a dash where it is not known."""
-    return "–" if share is None or math.isnan(share) else f"{100 * share:.1f} %"
+    def spread(self, deviation: float) -> str:
+        """A deviation of values, in the form of ``number``."""
+        return self._form(deviation)
+
+    def _form(self, value: float) -> str:
+        if self._known.share:
+            return f"{100 * value:.1f}"
+        return f"{value:.3f}" if self._known.higher else f"{value:.3g}"
+
+    def gain(self, gain: float, *, sign: str = "+") -> str:
+        """A difference of errors in ``points``, without that word; a dash if it is unknown."""
+        form = "z.1f" if self.scale == 100 else ".3g"
+        text = "–" if math.isnan(gain) else format(self.scale * gain, f"{sign}{form}")
+        return text.replace("-", "−")
+
+    def error_of(self, value: float) -> float:
+        """What is missing to the best, where the metric has this value.
+
+        Raises:
+            ValueError: the metric cannot have it; in words.
+        """
+        most = 1.0 if self._known.share or self._known.higher else math.inf
+        if not 0 < value < most:
+            bounds = "between 0 and 1" if most == 1 else "above 0"
+            raise ValueError(f"the metric is {self.title}, so it must be {bounds}. Got {value:g}")
+        return self._known.shortfall(value)

@@ -20,7 +20,7 @@ from coterie.server.paths import place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, foreign_keys, train_config
-from coterie.server.runs.metrics import percent
+from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
@@ -263,7 +263,7 @@ def _execute(
     def on_round(report: RoundReport) -> None:
         record.round(report, recording.silos, roster.refused)
         tracking.round(record.run.rounds, report)
-        log.info("%s", _line(report, config.rounds))
+        log.info("%s", _line(report, config.rounds, record.run.lead))
 
     def commit(checkpoint: Checkpoint[Any]) -> None:
         started = time.perf_counter()
@@ -323,7 +323,7 @@ def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
     return wire.encode_arrays(model, packed=False)
 
 
-def _line(report: RoundReport, rounds: int) -> str:
+def _line(report: RoundReport, rounds: int, lead: Lead) -> str:
     """One round in one line, for a log."""
     parts = ["final" if report.final else f"round {report.round}/{rounds}"]
     parts.append(f"{len(report.groups)} group(s)")
@@ -335,7 +335,7 @@ def _line(report: RoundReport, rounds: int) -> str:
         parts.append("left out: " + ", ".join(report.left_out))
     if report.evaluation:
         errors = [error for _, error, _ in report.evaluation.values() if math.isfinite(error)]
-        mean = percent(sum(errors) / len(errors) if errors else None)
-        parts.append(f"mean error after round {report.evaluated_round}: {mean}")
+        mean = lead.text(sum(errors) / len(errors) if errors else None)
+        parts.append(f"mean {lead.title} after round {report.evaluated_round}: {mean}")
     parts.append(f"{sum(report.seconds.values()):.2f} s")
     return " · ".join(parts)

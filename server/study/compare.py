@@ -6,7 +6,8 @@ The file is TOML::
     task = "digits"
     data = "data"                  # folder, relative to the file; --data and $COTERIE_DATA win
     seeds = [0, 1, 2]              # of the split and of the runs
-    target = 0.1                   # mean error, for the rounds to it
+    folds = 5                      # of a declared task: cross-validation, five runs for every seed
+    target = 0.1                   # of the leading metric's mean over silos, for the rounds to it
     label-counts = false           # whether the silos tell how many samples of each label they have
     silos = 10                     # with [split]: cut from one folder ...
 
@@ -29,10 +30,14 @@ The file is TOML::
     strategy = "hcct"
     alpha = 50.0
 
-Training alone is added if it is not in the list, because IPR and RSD are measured against it; it
-runs first, and the records of the others hold them too.
+A *repeat* is one run of every strategy over the same silos, start and test samples: there is one
+for every seed, or for every seed and fold. It draws the silos' test samples anew, except where a
+silo has test data of its own.
+
+Training alone is added if it is not in the list, because the others' gains are measured against it;
+it runs first, and the records of the others hold the gains too.
 Every run's record is kept in the comparison's folder; a second call with that folder adds what is
-missing.
+missing. A strategy that cannot be run is named with the reason, and the others go on.
 """
 
 from __future__ import annotations
@@ -65,18 +70,26 @@ from rich.text import Text
 
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
-from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
-from coterie.server.runs.metrics import percent
+from coterie.server.runs.inprocess import (
+    InProcessGrid,
+    client_app,
+    close_silos,
+    describe_head,
+    open_silos,
+)
+from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import RECORD, read_whole
 from coterie.server.runs.run import execute
 from coterie.server.study import comparison as figures
-from coterie.server.study.comparison import Measure, Row, measure
+from coterie.server.study.comparison import Advice, Measure, Repeat, Row, measure
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.strategies.fedgenp.generative import Generative
 from coterie.strategies.rounds.options import dashed
 from coterie.system.files import write_atomically
 from coterie.system.terminal import wide
-from coterie.tasks.base import Option, TaskError, as_option, place_of
-from coterie.tasks.own.declared import load_declared
+from coterie.tasks import load_task
+from coterie.tasks.base import Option, Task, TaskError, as_option, place_of
+from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import PLACES, Simulation, placed, split_problem
 from coterie.wire import is_silo_name
 
@@ -113,7 +126,8 @@ class CompareFile(BaseModel):
     task: str = Field("digits", min_length=1)
     data: str = ""
     seeds: list[Seed] = Field(min_length=1)
-    target: float | None = Field(None, gt=0, lt=1)
+    folds: int | None = Field(None, ge=2, le=1000)
+    target: float | None = Field(None, gt=0, allow_inf_nan=False)
     label_counts: bool = Field(False, strict=True)
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
     split: dict[str, Option] = Field(default_factory=dict)
@@ -167,12 +181,35 @@ class Comparison:
         """The run that the others are measured against."""
         return next(name for name, keys in self.runs.items() if _is_alone(keys))
 
-    def silos(self, seed: int) -> list[SiloSpec]:
-        """The silos of a seed."""
-        file = self.file
+    @property
+    def repeats(self) -> list[Repeat]:
+        """In the order in which they are run."""
+        folds = range(1, self.file.folds + 1) if self.file.folds else (0,)
+        return [Repeat(seed, fold) for seed in self.file.seeds for fold in folds]
+
+    def drawn(self) -> set[str]:
+        """Silos whose test samples every repeat draws anew.
+
+        Raises:
+            TaskError: the data of a declared task's silo cannot be read.
+        """
+        first, other = self.silos(Repeat(0, 1)), self.silos(Repeat(1, 2))
+        task = load_declared(Path(self.file.task)) if _is_declared(self.file.task) else None
+        return {
+            one.name
+            for one, its in zip(first, other, strict=True)
+            if one.options != its.options and (task is None or task.draws_test_part(one.options))
+        }
+
+    def silos(self, repeat: Repeat) -> list[SiloSpec]:
+        """The silos of a repeat."""
+        file, seed = self.file, repeat.seed
         if not isinstance(file.silos, int):
             data = {"data": file.data} if file.data else {}
-            drawn = {} if _is_declared(file.task) else {"split-seed": seed}
+            drawn: dict[str, Option] = {"split-seed": seed}
+            if _is_declared(file.task):
+                drawn = {"seed": seed}
+                drawn |= {"fold": f"{repeat.fold}/{file.folds}"} if file.folds else {}
             common = {**drawn, **data, **file.options}
             own = [(s.name, {**common, **s.options}, s.alpha) for s in file.silos]
         else:
@@ -190,14 +227,14 @@ class Comparison:
             for name, options, alpha in own
         ]
 
-    def keys(self, name: str, seed: int) -> dict[str, Any]:
+    def keys(self, name: str, repeat: Repeat) -> dict[str, Any]:
         """All keys of one run."""
         return {
             **self.runs[name],
             "task": self.task,
-            "seed": seed,
-            "label": f"{_slug(name)}-seed{seed}",
-            "min-silos": len(self.silos(seed)),
+            "seed": repeat.seed,
+            "label": f"{_slug(name)}-{repeat.suffix}",
+            "min-silos": len(self.silos(repeat)),
         }
 
 
@@ -227,6 +264,7 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
     comparison = Comparison(checked, _runs(checked, file), task, fingerprint)
     for name in comparison.runs:
         _check(comparison, name, file)
+    _check_metric(comparison, file)
     return comparison
 
 
@@ -238,6 +276,11 @@ def _is_declared(task: str) -> bool:
 def _with_task(file: CompareFile, where: Path) -> tuple[CompareFile, str, str]:
     """The file with its declaration made absolute, what silos call the task, its fingerprint."""
     if not _is_declared(file.task):
+        if file.folds:
+            raise _wrong(
+                f"{where}: folds are for a task that a .toml file declares. {file.task} takes "
+                "another split with every seed: leave folds out, and give more seeds."
+            )
         return file, file.task, ""
     if isinstance(file.silos, int):
         raise _wrong(
@@ -310,13 +353,72 @@ def _is_alone(keys: Mapping[str, Any]) -> bool:
 
 def _check(comparison: Comparison, name: str, file: Path) -> None:
     """Refuse now what a run would refuse later."""
-    seed = comparison.file.seeds[0]
+    first = comparison.repeats[0]
     try:
-        config = RunConfig.read(comparison.keys(name, seed))
-        silos = [silo.name for silo in comparison.silos(seed)]
+        config = RunConfig.read(comparison.keys(name, first))
+        silos = [silo.name for silo in comparison.silos(first)]
         require_silos(config, silos, label_counts=comparison.file.label_counts)
     except FederationError as error:
         raise _wrong(f"{file}: strategy {name!r}: {error}") from None
+
+
+def _check_metric(comparison: Comparison, file: Path) -> None:
+    """One metric leads in all runs, and can reach the target as far as it is known by now."""
+    metrics = {str(keys.get("leading-metric", "")) for keys in comparison.runs.values()}
+    if len(metrics) > 1:
+        raise _wrong(
+            f"{file}: leading-metric must be the same for all strategies, so that one table can "
+            "hold them: put it under [run]."
+        )
+    if comparison.file.target is None:
+        return
+    try:
+        task = load_task(comparison.file.task)
+    except TaskError:  # of somebody's own: it is known when the first run has ended
+        return
+    _target(comparison, Lead(metrics.pop() or task.metric or task.problem.metrics[0]), file)
+
+
+def _target(comparison: Comparison, lead: Lead, file: Path) -> float | None:
+    """The target as an error."""
+    target = comparison.file.target
+    try:
+        return None if target is None else lead.error_of(target)
+    except ValueError as error:
+        raise _wrong(f"{file}: target: {error}.") from None
+
+
+def _check_model(comparison: Comparison, file: Path) -> None:
+    """Refuse strategies with generators where the model has no layers for them."""
+    needing = [
+        name
+        for name in comparison.runs
+        if isinstance(
+            RunConfig.read(comparison.keys(name, comparison.repeats[0])).algorithm, Generative
+        )
+    ]
+    if not needing:
+        return
+    try:
+        task = load_task(comparison.file.task)
+        if describe_head(task):
+            return
+    except TaskError as error:
+        raise _wrong(f"{file}: {error}") from None
+    raise _wrong(
+        f"{file}: strategy {needing[0]!r} does not work with this model. It needs a network whose "
+        "last layers are linear, behind others that also learn, to tell one of several classes "
+        f"from another. {_network_advice(task)} Or leave {', '.join(needing)} out."
+    )
+
+
+def _network_advice(task: Task) -> str:
+    if isinstance(task, DeclaredTask):
+        return (
+            f'The task\'s declaration has network = "{task.declaration.network}"; with '
+            'network = "mlp-64" it works.'
+        )
+    return "docs/explanation/fedgenp.md says which models do."
 
 
 def _wrong(text: str) -> FederationError:
@@ -358,30 +460,57 @@ def compare(
         FederationError: the file is wrong, or a run failed.
     """
     comparison = read(file, data=data)
+    _check_model(comparison, file)
+    drawn = _drawn(comparison, file)
     folder = folder or Path("runs") / datetime.now().strftime(f"{_slug(file.stem)}-%Y%m%d-%H%M%S")
     (folder / "records").mkdir(parents=True, exist_ok=True)
     _keep_file(comparison, folder, file)
     title = comparison.file.title or file.stem
-    count = len(comparison.silos(comparison.file.seeds[0]))
+    count = len(comparison.silos(comparison.repeats[0]))
     where = "as processes of their own" if federation else "in this process"
+    folds = f", {comparison.file.folds} folds each" if comparison.file.folds else ""
     told = (
         f": {len(comparison.runs)} strategies, {count} silos {where}, seeds "
-        f"{', '.join(map(str, comparison.file.seeds))}. Records: {folder}/"
+        f"{', '.join(map(str, comparison.file.seeds))}{folds}. Records: {folder}/"
     )
     console.print(Text.assemble((title, "bold"), told), soft_wrap=True)
     for key, names in comparison.partly_shared.items():
         console.print(f"  {key} goes to {', '.join(names)} only", markup=False, soft_wrap=True)
-    for seed in comparison.file.seeds:
-        _run_seed(console, comparison, seed, folder, federation=federation)
-    table = _finish(comparison, folder, title)
-    _print(console, table, comparison)
-    return table
+    failed: dict[str, str] = {}
+    for repeat in comparison.repeats:
+        _run_repeat(console, comparison, repeat, folder, failed, federation=federation)
+    result = _result(comparison, folder, file, drawn, failed)
+    _keep(result, comparison, folder, title)
+    _print(console, result)
+    if failed:
+        raise FederationError(
+            f"{len(failed)} of {len(comparison.runs)} strategies could not be run: "
+            f"{', '.join(failed)}. The table in {folder} is of the others.",
+            exit_code=EXIT_RUN,
+        )
+    return result.table
+
+
+def _drawn(comparison: Comparison, file: Path) -> set[str]:
+    """See ``Comparison.drawn``; folds that would all be the same are refused."""
+    try:
+        drawn = comparison.drawn()
+    except TaskError as error:
+        raise _wrong(f"{file}: {error}") from None
+    if comparison.file.folds and not drawn:
+        raise _wrong(
+            f"{file}: folds have no use here, because every silo has test data of its own. Leave "
+            "folds out, or give the silos' data in one piece."
+        )
+    return drawn
 
 
 def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     """A folder belongs to one comparison: other silos or splits are not mixed into its table."""
-    others = {"title", "seeds", "target", "strategies", "run", "label_counts"}
+    others = {"title", "seeds", "folds", "target", "strategies", "run", "label_counts"}
     silos = comparison.file.model_dump(exclude=others)
+    if _is_declared(comparison.file.task):  # its records did not always have a split for each seed
+        silos["test-parts"] = comparison.file.folds or "by seed"
     silos |= {"fingerprint": comparison.fingerprint} if comparison.fingerprint else {}
     data = _data_files(comparison)
     silos |= {"files": data} if data else {}
@@ -400,7 +529,7 @@ def _data_files(comparison: Comparison) -> list[tuple[str, int, int]]:
 
     Not of data that the task may download: it may come only when the first run begins.
     """
-    options = [silo.options for silo in comparison.silos(comparison.file.seeds[0])]
+    options = [silo.options for silo in comparison.silos(comparison.repeats[0])]
     places = {
         str(own[k]) for own in options if not own.get("download") for k in PLACES if own.get(k)
     }
@@ -413,42 +542,66 @@ def _data_files(comparison: Comparison) -> list[tuple[str, int, int]]:
     return files
 
 
-def _run_seed(
-    console: Console, comparison: Comparison, seed: int, folder: Path, *, federation: bool
+def _run_repeat(
+    console: Console,
+    comparison: Comparison,
+    repeat: Repeat,
+    folder: Path,
+    failed: dict[str, str],
+    *,
+    federation: bool,
 ) -> None:
+    """Run what is missing of a repeat; strategies that cannot be run, and why, go to ``failed``."""
     alone = comparison.alone
     order = [alone, *(name for name in comparison.runs if name != alone)]
-    missing = [n for n in order if _stored(comparison, n, seed, folder) is None]
+    missing = [
+        name
+        for name in order
+        if name not in failed and _stored(comparison, name, repeat, folder) is None
+    ]
     if not missing:
         return
-    silos = comparison.silos(seed)
+    silos = comparison.silos(repeat)
     with ExitStack() as stack:
         local = None
         if federation:
-            local = stack.enter_context(LocalFederation(folder / f"federation-seed{seed}"))
+            home = folder / f"federation-{repeat.suffix}"
+            local = stack.enter_context(LocalFederation(home))
             for spec in silos:
                 local.start_silo(spec)
             local.wait_for_silos(len(silos))
-        elif isinstance(comparison.file.silos, int):  # one split, whose data is read once
-            open_silos([silo.node_config() for silo in silos], whose="the silos")
         else:
-            for silo in silos:
-                open_silos([silo.node_config()], whose=f"silo {silo.name!r}")
-        for name in missing:
-            target = _record_of(comparison, name, seed, folder)
-            keys = comparison.keys(name, seed)
-            if name != alone:
-                keys["alone"] = str(_record_of(comparison, alone, seed, folder).resolve())
-            if local is None:
-                _run_here(silos, keys, target)
+            stack.callback(close_silos)  # the next repeat has other data
+            if isinstance(comparison.file.silos, int):  # one split, whose data is read once
+                open_silos([silo.node_config() for silo in silos], whose="the silos")
             else:
-                _run_there(local, keys, target)
-            found = measure(read_whole(target))
-            text = (
-                f"  seed {seed}, {name}: mean error {percent(found.mean)}, "
-                f"{len(found.groups)} group(s), {found.seconds:.1f} s"
-            )
+                for silo in silos:
+                    open_silos([silo.node_config()], whose=f"silo {silo.name!r}")
+        for name in missing:
+            target = _record_of(comparison, name, repeat, folder)
+            keys = comparison.keys(name, repeat)
+            if name != alone:
+                keys["alone"] = str(_record_of(comparison, alone, repeat, folder).resolve())
+            try:
+                _run_here(silos, keys, target) if local is None else _run_there(local, keys, target)
+            except FederationError as error:
+                if name == alone:
+                    raise  # all others are measured against it
+                failed[name] = str(error)
+                text = f"  {repeat}, {name}: it could not be run: {error}"
+            else:
+                text = f"  {repeat}, {name}: {_outcome(measure(read_whole(target)))}"
             console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _outcome(found: Measure) -> str:
+    """One run in a few words."""
+    kept = found.kept_alone
+    return (
+        f"mean {found.lead.title} {found.lead.text(found.mean)}, {len(found.groups)} group(s), "
+        + (f"{len(kept)} kept their own model ({', '.join(kept[:4])}), " if kept else "")
+        + f"{found.seconds:.1f} s"
+    )
 
 
 def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> None:
@@ -476,15 +629,15 @@ def _run_there(local: LocalFederation, keys: Mapping[str, Any], target: Path) ->
     write_atomically(target / RECORD, (folder / RECORD).read_bytes())
 
 
-def _record_of(comparison: Comparison, name: str, seed: int, folder: Path) -> Path:
+def _record_of(comparison: Comparison, name: str, repeat: Repeat, folder: Path) -> Path:
     """Named after what the run depends on: a changed key is another run."""
     text = json.dumps(comparison.runs[name], sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return folder / "records" / f"{_slug(name)}-{digest}-seed{seed}"
+    return folder / "records" / f"{_slug(name)}-{digest}-{repeat.suffix}"
 
 
-def _stored(comparison: Comparison, name: str, seed: int, folder: Path) -> Measure | None:
-    target = _record_of(comparison, name, seed, folder)
+def _stored(comparison: Comparison, name: str, repeat: Repeat, folder: Path) -> Measure | None:
+    target = _record_of(comparison, name, repeat, folder)
     if not (target / RECORD).exists():
         return None
     run = read_whole(target)
@@ -498,55 +651,155 @@ def _slug(text: str) -> str:
 # --- the result -----------------------------------------------------------------------------------
 
 
-def _finish(comparison: Comparison, folder: Path, title: str) -> list[Row]:
-    """The table, as JSON and as Markdown in the folder."""
-    measures: dict[str, dict[int, Measure]] = {name: {} for name in comparison.runs}
-    for name, by_seed in measures.items():
-        for seed in comparison.file.seeds:
-            found = _stored(comparison, name, seed, folder)
+@dataclass(frozen=True)
+class Result:
+    """What came out.
+
+    Attributes:
+        measures: of the strategies that were run: name → repeat → measure.
+        table: a row for each of them.
+        lead: in what errors are counted.
+        advice: see ``comparison.advise``.
+        legend: what the columns mean, in a paragraph.
+        failed: strategy → why it could not be run.
+    """
+
+    measures: Mapping[str, Mapping[Repeat, Measure]]
+    table: list[Row]
+    lead: Lead
+    advice: Advice
+    legend: str
+    failed: Mapping[str, str]
+
+
+def _result(
+    comparison: Comparison, folder: Path, file: Path, drawn: set[str], failed: Mapping[str, str]
+) -> Result:
+    measures: dict[str, dict[Repeat, Measure]] = {}
+    for name in comparison.runs:
+        if name in failed:
+            continue
+        for repeat in comparison.repeats:
+            found = _stored(comparison, name, repeat, folder)
             assert found is not None, "every run is there by now"
-            by_seed[seed] = found
-    table = figures.rows(measures, alone=comparison.alone, target=comparison.file.target)
+            measures.setdefault(name, {})[repeat] = found
+    alone = comparison.alone
+    lead = next(iter(measures[alone].values())).lead
+    target = _target(comparison, lead, file)
+    table = figures.rows(measures, alone=alone, target=target, drawn=drawn)
+    over = figures.difference(measures[alone], measures[figures.best_of(measures)], drawn=drawn)
+    advice = figures.advise(table, alone=alone, over_alone=over, lead=lead)
+    return Result(measures, table, lead, advice, legend(comparison, lead, drawn), failed)
+
+
+def _keep(result: Result, comparison: Comparison, folder: Path, title: str) -> None:
+    """The result, as JSON and as Markdown in the folder."""
     content = {
         "title": title,
         "file": comparison.file.model_dump(exclude={"data"}),
-        "table": [figures.plain(row) for row in table],
+        "metric": result.lead.metric,
+        "unit": result.lead.unit,
+        "table": [figures.plain(row) for row in result.table],
+        "advice": {
+            "strategy": result.advice.strategy or None,
+            "apart": result.advice.apart,
+            "text": result.advice.text,
+        },
+        "failed": dict(result.failed),
         "runs": [
-            {"name": name, "seed": seed, "errors": dict(own.errors)}
-            | {"curve": own.curve, "groups": own.groups}
-            for name, by_seed in measures.items()
-            for seed, own in by_seed.items()
+            {"name": name, "seed": repeat.seed}
+            | ({"fold": repeat.fold} if repeat.fold else {})
+            | {"errors": dict(own.errors), "curve": own.curve, "groups": own.groups}
+            | ({"kept-alone": own.kept_alone} if own.kept_alone else {})
+            for name, by_repeat in result.measures.items()
+            for repeat, own in by_repeat.items()
         ],
     }
     text = json.dumps(content, indent=1, ensure_ascii=False)
     write_atomically(folder / "comparison.json", text.encode())
-    page = f"# {title}\n\n{figures.markdown(table)}\n{legend(comparison)}\n"
+    notes = "".join(f"{line}\n\n" for line in _failures(result))
+    page = f"# {title}\n\n{figures.markdown(result.table, result.lead)}\n{notes}"
+    page += f"{result.advice.text}\n\n{result.legend}\n"
     write_atomically(folder / "comparison.md", page.encode())
-    return table
 
 
-def legend(comparison: Comparison) -> str:
+def _failures(result: Result) -> list[str]:
+    return [f"{name} could not be run: {why}" for name, why in result.failed.items()]
+
+
+def legend(comparison: Comparison, lead: Lead, drawn: set[str]) -> str:
     """What the columns mean, in a paragraph."""
-    target = comparison.file.target
-    reach = f"the first with a mean error of {100 * target:g} %" if target else "no target was set"
-    seeds = len(comparison.file.seeds)
+    file = comparison.file
+    reach = "no target was set"
+    if file.target is not None:
+        value = lead.text(lead.error_of(file.target))
+        reach = f"the first with a mean {lead.title} of {value} or better"
     return (
-        f"Error on each silo's own test data: mean over silos, ± standard deviation over {seeds} "
-        "seed(s); standard deviation over silos; the worst silo. IPR: share of silos strictly "
-        "better than alone; RSD: standard deviation of the gain over alone. Rounds to target: "
-        f"{reach}. MB: arrays sent both ways. s: wall clock of the rounds; silo s: the silos' own "
-        "training, added up. p: Wilcoxon's signed-rank test against the best row, paired over "
-        "seeds and silos, Holm-corrected; silos of one seed are not independent, so it is rather "
-        "too small."
+        f"{lead.head}: {lead.direction}; on each silo's own test data, mean over silos. "
+        f"{_spread_text(comparison, drawn)} Over silos: standard deviation. Better than alone: "
+        "silos whose mean over all runs is better than training alone. Gain: over alone, with its "
+        f"standard deviation over silos. Rounds to target: {reach}. MB: arrays sent both ways. s: "
+        "wall clock of the rounds; silo s: the silos' own training, added up. p: of the difference "
+        f"to the first row, {_test_text(comparison, drawn)}"
     )
 
 
-def _print(console: Console, table: Sequence[Row], comparison: Comparison) -> None:
+def _spread_text(comparison: Comparison, drawn: set[str]) -> str:
+    """What ± says, and what it does not."""
+    file = comparison.file
+    fixed = [
+        silo.name for silo in comparison.silos(comparison.repeats[0]) if silo.name not in drawn
+    ]
+    count = len(comparison.repeats)
+    if count == 1:
+        return "There was one run of each strategy, so nothing tells how much is chance."
+    if not drawn:
+        return (
+            f"±: standard deviation over {count} seeds, which change the initial model and the "
+            "order of training. The test samples were the same in all, so it says nothing of how "
+            "other samples would do."
+        )
+    others = (
+        f" The test samples of {', '.join(fixed[:4])}{' …' * (len(fixed) > 4)} stay the same."
+        if fixed
+        else ""
+    )
+    if file.folds:
+        seeds = f" for each of {len(file.seeds)} seeds" if len(file.seeds) > 1 else ""
+        return (
+            f"±: standard deviation over {count} runs: {file.folds} folds{seeds}, so that every "
+            f"sample is tested once{' a seed' if seeds else ''}.{others}"
+        )
+    return (
+        f"±: standard deviation over {count} seeds, each with other test samples, another initial "
+        f"model and another order of training.{others}"
+    )
+
+
+def _test_text(comparison: Comparison, drawn: set[str]) -> str:
+    """How p is found."""
+    times = "corrected for the number of strategies (Bonferroni)."
+    if not drawn:
+        return (
+            "by Wilcoxon's signed-rank test over the silos' means, because the test samples were "
+            f"the same in all runs (with fewer than six silos it cannot be small); {times}"
+        )
+    if len(comparison.repeats) == 1:
+        return "which one run cannot give."
+    return (
+        "by Nadeau and Bengio's corrected resampled t-test, which allows for runs that share "
+        f"training samples, paired over silos and runs; {times}"
+    )
+
+
+def _print(console: Console, result: Result) -> None:
     shown = Table(box=None, padding=(0, 1))
-    for number, column in enumerate(figures.COLUMNS):
+    for number, column in enumerate(figures.columns(result.lead)):
         justify: JustifyMethod = "right" if number else "left"
         shown.add_column(column, justify=justify, no_wrap=True)
-    for row in figures.by_error(table):
-        shown.add_row(*(Text(cell) for cell in figures.cells(row)))
+    for row in figures.by_error(result.table):
+        shown.add_row(*(Text(cell) for cell in figures.cells(row, result.lead)))
     wide(console, on_terminals=True).print(shown)
-    console.print(legend(comparison), soft_wrap=True, markup=False, highlight=False)
+    for line in [*_failures(result), result.legend]:
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    console.print(Text(result.advice.text, style="bold"), soft_wrap=True)

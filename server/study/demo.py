@@ -30,7 +30,6 @@ from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
 from coterie.server.report.explain import end_text
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import Event, Run, Structure, read_whole
 from coterie.server.runs.record.follow import Progress
 from coterie.strategies.errors import FederationError
@@ -68,6 +67,7 @@ class Outcome:
     folder: Path
     errors: Mapping[str, Mapping[str, float]]
     samples: Mapping[str, int]
+    tested: Mapping[str, int]
     groups: list[list[str]]
     hidden: list[list[str]]
     seconds: float
@@ -250,6 +250,7 @@ def _outcome(folder: Path, runs: Mapping[str, Run], seconds: float, peak: int) -
         folder=folder,
         errors=errors,
         samples={name: int(silo.num_examples) for name, silo in grouped.silos.items()},
+        tested=grouped.test_counts(),
         groups=groups,
         hidden=hidden_groups([name for group in groups for name in group]),
         seconds=seconds,
@@ -264,7 +265,7 @@ def _outcome(folder: Path, runs: Mapping[str, Run], seconds: float, peak: int) -
 def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
     title = TITLES[run.strategy]
     console.print()
-    console.print(_table(outcome, title))
+    console.print(_table(outcome, run))
     grouping = run.strategy not in WITHOUT_GROUPS
     if grouping:
         found = "found exactly" if outcome.groups == outcome.hidden else "NOT found"
@@ -277,7 +278,7 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
     if run.strategy == "fedcollab":
         console.print(_bound_text(run), soft_wrap=True)
     if run.collaboration:
-        console.print(f"{collaboration_text(run.collaboration)}.", soft_wrap=True)
+        console.print(f"{collaboration_text(run.collaboration, run.lead)}.", soft_wrap=True)
     memory = f", peak memory {outcome.peak_memory / 1e9:.1f} GB" if outcome.peak_memory else ""
     console.print(
         f"{outcome.seconds:.0f} s in total{memory}. Models, records and logs: {outcome.folder}/",
@@ -286,7 +287,7 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
     )
     summary = outcome.folder / "summary.txt"
     plain = Console(file=summary.open("w", encoding="utf-8"), width=100)
-    plain.print(_table(outcome, title))
+    plain.print(_table(outcome, run))
     if grouping:
         plain.print(_group_table(outcome, title))
     plain.file.close()
@@ -299,12 +300,20 @@ GENERATORS_TEXT = (
 )
 
 
-def _table(outcome: Outcome, title: str) -> Table:
-    table = Table(title="Error on each silo's own test data", title_justify="left")
+def _table(outcome: Outcome, run: Run) -> Table:
+    title, lead = TITLES[run.strategy], run.lead
+    told = f"{lead.head} on each silo's own test data: {lead.direction}"
+    table = Table(title=told[0].upper() + told[1:], title_justify="left")
     runs = list(outcome.errors)
     names_of = {"grouped": title, "personalised": "Per"}
     remarks = {NEWCOMER: " (joined late)", **dict.fromkeys(LEAVERS, " (left early)")}
-    for column in ("silo", "samples", "group", *(names_of.get(run, run) for run in runs)):
+    for column in (
+        "silo",
+        "samples",
+        "tested on",
+        "group",
+        *(names_of.get(own, own) for own in runs),
+    ):
         table.add_column(column, justify="left" if column == "silo" else "right")
     group_of = {n: i + 1 for i, group in enumerate(outcome.groups) for n in group}
     names = sorted(outcome.errors["grouped"], key=lambda n: (group_of.get(n, 99), n))
@@ -312,13 +321,15 @@ def _table(outcome: Outcome, title: str) -> Table:
         table.add_row(
             Text(name + remarks.get(name, "")),
             str(outcome.samples.get(name, "")),
+            str(outcome.tested.get(name, "")),
             str(group_of.get(name, "left")),
-            *(percent(outcome.errors[run].get(name)) for run in runs),
+            *(lead.number(outcome.errors[own].get(name, math.nan)) for own in runs),
         )
     table.add_section()
     shared = [n for n in names if all(n in outcome.errors[r] for r in outcome.errors)]
     means = [float(np.mean([outcome.errors[r][n] for n in shared])) for r in outcome.errors]
-    table.add_row(f"mean of the {len(shared)}", "", "", *(f"[bold]{percent(m)}[/]" for m in means))
+    cells = (f"[bold]{lead.number(mean)}[/]" for mean in means)
+    table.add_row(f"mean of the {len(shared)}", "", "", "", *cells)
     return table
 
 

@@ -9,6 +9,7 @@ task's name, and the fingerprint of the file's content is part of every silo's s
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 import unicodedata
 from abc import abstractmethod
@@ -37,7 +38,13 @@ if TYPE_CHECKING:
     import torch
 
 
-OPTIONS: dict[str, Option] = {"data": "", "test-data": "", "test-share": 0.2, "seed": 0}
+OPTIONS: dict[str, Option] = {
+    "data": "",
+    "test-data": "",
+    "test-share": 0.2,
+    "fold": "",
+    "seed": 0,
+}
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 Size = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -115,6 +122,8 @@ class DeclaredTask(Task):
         test-data: the same for testing; without it, ``test-share`` of ``data``.
         test-share: share that is kept for testing, in (0, 1): of every class, or of those with the
             event and of the others, or of all where there are neither.
+        fold: in place of ``test-share``, for cross-validation: "2/5" tests on the second of five
+            parts, which have the same share of every class and no sample in common.
         seed: of that choice.
 
     Attributes:
@@ -229,11 +238,28 @@ class DeclaredTask(Task):
             return whole, self.read(_place(chosen["test-data"], self.expected()), chosen)
         if (both := self.parts(whole)) is not None:
             return both
-        share = chosen["test-share"]
+        share, strata = chosen["test-share"], self._strata(whole.y)
         if not 0 < share < 1:
             raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
-        rows = split_by_class(self._strata(whole.y), share, seed=chosen["seed"])
+        if chosen["fold"]:
+            rows = split_by_fold(strata, *_fold(chosen["fold"]), seed=chosen["seed"])
+        else:
+            rows = split_by_class(strata, share, seed=chosen["seed"])
         return whole.take(rows[0]), whole.take(rows[1])
+
+    def draws_test_part(self, options: Mapping[str, Option]) -> bool:
+        """Whether the test samples are drawn from the data, by ``seed`` and ``fold``.
+
+        They are not where the silo has test data of its own: in ``test-data``, or in its ``data``.
+
+        Raises:
+            TaskError: as ``load``.
+        """
+        chosen = read_options(self.name, options, self.options)
+        if chosen["test-data"] or not chosen["data"]:
+            return not chosen["test-data"]
+        whole = self.read(_place(chosen["data"], self.expected()), chosen)
+        return self.parts(whole) is None
 
     def _strata(self, y: NDArray[Any]) -> NDArray[np.int64]:
         """(n,) Of which the test part gets the same share each."""
@@ -324,6 +350,35 @@ def split_by_class(
         count = min(max(1, round(share * len(rows))), len(rows) - 1)
         test[rng.permutation(rows)[:count]] = True
     return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def split_by_fold(
+    y: NDArray[np.int64], number: int, count: int, *, seed: int
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Rows for training and for testing: the parts ``number`` of 1 to ``count`` share no row, hold
+    all of them together, and differ by one row at most, in all and of every class.
+
+    Rows stay in their order.
+
+    Raises:
+        TaskError: there are fewer rows than parts.
+    """
+    if len(y) < count:
+        raise TaskError(f"{count} folds need at least {count} samples. There are {len(y)}.")
+    rng = np.random.default_rng([seed, len(y), count])
+    dealt = np.concatenate([rng.permutation(np.flatnonzero(y == own)) for own in np.unique(y)])
+    test = np.zeros(len(y), dtype=bool)
+    test[dealt[number - 1 :: count]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def _fold(text: str) -> tuple[int, int]:
+    """``"2/5"`` → 2, 5."""
+    found = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text)
+    number, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= number <= count or count < 2:
+        raise TaskError(f'fold must be one of at least two, as "2/5". Got {text!r}.')
+    return number, count
 
 
 def _place(text: str, expected: str) -> Path:

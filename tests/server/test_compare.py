@@ -12,35 +12,57 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
-from scipy.stats import wilcoxon
+from scipy.stats import t as student
+from scipy.stats import ttest_rel, wilcoxon
 
-from coterie.server.runs.record import run_of
+from coterie.server.cli.commands import print_final
+from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record import event_of, read_run, read_whole, run_of
+from coterie.server.runs.record.follow import Progress
+from coterie.server.study import compare as compare_module
 from coterie.server.study.compare import compare, read
 from coterie.server.study.comparison import (
+    Advice,
     Measure,
+    Repeat,
+    advise,
+    best_of,
     cells,
-    holm,
+    columns,
+    corrected,
+    difference,
     markdown,
     measure,
-    paired_p,
     plain,
     rows,
 )
-from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError
+from coterie.tasks.own.declared import load_declared
 
 
-def made(errors: dict[str, float], curve: list[float] | None = None) -> Measure:
+def made(
+    errors: dict[str, float], curve: list[float] | None = None, ratio: float = 0.25, **more: Any
+) -> Measure:
     """A run with these errors at the end, and this mean error after rounds 1, 2, …"""
     course = tuple(enumerate(curve or [], start=1))
-    return Measure(errors, course, (("a",), ("b", "c")), 2_000_000, 3.0, 2.0)
+    counts = {"trained": dict.fromkeys(errors, 400.0)}
+    counts["tested"] = {name: round(400 * ratio) for name in errors}
+    return Measure(errors, course, (("a",), ("b", "c")), 2_000_000, 3.0, 2.0, **counts, **more)
 
 
-ALONE = {0: made({"a": 0.3, "b": 0.5, "c": 0.4}), 1: made({"a": 0.2, "b": 0.6, "c": 0.4})}
+S0, S1 = Repeat(0), Repeat(1)
+ALONE = {S0: made({"a": 0.3, "b": 0.5, "c": 0.4}), S1: made({"a": 0.2, "b": 0.6, "c": 0.4})}
 GOOD = {
-    0: made({"a": 0.1, "b": 0.2, "c": 0.3}, [0.5, 0.3, 0.2]),
-    1: made({"a": 0.2, "b": 0.3, "c": 0.1}, [0.6, 0.4, 0.35]),
+    S0: made({"a": 0.1, "b": 0.2, "c": 0.3}, [0.5, 0.3, 0.2]),
+    S1: made({"a": 0.2, "b": 0.3, "c": 0.1}, [0.6, 0.4, 0.35]),
 }
 TWO = {"alone": ALONE, "good": GOOD}
+ERROR = Lead()
+
+
+def over_seeds(*means: float, silos: str = "ab", **more: Any) -> dict[Repeat, Measure]:
+    """Runs in which every silo has the same error."""
+    return {Repeat(i): made(dict.fromkeys(silos, m), **more) for i, m in enumerate(means)}
 
 
 # ---------------------------------------------------------------- figures
@@ -55,45 +77,89 @@ def test_a_row_is_the_figures_by_hand() -> None:
     assert good.ipr == pytest.approx((1 + 2 / 3) / 2)  # seed 1: a is not better
     gains = [[0.2, 0.3, 0.1], [0.0, 0.3, 0.3]]
     assert good.rsd == pytest.approx(np.mean([np.std(g) for g in gains]))
+    assert good.gain == pytest.approx(0.2)
+    assert (good.better, good.compared) == (3, 3), "over both seeds, a is better, too"
     assert (good.rounds_to_target, good.reached, good.seeds) == (2, 1, 2)
     assert (good.num_groups, good.megabytes, good.seconds, good.silo_seconds) == (2, 2, 3, 2)
     assert math.isnan(alone.ipr) and math.isnan(alone.rounds_to_target) and alone.reached == 0
 
 
-def test_the_best_row_has_no_p_and_the_others_have_wilcoxons() -> None:
-    alone, good = rows(TWO, alone="alone", target=None)
-    assert math.isnan(good.p) and good.reached is None
-    differences = [0.2, 0.3, 0.1, 0.0, 0.3, 0.3]
-    assert alone.p == pytest.approx(wilcoxon(differences, zero_method="pratt").pvalue)
-    assert cells(good)[-1] == "best" and cells(alone)[-1] == f"{alone.p:.3f}"
+def test_the_difference_of_repeats_is_tested_by_the_corrected_resampled_t_test() -> None:
+    """Bouckaert and Frank's formula, worked out by hand for five folds: n_test/n_train = 1/4."""
+    worse, better = over_seeds(0.30, 0.34, 0.32, 0.36, 0.33), over_seeds(0.2, 0.2, 0.2, 0.2, 0.2)
+    values = np.array([0.10, 0.14, 0.12, 0.16, 0.13])
+    t = values.mean() / math.sqrt((1 / 5 + 0.25) * values.var(ddof=1))
+    found = difference(worse, better)
+    assert found.mean == pytest.approx(0.13)
+    assert found.p == pytest.approx(2 * student.sf(t, 4))
+    reach = found.mean / t * student.ppf(0.975, 4)
+    assert (found.low, found.high) == pytest.approx((0.13 - reach, 0.13 + reach))
+    usual = ttest_rel([m.mean for m in worse.values()], [m.mean for m in better.values()]).pvalue
+    assert found.p > 2 * usual, "the usual test takes folds for independent samples"
+    assert difference(better, worse).mean == -found.mean
+
+
+def test_splits_of_the_same_samples_seldom_say_that_equal_strategies_differ() -> None:
+    """Two rules of one quality, on ten splits of 100 samples: at most about one in twenty."""
+    rng = np.random.default_rng(0)
+    wrongly, usual = 0, 0
+    for _ in range(300):
+        wrong = rng.random((2, 100)) < 0.3  # of both rules, which samples they get wrong
+        tests = [rng.choice(100, 20, replace=False) for _ in range(10)]
+        one, other = (
+            {Repeat(i): made({"a": own[rows].mean()}) for i, rows in enumerate(tests)}
+            for own in wrong
+        )
+        wrongly += difference(one, other).p < 0.05
+        usual += ttest_rel(*([m.mean for m in x.values()] for x in (one, other))).pvalue < 0.05
+    assert wrongly <= 24 and usual > 60
+
+
+def test_where_the_test_samples_stay_the_same_every_silo_counts_once() -> None:
+    names = "abcdefgh"
+    gains = [0.11, 0.02, 0.05, -0.01, 0.08, 0.03, 0.06, 0.04]
+    one = {s: made(dict.fromkeys(names, 0.4)) for s in (S0, S1)}
+    other = {s: made({n: 0.4 - g for n, g in zip(names, gains, strict=True)}) for s in (S0, S1)}
+    found = difference(one, other, drawn=set())
+    assert found.p == pytest.approx(wilcoxon(gains).pvalue)
+    assert found.mean == pytest.approx(np.mean(gains)) and math.isnan(found.low)
+
+
+def test_silos_whose_test_samples_stay_the_same_have_no_part_in_the_resampled_test() -> None:
+    one = {S0: made({"a": 0.3, "b": 0.9}), S1: made({"a": 0.2, "b": 0.9})}
+    other = {S0: made({"a": 0.1, "b": 0.1}), S1: made({"a": 0.1, "b": 0.1})}
+    assert difference(one, other, drawn={"a"}).mean == pytest.approx(0.15)
 
 
 def test_equal_runs_do_not_differ_and_unpaired_silos_play_no_part() -> None:
-    assert paired_p(GOOD, GOOD) == 1.0
-    more = {**GOOD, 0: made({**GOOD[0].errors, "d": 0.9}), 7: made({"a": 1.0})}
-    assert paired_p(more, GOOD) == 1.0
-    assert paired_p({0: GOOD[0]}, {1: GOOD[1]}) == 1.0
+    assert difference(GOOD, GOOD).p == 1.0
+    more = {**GOOD, S0: made({**GOOD[S0].errors, "d": 0.9}), Repeat(7): made({"a": 1.0})}
+    assert difference(more, GOOD).p == 1.0
+    assert math.isnan(difference({S0: GOOD[S0]}, {S1: GOOD[S1]}).p)
 
 
-def test_equal_differences_count_as_equal_whatever_their_last_bits() -> None:
-    """Shares of ten test samples: the differences are ±0.1 and 0.2, and nothing else."""
-    one, other = [3, 2, 9, 7, 4, 8, 6], [2, 1, 7, 8, 3, 9, 4]
-    assert len({(a / 10) - (b / 10) for a, b in zip(one, other, strict=True)}) > 3
-    first = {0: made({str(i): n / 10 for i, n in enumerate(one)})}
-    second = {0: made({str(i): n / 10 for i, n in enumerate(other)})}
-    tenths = [(a - b) for a, b in zip(one, other, strict=True)]
-    assert paired_p(first, second) == wilcoxon(tenths, zero_method="pratt").pvalue
+def test_one_run_or_the_same_difference_twice_is_no_evidence() -> None:
+    """On few test samples the same difference comes twice by chance: its spread is unknown."""
+    assert math.isnan(difference({S0: ALONE[S0]}, {S0: GOOD[S0]}).p)
+    assert math.isnan(difference(over_seeds(0.3, 0.3), over_seeds(0.2, 0.2)).p)
 
 
-def test_holm_is_the_textbook_s() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.8]) == [1.0, 1.0]
-    assert holm([]) == []
+def test_p_is_corrected_for_every_other_strategy() -> None:
+    three = {
+        "alone": over_seeds(0.3, 0.4, 0.32, 0.37),
+        "x": over_seeds(0.25, 0.26, 0.22, 0.24),
+        "y": over_seeds(0.2, 0.2, 0.2, 0.2),
+    }
+    alone, x, y = rows(three, alone="alone", target=None)
+    assert math.isnan(y.p)
+    assert alone.p == pytest.approx(min(1, 2 * difference(three["alone"], three["y"]).p))
+    assert x.p == pytest.approx(min(1, 2 * difference(three["x"], three["y"]).p))
+    assert corrected(0.7, 3) == 1.0
 
 
 def test_one_seed_has_no_deviation_and_json_no_nan() -> None:
-    (row,) = rows({"alone": {0: ALONE[0]}}, alone="alone", target=None)
-    assert cells(row)[1] == "40.0"
+    (row,) = rows({"alone": {S0: ALONE[S0]}}, alone="alone", target=None)
+    assert cells(row, ERROR)[1] == "40.0"
     assert json.loads(json.dumps(plain(row), allow_nan=False))["error-std"] is None
 
 
@@ -112,17 +178,91 @@ def test_a_silo_that_tells_no_error_is_in_no_figure(secretive: str) -> None:
     seen = [name for name in "ab" if name not in secretive]
     assert dict(own.errors) == dict.fromkeys(seen, 0.25)
     assert own.curve == (((1, 0.3),) if seen else ())
-    measures = {"secret": {0: own}, "open": {0: made({"a": 0.5, "b": 0.5})}}
-    lines = markdown(rows(measures, alone="open", target=None)).splitlines()
+    measures = {"secret": {S0: own}, "open": {S0: made({"a": 0.5, "b": 0.5})}}
+    lines = markdown(rows(measures, alone="open", target=None), ERROR).splitlines()
     figures = "25.0" if seen else "–"
     assert lines[2 if seen else 3].startswith(f"| secret | {figures} |")
 
 
-def test_the_table_has_the_best_first() -> None:
-    lines = markdown(rows(TWO, alone="alone", target=0.3)).splitlines()
+def test_the_table_has_the_smallest_error_first_and_calls_nothing_best() -> None:
+    lines = markdown(rows(TWO, alone="alone", target=0.3), ERROR).splitlines()
     assert lines[2].startswith("| good | 20.0 ± 0.0 ") and lines[3].startswith("| alone |")
-    assert "| 2 (1 of 2) |" in lines[2]
+    assert "| 2 (1 of 2) |" in lines[2] and "| 3 of 3 | +20.0 ± 11.2 |" in lines[2]
     assert len({line.count("|") for line in lines}) == 1
+    assert "best" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("lead", "heads", "first"),
+    [
+        (Lead("auroc"), ["AUROC", "gain (points)"], ["0.800 ± 0.071", "0.750", "+15.0 ± 0.0"]),
+        (Lead("mae", "days"), ["MAE (days)", "gain (days)"], ["0.2 ± 0.0707", "0.25", "+0.15 ± 0"]),
+        (Lead(), ["error (%)", "gain (points)"], ["20.0 ± 7.1", "25.0", "+15.0 ± 0.0"]),
+    ],
+)
+def test_the_table_speaks_of_the_metric_that_leads(
+    lead: Lead, heads: list[str], first: list[str]
+) -> None:
+    errors = [{"a": 0.15, "b": 0.15}, {"a": 0.25, "b": 0.25}]
+    good = {Repeat(i): made(own, lead=lead) for i, own in enumerate(errors)}
+    alone = {s: made({n: e + 0.15 for n, e in m.errors.items()}) for s, m in good.items()}
+    table = rows({"alone": alone, "good": good}, alone="alone", target=None)
+    assert set(heads) <= set(columns(lead))
+    worst = cells(table[1], lead)[3]
+    assert [cells(table[1], lead)[1], cells(table[1], lead)[5]] == [first[0], first[2]]
+    assert worst == lead.number(0.2)
+    assert not {"IPR %", "RSD %", "error %"} & set(columns(lead))
+
+
+# ---------------------------------------------------------------- the advice
+
+BASE = over_seeds(0.30, 0.32, 0.31, 0.33, 0.30)
+FAR = over_seeds(0.10, 0.13, 0.10, 0.12, 0.11)
+NEAR = over_seeds(0.12, 0.11, 0.11, 0.13, 0.10)
+NOISE = over_seeds(0.38, 0.20, 0.35, 0.22, 0.37)
+
+
+def advice(**measures: dict[Repeat, Measure]) -> Advice:
+    table = rows(measures, alone="alone", target=None)
+    over = difference(measures["alone"], measures[best_of(measures)])
+    return advise(table, alone="alone", over_alone=over, lead=ERROR)
+
+
+def test_a_strategy_that_differs_from_all_others_is_advised_with_its_evidence() -> None:
+    found = advice(alone=BASE, far=FAR)
+    assert (found.strategy, found.apart) == ("far", True)
+    assert found.text.startswith("Advice: far. It differs from every other strategy (p < 0.001).")
+    assert "gains +20.0 points over alone (95 % interval +1" in found.text
+    assert "better than alone at 2 of 2 silos" in found.text
+
+
+def test_strategies_that_cannot_be_told_apart_are_named() -> None:
+    found = advice(alone=BASE, far=FAR, near=NEAR)
+    assert (found.strategy, found.apart) == ("far", False)
+    assert "It cannot be told apart from near" in found.text
+    assert found.text.endswith("far moves the fewest bytes of them.")
+
+
+def test_noise_is_never_better_than_training_alone() -> None:
+    found = advice(alone=BASE, noise=NOISE)
+    assert found.text.startswith("Advice: alone. noise gains +0.8 points over alone")
+    assert (found.strategy, found.apart) == ("alone", False)
+    assert "cannot be told apart from training alone" in found.text
+
+
+def test_training_alone_is_advised_where_it_is_better() -> None:
+    found = advice(alone=FAR, base=BASE)
+    assert (found.strategy, found.apart) == ("alone", True)
+    assert found.text.endswith("than training alone; all others are worse.")
+    assert (
+        "noise cannot be told apart from it"
+        in advice(alone=BASE, noise=over_seeds(0.38, 0.29, 0.35, 0.28, 0.37)).text
+    )
+
+
+def test_one_run_of_each_is_no_ground_for_advice() -> None:
+    found = advice(alone={S0: BASE[S0]}, far={S0: FAR[S0]})
+    assert found.strategy == "" and "add seeds or folds" in found.text
 
 
 def test_a_record_is_read_with_the_bytes_of_every_exchange() -> None:
@@ -203,10 +343,15 @@ def written(folder: Path, text: str) -> Path:
 def test_a_file_becomes_runs_with_training_alone_added(tmp_path: Path) -> None:
     comparison = read(written(tmp_path, WHOLE))
     assert list(comparison.runs) == ["alone", "fedavg", "IFCA, K 2"]
-    keys = comparison.keys("IFCA, K 2", 3)
+    keys = comparison.keys("IFCA, K 2", Repeat(3))
     assert (keys["strategy"], keys["seed"], keys["num-groups"], keys["rounds"]) == ("ifca", 3, 2, 2)
     assert keys["min-silos"] == 2
-    assert comparison.silos(3)[1].options == {"split-seed": 3, "train": 30, "test": 20, "skip": 40}
+    assert comparison.silos(Repeat(3))[1].options == {
+        "split-seed": 3,
+        "train": 30,
+        "test": 20,
+        "skip": 40,
+    }
 
 
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
@@ -218,7 +363,7 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
     text = 'task = "mnist"\ndata = "d"\nsilos = 12\nseeds = [5]\n'
     text += '[split]\nkind = "dirichlet"\nalpha = 0.5\ntest-share = 0.1\n[options]\ntrain = 9\n'
     file = written(tmp_path, text + FEDAVG)
-    (first, *_, last) = read(file).silos(5)
+    (first, *_, last) = read(file).silos(Repeat(5))
     assert (first.name, last.name) == ("silo-00", "silo-11")
     assert last.options == {
         "split-seed": 5,
@@ -231,8 +376,10 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         "silo": 11,
     }
     monkeypatch.setenv("COTERIE_DATA", "/elsewhere")
-    assert read(file).silos(5)[0].options["data"] == "/elsewhere"
-    assert read(file, data=tmp_path / "x").silos(5)[0].options["data"] == str(tmp_path / "x")
+    assert read(file).silos(Repeat(5))[0].options["data"] == "/elsewhere"
+    assert read(file, data=tmp_path / "x").silos(Repeat(5))[0].options["data"] == str(
+        tmp_path / "x"
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,9 +391,9 @@ def test_silos_can_be_cut_from_a_folder(tmp_path: Path, monkeypatch: pytest.Monk
         (WHOLE.replace("seeds = [0, 3]", ""), "key 'seeds' is missing"),
         (
             WHOLE.replace("target", "tarjet"),
-            r"unknown key 'tarjet' \(known: data, label-counts, options",
+            r"unknown key 'tarjet' \(known: data, folds, label-counts, options",
         ),
-        (WHOLE.replace("0.99", "7"), "target"),
+        (WHOLE.replace("0.99", "7"), "target: the metric is error, so it must be between 0 and 1"),
         (WHOLE.replace('name = "b"', 'name = "a"'), "two silos are called 'a'"),
         (WHOLE.replace('name = "b"', 'name = "b b"'), "a silo's name has letters"),
         (WHOLE + '[split]\nkind = "iid"\n', "goes with silos as a number"),
@@ -358,7 +505,7 @@ def test_fedgen_is_compared_where_the_file_lets_silos_tell_their_label_counts(
     text = "seeds = [0]\n" + SILOS + RUN + fedgen
     _, table = go(written(tmp_path, "label-counts = true\n" + text), tmp_path / "with")
     assert {row.name for row in table} == {"alone", "fedgen"}
-    (spec, _) = read(written(tmp_path, "label-counts = true\n" + text)).silos(0)
+    (spec, _) = read(written(tmp_path, "label-counts = true\n" + text)).silos(Repeat(0))
     assert "--share-label-counts" in spec.arguments("x:1", tmp_path)
 
 
@@ -428,6 +575,170 @@ def test_a_changed_declaration_or_changed_data_is_another_comparison(tmp_path: P
     os.utime(tmp_path / "b.npz", (0, 0))
     with pytest.raises(FederationError, match="the task's declaration or files of the data"):
         go(file, tmp_path / "out")
+
+
+def counts_of(folder: Path, name: str = "fedavg") -> dict[str, list[int]]:
+    """Run → how many test samples each silo had."""
+    found = {}
+    for path in sorted((folder / "records").glob(f"{name}-*/run.json")):
+        run = read_whole(path.parent)
+        found[path.parent.name.split("-", 2)[2]] = list(run.test_counts().values())
+    return found
+
+
+def test_folds_test_every_sample_of_a_declared_task_once(tmp_path: Path) -> None:
+    declared(tmp_path)
+    file = written(tmp_path, "folds = 7\n" + DECLARED + RUN + FEDAVG)
+    task = load_declared(tmp_path / "study.toml")
+    for number in (0, 1):
+        held = [
+            task.load(read(file).silos(repeat)[number].options) for repeat in read(file).repeats
+        ]
+        whole = np.load(tmp_path / f"{'ab'[number]}.npz")["x"]
+        tested = np.concatenate([data.x_test for data in held])
+        assert sorted(map(tuple, tested)) == sorted(map(tuple, whole)), "each once"
+        for data in held:
+            assert not set(map(tuple, data.x_train)) & set(map(tuple, data.x_test))
+            assert abs(data.y_test.mean() - np.concatenate([d.y_test for d in held]).mean()) < 0.2
+    said, table = go(file, tmp_path / "out")
+    assert table[0].seeds == 7 and "seed 0, fold 7, fedavg: mean error" in said
+    assert {len(counts) for counts in counts_of(tmp_path / "out").values()} == {2}
+    assert sum(map(sum, counts_of(tmp_path / "out").values())) == 120
+    assert "7 folds, so that every sample is tested once" in said
+    assert "corrected resampled t-test" in said
+    content = json.loads((tmp_path / "out" / "comparison.json").read_text(encoding="utf-8"))
+    assert [run["fold"] for run in content["runs"] if run["name"] == "fedavg"] == list(range(1, 8))
+    assert content["advice"]["text"] in said
+
+
+def test_every_seed_tests_a_declared_task_on_other_samples(tmp_path: Path) -> None:
+    declared(tmp_path)
+    comparison = read(written(tmp_path, DECLARED + RUN + FEDAVG))
+    task = load_declared(tmp_path / "study.toml")
+    first, other = (task.load(comparison.silos(r)[0].options).x_test for r in (S0, S1))
+    assert not np.array_equal(np.sort(first, axis=0), np.sort(other, axis=0))
+    assert comparison.drawn() == {"a", "b"}
+
+
+def test_test_data_that_a_silo_gives_stays_and_the_legend_says_so(tmp_path: Path) -> None:
+    declared(tmp_path)
+    two = DECLARED.replace("[0]", "[0, 1]")
+    mixed = two.replace('"a.npz" }', '"a.npz", test-data = "b.npz" }')
+    comparison = read(written(tmp_path, mixed + RUN + FEDAVG))
+    assert comparison.drawn() == {"b"}
+    parted = dict(np.load(tmp_path / "a.npz"))
+    np.savez(
+        tmp_path / "b.npz",
+        **{f"{k}_train": v[:40] for k, v in parted.items()},
+        **{f"{k}_test": v[40:] for k, v in parted.items()},
+    )
+    file = written(tmp_path, two.replace("a.npz", "b.npz") + RUN + FEDAVG)
+    said, _ = go(file, tmp_path / "out")
+    assert "The test samples were the same in all, so it says nothing of how other" in said
+    assert "Wilcoxon's signed-rank test over the silos' means" in said
+    folds = written(tmp_path, "folds = 2\n" + two.replace("a.npz", "b.npz") + RUN + FEDAVG)
+    with pytest.raises(FederationError, match="folds have no use here"):
+        go(folds, tmp_path / "folds")
+
+
+def test_folds_of_a_task_that_is_not_declared_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match=r"folds are for a task that a .toml file declares"):
+        read(written(tmp_path, "folds = 5\n" + WHOLE))
+
+
+def test_a_target_is_a_value_of_the_metric_that_leads(tmp_path: Path) -> None:
+    declared(tmp_path)
+    (tmp_path / "study.toml").write_text(STUDY + 'metric = "auroc"\n')
+    file = written(tmp_path, "target = 0.55\n" + DECLARED + RUN + FEDAVG)
+    said, table = go(file, tmp_path / "out")
+    assert "the first with a mean AUROC of 0.55 or better" in said
+    assert "AUROC: higher is better" in said and "seed 0, fedavg: mean AUROC 0." in said
+    heads = (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8").splitlines()[2]
+    assert heads.startswith("| strategy | AUROC |") and "error" not in heads
+    (fedavg,) = [row for row in table if row.name == "fedavg"]
+    assert fedavg.reached == 1 and fedavg.error < 0.45
+    with pytest.raises(FederationError, match=r"target: the metric is AUROC, so .* Got 12"):
+        read(written(tmp_path, "target = 12\n" + DECLARED + RUN + FEDAVG))
+    mixed = RUN + FEDAVG + 'leading-metric = "error"\n'
+    with pytest.raises(FederationError, match="leading-metric must be the same for all"):
+        read(written(tmp_path, DECLARED + mixed))
+
+
+def test_generators_for_a_model_without_layers_for_them_are_refused_in_the_file_s_words(
+    tmp_path: Path,
+) -> None:
+    declared(tmp_path)
+    file = written(tmp_path, DECLARED + RUN + FEDAVG + '[[strategies]]\nstrategy = "fedgenp"\n')
+    with pytest.raises(FederationError) as caught:
+        go(file, tmp_path / "out")
+    assert 'network = "mclr"; with network = "mlp-64" it works' in str(caught.value)
+    assert "SplitModel" not in str(caught.value) and not (tmp_path / "out").exists()
+    (tmp_path / "study.toml").write_text(STUDY.replace("mclr", "mlp-64"))
+    _, table = go(file, tmp_path / "out")
+    assert {row.name for row in table} == {"alone", "fedavg", "fedgenp"}
+
+
+def test_a_strategy_that_fails_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = compare_module.execute
+
+    def execute(grid: Any, config: Any, **more: Any) -> Any:
+        if config.strategy == "fedavg":
+            raise FederationError("silo a has no such layer")
+        return real(grid, config, **more)
+
+    monkeypatch.setattr(compare_module, "execute", execute)
+    file, out = written(tmp_path, WHOLE), io.StringIO()
+    with pytest.raises(FederationError, match="1 of 3 strategies could not") as end:
+        compare(Console(file=out, width=200), file, folder=tmp_path / "out")
+    assert end.value.exit_code == EXIT_RUN
+    assert out.getvalue().count("fedavg: it could not be run: silo a has no such layer") == 1
+    page = (tmp_path / "out" / "comparison.md").read_text(encoding="utf-8")
+    assert "| IFCA, K 2 |" in page and "fedavg could not be run: silo a has no such" in page
+    monkeypatch.setattr(compare_module, "execute", real)
+    said, table = go(file, tmp_path / "out")
+    assert {row.name for row in table} == {"alone", "fedavg", "IFCA, K 2"}
+    assert said.count("  seed ") == 2, "only what was missing"
+
+
+def test_a_comparison_shows_the_models_that_guards_kept(tmp_path: Path) -> None:
+    """Labels turned round at one of two silos: what they learn together helps neither."""
+    declared(tmp_path)
+    b = dict(np.load(tmp_path / "b.npz"))
+    np.savez(tmp_path / "b.npz", x=b["x"], y=1 - b["y"])
+    run = "\n[run]\nrounds = 3\nguard = 0.3\nlr = 0.5\n"
+    said, table = go(written(tmp_path, DECLARED + run + FEDAVG), tmp_path / "out")
+    (path,) = (tmp_path / "out" / "records").glob("fedavg-*-seed0")
+    record, kept = json.loads((path / "run.json").read_text()), read_whole(path).kept_alone
+    assert kept, "training together must be bad here"
+    assert f"{len(kept)} kept their own model ({', '.join(kept)})" in said
+    told = record["guard"]["silos"]
+    shown = [
+        told[n]["alone-error"] if n in kept else record["final-evaluation"][n]["error"]
+        for n in "ab"
+    ]
+    (fedavg,) = [row for row in table if row.name == "fedavg"]
+    assert fedavg.error == pytest.approx(np.mean(shown))
+    assert fedavg.error != pytest.approx(
+        np.mean([own["error"] for own in record["final-evaluation"].values()])
+    )
+    progress = Progress("fedavg")
+    for line in (path / "events.jsonl").read_text(encoding="utf-8").splitlines():
+        told_so_far = event_of(line)
+        assert told_so_far is not None
+        progress.feed(told_so_far)
+    assert progress.mean_error == pytest.approx(np.mean(shown)), "the live view, too"
+    console = Console(file=io.StringIO(), width=200)
+    print_final(console, path)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"of 2 silos, these kept their own model: {', '.join(kept)}" in text
+    assert text.count("(its own)") == len(kept) and "mean of 2" in text and "tested on" in text
+    (path / "run.json").unlink()
+    assert read_run(path).final_errors == dict(zip("ab", shown, strict=True))
+    page = (path / "report.html").read_text(encoding="utf-8")
+    assert "keeps the model that it trained alone" in page
+    assert "Whether it was worth it cannot be said" not in page
 
 
 @pytest.mark.parametrize("place", ['data = "~typo/d"', 'task = "~typo/study.toml"'])

@@ -20,6 +20,7 @@ from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, default_runs_dir, read_whole
 from coterie.server.runs.record.follow import events
 from coterie.server.runs.run import _line, execute
@@ -76,7 +77,7 @@ def test_the_record_says_in_words_why_a_run_ended(
 def test_a_log_line_means_the_errors_that_are_told() -> None:
     told = {"a": (0.5, 0.25, 10), "b": (math.nan, math.nan, 10)}
     report = RoundReport(2, (("a", "b"),), evaluation=told, evaluated_round=1)
-    assert "mean error after round 1: 25.0 %" in _line(report, 5)
+    assert "mean error after round 1: 25.0 %" in _line(report, 5, Lead())
 
 
 def execute_in(folder: Path, grid: InProcessGrid | None = None, **changes: Any) -> RunResult:

@@ -64,8 +64,8 @@ def test_the_error_of_silos_own_models_is_shown_where_a_run_asked_for_it(
                 entry["personalised"] = {"site-001": {"loss": 0.1, "error": number / 10}}
 
     table = build_page(tell(read_run(damaged(runs, tmp_path / "own", ask)))).tables["Every silo"]
-    own = {row[0]: row[7] for row in table.rows}
-    assert table.header[7] == "as it trained it last (Per)"
+    own = {row[0]: row[8] for row in table.rows}
+    assert table.header[8] == "as it trained it last (Per)"
     assert own["site-001"] == "40.0 %" and own["site-002"] == "–"
     assert "Per" not in str(build_page(tell(read_run(runs / "hcct-1"))).tables["Every silo"].header)
 
@@ -205,7 +205,7 @@ def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
     story = tell(read_run(runs / "hcct-1"))
     assert "site-000" in story.gains.together and "site-000" not in story.gains.gain
     (row,) = [r for r in build_page(story).tables["Every silo"].rows if r[0] == "site-000"]
-    assert row[2] == "left" and row[7] == "–" and "left before round 7" in row[8]
+    assert row[3] == "left" and row[8] == "–" and "left before round 7" in row[9]
     captions = {picture.key: picture.caption for picture in make_pictures(story)[0]}
     assert "Not compared, because gone: site-000." in captions["outcomes"]
 
@@ -444,7 +444,7 @@ def test_the_page_holds_the_figures_and_nothing_from_elsewhere(runs: Path, tmp_p
     (file,) = write_report("hcct-1", root=runs, out=tmp_path / "r.html")
     html = file.read_text()
     assert html.count('<svg xmlns="') == 2 * len(EVERY_PICTURE)
-    for text in ("silos better than alone (IPR)", "site-007", "coterie run hcct", "3.11.2"):
+    for text in ("silos better than alone", "site-007", "coterie run hcct", "3.11.2"):
         assert text in html
     assert "src=" not in html.replace("xlink", "") and "<script" not in html
     assert "What is missing" not in html

@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from coterie.server.cli.view import line_of, megabytes, picture, showing
-from coterie.server.runs.metrics import percent
 from coterie.server.runs.record import Event, event_of
 from coterie.server.runs.record.follow import Progress
 
@@ -35,6 +34,7 @@ def round_event(names: list[str], number: int = 2, **changes: Any) -> Event:
         "left-out": {},
         "seconds": {"train": 0.25, "aggregate": 0.01},
         "silos": {n: {"num-examples": 40, "bytes-sent": 10, "bytes-received": 10} for n in names},
+        "evaluated-round": number - 1,
         "evaluation": {n: {"error": 0.25} for n in names},
     }
     return event("round", **fields | changes)
@@ -68,7 +68,8 @@ def test_states_of_silos_are_counted_and_few_are_named() -> None:
 def test_a_round_is_one_line_with_groups_error_and_times() -> None:
     line = shown(round_event(["a", "b", "c"]), START)
     assert line == (
-        "HCCT: round 2/5 · groups {a} {b, c} · mean error 25.0 % · train 0.25 s, aggregate 0.01 s"
+        "HCCT: round 2/5 · groups {a} {b, c} · mean error after round 1: 25.0 % · train 0.25 s, "
+        "aggregate 0.01 s"
     )
 
 
@@ -173,7 +174,7 @@ def test_the_picture_has_round_groups_errors_and_who_joined_late() -> None:
     progress.feed(START)
     progress.feed(round_event(["a", "b", "late"], 3, joined=["late"]))
     text = drawn(progress)
-    assert "round 3/5" in text and "mean error 25.0 %" in text
+    assert "round 3/5" in text and "mean error after round 2: 25.0 %" in text
     (late,) = [line for line in text.splitlines() if line.strip().startswith("late")]
     assert "joined in round 3" in late and "25.0 %" in late and "40" in late
 
@@ -193,6 +194,4 @@ def test_a_crowd_of_silos_does_not_fill_the_screen() -> None:
 
 
 def test_numbers_are_written_for_people() -> None:
-    assert percent(0.0761) == "7.6 %"
-    assert percent(None) == percent(float("nan")) == "–"
     assert megabytes(2_540_000) == "2.5 MB moved"

@@ -17,7 +17,12 @@ from pyarrow import parquet
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.workbench import open_workbench
 from coterie.tasks import TaskError, load_task
-from coterie.tasks.own.declared import DeclaredTask, load_declared, split_by_class
+from coterie.tasks.own.declared import (
+    DeclaredTask,
+    load_declared,
+    split_by_class,
+    split_by_fold,
+)
 from coterie.tasks.own.image_folder import _from_0_to_255
 
 IMAGES = """
@@ -527,6 +532,33 @@ def test_declarations_that_differ_have_another_schema(tmp_path: Path) -> None:
         settings = SiloSettings("a", task=task, options={"data": data}, device="cpu")
         schemas.append(open_workbench(settings).describe().schema)
     assert schemas[0] == schemas[1] != schemas[2]
+
+
+@given(
+    y=st.lists(st.integers(0, 3), min_size=9, max_size=60),
+    count=st.integers(2, 9),
+    seed=st.integers(0, 5),
+)
+def test_folds_are_parts_of_like_size_and_like_classes(y: list[int], count: int, seed: int) -> None:
+    labels = np.array(y)
+    parts = [split_by_fold(labels, number, count, seed=seed) for number in range(1, count + 1)]
+    tested = np.concatenate([test for _, test in parts])
+    assert sorted(tested) == list(range(len(y)))
+    for train, test in parts:
+        assert sorted([*train, *test]) == list(range(len(y)))
+    for rows in (np.arange(len(y)), *(np.flatnonzero(labels == own) for own in range(4))):
+        sizes = [len(np.intersect1d(test, rows)) for _, test in parts]
+        assert max(sizes) - min(sizes) <= 1
+    if count < 9:
+        other = [split_by_fold(labels, 1, count, seed=s)[1].tolist() for s in range(20)]
+        assert len(set(map(tuple, other))) > 1, "another seed, other parts"
+
+
+@pytest.mark.parametrize("fold", ["0/5", "6/5", "1/1", "2", "a/b", "-1/5", "1/999"])
+def test_a_fold_that_cannot_be_is_refused(fold: str, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text(ROWS)
+    with pytest.raises(TaskError, match=r"fold must be one of|999 folds need at least 999"):
+        declared(tmp_path, TABLE).load({"data": str(tmp_path / "rows.csv"), "fold": fold})
 
 
 @given(

@@ -49,6 +49,18 @@ class Round(RoundReport):
         return errors_of(self.after)
 
     @property
+    def kept_alone(self) -> tuple[str, ...]:
+        """Silos whose guard kept the model that they trained alone."""
+        return tuple(name for name, found in self.guard.items() if found.kept_alone)
+
+    @property
+    def kept_errors(self) -> dict[str, float]:
+        """Silo → error of the model that was evaluated, or of the one that its guard kept."""
+        own = {name: self.guard[name].alone_error for name in self.kept_alone}
+        found = errors_of(self.evaluation)
+        return found | {name: error for name, error in own.items() if math.isfinite(error)}
+
+    @property
     def personal_errors(self) -> dict[str, float]:
         """Silo → error of the model as it trained it in the round, before the averaging."""
         told = self.personalised.items()
@@ -167,9 +179,22 @@ class Run:
         return self.status in ("completed", "failed")
 
     @property
+    def kept_alone(self) -> tuple[str, ...]:
+        """Silos whose guard kept the model that they trained alone."""
+        return self.final.kept_alone if self.final else ()
+
+    @property
     def final_errors(self) -> dict[str, float]:
-        """Silo → error of its final model; who left before the end is not in."""
-        return errors_of(self.final.evaluation) if self.final else {}
+        """Silo → error of the model that it has at the end: the federation's, or with ``guard`` the
+        one that it kept. Who left before the end is not in."""
+        return self.final.kept_errors if self.final else {}
+
+    @property
+    def alone_errors(self) -> dict[str, float]:
+        """Silo → error of the model that it trained alone beside the federation's (``guard``)."""
+        guard = self.final.guard if self.final else {}
+        told = {name: found.alone_error for name, found in guard.items()}
+        return {name: error for name, error in told.items() if math.isfinite(error)}
 
     @property
     def final_groups(self) -> Groups:

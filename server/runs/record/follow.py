@@ -10,7 +10,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.server.runs.metrics import Lead
-from coterie.server.runs.record.contents import Event, Round, Run, errors_of
+from coterie.server.runs.record.contents import Event, Round, Run
 from coterie.server.runs.record.format import event_of
 from coterie.server.runs.record.reading import EVENTS
 from coterie.server.runs.record.values import Groups
@@ -89,6 +89,7 @@ class Progress:
     left: dict[str, int] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
+    evaluated: int = 0
     samples: dict[str, float] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     round_seconds: list[float] = field(default_factory=list)
@@ -136,7 +137,9 @@ class Progress:
         self.states |= dict.fromkeys(report.left_out, "left out")
         self.states |= dict.fromkeys(refused, "not let in")
         self.left_out += [f"round {self.round}: {n}: {why}" for n, why in report.left_out.items()]
-        self.errors |= errors_of(report.evaluation)
+        if report.evaluation:
+            self.errors |= report.kept_errors
+            self.evaluated = report.evaluated_round
         self.samples |= {name: silo.num_examples for name, silo in report.silos.items()}
         self.bytes += sum(report.num_bytes)
         if not report.final:

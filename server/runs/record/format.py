@@ -23,7 +23,7 @@ ROUND_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
         "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
-        "personalised", "metrics", "train-metrics",
+        "personalised", "metrics", "train-metrics", "guard",
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
@@ -38,7 +38,7 @@ def _round_of(told: Fields, *, final: bool = False) -> Round:
         Round,
         personalised={name: own[:2] for name, own in told.evaluation("personalised").items()},
         details={k: clean_within(v) for k, v in told.values.items() if k not in ROUND_KEYS},
-        guard={},
+        guard={name: one.read(GuardReport) for name, one in told.each("guard")},
         final=final,
         after=told.evaluation("evaluation-after"),
     )
@@ -63,6 +63,7 @@ def plain_round(one: Round) -> dict[str, Any]:
     if one.evaluation:
         entry["evaluated-round"] = one.evaluated_round
         entry["evaluation"] = _plain_evaluation(one.evaluation)
+    entry |= {"guard": plain(one.guard)} if one.guard else {}
     for key, told_by in (("train-metrics", one.train_metrics), ("metrics", one.metrics)):
         entry |= {key: {name: dict(own) for name, own in told_by.items()}} if told_by else {}
     return entry | ({"evaluation-after": _plain_evaluation(one.after)} if one.after else {})
