@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +146,21 @@ class Samples:
     passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+class Passes(Protocol):
+    """The passes over a silo's training data that one training is made of.
+
+    ``for batches in passes: for x, y in batches: …``. Batches are on the device, shuffled by the
+    run's seed, the silo and the round, and as many as the run asks for.
+    """
+
+    def __iter__(self) -> Iterator[Iterator[tuple[Nest, Nest]]]:
+        """(inputs, targets) of every mini-batch, pass by pass."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the mini-batch given last, by the run's schedule."""
+
+
 class Task(ABC):
     """What a federation learns. Subclass it.
 
@@ -243,6 +258,33 @@ class Task(ABC):
         """Mean loss of a batch: the problem's, unless the task says otherwise."""
         return self.problem.loss(outputs, targets)
 
+    def training_step(self, model: torch.nn.Module, x: Nest, y: Nest) -> torch.Tensor:
+        """The loss of a mini-batch, whose gradient training follows. Here: ``loss`` of the outputs.
+
+        Override it for a loss that needs more than outputs and targets (mixup, a contrastive loss,
+        a second call of the model). Randomness is torch's, which the caller has seeded.
+
+        Args:
+            model: in training mode.
+            x, y: of the mini-batch, on the model's device.
+        """
+        return self.loss(model(x), y)
+
+    def train(self, model: torch.nn.Module, passes: Passes) -> float:
+        """A whole training of the task's own, in place of the run's loop. Override it to have one.
+
+        The model is in training mode and changed in place; torch is seeded. What a run asks of the
+        loop that it replaces (another optimiser, clipping, a proximal term, …) is refused.
+
+        Args:
+            model: train those of its parameters that require gradients.
+            passes: over the training data; each is to be taken once.
+
+        Returns:
+            The mean loss over the samples of the last pass.
+        """
+        raise NotImplementedError
+
     def optimiser(self, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer | None:
         """An optimiser of the task's own, in place of the run's; None: there is none.
 
@@ -276,6 +318,11 @@ class Task(ABC):
         from coterie.tasks.models import Discriminator
 
         return Discriminator(num_features, max(self.num_classes, 1))
+
+
+def has_own(task: Task, hook: str) -> bool:
+    """Whether a task has its own ``train``, ``training_step``, ``loss`` or ``optimiser``."""
+    return getattr(type(task), hook) is not getattr(Task, hook)
 
 
 def place_of(text: str) -> Path:

@@ -85,11 +85,6 @@ class Optimiser(ABC):
         if self.plan.clip_norm:
             nn.utils.clip_grad_norm_(parameters, self.plan.clip_norm)
 
-    def rate(self, done: float) -> float:
-        """The learning rate when this share of the training is done."""
-        schedule = self.plan.schedule
-        return self.plan.lr if schedule is None else self.plan.lr * schedule.factor(done)
-
 
 class _PlainSGD(Optimiser):
     """torch's own functional SGD. ``torch.optim.SGD`` computes the same, but making one imports

@@ -15,13 +15,37 @@ from coterie.client.work.data import Data
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
 from coterie.client.work.personalisation import DITTO, FINETUNE, Ditto, Personalisation
-from coterie.client.work.sgd import TooFewError, TrainPlan, has_batch_norm, seed_of
+from coterie.client.work.sgd import (
+    TooFewError,
+    TrainPlan,
+    has_batch_norm,
+    require_balance,
+    seed_of,
+)
 from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import Workbench, workbench_of
-from coterie.tasks.base import TaskError
-from coterie.tasks.problems import BALANCE, Classes
+from coterie.tasks.base import TaskError, has_own
+from coterie.tasks.problems import BALANCE
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+OF_THE_LOOP = {
+    **{wire.OPTIMISER: "sgd", wire.KEEP_OPTIMISER: False, wire.PRECISION: PRECISIONS[0]},
+    **{wire.CLIP_NORM: 0, wire.ACCUMULATE: 1, wire.MOMENTUM: 0, wire.WEIGHT_DECAY: 0},
+    **{
+        wire.PROXIMAL_MU: 0,
+        wire.DITTO_LAMBDA: 0,
+        wire.PLAIN_STEPS: False,
+        wire.GENERATED_WEIGHT: 0,
+    },
+}
+"""What the run's loop does → its value where it does nothing: a loop of a task's own knows none."""
+REPLACED = {
+    "train": tuple(OF_THE_LOOP),
+    "training_step": (wire.GENERATED_WEIGHT,),
+    "optimiser": (wire.PLAIN_STEPS,),
+}
+"""What a task has of its own → entries of a message that it leaves without effect, or makes wrong:
+a loss is added to outputs that only ``loss`` has, FedNova counts steps of SGD."""
 
 
 class RefusedError(ValueError):
@@ -141,7 +165,23 @@ class Request:
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
+        self._check_task()
         return plan
+
+    def _check_task(self) -> None:
+        """Refuse what cannot be done together with what the task has of its own."""
+        for hook, keys in REPLACED.items():
+            if not has_own(self.bench.task, hook):
+                continue
+            for key in keys:
+                asked = self.config.get(key, OF_THE_LOOP[key])
+                if key == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != DITTO:
+                    continue
+                if asked != OF_THE_LOOP[key]:
+                    self.refuse_for(
+                        f"cannot take part: its task {self.bench.task.name!r} has its own "
+                        f"{hook}, and this run's {key} = {asked} does not go with that."
+                    )
 
     def _way(self) -> TrainPlan:
         """What all trainings of the run have in common."""
@@ -263,8 +303,10 @@ class Request:
 
     def _balance(self) -> str:
         balance = self._one_of(wire.BALANCE, BALANCE)
-        if balance != "none" and not isinstance(self.bench.task.problem, Classes):
-            self.refuse_for(f"learns no classes that {wire.BALANCE} = {balance} could make up for.")
+        try:
+            require_balance(self.bench.task, balance)
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
         return balance
 
     def _optimiser(self) -> str:

@@ -44,6 +44,8 @@ TERMS = (
     *(wire.LOCAL_EPOCHS, wire.LOCAL_STEPS, wire.BATCH_SIZE, wire.INNER_STEPS),
     *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS, wire.METRIC, wire.BALANCE),
     *(wire.OPTIMISER, wire.SCHEDULE, wire.WARM_UP, wire.ACCUMULATE, wire.CLIP_NORM),
+    *(wire.KEEP_OPTIMISER, wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
+    *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS),
 )
 """Entries of a run's training messages that a silo may refuse it for."""
 
