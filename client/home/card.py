@@ -22,7 +22,7 @@ from coterie.client.work.guard import Choice
 from coterie.client.work.measure import Evaluation
 from coterie.client.work.workbench import Workbench
 from coterie.system.files import write_atomically
-from coterie.tasks.base import ColumnScale
+from coterie.tasks.base import ColumnScale, Option
 from coterie.wire import Model, model_hash
 
 METADATA = "coterie-card"
@@ -106,6 +106,7 @@ class Card:
             empty: it holds the whole model.
         data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
         scale: of a table's training data.
+        task_values: the run's keys for the task (``Task.run_values``), which made the model.
     """
 
     silo: str
@@ -139,6 +140,7 @@ class Card:
     seed: int = 0
     calibration: Calibration | None = None
     frozen: str = ""
+    task_values: Mapping[str, Option] = field(default_factory=dict)
 
 
 def card_of(
@@ -194,6 +196,7 @@ def card_of(
         guard=float(guard) if isinstance(guard, int | float) else 0.0,
         seed=_whole(config, wire.SEED),
         frozen=bench.frozen,
+        task_values=dict(bench.task.run_values),
     )
 
 
@@ -265,6 +268,9 @@ def _text(card: Card, file: Path) -> str:
         )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()
+    if card.task_values:
+        told = card.task_values.items()
+        rows["Keys of the task"] = ", ".join(f"task.{key} = {value}" for key, value in told)
     rows |= {
         "SHA-256 of the arrays": card.sha256,
         "Kept": card.kept,

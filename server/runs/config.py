@@ -9,6 +9,7 @@ writes what is made from them: that list, and the tables of the documentation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Self
@@ -194,6 +195,8 @@ class RunConfig(Options):
         "checkpoint, with the keys that it had. `coterie run --resume RUN` sets it.",
     )
     algorithm: InstanceOf[Algorithm[Any]]
+    task_keys: dict[str, Any] = Field(default_factory=dict)
+    """``task.<name>`` → value: for the task at the silos, which alone know what it may be."""
 
     @field_validator("leading_metric")
     @classmethod
@@ -225,8 +228,10 @@ class RunConfig(Options):
         row = _row(values.get("strategy", "hcct"))
         around = values.get("generators", "off") != "off"
         shared = {key: value for key, value in values.items() if key in cls.own_keys()}
-        own = {key: value for key, value in values.items() if key not in shared}
+        of_task = {key: value for key, value in values.items() if key.startswith(wire.TASK_KEYS)}
+        own = {key: value for key, value in values.items() if key not in {*shared, *of_task}}
         problems = [*_foreign(own, row, around=around), *_generator_problems(values, row)]
+        problems += _task_key_problems(of_task)
         own = {key: value for key, value in own.items() if key in keys_of(row, around=around)}
         algorithm = Algorithm[Any]()
         try:
@@ -234,7 +239,7 @@ class RunConfig(Options):
         except FederationError as error:
             problems.append(str(error).removesuffix("."))
         try:
-            config = cls.build(shared, algorithm=algorithm)
+            config = cls.build(shared, algorithm=algorithm, task_keys=of_task)
             problems += config.algorithm.problems(train_config(config, run=""))
         except FederationError as error:
             problems.append(str(error).removesuffix("."))
@@ -260,7 +265,8 @@ class RunConfig(Options):
         base = getattr(algorithm, "base", None)
         if base is not None:
             own = {**base.plain(), **own}
-        return {**super().plain(), **{k: v for k, v in own.items() if k not in _fixed(row)}}
+        own = {k: v for k, v in own.items() if k not in _fixed(row)}
+        return {**super().plain(), **own, **self.task_keys}
 
 
 def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
@@ -273,7 +279,23 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
         told[wire.PERSONAL_LR] = config.personal_lr or config.lr
     told |= {wire.GUARD: config.guard} if config.guard else {}
     told |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
-    return told | {key: keys[key] for key in TOLD}
+    return told | {key: keys[key] for key in TOLD} | config.task_keys
+
+
+def _task_key_problems(keys: Mapping[str, Any]) -> Iterator[str]:
+    """What can be said of them without the task: their form."""
+    for key, value in keys.items():
+        if not re.fullmatch(r"task\.[a-z][a-z0-9_-]{0,39}", key):
+            yield (
+                "a key of the task is task. and a name of small letters, digits, - and _. "
+                f"Got {key!r}"
+            )
+        elif not isinstance(value, int | float | str) or not _is_short(value):
+            yield f"{key} must be a number, true or false, or a short text. Got {value!r}"
+
+
+def _is_short(value: float | str) -> bool:
+    return len(value) <= 200 if isinstance(value, str) else abs(value) <= 1e9
 
 
 @cache

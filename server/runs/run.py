@@ -94,6 +94,7 @@ def terms(config: RunConfig) -> dict[str, Scalar]:
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
     told = {key: value for key, value in training.items() if key in TERMS}
+    told |= config.task_keys
     return told | dict(config.algorithm.demands())
 
 
@@ -305,6 +306,7 @@ def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
             wire.STRATEGY: config.strategy,
             wire.SEED: config.seed,
             wire.PERSONAL: config.personal,
+            **config.task_keys,
         }
     )
     request = Message(RecordDict({wire.CONFIG: asked}), silo.node_id, wire.INITIAL, group_id="0")

@@ -130,7 +130,9 @@ def evaluation_messages(
     """
     encoder = Encoder()
     keys = EVALUATION_KEYS + (PERSONALISING_KEYS if wire.PERSONALISE in config else ())
-    of_training = {k: v for k, v in config.items() if k in keys}
+    of_training = {
+        key: value for key, value in config.items() if key in keys or key.startswith(wire.TASK_KEYS)
+    }
     entries = {**told, **of_training, **more, wire.ROUND: number}
     messages = []
     for silo in silos:

@@ -229,5 +229,5 @@ def test_a_loop_that_skips_mini_batches_or_returns_no_number_is_named() -> None:
 
     with pytest.raises(TaskError, match=r"must take every mini-batch .* It left 3 of 6"):
         trained(Lazy())
-    with pytest.raises(TaskError, match="must return the mean loss .* Got NoneType"):
+    with pytest.raises(TaskError, match=r"must return the mean loss .* Got NoneType"):
         trained(Silent())
