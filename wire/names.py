@@ -110,6 +110,12 @@ PURPOSE: Final = "purpose"
 """Distinguishes messages of one type to one silo in one round; part of the silo's seed."""
 KEEP: Final = "keep"
 """The evaluated model is the silo's own from now on: it writes it to its disk."""
+KEEP_BEST: Final = "keep-best"
+"""After the last round the silo keeps the model of the round that was best on ``VALIDATION``."""
+ENDED_EARLY: Final = "ended-early"
+"""This is the end of the run, although it has fewer rounds than were planned."""
+VALIDATION: Final = "validation"
+"""Share of the training data kept out of all training, to choose by; 0 is none."""
 PERSONAL: Final = "personal"
 """Layers that stay at the silo: ``head``, or a prefix of array names. Never sent either way."""
 PAIR_LABELS: Final = "pair-labels"
@@ -156,6 +162,8 @@ HOLDOUT_ERROR: Final = "holdout-error"
 RECEIVED_LOSS: Final = "received-loss"
 RECEIVED_ERROR: Final = "received-error"
 RECEIVED_EXAMPLES: Final = "received-num-examples"
+RECEIVED_VALIDATION_ERROR: Final = "received-validation-error"
+"""Of the model received, on the silo's validation data."""
 ALONE_ERROR: Final = "alone-error"
 """On test data, of the model that the silo trained alone."""
 VALIDATION_ERROR: Final = "validation-error"
@@ -172,7 +180,7 @@ OWN_METRICS: Final = frozenset(
         *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
         *(HOLDOUT_ERROR, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES, ALONE_ERROR),
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
-        MIN_GROUP_SIZE,
+        *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR),
     }
 )
 """These; any other key of a reply is a metric of the silo's app."""

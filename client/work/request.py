@@ -118,6 +118,7 @@ class Request:
         """Refuse now what the silo would refuse of a later message of this run."""
         plan = self.plan()
         self.metric()
+        self.kept_out_share()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
@@ -270,6 +271,14 @@ class Request:
                 "hold out one of them."
             )
         return share
+
+    def kept_out_share(self) -> float:
+        """Share of the training samples that no training of this run sees: the guard's, or what
+        rounds are chosen by."""
+        guard, validation = map(self.held_out_share, (wire.GUARD, wire.VALIDATION))
+        if guard and validation:
+            raise RefusedError(f"{wire.GUARD} and {wire.VALIDATION} cannot be combined.")
+        return guard or validation
 
     def integer(self, key: str, *, minimum: int, default: int | None = None) -> int:
         """A whole number of at least ``minimum``; without a default the message must have it."""

@@ -232,6 +232,8 @@ def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
     run = reading.read_whole(folder)
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
+    if run.ended_early:
+        _say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.collaboration:
         console.print(collaboration_text(run.collaboration), soft_wrap=True)
     _say(console, f"{run.seconds:.1f} s; models and record: {folder}")

@@ -28,7 +28,7 @@ GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
 TOLD_IF_SET = (
     *(wire.PERSONAL, wire.LOCAL_STEPS, wire.EVALUATE_TRAINED, wire.METRIC, wire.KEEP_OPTIMISER),
-    *(wire.WARM_UP, wire.CLIP_NORM),
+    *(wire.WARM_UP, wire.CLIP_NORM, wire.VALIDATION),
 )
 TOLD_IF_OTHER = {
     **{wire.OPTIMISER: "sgd", wire.SCHEDULE: "constant", wire.ACCUMULATE: 1},
@@ -174,6 +174,30 @@ class RunConfig(Options):
         "its model at the end with one that it trained alone with the same budget: it keeps the "
         "better. 0 turns it off.",
     )
+    validation: NotNegative = Field(
+        0.0,
+        le=0.5,
+        description="Share of its training data that a silo keeps out of all training, to choose "
+        "rounds by: for `keep = best` and `patience`. 0 keeps none; not together with `guard`.",
+    )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="The model that a silo keeps at the end: the last round's, or that of the "
+        "round that was best on its validation data. The record has the last round's.",
+    )
+    evaluate_every: int = Field(
+        1,
+        ge=1,
+        le=100_000,
+        description="Silos evaluate their model after every so many rounds, and after the last.",
+    )
+    patience: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="The run ends when the silos' mean error on their validation data has not "
+        "improved for so many rounds; 0 plays all rounds. Test data have no part in it.",
+    )
     keep_every: int = Field(
         0,
         ge=0,
@@ -241,6 +265,7 @@ class RunConfig(Options):
         try:
             config = cls.build(shared, algorithm=algorithm, task_keys=of_task)
             problems += config.algorithm.problems(train_config(config, run=""))
+            problems += _validation_problems(config)
         except FederationError as error:
             problems.append(str(error).removesuffix("."))
         if problems:
@@ -278,8 +303,17 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
         told |= {key: keys[key] for key in PERSONALISATION}
         told[wire.PERSONAL_LR] = config.personal_lr or config.lr
     told |= {wire.GUARD: config.guard} if config.guard else {}
+    told |= {wire.KEEP_BEST: True} if config.keep == "best" else {}
     told |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
     return told | {key: keys[key] for key in TOLD} | config.task_keys
+
+
+def _validation_problems(config: RunConfig) -> Iterator[str]:
+    if config.validation and config.guard:
+        yield "validation and guard cannot be combined: take one of the two"
+    for key, asked in (("keep = best", config.keep == "best"), ("patience", config.patience)):
+        if asked and not config.validation:
+            yield f"{key} needs validation data: set validation, to 0.1 for example"
 
 
 def _task_key_problems(keys: Mapping[str, Any]) -> Iterator[str]:

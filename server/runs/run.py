@@ -45,7 +45,7 @@ TERMS = (
     *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS, wire.METRIC, wire.BALANCE),
     *(wire.OPTIMISER, wire.SCHEDULE, wire.WARM_UP, wire.ACCUMULATE, wire.CLIP_NORM),
     *(wire.KEEP_OPTIMISER, wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
-    *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS),
+    *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS, wire.VALIDATION),
 )
 """Entries of a run's training messages that a silo may refuse it for."""
 
@@ -115,6 +115,8 @@ def build_strategy(
         on_round=on_round,
         on_event=on_event,
         keep_every=config.keep_every,
+        evaluate_every=config.evaluate_every,
+        patience=config.patience,
         name_members=config.name_members,
     )
 
@@ -281,7 +283,8 @@ def _execute(
     )
     grid = cast(Grid, AnnouncingGrid(grid, recording.answered))
     done = 0 if resume is None else resume.round
-    here = recording.present(grid, number=min(done + 1, config.rounds))
+    ended = resume is not None and resume.ended_early
+    here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
     initial = initial_arrays(grid, here[0], config) if resume is None else ArrayRecord()
     record.ready(recording.silos)
     return strategy.start(
