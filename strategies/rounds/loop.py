@@ -486,9 +486,8 @@ class GroupStrategy(Strategy):
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
         clock.lap("finish")
         early = bool(standing.ended_early)
-        asked, replies = [], []
-        if self.evaluate:
-            asked, replies = self._hand_over(run, state, now, ended_early=early)
+        handed = self._hand_over(run, state, now, ended_early=early) if self.evaluate else ([], [])
+        asked, replies = handed
         evaluation = kit.read_evaluations(asked, replies, run.names)
         guards = {n: g for n, g in kit.read_guards(asked, replies).items() if n in evaluation}
         clock.lap("evaluate")
