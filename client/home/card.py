@@ -107,8 +107,8 @@ class Card:
             empty: it holds the whole model.
         data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
         scale: of a table's training data.
-        best_of: rounds of which it is the best on ``validation_examples`` samples of validation
-            data, which ``guard`` is then the share of; 0: it is the last one's.
+        best_of: the last round of those that it is the best of, on ``validation_examples`` samples
+            of validation data, which ``guard`` is then the share of; 0: it is the last one's.
         task_values: the run's keys for the task (``Task.run_values``), which made the model.
     """
 
@@ -283,8 +283,8 @@ def _text(card: Card, file: Path) -> str:
         )
     if card.best_of and card.validation_error is not None:
         rows["Chosen"] = (
-            f"the model after round {card.round}, the best of {card.best_of} rounds by "
-            f"{lead.title} on validation data: {value_text(card, card.validation_error)} "
+            f"the model after round {card.round}, the best of those measured until round "
+            f"{card.best_of}, by {lead.title} on validation data: {value_text(card, card.validation_error)} "
             f"of {card.validation_examples} samples"
         )
     if card.calibration is not None:
