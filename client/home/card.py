@@ -284,8 +284,8 @@ def _text(card: Card, file: Path) -> str:
     if card.best_of and card.validation_error is not None:
         rows["Chosen"] = (
             f"the model after round {card.round}, the best of those measured until round "
-            f"{card.best_of}, by {lead.title} on validation data: {value_text(card, card.validation_error)} "
-            f"of {card.validation_examples} samples"
+            f"{card.best_of}, by {lead.title} on validation data: "
+            f"{value_text(card, card.validation_error)} of {card.validation_examples} samples"
         )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()
