@@ -4,7 +4,7 @@
 user's own (see ``docs/how-to/own-task.md``).
 """
 
-from coterie.tasks.base import SiloData, Task, TaskError
+from coterie.tasks.base import Passes, RunKey, SiloData, Task, TaskError
 from coterie.tasks.registry import BUILT_IN, load_task
 
-__all__ = ["BUILT_IN", "SiloData", "Task", "TaskError", "load_task"]
+__all__ = ["BUILT_IN", "Passes", "RunKey", "SiloData", "Task", "TaskError", "load_task"]

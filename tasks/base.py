@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +148,56 @@ class Samples:
     passed: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class RunKey:
+    """A key of a run that a task understands: ``task.<name>``, the same at every silo.
+
+    Attributes:
+        default: its value where the run says nothing. Its type is the key's: true or false, whole
+            number, number or text.
+        low, high: bounds of a number, inclusive.
+        choices: of a text; empty allows any of at most 200 characters.
+        help: what it does, for people.
+    """
+
+    default: Option
+    low: float = -1e9
+    high: float = 1e9
+    choices: Sequence[str] = ()
+    help: str = ""
+
+    def objection(self, value: object) -> str:
+        """What it must be instead of this value; empty: it may be this one."""
+        kind = type(self.default)
+        if kind is bool:
+            return "" if isinstance(value, bool) else "true or false"
+        if kind is str and self.choices:
+            return "" if value in self.choices else f"one of {', '.join(self.choices)}"
+        if kind is str:
+            short = isinstance(value, str) and len(value) <= 200
+            return "" if short else "a text of at most 200 characters"
+        right = isinstance(value, int | float) if kind is float else isinstance(value, int)
+        if right and not isinstance(value, bool) and self.low <= value <= self.high:  # type: ignore[operator]
+            return ""
+        what = "a whole number" if kind is int else "a number"
+        return f"{what} from {self.low:g} to {self.high:g}"
+
+
+class Passes(Protocol):
+    """The passes over a silo's training data that one training is made of.
+
+    ``for batches in passes: for x, y in batches: …``. Batches are on the device, shuffled by the
+    run's seed, the silo and the round, and as many as the run asks for.
+    """
+
+    def __iter__(self) -> Iterator[Iterator[tuple[Nest, Nest]]]:
+        """(inputs, targets) of every mini-batch, pass by pass."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the mini-batch given last, by the run's schedule."""
+
+
 class Task(ABC):
     """What a federation learns. Subclass it.
 
@@ -159,6 +211,9 @@ class Task(ABC):
         classes: their names, for people; empty: they are only numbered.
         weights: name and SHA-256 of the file that its models begin from, if there is one; known
             when a model has been made.
+        run_keys: the keys of a run that the task understands, by name; ``run_values`` has what the
+            present run gives them. They are for the model and its training: the data are loaded
+            before a run is known.
         scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
             tasks whose ``load`` gave one; None: that of the training data as it is now.
     """
@@ -170,6 +225,36 @@ class Task(ABC):
     classes: Sequence[str] = ()
     weights: tuple[str, str] | None = None
     scale: ColumnScale | None = None
+    run_keys: Mapping[str, RunKey] = MappingProxyType({})
+    _given: Mapping[str, Option] = MappingProxyType({})
+
+    @property
+    def run_values(self) -> Mapping[str, Any]:
+        """Value of every one of ``run_keys``: the run's, or the default."""
+        return {name: key.default for name, key in self.run_keys.items()} | dict(self._given)
+
+    def of_run(self, values: Mapping[str, Any]) -> Self:
+        """The task as a run makes it, which shares everything else with this one.
+
+        Args:
+            values: by name, without ``task.``; they come from elsewhere and may be anything.
+
+        Raises:
+            TaskError: a key that the task does not have, or a value that it does not allow.
+        """
+        for name, value in values.items():
+            if name not in self.run_keys:
+                has = ", ".join(f"task.{known}" for known in sorted(self.run_keys)) or "none"
+                raise TaskError(
+                    f"task {self.name!r} has no run key {_shown(f'task.{name}')}. It has: {has}."
+                )
+            if must := self.run_keys[name].objection(value):
+                raise TaskError(
+                    f"task.{name} of task {self.name!r} must be {must}. Got {_shown(value)}."
+                )
+        made = copy(self)
+        object.__setattr__(made, "_given", dict(values))  # also where a task is a frozen dataclass
+        return made
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
@@ -243,6 +328,41 @@ class Task(ABC):
         """Mean loss of a batch: the problem's, unless the task says otherwise."""
         return self.problem.loss(outputs, targets)
 
+    def training_step(self, model: torch.nn.Module, x: Nest, y: Nest) -> torch.Tensor:
+        """The loss of a mini-batch, whose gradient training follows. Here: ``loss`` of the outputs.
+
+        Override it for a loss that needs more than outputs and targets (mixup, a contrastive loss,
+        a second call of the model). Randomness is torch's, which the caller has seeded.
+
+        Args:
+            model: in training mode.
+            x, y: of the mini-batch, on the model's device.
+        """
+        return self.loss(model(x), y)
+
+    def train(self, model: torch.nn.Module, passes: Passes) -> float:
+        """A whole training of the task's own, in place of the run's loop. Override it to have one.
+
+        The model is in training mode and changed in place; torch is seeded. What a run asks of the
+        loop that it replaces (another optimiser, clipping, a proximal term, …) is refused.
+
+        Args:
+            model: train those of its parameters that require gradients.
+            passes: over the training data; each is to be taken once.
+
+        Returns:
+            The mean loss over the samples of the last pass.
+        """
+        raise NotImplementedError
+
+    def lr_factor(self, done: float) -> float:
+        """A factor on the learning rate, beside the run's ``schedule`` and ``lr-decay``; here: 1.
+
+        Args:
+            done: share of the whole run, in [0, 1].
+        """
+        return 1.0
+
     def optimiser(self, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer | None:
         """An optimiser of the task's own, in place of the run's; None: there is none.
 
@@ -276,6 +396,25 @@ class Task(ABC):
         from coterie.tasks.models import Discriminator
 
         return Discriminator(num_features, max(self.num_classes, 1))
+
+
+def _shown(value: object) -> str:
+    """A value of somebody else's, in an error."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def with_task_keys(keys: Any) -> Any:
+    """Keys of a run as a file has them, with ``[run.task]`` written as ``task.<name>``."""
+    if not isinstance(keys, Mapping) or not isinstance(keys.get("task"), Mapping):
+        return keys
+    own = {f"task.{name}": value for name, value in keys["task"].items()}
+    return {**{key: value for key, value in keys.items() if key != "task"}, **own}
+
+
+def has_own(task: Task, hook: str) -> bool:
+    """Whether a task has its own ``train``, ``training_step``, ``loss``, ``optimiser`` …"""
+    return getattr(type(task), hook) is not getattr(Task, hook)
 
 
 def place_of(text: str) -> Path:

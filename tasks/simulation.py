@@ -31,7 +31,16 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coterie.tasks.base import Option, SiloData, StreamedData, Task, TaskError, as_option, place_of
+from coterie.tasks.base import (
+    Option,
+    SiloData,
+    StreamedData,
+    Task,
+    TaskError,
+    as_option,
+    place_of,
+    with_task_keys,
+)
 from coterie.tasks.splits.options import SPLIT_KEYS
 
 MAX_SILOS = 100_000
@@ -124,7 +133,7 @@ class Simulation(BaseModel):
     label_counts: bool = Field(False, strict=True)
     split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
-    run: dict[str, Any] = Field(default_factory=dict)
+    run: Annotated[dict[str, Any], BeforeValidator(with_task_keys)] = Field(default_factory=dict)
 
     @classmethod
     def read(cls, file: Path) -> Simulation:

@@ -200,8 +200,8 @@ def calibrate(
 
     A temperature makes the probabilities fit how often the model is right here. With two classes,
     or labels, a threshold says above which probability the answer is yes (the second class). Both
-    are fitted on the run's validation data, if it had a guard, else on half of the test data, and
-    stand in the model's card. From then on predict and export use them.
+    are fitted on what the run kept out of training (guard, validation), else on half of the test
+    data, and stand in the model's card. From then on predict and export use them.
     """
     from coterie.client.cli.answers import figure_lines
     from coterie.client.cli.calibrate import calibrate, keep_calibration

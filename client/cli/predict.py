@@ -85,7 +85,7 @@ def load_kept(file: Path, *, source: str = "") -> Kept:
     weights = dict(load_file(file))
     if model_hash(weights) != card.sha256:
         raise CardError(f"{file} is damaged: its arrays do not match the SHA-256 of its card.")
-    task = load_task(source or card.source)
+    task = load_task(source or card.source).of_run(card.task_values)
     if task.name != card.task:
         raise TaskError(
             f"the model was trained for task {card.task!r}, but task {task.name!r} was loaded."

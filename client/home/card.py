@@ -16,13 +16,14 @@ from flwr.app import ConfigRecord
 from safetensors import SafetensorError, safe_open
 
 from coterie import wire
+from coterie.client.home.best import Best
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.guard import Choice
 from coterie.client.work.measure import Evaluation
 from coterie.client.work.workbench import Workbench
 from coterie.system.files import write_atomically
-from coterie.tasks.base import ColumnScale
+from coterie.tasks.base import ColumnScale, Option
 from coterie.wire import Model, model_hash
 
 METADATA = "coterie-card"
@@ -94,7 +95,7 @@ class Card:
         metric, unit: what leads, which the errors are of.
         figures: metric → value, and low and high end of its 95 % interval.
         trivial: metric → its value if always the one best answer were given.
-        guard, seed: the share of the training data that the guard kept out of all training, and
+        guard, seed: the share of the training data that the run kept out of all training, and
             the run's seed, which says which samples these are.
         calibration: of its outputs; None: they are read as they are.
         sha256: ``wire.model_hash`` of the arrays.
@@ -106,6 +107,9 @@ class Card:
             empty: it holds the whole model.
         data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
         scale: of a table's training data.
+        best_of: the last round of those that it is the best of, on ``validation_examples`` samples
+            of validation data, which ``guard`` is then the share of; 0: it is the last one's.
+        task_values: the run's keys for the task (``Task.run_values``), which made the model.
     """
 
     silo: str
@@ -139,6 +143,9 @@ class Card:
     seed: int = 0
     calibration: Calibration | None = None
     frozen: str = ""
+    task_values: Mapping[str, Option] = field(default_factory=dict)
+    best_of: int = 0
+    validation_examples: int = 0
 
 
 def card_of(
@@ -149,6 +156,7 @@ def card_of(
     choice: Choice | None = None,
     *,
     here: bool = False,
+    best: Best | None = None,
 ) -> Card:
     """The card of a model that the silo is about to keep.
 
@@ -158,10 +166,12 @@ def card_of(
         tested: on the silo's test data, the one to keep.
         choice: the guard's, if it was on.
         here: it is as this silo has just trained it.
+        best: what it was chosen by, if it is the best of several rounds.
     """
     together = HERE if here else "together"
     members = config.get(wire.MEMBERS, [])
-    guard = config.get(wire.GUARD, 0.0)
+    guard = config.get(wire.GUARD) or config.get(wire.VALIDATION, 0.0)
+    chosen_by = best.error if best is not None else None
     description = bench.describe()
     return Card(
         silo=bench.settings.name,
@@ -169,7 +179,7 @@ def card_of(
         source=bench.settings.task,
         run=str(config.get(wire.RUN, "run")),
         strategy=str(config.get(wire.STRATEGY, "")),
-        round=_whole(config, wire.ROUND),
+        round=_whole(config, wire.ROUND) if best is None else best.round,
         rounds=_whole(config, wire.ROUNDS),
         group=_whole(config, wire.GROUP),
         group_size=_whole(config, wire.GROUP_SIZE),
@@ -179,7 +189,7 @@ def card_of(
         test_error=tested.error,
         test_loss=tested.loss,
         test_examples=tested.num_examples,
-        validation_error=None if choice is None else choice.validation.error,
+        validation_error=chosen_by if choice is None else choice.validation.error,
         validation_error_alone=None if choice is None else choice.validation_alone.error,
         sha256=model_hash(model),
         kept=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -194,6 +204,9 @@ def card_of(
         guard=float(guard) if isinstance(guard, int | float) else 0.0,
         seed=_whole(config, wire.SEED),
         frozen=bench.frozen,
+        task_values=dict(bench.task.run_values),
+        best_of=0 if best is None else _whole(config, wire.ROUND),
+        validation_examples=0 if best is None else best.samples,
     )
 
 
@@ -202,16 +215,21 @@ def _whole(config: ConfigRecord, key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def keep_model(home: str, card: Card, model: Model) -> Path:
+def keep_model(home: str, card: Card, model: Model, *, final: bool | None = None) -> Path:
     """Write the model and its card; return the model's file.
 
     The final one is called as the run, one of a round before the last has the round in its name.
     Of those that this silo trained itself the last one is kept, in a folder of their own.
+
+    Args:
+        home: the silo's folder.
+        card, model: to write.
+        final: whether the run is over; None: if as many rounds are as were planned.
     """
     if card.trained == HERE:
         file = file_of(home, PERSONALISED, card.run)
     else:
-        final = card.round >= card.rounds
+        final = card.round >= card.rounds if final is None else final
         name = card.run if final else f"{card.run}-round-{card.round:06d}"
         file = file_of(home, "models", name)
     write_card(file, card, model)
@@ -263,8 +281,17 @@ def _text(card: Card, file: Path) -> str:
             f"together {value_text(card, card.validation_error)}, "
             f"alone {value_text(card, card.validation_error_alone)}"
         )
+    if card.best_of and card.validation_error is not None:
+        rows["Chosen"] = (
+            f"the model after round {card.round}, the best of those measured until round "
+            f"{card.best_of}, by {lead.title} on validation data: "
+            f"{value_text(card, card.validation_error)} of {card.validation_examples} samples"
+        )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()
+    if card.task_values:
+        told = card.task_values.items()
+        rows["Keys of the task"] = ", ".join(f"task.{key} = {value}" for key, value in told)
     rows |= {
         "SHA-256 of the arrays": card.sha256,
         "Kept": card.kept,

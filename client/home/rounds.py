@@ -42,11 +42,11 @@ def keep(settings: SiloSettings, kind: str, model: Model, *, run: str, number: i
     if not settings.home:
         return
     folder = folder_of(settings.home, kind, run)
-    for later, file in _files(folder).items():
+    for later, file in files_of(folder).items():
         if later > number:
             file.unlink()
     write_model(folder / f"round-{number:06d}.safetensors", model)
-    for file in list(_files(folder).values())[:-KEPT]:
+    for file in list(files_of(folder).values())[:-KEPT]:
         file.unlink()
 
 
@@ -58,7 +58,7 @@ def latest(settings: SiloSettings, kind: str, *, run: str, before: int) -> Model
         return rounds[max(known)]
     if not settings.home:
         return None
-    found = {r: f for r, f in _files(folder_of(settings.home, kind, run)).items() if r < before}
+    found = {r: f for r, f in files_of(folder_of(settings.home, kind, run)).items() if r < before}
     for number in sorted(found, reverse=True):
         try:
             return dict(load_file(found[number]))
@@ -67,7 +67,7 @@ def latest(settings: SiloSettings, kind: str, *, run: str, before: int) -> Model
     return None
 
 
-def _files(folder: Path) -> dict[int, Path]:
+def files_of(folder: Path) -> dict[int, Path]:
     """Round → file, in order."""
     files = sorted(folder.glob("round-*.safetensors"))
     return {int(file.stem.removeprefix("round-")): file for file in files}

@@ -61,10 +61,10 @@ def _pairs(request: Request) -> Pairs:
     if set(labels) - {"0", "1"}:
         raise RefusedError(f"{wire.PAIR_LABELS} must be of the digits 0 and 1. Got {labels!r}.")
     record = request.message.content.array_records.get(wire.DISCRIMINATORS)
-    guard = request.held_out_share(wire.GUARD)
+    kept_out = request.kept_out_share()
     try:
         return open_pairs(
-            leave_out_validation(request.bench, guard, run_seed=request.run_seed),
+            leave_out_validation(request.bench, kept_out, run_seed=request.run_seed),
             None if record is None else wire.decode_arrays(record),
             [int(label) for label in labels],
             samples=request.integer(wire.SAMPLES, minimum=1, default=500),

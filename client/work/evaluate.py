@@ -17,6 +17,7 @@ from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full
 from coterie.client.work.personalisation import personalise
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
+from coterie.client.work.validation import load_best, validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
 from coterie.tasks.problems import Classes
@@ -33,11 +34,11 @@ def evaluate_model(request: Request) -> RecordDict:
     before = 0 if request.purpose else round_number + 1
     request.receive(request.personal(), before=before)
     how = request.personalisation(before=before)
-    guard = request.held_out_share(wire.GUARD)
+    guard, validation = request.held_out_share(wire.GUARD), validation_of(request)
     keep, metric = request.config.get(wire.KEEP), request.metric()
-    choice = None
+    choice, best = None, None
     with Stopwatch() as watch:
-        spared = leave_out_validation(bench, guard, run_seed=run_seed)
+        spared = leave_out_validation(bench, request.kept_out_share(), run_seed=run_seed)
         if how is not None:
             personalise(spared, how)
         result = (
@@ -46,6 +47,8 @@ def evaluate_model(request: Request) -> RecordDict:
             else evaluate(bench.task, bench.model, spared.data.test, metric=metric)
         )
         model = read_weights(bench.model)
+        if validation is not None and keep and _is_final(request):
+            _, best = validate(request, validation, held_after=round_number)
         if guard and keep:
             choice = choose(
                 bench,
@@ -59,21 +62,33 @@ def evaluate_model(request: Request) -> RecordDict:
     if keep and bench.settings.home:
         kept = model if choice is None else choice.model
         of_kept = choice.test_alone if choice is not None and choice.alone else result
-        keep_model(bench.settings.home, card_of(bench, request.config, kept, of_kept, choice), kept)
+        if best is not None:
+            kept = load_best(request, best)
+            load_weights(bench.model, kept)
+            of_kept = evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
+        card = card_of(bench, request.config, kept, of_kept, choice, best=best)
+        keep_model(bench.settings.home, card, kept, final=_is_final(request))
     figures = {wire.ERROR: result.error, wire.LOSS: result.loss, wire.SECONDS: watch.seconds}
     note(bench.settings.home, wire.EVALUATE, run, request.config, figures)
     return _evaluation(bench, result, watch.seconds, choice)
 
 
+def _is_final(request: Request) -> bool:
+    """Whether this is the end of the run."""
+    planned = request.integer(wire.ROUNDS, minimum=0, default=0)
+    ended_early = bool(request.config.get(wire.ENDED_EARLY))
+    return ended_early or request.round_number(default=LAST_ROUND) >= planned
+
+
 def evaluate_model_on_training_data(request: Request) -> RecordDict:
     """Evaluate the model received on this silo's training data, for a strategy to choose by.
 
-    Without the guard's part: what a model was chosen by says nothing new of it.
+    Without what is kept out of training: what a model was chosen by says nothing new of it.
     """
-    bench, guard = request.bench, request.held_out_share(wire.GUARD)
+    bench, kept_out = request.bench, request.kept_out_share()
     request.receive(request.personal(), before=request.round_number(default=LAST_ROUND))
     with Stopwatch() as watch:
-        data = leave_out_validation(bench, guard, run_seed=request.run_seed).data
+        data = leave_out_validation(bench, kept_out, run_seed=request.run_seed).data
         result = evaluate(bench.task, bench.model, data.train, metric=request.metric())
     return _evaluation(bench, result, watch.seconds)
 

@@ -111,7 +111,7 @@ def _gradients(
         parameter.grad = None
     x, y = part.at(batch)
     with autocast(plan.precision, part.device):
-        loss = task.loss(model(x), y)
+        loss = task.training_step(model, x, y)
     loss.backward()
     return float(loss.detach())
 

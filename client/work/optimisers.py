@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,16 +33,35 @@ class Schedule:
         kind: one of ``SCHEDULES``.
         warm_up: share of the run in which the rate rises from 0, linearly.
         begin, share: of the run, before this training and of this training.
+        own: the task's further factor (``Task.lr_factor``).
     """
 
     kind: str
     warm_up: float
     begin: float
     share: float
+    own: Callable[[float], float] | None = None
 
     def factor(self, done: float) -> float:
-        """On the learning rate, when this share of this training is done."""
+        """On the learning rate, when this share of this training is done.
+
+        Raises:
+            TaskError: the task's own is no finite number of at least 0.
+        """
         at = self.begin + self.share * done
+        factor = self._factor(at)
+        if self.own is None:
+            return factor
+        further = self.own(at)
+        if not isinstance(further, int | float) or not 0 <= further < math.inf:
+            raise TaskError(
+                f"lr_factor of the task must give a finite number of at least 0. Got {further!r} "
+                f"after {at:g} of the run."
+            )
+        return factor * further
+
+    def _factor(self, at: float) -> float:
+        """The run's own."""
         if at < self.warm_up:
             return at / self.warm_up
         if self.kind == "cosine":
@@ -84,11 +103,6 @@ class Optimiser(ABC):
             self.scaler.unscale_(self.inner)
         if self.plan.clip_norm:
             nn.utils.clip_grad_norm_(parameters, self.plan.clip_norm)
-
-    def rate(self, done: float) -> float:
-        """The learning rate when this share of the training is done."""
-        schedule = self.plan.schedule
-        return self.plan.lr if schedule is None else self.plan.lr * schedule.factor(done)
 
 
 class _PlainSGD(Optimiser):

@@ -15,13 +15,34 @@ from coterie.client.work.data import Data
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
 from coterie.client.work.personalisation import APFL, DITTO, FINETUNE, Own, Personalisation
-from coterie.client.work.sgd import TooFewError, TrainPlan, has_batch_norm, seed_of
+from coterie.client.work.sgd import (
+    TooFewError,
+    TrainPlan,
+    has_batch_norm,
+    require_balance,
+    seed_of,
+)
 from coterie.client.work.weights import load_weights
-from coterie.client.work.workbench import Workbench, workbench_of
-from coterie.tasks.base import TaskError
-from coterie.tasks.problems import BALANCE, Classes
+from coterie.client.work.workbench import Workbench, of_run, workbench_of
+from coterie.tasks.base import TaskError, has_own
+from coterie.tasks.problems import BALANCE
 
 PRECISIONS = ("float32", "bfloat16", "float16")
+OF_THE_LOOP = {
+    **{wire.OPTIMISER: "sgd", wire.KEEP_OPTIMISER: False, wire.PRECISION: PRECISIONS[0]},
+    **{wire.CLIP_NORM: 0, wire.ACCUMULATE: 1, wire.MOMENTUM: 0, wire.WEIGHT_DECAY: 0},
+    **{wire.PROXIMAL_MU: 0, wire.DITTO_LAMBDA: 0, wire.GENERATED_WEIGHT: 0},
+    **{wire.PLAIN_STEPS: False, wire.MIXTURE: None, wire.COSINE_LAMBDA: 0},
+}
+"""What the run's loop does → its value where it does nothing: a loop of a task's own knows none."""
+REPLACED = {
+    "train": tuple(OF_THE_LOOP),
+    "training_step": (wire.GENERATED_WEIGHT, wire.MIXTURE),
+    "optimiser": (wire.PLAIN_STEPS,),
+    "lr_factor": (wire.PLAIN_STEPS,),
+}
+"""What a task has of its own → entries of a message that it leaves without effect, or makes wrong:
+a loss is added to outputs that only ``loss`` has, FedNova counts steps of SGD."""
 
 
 class RefusedError(ValueError):
@@ -63,7 +84,23 @@ class Request:
         """Number of the round."""
         return self.integer(wire.ROUND, minimum=0, default=default)
 
-    def check_run(self) -> None:
+    def checked(self) -> Request:
+        """The same with the task as the run's keys make it, if the silo takes part in the run."""
+        self._check_run()
+        values = {
+            key.removeprefix(wire.TASK_KEYS): value
+            for key, value in self.config.items()
+            if key.startswith(wire.TASK_KEYS)
+        }
+        try:
+            request = replace(self, bench=of_run(self.bench, values))
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
+        if self.message.metadata.message_type == wire.DESCRIBE:
+            request._check_terms()
+        return request
+
+    def _check_run(self) -> None:
         """Refuse another protocol or task. A plain Flower server says neither, and may go on."""
         protocol = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL)
         if protocol != wire.PROTOCOL:
@@ -76,13 +113,12 @@ class Request:
         if task != own:
             self.refuse_for(f"serves task {own!r}, the run is of task {task!r}.")
         self.refuse_for(self.bench.settings.policy.objection(self.config))
-        if self.message.metadata.message_type == wire.DESCRIBE:
-            self._check_terms()
 
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
         plan = self.plan()
         self.metric()
+        self.kept_out_share()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
@@ -142,7 +178,23 @@ class Request:
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
+        self._check_task()
         return plan
+
+    def _check_task(self) -> None:
+        """Refuse what cannot be done together with what the task has of its own."""
+        for hook, keys in REPLACED.items():
+            if not has_own(self.bench.task, hook):
+                continue
+            for key in keys:
+                asked = self.config.get(key, OF_THE_LOOP[key])
+                if key == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != DITTO:
+                    continue
+                if asked != OF_THE_LOOP[key]:
+                    self.refuse_for(
+                        f"cannot take part: its task {self.bench.task.name!r} has its own "
+                        f"{hook}, and this run's {key} = {asked} does not go with that."
+                    )
 
     def _way(self) -> TrainPlan:
         """What all trainings of the run have in common."""
@@ -241,6 +293,14 @@ class Request:
             )
         return share
 
+    def kept_out_share(self) -> float:
+        """Share of the training samples that no training of this run sees: the guard's, or what
+        rounds are chosen by."""
+        guard, validation = map(self.held_out_share, (wire.GUARD, wire.VALIDATION))
+        if guard and validation:
+            raise RefusedError(f"{wire.GUARD} and {wire.VALIDATION} cannot be combined.")
+        return guard or validation
+
     def integer(self, key: str, *, minimum: int, default: int | None = None) -> int:
         """A whole number of at least ``minimum``; without a default the message must have it."""
         value = self.config.get(key, default)
@@ -284,8 +344,10 @@ class Request:
 
     def _balance(self) -> str:
         balance = self._one_of(wire.BALANCE, BALANCE)
-        if balance != "none" and not isinstance(self.bench.task.problem, Classes):
-            self.refuse_for(f"learns no classes that {wire.BALANCE} = {balance} could make up for.")
+        try:
+            require_balance(self.bench.task, balance)
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
         return balance
 
     def _optimiser(self) -> str:
@@ -301,12 +363,18 @@ class Request:
         kind = self._one_of(wire.SCHEDULE, SCHEDULES)
         warm_up = self.real(wire.WARM_UP, default=0.0)
         rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
-        if (kind == "constant" and not warm_up) or not rounds:
+        own = self.bench.task.lr_factor if has_own(self.bench.task, "lr_factor") else None
+        if (kind == "constant" and not warm_up and own is None) or not rounds:
             return None
         if warm_up >= 1:
             raise RefusedError(f"{wire.WARM_UP} must be a share of the run below 1. Got {warm_up}.")
         begin = max(self.integer(wire.ROUND, minimum=0, default=1) - 1, 0) / rounds
-        return Schedule(kind, warm_up, begin, 1 / rounds)
+        schedule = Schedule(kind, warm_up, begin, 1 / rounds, own)
+        try:
+            schedule.factor(0.0)
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
+        return schedule
 
 
 def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Context], Message]:
@@ -317,8 +385,7 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
         config = message.content.config_records.get(wire.CONFIG)
         request = Request(message, workbench_of(context), config or ConfigRecord())
         try:
-            request.check_run()
-            return Message(work(request), reply_to=message)
+            return Message(work(request.checked()), reply_to=message)
         except (RefusedError, TooFewError) as reason:
             return wire.refusal(str(reason), message)
 

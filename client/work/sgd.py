@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from coterie.client.work.data import Part
+from coterie.client.work.data import Batch, Part
 from coterie.client.work.optimisers import Schedule, Slots, optimiser_of
 from coterie.client.work.weights import frozen_parts, set_training
-from coterie.tasks.base import Nest, Task, TaskError, leaves
+from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
 
@@ -67,6 +67,10 @@ class TrainPlan:
     clip_norm: float = 0.0
     accumulate: int = 1
     balance: str = "none"
+
+    def rate(self, done: float) -> float:
+        """The learning rate when this share of the training is done."""
+        return self.lr if self.schedule is None else self.lr * self.schedule.factor(done)
 
 
 class Beside(Protocol):
@@ -119,50 +123,113 @@ def train(
     """
     require_enough(model, part)
     torch.manual_seed(seed)
-    shuffle = torch.Generator().manual_seed(seed)
+    passes = _Passes(model, part, plan, seed)
     set_training(model)
+    if has_own(task, "train"):
+        return _train_by_task(task, model, passes)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
     pulled = plan.proximal_mu > 0 or plan.cosine_lambda > 0
     anchor = _anchor(named, towards) if pulled else []
     known = {} if slots is None else slots
     optimiser = optimiser_of(plan, task, model, named, known)
-    loss_of = loss_for(task, part, plan)
+    step = _step_of(task, part, plan, added)
     total = torch.zeros((), device=part.device)
-    a_pass = steps_of_a_pass(model, part, plan)
-    planned = plan.steps or plan.epochs * a_pass
     done = 0
-    while done < planned:  # a pass over the samples, of at least one step
+    for batches in passes:
         total.zero_()
         seen = 0
-        order = _order(part, plan, shuffle)[: min(planned - done, a_pass) * plan.batch_size]
-        for x, y in part.batches(order, plan.batch_size, seed=seed + done):
+        for x, y in batches:
             if done % plan.accumulate == 0:
                 for parameter in parameters:
                     parameter.grad = None
             with autocast(plan.precision, part.device):
-                outputs = model(x)
-                loss = loss_of(outputs, y)
-                objective = loss if added is None else loss + added(outputs, y)
+                loss, objective = step(model, x, y)
             optimiser.backward(objective)
             if beside is not None:
                 beside.backward(x, y)
             total += loss.detach() * len(leaves(y)[0])
             seen += len(leaves(y)[0])
             done += 1
-            if done % plan.accumulate == 0 or done == planned:
+            if done % plan.accumulate == 0 or done == passes.planned:
                 optimiser.finish_gradients(parameters)
                 if plan.proximal_mu > 0:
                     _add_proximal_gradient(parameters, anchor, plan.proximal_mu)
                 if plan.cosine_lambda > 0:
                     _add_cosine_gradient(parameters, anchor, plan.cosine_lambda)
-                rate = optimiser.rate((done - 1) / planned)
+                rate = plan.rate((done - 1) / passes.planned)
                 if beside is not None:
                     beside.step(rate)
                 optimiser.step(rate)
     if slots is not None:
         optimiser.remember(slots)
     return float(total) / seen
+
+
+class _Passes:
+    """The passes of a training; each is of at least one mini-batch.
+
+    Attributes:
+        planned: mini-batches of them all.
+    """
+
+    def __init__(self, model: nn.Module, part: Part, plan: TrainPlan, seed: int) -> None:
+        self._part, self.plan, self._seed = part, plan, seed
+        self._a_pass = steps_of_a_pass(model, part, plan)
+        self.planned = plan.steps or plan.epochs * self._a_pass
+
+    def __iter__(self) -> Iterator[Iterator[Batch]]:
+        shuffle = torch.Generator().manual_seed(self._seed)
+        for done in range(0, self.planned, self._a_pass):
+            steps = min(self.planned - done, self._a_pass)
+            order = _order(self._part, self.plan, shuffle)[: steps * self.plan.batch_size]
+            yield self._part.batches(order, self.plan.batch_size, seed=self._seed + done)
+
+
+class _PassesForTask:
+    """The same for a task's own loop, with the learning rate of where it is."""
+
+    def __init__(self, passes: _Passes) -> None:
+        self._passes, self._given = passes, 0
+
+    def __iter__(self) -> Iterator[Iterator[Batch]]:
+        if self._given:
+            raise TaskError("passes can be gone through once.")
+        return map(self._counted, self._passes)
+
+    def _counted(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._given += 1
+            yield batch
+
+    @property
+    def lr(self) -> float:
+        """See ``coterie.tasks.base.Passes``."""
+        return self._passes.plan.rate(max(self._given - 1, 0) / self._passes.planned)
+
+    @property
+    def left(self) -> int:
+        """Mini-batches that were not taken."""
+        return self._passes.planned - self._given
+
+
+def _train_by_task(task: Task, model: nn.Module, passes: _Passes) -> float:
+    """The task's own loop, and what must be true after it."""
+    given = _PassesForTask(passes)
+    loss = task.train(model, given)
+    if given.left:
+        raise TaskError(
+            f"train of task {task.name!r} must take every mini-batch that it is given: the run "
+            f"says how much is trained. It left {given.left} of {passes.planned}."
+        )
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        loss = float(loss)
+    if isinstance(loss, bool) or not isinstance(loss, int | float):
+        raise TaskError(
+            f"train of task {task.name!r} must return the mean loss of the last pass, a number. "
+            f"Got {type(loss).__name__}."
+        )
+    return float(loss)
 
 
 def steps_of_a_pass(model: nn.Module, part: Part, plan: TrainPlan) -> int:
@@ -181,20 +248,61 @@ def _order(part: Part, plan: TrainPlan, shuffle: torch.Generator) -> torch.Tenso
     return torch.multinomial(chances, len(part), replacement=True, generator=shuffle)
 
 
+Step = Callable[[nn.Module, Nest, Nest], tuple[torch.Tensor, torch.Tensor]]
+"""(model, inputs, targets) → the mini-batch's loss, and what is minimised."""
+
+
+def _step_of(
+    task: Task,
+    part: Part,
+    plan: TrainPlan,
+    added: Callable[[torch.Tensor, Nest], torch.Tensor] | None,
+) -> Step:
+    """The task's step, or one of its loss where more than that is asked for."""
+    loss_of = loss_for(task, part, plan)
+    if added is None and plan.balance != "weights":
+
+        def own(model: nn.Module, x: Nest, y: Nest) -> tuple[torch.Tensor, torch.Tensor]:
+            loss = task.training_step(model, x, y)
+            return loss, loss
+
+        return own
+
+    def step(model: nn.Module, x: Nest, y: Nest) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = model(x)
+        loss = loss_of(outputs, y)
+        return loss, loss if added is None else loss + added(outputs, y)
+
+    return step
+
+
+def require_balance(task: Task, balance: str) -> None:
+    """Check that a task can make up for classes of unlike size like this.
+
+    Raises:
+        TaskError: it has no classes, or, for class weights, a loss or a step of its own.
+    """
+    if balance == "none":
+        return
+    own = [hook for hook in ("loss", "training_step") if has_own(task, hook)]
+    if not isinstance(task.problem, Classes) or (balance == "weights" and own):
+        why = "has no classes" if not own else f"has its own {own[0]}"
+        raise TaskError(f"balance = {balance!r} is not for task {task.name!r}, which {why}.")
+
+
 def loss_for(
     task: Task, part: Part, plan: TrainPlan
 ) -> Callable[[torch.Tensor, Nest], torch.Tensor]:
-    """The task's loss; with class weights n / (K · n_k) of this silo's training labels if asked."""
-    if plan.balance == "none":
+    """The task's loss; with class weights n / (K · n_k) of this silo's training labels if asked.
+
+    Raises:
+        TaskError: the task cannot be balanced like this.
+    """
+    require_balance(task, plan.balance)
+    if plan.balance != "weights":
         return task.loss
     problem = task.problem
-    if not isinstance(problem, Classes) or type(task).loss is not Task.loss:
-        raise TaskError(
-            f"balance = {plan.balance!r} is for tasks with classes and no loss of their own; "
-            f"task {task.name!r} is not one."
-        )
-    if plan.balance == "sampling":
-        return task.loss
+    assert isinstance(problem, Classes)
     counts = torch.bincount(part.targets(), minlength=problem.num_classes)
     weights = len(part) / (counts.clamp(min=1) * (counts > 0).sum())
     return partial(problem.loss, weights=weights.float())

@@ -29,6 +29,7 @@ from coterie.client.work.personalisation import (
 )
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
+from coterie.client.work.validation import validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
@@ -90,6 +91,7 @@ class _Order:
         bench: with the model received, and without the guard's part of the training data.
         data: what to train with: the bench's, less a part if ``holdout`` is positive.
         guard, holdout: shares of the training data.
+        validation: what rounds are chosen by, if the run has such data.
         own: what the silo makes of the model received for itself, if anything.
         received: that model, where something else is made of it.
         staying: names of the arrays that do not leave.
@@ -102,6 +104,7 @@ class _Order:
     data: Data
     guard: float
     holdout: float
+    validation: Part | None
     own: Personalisation | None
     received: Model
     staying: tuple[str, ...]
@@ -156,12 +159,15 @@ def _read_order(request: Request) -> _Order:
     before = 0 if request.purpose else round_number
     packed = request.receive(staying, before=before)
     guard, own = request.held_out_share(wire.GUARD), request.personalisation(before=before)
-    bench = leave_out_validation(bench, guard, run_seed=run_seed)
+    validation = validation_of(request)
+    bench = leave_out_validation(bench, request.kept_out_share(), run_seed=run_seed)
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
     received = {} if own is None else read_weights(bench.model)
     metric = request.metric()
-    return _Order(plan, bench, data, guard, holdout, own, received, staying, packed, metric)
+    return _Order(
+        plan, bench, data, guard, holdout, validation, own, received, staying, packed, metric
+    )
 
 
 def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int]:
@@ -174,6 +180,10 @@ def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int
         metrics[wire.RECEIVED_LOSS] = result.loss
         metrics[wire.RECEIVED_ERROR] = result.error
         metrics[wire.RECEIVED_EXAMPLES] = result.num_examples
+        if order.validation is not None:
+            before = request.round_number() - 1
+            validated, _ = validate(request, order.validation, held_after=before)
+            metrics[wire.RECEIVED_VALIDATION_ERROR] = validated.error
         if order.own is not None:
             load_weights(bench.model, order.received)
     if order.holdout:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
 
@@ -30,6 +30,9 @@ from coterie.wire import Description
 
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
+_of_runs: dict[tuple[int, str], tuple[Task, Task, nn.Module, str]] = {}
+"""(id of a task, a run's keys) → that task, the one of the run, its model, ``frozen_digest``."""
+MAX_OF_RUNS = 4
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,8 @@ class Workbench:
     """A silo ready to work. ``model`` is scratch space: messages overwrite what travels of it.
 
     ``scale`` and ``data_hash`` are of all its training data, for the card of a model that it keeps.
-    ``frozen`` is the digest of what does not travel (``weights.frozen_digest``).
+    ``frozen`` is the digest of what does not travel (``weights.frozen_digest``), ``shapes`` are
+    those of a sample's inputs.
     """
 
     settings: SiloSettings
@@ -49,6 +53,7 @@ class Workbench:
     scale: ColumnScale | None = None
     data_hash: str = ""
     frozen: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     def describe(self) -> Description:
         """What the silo says of itself."""
@@ -101,6 +106,31 @@ def close_all() -> None:
         _workbenches.clear()
 
 
+def of_run(bench: Workbench, values: Mapping[str, object]) -> Workbench:
+    """The bench with task and model as a run's keys make them (``Task.of_run``).
+
+    What was made for the last runs is kept, and silos that share a task share it too.
+
+    Raises:
+        TaskError: the task does not have such a key, does not allow its value, or cannot make a
+            model with it.
+    """
+    if not values:
+        return bench
+    with _opening:
+        task = bench.task.of_run(values)
+        key = (id(bench.task), json.dumps(dict(values), sort_keys=True))
+        if key not in _of_runs:
+            model = model_of(task).to(bench.device)
+            _check_travelling(task, model)
+            for old in list(_of_runs)[: -MAX_OF_RUNS + 1]:
+                del _of_runs[old]
+            _of_runs[key] = bench.task, task, model, frozen_digest(model)
+        _, task, model, frozen = _of_runs[key]
+    schema = _schema(task, model, bench.shapes, frozen)
+    return replace(bench, task=task, model=model, schema=schema, frozen=frozen)
+
+
 def _key(settings: SiloSettings) -> str:
     return json.dumps(settings.to_node_config(), sort_keys=True, default=str)
 
@@ -144,10 +174,12 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         moved = to_device(data, device, on_device, workers=own.workers)
         if len(settings) == 1:
             _check_targets(task, moved)
-        schema = _schema(task, model, moved, frozen)
+        inputs = leaves(moved.train.at(torch.zeros(1).long())[0])
+        shapes = tuple(tuple(leaf.shape[1:]) for leaf in inputs)
+        schema = _schema(task, model, shapes, frozen)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
         benches.append(
-            Workbench(own, task, moved, model, device, schema, data.scale, known, frozen)
+            Workbench(own, task, moved, model, device, schema, data.scale, known, frozen, shapes)
         )
     return benches
 
@@ -211,7 +243,7 @@ def _device(wanted: str) -> torch.device:
     return torch.device(wanted)
 
 
-def _schema(task: Task, model: nn.Module, data: Data, frozen: str) -> str:
+def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], frozen: str) -> str:
     """Fingerprint of what silos must have in common to share a model; nothing about the data.
 
     Where there is a file of weights, or a frozen part without one, what it is and the beginning of
@@ -221,7 +253,7 @@ def _schema(task: Task, model: nn.Module, data: Data, frozen: str) -> str:
         [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
     ]
     own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
-    inputs = [list(leaf.shape[1:]) for leaf in leaves(data.train.at(torch.zeros(1).long())[0])]
+    inputs = [list(shape) for shape in shapes]
     shape = inputs[0] if len(inputs) == 1 else inputs
     common: list[object] = [task.name, task.num_classes, shape, described]
     if not isinstance(task.problem, Classes) or task.metric:

@@ -236,6 +236,8 @@ def print_final(console: Console, folder: Path) -> None:
     if guarded := run.alone_errors:
         kept = ", ".join(run.kept_alone) or "none"
         _say(console, f"guard: of {len(guarded)} silos, these kept their own model: {kept}")
+    if run.ended_early:
+        _say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.collaboration:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     _say(console, f"{run.seconds:.1f} s; models and record: {folder}")

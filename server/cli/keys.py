@@ -15,7 +15,22 @@ class KeysCommand(TyperCommand):
     """A command whose options without a help text are keys of a run: the keys have the text.
 
     They are read for this command's help only, for they load much more than a command line.
+    ``--task.NAME VALUE``, which only the task at the silos knows, is ``--set task.NAME=VALUE``.
     """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        found, rest = list[str](), iter(args)
+        for argument in rest:
+            if not argument.startswith("--task."):
+                found.append(argument)
+                continue
+            key, equals, value = argument.removeprefix("--").partition("=")
+            value = value if equals else next(rest, "")
+            if not value:
+                raise click.BadOptionUsage(argument, f"Option {argument!r} needs a value.", ctx)
+            found += ["--set", f"{key}={value}"]
+        return super().parse_args(ctx, found)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options with their help."""

@@ -52,7 +52,10 @@ def run(
         ),
     ] = False,
 ) -> None:
-    """Submit a run to a SuperLink and follow it. Ctrl-C stops following; the run continues."""
+    """Submit a run to a SuperLink and follow it. Ctrl-C stops following; the run continues.
+
+    Keys that the task of the silos has are given as --task.NAME VALUE.
+    """
     root = options.Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
     folder = None if root is None else str(root.resolve())
     own = {"strategy": None, "resume": None, "runs_dir": folder}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from coterie.server.cli.keys import keys_of
+from coterie.server.cli.keys import KeysCommand, keys_of
 from coterie.server.cli.options import RunsOption, SetOption, file_argument, folder_option
 
 app = typer.Typer()
@@ -40,7 +40,7 @@ def demo(
     run_demo(Console(), seed=seed, rounds=rounds, alpha=alpha, strategy=strategy, folder=folder)
 
 
-@app.command(epilog="Example:  coterie simulate hundred.toml --processes 2")
+@app.command(cls=KeysCommand, epilog="Example:  coterie simulate hundred.toml --processes 2")
 def simulate(
     file: Annotated[Path, file_argument("Simulation file; see docs/how-to/simulate.md.")],
     settings: SetOption = None,

@@ -81,6 +81,7 @@ def _round_line(progress: Progress, report: Round) -> str:
     parts += [f"{name} left out ({why})" for name, why in report.left_out.items()]
     if progress.mean_error is not None:
         parts.append(_mean_text(progress))
+    parts += [f"the run ends early: {report.ended_early}"] if report.ended_early else []
     parts.append(", ".join(f"{phase} {s:.2f} s" for phase, s in report.seconds.items()))
     return " · ".join(parts)
 

@@ -45,6 +45,7 @@ def _subtitle(run: Run) -> str:
         f"{len(run.silos)} silos",
         f"{len(run.rounds)} of {run.planned_rounds or '?'} rounds",
         run.status,
+        f"ended early: {run.ended_early}" if run.ended_early else "",
         f"started {run.started}" if run.started else "",
         f"{duration(run.seconds)} in all" if math.isfinite(run.seconds) else "",
     ]
@@ -241,6 +242,7 @@ def summary(story: Story) -> dict[str, Any]:
         "missing": list(run.missing),
         "strategy": run.strategy,
         "rounds": len(run.rounds),
+        "ended-early": run.ended_early or None,
         "seconds": finite(run.seconds),
         "ipr": finite(gains.ipr),
         "rsd": finite(gains.rsd),

@@ -9,6 +9,7 @@ writes what is made from them: that list, and the tables of the documentation.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, Literal, Self
@@ -27,7 +28,7 @@ GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
 TOLD_IF_SET = (
     *(wire.PERSONAL, wire.LOCAL_STEPS, wire.EVALUATE_TRAINED, wire.METRIC, wire.KEEP_OPTIMISER),
-    *(wire.WARM_UP, wire.CLIP_NORM),
+    *(wire.WARM_UP, wire.CLIP_NORM, wire.VALIDATION),
 )
 TOLD_IF_OTHER = {
     **{wire.OPTIMISER: "sgd", wire.SCHEDULE: "constant", wire.ACCUMULATE: 1},
@@ -173,6 +174,30 @@ class RunConfig(Options):
         "its model at the end with one that it trained alone with the same budget: it keeps the "
         "better. 0 turns it off.",
     )
+    validation: NotNegative = Field(
+        0.0,
+        le=0.5,
+        description="Share of its training data that a silo keeps out of all training, to choose "
+        "rounds by: for `keep = best` and `patience`. 0 keeps none; not together with `guard`.",
+    )
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="The model that a silo keeps at the end: the last round's, or that of the "
+        "round that was best on its validation data. The record has the last round's.",
+    )
+    evaluate_every: int = Field(
+        1,
+        ge=1,
+        le=100_000,
+        description="Silos evaluate their model after every so many rounds, and after the last.",
+    )
+    patience: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="The run ends when the silos' mean error on their validation data has not "
+        "improved for so many rounds; 0 plays all rounds. Test data have no part in it.",
+    )
     keep_every: int = Field(
         0,
         ge=0,
@@ -194,6 +219,8 @@ class RunConfig(Options):
         "checkpoint, with the keys that it had. `coterie run --resume RUN` sets it.",
     )
     algorithm: InstanceOf[Algorithm[Any]]
+    task_keys: dict[str, Any] = Field(default_factory=dict)
+    """``task.<name>`` → value: for the task at the silos, which alone know what it may be."""
 
     @field_validator("leading_metric")
     @classmethod
@@ -225,8 +252,10 @@ class RunConfig(Options):
         row = _row(values.get("strategy", "hcct"))
         around = values.get("generators", "off") != "off"
         shared = {key: value for key, value in values.items() if key in cls.own_keys()}
-        own = {key: value for key, value in values.items() if key not in shared}
+        of_task = {key: value for key, value in values.items() if key.startswith(wire.TASK_KEYS)}
+        own = {key: value for key, value in values.items() if key not in {*shared, *of_task}}
         problems = [*_foreign(own, row, around=around), *_generator_problems(values, row)]
+        problems += _task_key_problems(of_task)
         own = {key: value for key, value in own.items() if key in keys_of(row, around=around)}
         algorithm = Algorithm[Any]()
         try:
@@ -234,8 +263,9 @@ class RunConfig(Options):
         except FederationError as error:
             problems.append(str(error).removesuffix("."))
         try:
-            config = cls.build(shared, algorithm=algorithm)
+            config = cls.build(shared, algorithm=algorithm, task_keys=of_task)
             problems += config.algorithm.problems(train_config(config, run=""))
+            problems += _validation_problems(config)
         except FederationError as error:
             problems.append(str(error).removesuffix("."))
         if problems:
@@ -260,7 +290,8 @@ class RunConfig(Options):
         base = getattr(algorithm, "base", None)
         if base is not None:
             own = {**base.plain(), **own}
-        return {**super().plain(), **{k: v for k, v in own.items() if k not in _fixed(row)}}
+        own = {k: v for k, v in own.items() if k not in _fixed(row)}
+        return {**super().plain(), **own, **self.task_keys}
 
 
 def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
@@ -272,8 +303,33 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
         told |= {key: keys[key] for key in PERSONALISATION}
         told[wire.PERSONAL_LR] = config.personal_lr or config.lr
     told |= {wire.GUARD: config.guard} if config.guard else {}
+    told |= {wire.KEEP_BEST: True} if config.keep == "best" else {}
     told |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
-    return told | {key: keys[key] for key in TOLD}
+    return told | {key: keys[key] for key in TOLD} | config.task_keys
+
+
+def _validation_problems(config: RunConfig) -> Iterator[str]:
+    if config.validation and config.guard:
+        yield "validation and guard cannot be combined: take one of the two"
+    for key, asked in (("keep = best", config.keep == "best"), ("patience", config.patience)):
+        if asked and not config.validation:
+            yield f"{key} needs validation data: set validation, to 0.1 for example"
+
+
+def _task_key_problems(keys: Mapping[str, Any]) -> Iterator[str]:
+    """What can be said of them without the task: their form."""
+    for key, value in keys.items():
+        if not re.fullmatch(r"task\.[a-z][a-z0-9_-]{0,39}", key):
+            yield (
+                "a key of the task is task. and a name of small letters, digits, - and _. "
+                f"Got {key!r}"
+            )
+        elif not isinstance(value, int | float | str) or not _is_short(value):
+            yield f"{key} must be a number, true or false, or a short text. Got {value!r}"
+
+
+def _is_short(value: float | str) -> bool:
+    return len(value) <= 200 if isinstance(value, str) else abs(value) <= 1e9
 
 
 @cache

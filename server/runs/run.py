@@ -44,6 +44,8 @@ TERMS = (
     *(wire.LOCAL_EPOCHS, wire.LOCAL_STEPS, wire.BATCH_SIZE, wire.INNER_STEPS),
     *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS, wire.METRIC, wire.BALANCE),
     *(wire.OPTIMISER, wire.SCHEDULE, wire.WARM_UP, wire.ACCUMULATE, wire.CLIP_NORM),
+    *(wire.KEEP_OPTIMISER, wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
+    *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS, wire.VALIDATION),
 )
 """Entries of a run's training messages that a silo may refuse it for."""
 
@@ -92,6 +94,7 @@ def terms(config: RunConfig) -> dict[str, Scalar]:
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
     told = {key: value for key, value in training.items() if key in TERMS}
+    told |= config.task_keys
     return told | dict(config.algorithm.demands())
 
 
@@ -112,6 +115,8 @@ def build_strategy(
         on_round=on_round,
         on_event=on_event,
         keep_every=config.keep_every,
+        evaluate_every=config.evaluate_every,
+        patience=config.patience,
         name_members=config.name_members,
     )
 
@@ -278,7 +283,8 @@ def _execute(
     )
     grid = cast(Grid, AnnouncingGrid(grid, recording.answered))
     done = 0 if resume is None else resume.round
-    here = recording.present(grid, number=min(done + 1, config.rounds))
+    ended = resume is not None and resume.ended_early
+    here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
     initial = initial_arrays(grid, here[0], config) if resume is None else ArrayRecord()
     record.ready(recording.silos)
     return strategy.start(
@@ -303,6 +309,7 @@ def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
             wire.STRATEGY: config.strategy,
             wire.SEED: config.seed,
             wire.PERSONAL: config.personal,
+            **config.task_keys,
         }
     )
     request = Message(RecordDict({wire.CONFIG: asked}), silo.node_id, wire.INITIAL, group_id="0")

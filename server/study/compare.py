@@ -88,7 +88,7 @@ from coterie.strategies.rounds.options import dashed
 from coterie.system.files import write_atomically
 from coterie.system.terminal import wide
 from coterie.tasks import load_task
-from coterie.tasks.base import Option, Task, TaskError, as_option, place_of
+from coterie.tasks.base import Option, Task, TaskError, as_option, place_of, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import PLACES, Simulation, placed, split_problem
 from coterie.wire import is_silo_name
@@ -98,6 +98,7 @@ SET_HERE = ("strategy", "seed", "task", "label", "runs-dir", "min-silos", "churn
 """Keys that the comparison sets itself, so that all strategies have the same silos and seeds."""
 
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+RunKeys = Annotated[dict[str, Any], BeforeValidator(with_task_keys)]
 
 
 class SiloEntry(BaseModel):
@@ -132,8 +133,8 @@ class CompareFile(BaseModel):
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
     split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
-    run: dict[str, Any] = Field(default_factory=dict)
-    strategies: list[dict[str, Any]] = Field(min_length=1)
+    run: RunKeys = Field(default_factory=dict)
+    strategies: list[RunKeys] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _silos_are_named_or_cut(self) -> CompareFile:

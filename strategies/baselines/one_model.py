@@ -183,6 +183,10 @@ class FedNova(OneModel[kit.Plain]):
                 f"counted. Got {lr:g} · {mu:g}"
             )
 
+    def entries(self, training: kit.Config) -> kit.Config:
+        """What a silo must know to say that its steps are others."""
+        return {wire.PLAIN_STEPS: True}
+
     def absorb(self, state: kit.Plain, updates: kit.Updates, now: kit.Round) -> kit.Plain:
         """Eq. 8, over those who answered; without any answer the model stays."""
         if not updates:
@@ -272,6 +276,7 @@ class PerFedAvg(OneModel[kit.Plain]):
     def entries(self, training: kit.Config) -> kit.Config:
         """The meta-step's rate, and the steps before a test."""
         return {
+            wire.PLAIN_STEPS: True,
             wire.META_LR: self.meta_lr,
             wire.ADAPT_STEPS: self.adapt_steps or 1,
             wire.ADAPT_LR: self.meta_lr,
@@ -328,6 +333,7 @@ class PFedMe(OneModel[kit.Plain]):
     def entries(self, training: kit.Config) -> kit.Config:
         """The envelope, and the steps before a test."""
         return {
+            wire.PLAIN_STEPS: True,
             wire.MOREAU_LAMBDA: self.moreau_lambda,
             wire.MOREAU_LR: self.moreau_lr,
             wire.INNER_STEPS: self.inner_steps,

@@ -140,6 +140,10 @@ class Generative(kit.Around[GenerativeState]):
     seed: kit.Seed = 0
     device: Annotated[str, AfterValidator(usable_device)] = "auto"
 
+    def demands(self) -> kit.Config:
+        """A loss that is added to the task's."""
+        return {**super().demands(), wire.GENERATED_WEIGHT: self.given.weight}
+
     def generated(
         self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
     ) -> GenerativeState:

@@ -14,6 +14,7 @@ other ClientApps are sent an ordinary ``evaluate``. After the last round it is t
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -46,11 +47,17 @@ class Checkpoint(Generic[kit.State]):
         round: the last one that is over; 0 before the first.
         state: the algorithm's, a frozen value.
         silos: who was here in that round. Their nodes may have other ids after a restart.
+        best_round, best_error: after which round the mean error on validation data was lowest,
+            and what it was, as far as silos told one.
+        ended_early: why no further round is played, in words; empty: the run goes on.
     """
 
     round: int
     state: kit.State
     silos: tuple[kit.Silo, ...]
+    best_round: int = 0
+    best_error: float = math.inf
+    ended_early: str = ""
 
 
 EvaluateGroup = Callable[[int, kit.Group, ArrayRecord], MetricRecord | None]
@@ -182,6 +189,10 @@ class GroupStrategy(Strategy):
         keep_every: silos write their own model to their disks after every so many rounds too; 0
             only after the last.
         name_members: silos are told who is in their group by name, not only how many.
+        evaluate_every: silos evaluate their model after every so many rounds, and the last.
+        patience: the run ends when the silos' mean error on their validation data, which they keep
+            out of training if ``train_config`` has ``validation``, has not improved for so many
+            rounds; 0 plays all rounds.
         metric_names: the ClientApp's name of a metric → ``num-examples``, ``train-loss``, ``loss``,
             ``error`` or ``accuracy``, for names that are not understood by themselves, as those of
             Flower's examples are.
@@ -205,6 +216,8 @@ class GroupStrategy(Strategy):
         on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
         keep_every: int = 0,
         name_members: bool = False,
+        evaluate_every: int = 1,
+        patience: int = 0,
         metric_names: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
@@ -228,6 +241,14 @@ class GroupStrategy(Strategy):
         self.on_round = on_round
         self.on_event = on_event or (lambda kind, fields: None)
         self.keep_every, self.name_members = keep_every, name_members
+        self.evaluate_every, self.patience = evaluate_every, patience
+        if evaluate_every < 1 or patience < 0:
+            raise kit.wrong_options(
+                [
+                    "evaluate_every must be at least 1 and patience at least 0. "
+                    f"Got {evaluate_every} and {patience}"
+                ]
+            )
         self.metric_names = dict(metric_names or {})
         if stray := sorted(set(self.metric_names.values()) - set(kit.MAPPED)):
             raise kit.wrong_options(
@@ -318,7 +339,7 @@ class GroupStrategy(Strategy):
         result.stand(self.algorithm, standing.state)
         if resume is None:
             _evaluate_on_server(evaluate_fn, 0, result)
-        while standing.round < run.rounds:
+        while standing.round < run.rounds and not standing.ended_early:
             standing, report, updates = self._play_round(run, standing)
             result.stand(self.algorithm, standing.state)
             _note(result, report, updates)
@@ -355,7 +376,7 @@ class GroupStrategy(Strategy):
             number=number,
             config=run.config,
             groups=algorithm.groups(state),
-            evaluate=self.evaluate,
+            evaluate=self.evaluate and before.round % self.evaluate_every == 0,
             told=run.told,
         )
         clock.lap("prepare")
@@ -380,7 +401,8 @@ class GroupStrategy(Strategy):
 
         # 5. Silos that cannot answer for it on the way are asked for their error, and all keep
         #    their models where it is time to.
-        if number < run.rounds:
+        outlook = self._outlook(run, before, trained, state, now)
+        if number < run.rounds and not outlook.ended_early:
             stated, metrics = self._evaluate_plain(run, state, now)
             evaluated, evaluation = (number, stated) if stated else (evaluated, evaluation)
             clock.lap("evaluate")
@@ -407,8 +429,50 @@ class GroupStrategy(Strategy):
             seconds=clock.seconds,
             phases=phases,
             details=algorithm.details(state),
+            ended_early=outlook.ended_early,
         )
-        return Checkpoint(number, state, silos), report, trained
+        return replace(outlook, round=number, state=state, silos=silos), report, trained
+
+    def _outlook(
+        self,
+        run: _Run,
+        before: Checkpoint[Any],
+        trained: kit.Updates,
+        state: Any,
+        now: kit.Round,
+    ) -> Checkpoint[Any]:
+        """The checkpoint before, with what validation data say of going on.
+
+        Silos tell with their training the error of the model that they held after the round
+        before. Not while partitions are compared: the groups are to be found first.
+        """
+        told = [u.metrics.get(wire.RECEIVED_VALIDATION_ERROR, math.nan) for u in trained]
+        errors = [error for error in told if math.isfinite(error)]
+        if not self.patience or before.round % self.evaluate_every:
+            return before
+        if not errors:
+            kit.log.warning(
+                "round %d: no silo told its error on validation data, so patience ends nothing "
+                "here. Silos tell it if the run has validation, and their policy lets errors leave",
+                now.number,
+            )
+            return before
+        mean = math.fsum(errors) / len(errors)
+        if mean < before.best_error:
+            return replace(before, best_round=before.round, best_error=mean)
+        waited = before.round - before.best_round
+        if (
+            waited < self.patience
+            or now.number >= run.rounds
+            or self.algorithm.comparing(state, now)
+        ):
+            return before
+        why = (
+            f"the mean error on validation data has not improved for {waited} rounds; it was "
+            f"lowest after round {before.best_round}"
+        )
+        kit.log.info("round %d: the run ends early: %s", now.number, why)
+        return replace(before, ended_early=why)
 
     def _finish(
         self, run: _Run, standing: Checkpoint[Any], *, alone: bool
@@ -416,19 +480,21 @@ class GroupStrategy(Strategy):
         """Hand every silo that is here its own model, evaluated."""
         algorithm, clock, silos = self.algorithm, _Clock(), standing.silos
         if alone:  # only the end was missing: its nodes may have other ids now
-            here = {s.name: s for s in run.present(self.roster, run.rounds)}
+            here = {s.name: s for s in run.present(self.roster, standing.round)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
-        now = kit.Round(run.rounds, silos, run.config, self.on_event)
+        now = kit.Round(standing.round, silos, run.config, self.on_event)
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
         clock.lap("finish")
-        asked, replies = self._hand_over(run, state, now) if self.evaluate else ([], [])
+        early = bool(standing.ended_early)
+        handed = self._hand_over(run, state, now, ended_early=early) if self.evaluate else ([], [])
+        asked, replies = handed
         evaluation = kit.read_evaluations(asked, replies, run.names)
         guards = {n: g for n, g in kit.read_guards(asked, replies).items() if n in evaluation}
         clock.lap("evaluate")
         report = kit.RoundReport(
-            round=run.rounds,
+            round=standing.round,
             groups=tuple(algorithm.groups(state)),
-            evaluated_round=run.rounds,
+            evaluated_round=standing.round,
             evaluation=evaluation,
             metrics=kit.read_own_metrics(asked, replies, evaluation),
             seconds=clock.seconds,
@@ -437,7 +503,7 @@ class GroupStrategy(Strategy):
             guard=guards,
             final=True,
         )
-        return Checkpoint(run.rounds, state, silos), report
+        return replace(standing, state=state, silos=silos), report
 
     # ---------------------------------------------------------------- its steps
 
@@ -479,7 +545,7 @@ class GroupStrategy(Strategy):
         """Of the silos that do not answer for it with their next training."""
         models = self.algorithm.next_models(state)
         plain = [silo for silo in now.silos if not silo.described and silo.name in models]
-        if not self.evaluate or not plain:
+        if not self.evaluate or not plain or now.number % self.evaluate_every:
             return {}, {}
         messages = evaluation_messages(
             plain,
@@ -494,7 +560,7 @@ class GroupStrategy(Strategy):
         return evaluation, kit.read_own_metrics(plain, replies, evaluation)
 
     def _hand_over(
-        self, run: _Run, state: Any, now: kit.Round
+        self, run: _Run, state: Any, now: kit.Round, *, ended_early: bool = False
     ) -> tuple[list[kit.Silo], list[Message | None]]:
         """Send every silo that is here its own model to keep; return what they say of it."""
         models = self.algorithm.models(state)
@@ -505,7 +571,7 @@ class GroupStrategy(Strategy):
             models,
             number=now.number,
             config=run.config,
-            more=run.evaluate_config,
+            more={**run.evaluate_config, **({wire.ENDED_EARLY: True} if ended_early else {})},
             told=run.told,
             own=membership(silos, groups, name_members=self.name_members),
         )

@@ -14,6 +14,7 @@ from coterie.wire import Model
 EVALUATION_KEYS = (
     *(wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.RUN, wire.SEED, wire.PERSONAL, wire.GUARD),
     *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU, wire.METRIC),
+    *(wire.VALIDATION, wire.KEEP_BEST),
 )
 """Entries of the training configuration that an evaluation needs too."""
 
@@ -130,7 +131,9 @@ def evaluation_messages(
     """
     encoder = Encoder()
     keys = EVALUATION_KEYS + (PERSONALISING_KEYS if wire.PERSONALISE in config else ())
-    of_training = {k: v for k, v in config.items() if k in keys}
+    of_training = {
+        key: value for key, value in config.items() if key in keys or key.startswith(wire.TASK_KEYS)
+    }
     entries = {**told, **of_training, **more, wire.ROUND: number}
     messages = []
     for silo in silos:

@@ -88,6 +88,7 @@ class RoundReport:
             silos did in the round's own exchange beside their training.
         details: what the algorithm adds for the record.
         guard: silo → what it found, after the last round of a run with ``guard``.
+        ended_early: why this is the last round of a run of more, in words; empty: it is not.
         final: this is the evaluation after the last round.
     """
 
@@ -106,4 +107,5 @@ class RoundReport:
     phases: Mapping[str, PhaseReport] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
     guard: Mapping[str, GuardReport] = field(default_factory=dict)
+    ended_early: str = ""
     final: bool = False

@@ -468,7 +468,8 @@ def test_training_messages_carry_every_key_of_local_training() -> None:
 def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
     told = terms(RunConfig.read({"strategy": "fedavg", "local-epochs": 3, "rounds": 7}))
     assert told == {
-        "strategy": "fedavg", "rounds": 7, "local-epochs": 3, "batch-size": 16
+        "strategy": "fedavg", "rounds": 7, "local-epochs": 3, "batch-size": 16,
+        "momentum": 0.0, "weight-decay": 0.0, "proximal-mu": 0.0, "precision": "float32",
     }  # fmt: skip
     keys = {"local-steps": 300, "personalise": "ditto", "personal-epochs": 4, "personal": "head"}
     assert keys.items() - {("personalise", "ditto")} <= terms(RunConfig.read(keys)).items()

@@ -174,6 +174,11 @@ class Run:
         return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0
 
     @property
+    def ended_early(self) -> str:
+        """Why it has fewer rounds than planned, in words; empty: it was not ended by patience."""
+        return self.rounds[-1].ended_early if self.rounds else ""
+
+    @property
     def ended(self) -> bool:
         """Nothing more is written to it unless it is resumed."""
         return self.status in ("completed", "failed")

@@ -23,7 +23,7 @@ ROUND_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
         "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
-        "personalised", "metrics", "train-metrics", "guard",
+        "personalised", "metrics", "train-metrics", "guard", "ended-early",
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
@@ -59,6 +59,7 @@ def plain_round(one: Round) -> dict[str, Any]:
     if one.personalised:
         told = one.personalised.items()
         entry["personalised"] = {n: {"loss": known(x), "error": known(e)} for n, (x, e) in told}
+    entry |= {"ended-early": one.ended_early} if one.ended_early else {}
     entry |= one.details
     if one.evaluation:
         entry["evaluated-round"] = one.evaluated_round

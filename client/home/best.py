@@ -1,0 +1,97 @@
+"""The best model of a run so far, by the silo's validation data, on its own disk.
+
+With ``keep = best`` a silo keeps at the end the model of the round that was best there. A server
+that comes back from a crash repeats a round, perhaps a few, so what is best is always the best of
+the rounds *before* the present one: of the last rounds every model stays that was an improvement
+when it came, and beside those one older one. After the run a single one is left.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load_file
+
+from coterie.client.home.rounds import KEPT, files_of, folder_of, write_model
+from coterie.client.home.settings import SiloSettings
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.silo")
+
+KIND = "best"
+"""Folder of these models, at the silo."""
+
+
+@dataclass(frozen=True, order=True)
+class Best:
+    """What a model is worth on validation data; the lesser the better.
+
+    Attributes:
+        error: of the leading metric (``Metric.shortfall``).
+        loss: mean; it decides between equal errors.
+        round: after which the silo held it; of equal ones the first is the best.
+        samples: of the validation data.
+    """
+
+    error: float
+    loss: float
+    round: int
+    samples: int
+
+
+def consider(settings: SiloSettings, model: Model, found: Best, *, run: str) -> Best | None:
+    """Keep a model if no earlier round's was as good; return the best so far, None without any.
+
+    What was kept of this round or a later one is of a past that ended.
+
+    Args:
+        settings: of the silo, which has a home.
+        model: the whole model that the silo held after the round.
+        found: what it is worth.
+        run: its name.
+    """
+    folder = folder_of(settings.home, KIND, run)
+    for number, file in files_of(folder).items():
+        if number >= found.round:
+            file.unlink()
+    best = max(_kept(folder), key=lambda one: one.round, default=None)
+    finite = all(np.isfinite(array).all() for array in model.values())
+    if finite and math.isfinite(found.error) and (best is None or found < best):
+        write_model(_file(folder, found.round), model, metadata={KIND: json.dumps(vars(found))})
+        best = found
+    older = [n for n in files_of(folder) if n <= found.round - KEPT]
+    for number in older[:-1]:
+        _file(folder, number).unlink()
+    return best
+
+
+def load(settings: SiloSettings, best: Best, *, run: str) -> Model:
+    """The arrays of a model that is kept, by name in alphabetical order."""
+    return dict(load_file(_file(folder_of(settings.home, KIND, run), best.round)))
+
+
+def keep_only(settings: SiloSettings, best: Best, *, run: str) -> None:
+    """The run is over: of its models this one stays, for a server that asks for the end again."""
+    for number, file in files_of(folder_of(settings.home, KIND, run)).items():
+        if number != best.round:
+            file.unlink()
+
+
+def _kept(folder: Path) -> Iterator[Best]:
+    for file in files_of(folder).values():
+        try:
+            with safe_open(file, framework="np") as opened:
+                yield Best(**json.loads(opened.metadata()[KIND]))
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            log.error("%s is damaged (%s): it is not kept as the best", file, error)
+
+
+def _file(folder: Path, number: int) -> Path:
+    return folder / f"round-{number:06d}.safetensors"

@@ -1,0 +1,51 @@
+"""Which round's model is best for this silo: by data that the run trains nothing on.
+
+With ``validation`` a silo keeps a share of its training data out of every training, measures there
+each model that it is given, and tells the error, if its policy lets errors leave. With
+``keep = best`` it keeps at the end the model that was best there.
+"""
+
+from __future__ import annotations
+
+from coterie import wire
+from coterie.client.home import best
+from coterie.client.home.best import Best
+from coterie.client.work.data import Part
+from coterie.client.work.guard import split_validation
+from coterie.client.work.measure import Evaluation, evaluate
+from coterie.client.work.request import Request
+from coterie.client.work.weights import read_weights, travelling
+from coterie.wire import Model
+
+
+def validation_of(request: Request) -> Part | None:
+    """The silo's validation data in this run; None if the run has none."""
+    share = request.held_out_share(wire.VALIDATION)
+    if not share:
+        return None
+    return split_validation(request.bench, share, run_seed=request.run_seed).test
+
+
+def validate(request: Request, part: Part, *, held_after: int) -> tuple[Evaluation, Best | None]:
+    """Measure the bench's model; return that and, with ``keep = best``, the best so far.
+
+    Args:
+        request: says of which run, and whether the best is to be kept.
+        part: the validation data.
+        held_after: the round after which the silo held this model; w⁰, of 0, is not kept.
+    """
+    bench = request.bench
+    found = evaluate(bench.task, bench.model, part, metric=request.metric())
+    if not request.config.get(wire.KEEP_BEST) or not bench.settings.home or held_after < 1:
+        return found, None
+    worth = Best(found.error, found.loss, held_after, found.num_examples)
+    weights = read_weights(bench.model)
+    return found, best.consider(bench.settings, weights, worth, run=request.run)
+
+
+def load_best(request: Request, found: Best) -> Model:
+    """The best model of the run, in the model's order; its silo keeps no other of the run's."""
+    bench = request.bench
+    arrays = best.load(bench.settings, found, run=request.run)
+    best.keep_only(bench.settings, found, run=request.run)
+    return {name: arrays[name] for name in travelling(bench.model)}
