@@ -18,13 +18,13 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coterie.client.home.policy import NAMES, Policy
+from coterie.client.home.policy import METRIC_PATTERN, Policy
 from coterie.client.home.settings import (
     MAX_THREADS,
     MAX_WORKERS,
@@ -67,7 +67,7 @@ min_group_size = 1
 # leave. Runs that do not leave them here are refused.
 keep_layers = ""
 # What may leave besides the model and the numbers of samples; without this line, whatever the run
-# needs. [] lets no metric leave.
+# needs but metrics that tell how frequent the classes are. [] lets no metric leave.
 # metrics = ["train-loss", "loss", "error", "seconds"]  # error: the leading metric
 # Whether models other than the task's may leave: FedCollab trains discriminators on this silo's
 # data. The server, and of each pair the other silo, can read from them which labels this silo
@@ -107,7 +107,7 @@ class _Policy(_Section):
     strategies: tuple[str, ...] = ()
     min_group_size: Annotated[int, Field(ge=1, le=100_000)] = 1
     keep_layers: str = ""
-    metrics: tuple[Literal[NAMES], ...] | None = None  # type: ignore[valid-type]
+    metrics: tuple[Annotated[str, Field(pattern=METRIC_PATTERN)], ...] | None = None
     auxiliary: bool = True
     label_counts: bool = False
     alpha: Annotated[float, Field(ge=0)] | None = None

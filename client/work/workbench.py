@@ -17,6 +17,7 @@ import torch
 from flwr.app import Context
 from torch import nn
 
+from coterie.client.home.policy import NAMES
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.data import Data, Held, to_device
 from coterie.client.work.generators import describe_head
@@ -121,6 +122,8 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         TaskError, SettingsError: as ``open_workbench``.
     """
     common = settings[0]
+    for own in settings:
+        _check_metrics(own)
     if common.threads:
         torch.set_num_threads(common.threads)
     device = _device(common.device)
@@ -144,6 +147,14 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
             Workbench(own, task, moved, model, device, schema, data.scale, known, frozen)
         )
     return benches
+
+
+def _check_metrics(settings: SiloSettings) -> None:
+    if unknown := settings.policy.unknown_metrics():
+        raise SettingsError(
+            f"metrics in [policy] names {unknown[0]!r}, which no task has. It must be of "
+            f"{', '.join(NAMES)}; only an app of your own (--app) may have others."
+        )
 
 
 def model_of(task: Task) -> nn.Module:
