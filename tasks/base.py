@@ -8,6 +8,7 @@ federation. Data is plain numpy, or datasets of torch's.
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -238,6 +239,18 @@ class Task(ABC):
         """
         wanted = range(int(options["silos"])) if silos is None else silos
         return [self.load({**options, "silo": silo}) for silo in wanted]
+
+    def says(self) -> Mapping[str, Any]:
+        """What all silos must have in common, by the name that a person knows it by, as JSON has
+        it: where two differ, they are told in what. Digests of it leave the silo.
+
+        Here: the code of the task.
+        """
+        module = sys.modules.get(type(self).__module__)
+        file = getattr(module, "__file__", None)
+        if file is None or type(self).__module__.startswith("coterie."):
+            return {}
+        return {"the code of the task": Path(file).read_text(encoding="utf-8", errors="replace")}
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch: the problem's, unless the task says otherwise."""

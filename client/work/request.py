@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -20,6 +21,8 @@ from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import Workbench, workbench_of
 from coterie.tasks.base import TaskError
 from coterie.tasks.problems import BALANCE, Classes
+
+log = logging.getLogger("coterie.silo")
 
 PRECISIONS = ("float32", "bfloat16", "float16")
 
@@ -81,11 +84,30 @@ class Request:
 
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
+        self._check_schema()
         plan = self.plan()
         self.metric()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
+
+    def _check_schema(self) -> None:
+        """A run tells its schema to a silo that it cannot let in; who runs it should know why."""
+        schema = self.config.get(wire.SCHEMA, self.bench.schema)
+        if schema == self.bench.schema:
+            return
+        try:
+            parts = wire.decode_parts(self.config.get(wire.SCHEMA_PARTS, "{}"))
+        except (TypeError, ValueError):
+            parts = {}
+        found = wire.differences(parts, self.bench.parts) if parts else []
+        objection = (
+            f"does not fit the run: its model or task is not that of the other silos "
+            f"({', '.join(found) or 'its weights or arrays'}). Ask the others for their "
+            "declaration, code and weights of the task."
+        )
+        log.error("silo %s %s", self.bench.settings.name, objection)
+        self.refuse_for(objection)
 
     def refuse_for(self, objection: str) -> None:
         """Refuse in the silo's name, unless the objection is empty."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +28,8 @@ from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, SiloData, StreamedData, TaskError, leaves
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
-from coterie.wire import Description
+from coterie.wire import IN_ORDER, Description, Parts
+from coterie.wire.description import FOLLOWING
 
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
@@ -47,6 +49,7 @@ class Workbench:
     model: nn.Module
     device: torch.device
     schema: str
+    parts: Parts
     scale: ColumnScale | None = None
     data_hash: str = ""
     frozen: str = ""
@@ -59,6 +62,7 @@ class Workbench:
             num_examples=len(self.data.train),
             task=self.task.name,
             schema=self.schema,
+            parts=self.parts,
             alpha=self.settings.alpha,
             device=str(self.device),
             versions={"coterie": _version("coterie"), "torch": torch.__version__},
@@ -141,10 +145,10 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         moved = to_device(data, device, on_device, workers=own.workers)
         if len(settings) == 1:
             _check_targets(task, moved)
-        schema = _schema(task, model, moved, frozen)
+        schema, parts = _schema(task, model, moved, frozen), _parts(task, model, moved)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
         benches.append(
-            Workbench(own, task, moved, model, device, schema, data.scale, known, frozen)
+            Workbench(own, task, moved, model, device, schema, parts, data.scale, known, frozen)
         )
     return benches
 
@@ -222,11 +226,9 @@ def _schema(task: Task, model: nn.Module, data: Data, frozen: str) -> str:
     Where there is a file of weights, or a frozen part without one, what it is and the beginning of
     its SHA-256 follow after a slash, so that the server can say which silo has another one.
     """
-    described = [
-        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
-    ]
+    described = _arrays_of(model)
     own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
-    inputs = [list(leaf.shape[1:]) for leaf in leaves(data.train.at(torch.zeros(1).long())[0])]
+    inputs = _shapes_of(data)
     shape = inputs[0] if len(inputs) == 1 else inputs
     common: list[object] = [task.name, task.num_classes, shape, described]
     if not isinstance(task.problem, Classes) or task.metric:
@@ -234,10 +236,49 @@ def _schema(task: Task, model: nn.Module, data: Data, frozen: str) -> str:
     if frozen:
         common.append({"frozen": frozen})
     text = json.dumps([*common, own] if own else common)
-    schema = hashlib.sha256(text.encode()).hexdigest()[:16]
+    schema = _digest(text)
     what, digest = task.weights or ("frozen-arrays", frozen)
     called = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "_" for c in what)[-64:]
     return f"{schema}/{called}:{digest[:16]}" if digest else schema
+
+
+def _parts(task: Task, model: nn.Module, data: Data) -> Parts:
+    """Digests of what the schema is made of, each by itself, and in no order where order may vary.
+
+    Nothing about the data: what a task says is the same at all its silos.
+    """
+    arrays, shape = FOLLOWING
+    parts: dict[str, Any] = {arrays: _arrays_of(model), shape: _shapes_of(data)}
+    for key, value in task.says().items():
+        parts[key.replace("_", "-")] = _sorted(value)
+        if isinstance(value, list | dict):
+            parts[IN_ORDER + key.replace("_", "-")] = value
+    return {key: _digest(json.dumps(value)) for key, value in parts.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sorted(value: Any) -> Any:
+    """With every list and table in one order, whatever its own."""
+    if isinstance(value, list):
+        return sorted(map(_sorted, value), key=json.dumps)
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return value
+
+
+def _arrays_of(model: nn.Module) -> list[object]:
+    """Name, shape and type of what travels."""
+    return [
+        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
+    ]
+
+
+def _shapes_of(data: Data) -> list[list[int]]:
+    """Of the inputs of a sample."""
+    return [list(leaf.shape[1:]) for leaf in leaves(data.train.at(torch.zeros(1).long())[0])]
 
 
 def _version(package: str) -> str:
