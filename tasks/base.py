@@ -162,6 +162,7 @@ class Task(ABC):
             when a model has been made.
         scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
             tasks whose ``load`` gave one; None: that of the training data as it is now.
+        pooled_columns: numeric columns whose scale is one of all silos of a run: the run brings it.
     """
 
     name: str
@@ -171,6 +172,7 @@ class Task(ABC):
     classes: Sequence[str] = ()
     weights: tuple[str, str] | None = None
     scale: ColumnScale | None = None
+    pooled_columns: int = 0
 
     @abstractmethod
     def model(self) -> torch.nn.Module:
@@ -239,6 +241,11 @@ class Task(ABC):
         """
         wanted = range(int(options["silos"])) if silos is None else silos
         return [self.load({**options, "silo": silo}) for silo in wanted]
+
+    def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
+        """(``pooled_columns``, 3) Of the training samples: numbers that are there, their mean, and
+        the sum of the squares of their deviations from it."""
+        raise NotImplementedError
 
     def says(self) -> Mapping[str, Any]:
         """What all silos must have in common, by the name that a person knows it by, as JSON has

@@ -301,8 +301,9 @@ def test_a_description_holds_no_label_and_no_statistic() -> None:
     """The agreed keys and no other: what a silo says of itself is reviewed here."""
     keys = set(wire.encode_description(FULL)[wire.CONFIG])
     assert keys == {
-        "name", "num-examples", "task", "schema", "schema-parts", "device", "versions", "buffers", "protocol",
-        "alpha", "head", "min-group-size", "max-local-epochs", "leading-metric", "unit",
+        "name", "num-examples", "task", "schema", "device", "versions", "buffers", "protocol",
+        "schema-parts", "pooled-columns", "alpha", "head",
+        "min-group-size", "max-local-epochs", "leading-metric", "unit",
     }  # fmt: skip
 
 

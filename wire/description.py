@@ -58,6 +58,7 @@ class Description:
         buffers: names of arrays of the model that are statistics, not parameters.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
         max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
+        pooled_columns: numeric columns that the run's scale must be made for; 0: none.
         metric: of the task, that leads; unit: of real targets, for people.
         head: the layers of the model's predictor, or empty if it has no latent split.
         protocol: the version that the silo speaks.
@@ -74,6 +75,7 @@ class Description:
     buffers: tuple[str, ...] = ()
     min_group_size: int = 1
     max_local_epochs: int = 0
+    pooled_columns: int = 0
     metric: str = "error"
     unit: str = ""
     head: Layers = ()
@@ -99,6 +101,7 @@ def encode_description(description: Description) -> RecordDict:
             "buffers": json.dumps(list(description.buffers)),
             "min-group-size": description.min_group_size,
             "max-local-epochs": description.max_local_epochs,
+            "pooled-columns": description.pooled_columns,
             METRIC: description.metric,
             "unit": description.unit,
             "head": json.dumps(description.head),
@@ -133,6 +136,7 @@ def decode_description(content: RecordDict) -> Description:
             buffers=tuple(str(name) for name in json.loads(_text(config["buffers"]))),
             min_group_size=int(_number(config.get("min-group-size", 1))),
             max_local_epochs=int(_number(config.get("max-local-epochs", 0))),
+            pooled_columns=int(_number(config.get("pooled-columns", 0))),
             metric=_metric(config.get(METRIC, "error")),
             unit=_text(config.get("unit", ""))[:MAX_UNIT],
             head=_layers(json.loads(_text(config.get("head", "[]")))),

@@ -158,6 +158,13 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
+    if bench.task.pooled_columns and policy.column_sums:
+        least = policy.column_sums_from
+        yield f"Before round 1: count, mean and deviation of each of {described.pooled_columns}"
+        yield f"  numeric columns with at least {least} numbers in the training data: you allow it."
+        yield "  Every silo is told what they are over all silos that do."
+    elif bench.task.pooled_columns:
+        yield "Of its columns the silo tells nothing (column_sums); it uses the others' scale."
     if bench.frozen:
         stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(
             array.nbytes for array in model.values()

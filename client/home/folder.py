@@ -77,6 +77,12 @@ auxiliary = true
 # nothing else asks. The shares of the labels in all silos together then go to every silo: where
 # there are two, each can work out the other's counts.
 label_counts = false
+# Whether the server may be told count, mean and deviation of each numeric column of the training
+# data, in runs of a task with scale = "federation". What they are over all silos that allow it goes
+# to every silo: where only two do, each can work out the other's.
+column_sums = false
+# Of a column with fewer numbers than this, nothing is told.
+column_sums_from = 20
 # This silo's own preference for more data in HCCT; without it, the run's.
 # alpha = 50.0
 
@@ -110,6 +116,8 @@ class _Policy(_Section):
     metrics: tuple[Annotated[str, Field(pattern=METRIC_PATTERN)], ...] | None = None
     auxiliary: bool = True
     label_counts: bool = False
+    column_sums: bool = False
+    column_sums_from: Annotated[int, Field(ge=1)] = 20
     alpha: Annotated[float, Field(ge=0)] | None = None
 
 

@@ -39,7 +39,7 @@ ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIM
 
 @dataclass(frozen=True)
 class Policy:
-    """A silo's conditions. The defaults allow everything but label counts.
+    """A silo's conditions. The defaults allow everything but label counts and sums.
 
     Attributes:
         strategies: of the runs to take part in; empty allows every one.
@@ -54,6 +54,9 @@ class Policy:
             however it is counted, of the silo's own, and before a test.
         label_counts: consent to tell how many training samples of each label there are, which
             FedGen asks for and nothing else does.
+        column_sums: consent to tell count, mean and deviation of numeric columns of the training
+            data, which runs of a task that scales by the federation ask for.
+        column_sums_from: of a column with fewer numbers nothing is told.
     """
 
     strategies: tuple[str, ...] = ()
@@ -64,6 +67,8 @@ class Policy:
     max_local_epochs: int = 0
     max_rounds: int = 0
     label_counts: bool = False
+    column_sums: bool = False
+    column_sums_from: int = 20
 
     def unknown_metrics(self) -> tuple[str, ...]:
         """Metrics that the silo names and that no task has: only an app of others may."""
@@ -97,6 +102,15 @@ class Policy:
         return (
             "does not share its label counts. Who runs the silo can allow it with "
             "`label_counts = true` in silo.toml, or `--share-label-counts`."
+        )
+
+    def column_sums_objection(self) -> str:
+        """Why a run that asks for sums of columns is refused; empty if it is not."""
+        if self.column_sums:
+            return ""
+        return (
+            "does not share sums of its columns. Who runs the silo can allow it with "
+            "`column_sums = true` in silo.toml, or `--share-column-sums`."
         )
 
     def auxiliary_objection(self) -> str:

@@ -157,6 +157,8 @@ POLICY: Mapping[str, Reader] = {
     "metrics": _metrics,
     "auxiliary": _flag,
     "label-counts": _flag,
+    "column-sums": _flag,
+    "column-sums-from": int,
     "max-local-epochs": int,
     "max-rounds": int,
 }

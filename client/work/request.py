@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal
+from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
@@ -24,6 +25,8 @@ from coterie.tasks.problems import BALANCE, Classes
 
 log = logging.getLogger("coterie.silo")
 
+WITHOUT_DATA = (wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS)
+"""Messages that are answered before the run has a scale."""
 PRECISIONS = ("float32", "bfloat16", "float16")
 
 
@@ -108,6 +111,15 @@ class Request:
         )
         log.error("silo %s %s", self.bench.settings.name, objection)
         self.refuse_for(objection)
+
+    def in_scale(self) -> Request:
+        """The same with the silo's data in the run's scale."""
+        try:
+            return replace(self, bench=in_scale(self.bench, self.config.get(wire.SCALE)))
+        except ValueError as error:
+            name = self.bench.settings.name
+            log.error("silo %s %s", name, error, exc_info=error.__cause__)
+            raise RefusedError(f"silo {name!r} {error}") from None
 
     def refuse_for(self, objection: str) -> None:
         """Refuse in the silo's name, unless the objection is empty."""
@@ -319,6 +331,9 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
         request = Request(message, workbench_of(context), config or ConfigRecord())
         try:
             request.check_run()
+            kind = message.metadata.message_type
+            if request.bench.task.pooled_columns and kind not in WITHOUT_DATA:
+                request = request.in_scale()
             return Message(work(request), reply_to=message)
         except (RefusedError, TooFewError) as reason:
             return wire.refusal(str(reason), message)

@@ -69,6 +69,7 @@ class Workbench:
             min_group_size=self.settings.policy.min_group_size,
             max_local_epochs=self.settings.policy.max_local_epochs,
             buffers=tuple(name for name in travelling(self.model) if name not in parameters),
+            pooled_columns=self.task.pooled_columns,
             metric=leading(self.task).name,
             unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),

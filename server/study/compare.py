@@ -8,6 +8,7 @@ The file is TOML::
     seeds = [0, 1, 2]              # of the split and of the runs
     target = 0.1                   # mean error, for the rounds to it
     label-counts = false           # whether the silos tell how many samples of each label they have
+    column-sums = false            # whether they tell means, for a task's scale = "federation"
     silos = 10                     # with [split]: cut from one folder ...
 
     [split]
@@ -115,6 +116,7 @@ class CompareFile(BaseModel):
     seeds: list[Seed] = Field(min_length=1)
     target: float | None = Field(None, gt=0, lt=1)
     label_counts: bool = Field(False, strict=True)
+    column_sums: bool = Field(False, strict=True)
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
     split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
@@ -186,7 +188,14 @@ class Comparison:
             )
             own = [(silo.name, silo.options, None) for silo in cut.silos_of()]
         return [
-            SiloSpec(name, file.task, options, alpha, label_counts=file.label_counts)
+            SiloSpec(
+                name,
+                file.task,
+                options,
+                alpha,
+                label_counts=file.label_counts,
+                column_sums=file.column_sums,
+            )
             for name, options, alpha in own
         ]
 
@@ -380,7 +389,7 @@ def compare(
 
 def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     """A folder belongs to one comparison: other silos or splits are not mixed into its table."""
-    others = {"title", "seeds", "target", "strategies", "run", "label_counts"}
+    others = {"title", "seeds", "target", "strategies", "run", "label_counts", "column_sums"}
     silos = comparison.file.model_dump(exclude=others)
     silos |= {"fingerprint": comparison.fingerprint} if comparison.fingerprint else {}
     data = _data_files(comparison)

@@ -47,6 +47,7 @@ class Silo:
         buffers: names of arrays that are statistics.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
         max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
+        pooled_columns: numeric columns that the run's scale must be made for.
         head: layers of the model's predictor; empty if it described no latent split.
         metric, unit: the task's leading metric, and in what real targets are counted.
     """
@@ -59,6 +60,7 @@ class Silo:
     buffers: tuple[str, ...] = ()
     min_group_size: int = 1
     max_local_epochs: int = 0
+    pooled_columns: int = 0
     head: wire.Layers = ()
     metric: str = "error"
     unit: str = ""
@@ -303,6 +305,7 @@ class DescribedRoster:
             buffers=described.buffers,
             min_group_size=described.min_group_size,
             max_local_epochs=described.max_local_epochs,
+            pooled_columns=described.pooled_columns,
             head=described.head,
             metric=described.metric,
             unit=described.unit,

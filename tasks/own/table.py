@@ -1,7 +1,8 @@
 """A table of one's own, CSV or Parquet: numeric and categorical columns.
 
 Numbers are standardised with the mean and deviation of this silo's own training rows; these
-stay at the silo, with its models. Categories are declared, so that a column of the model
+stay at the silo, with its models. With ``scale = "federation"`` they are of the rows of all silos
+that allow it, and the run brings them. Categories are declared, so that a column of the model
 means the same everywhere. How a silo writes them, it says itself (``coterie.tasks.own.dialect``).
 """
 
@@ -38,10 +39,11 @@ class TableDeclaration(Declaration):
     """``numeric``: names of columns. ``categorical``: name of a column → its values.
 
     ``bounds``: numeric column → the lowest and the highest value that there can be. ``indicators``:
-    columns of which the model is also told where a value is missing.
+    columns of which the model is also told where a value is missing. ``scale``: whose mean and
+    deviation standardise the numbers, those of each ``silo`` or one pair of the ``federation``.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators")
+    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators", "scale")
 
     kind: Literal["table"]
     target: TableTarget
@@ -49,6 +51,7 @@ class TableDeclaration(Declaration):
     categorical: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     bounds: dict[str, tuple[Finite, Finite]] = Field(default_factory=dict)
     indicators: tuple[str, ...] = ()
+    scale: Literal["silo", "federation"] = "silo"
 
     @property
     def answer(self) -> Target | None:
@@ -67,6 +70,8 @@ class TableDeclaration(Declaration):
             raise ValueError("a column is named twice among target, numeric and categorical")
         if not inputs:
             raise ValueError("there must be at least one numeric or categorical column")
+        if self.scale == "federation" and not self.numeric:
+            raise ValueError("there are no numeric columns that the federation could scale")
         if not all(self.categorical.values()):
             raise ValueError("a categorical column needs at least one value")
         if unknown := set(self.bounds) - set(self.numeric):
@@ -152,6 +157,16 @@ class Table(DeclaredTask):
         """Mean and deviation of the training rows, unless a kept model brings its own."""
         return _scale(train.numbers) if self.scale is None else self.scale
 
+    @property
+    def pooled_columns(self) -> int:  # type: ignore[override]
+        """As declared."""
+        return len(self.declaration.numeric) if self.declaration.scale == "federation" else 0
+
+    def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
+        """See ``Task``."""
+        train, _ = self.read_both(read_options(self.name, options, self.options))
+        return np.stack(_moments(train.numbers), axis=1)
+
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
         """The rows of a table; it needs no target column.
 
@@ -189,11 +204,13 @@ class Table(DeclaredTask):
         ]
         columns += [{"column": name, "missing": True} for name in self.declaration.indicators]
         assert len(columns) == self.shape[0], "every input must be told"
+        pooled = self.pooled_columns
         return {
             "numbers": "(value − mean) / deviation; 0 where the value is missing or out of bounds",
             "categories": "1 if the column has this category, else 0",
             "missing": "1 if the value is missing or out of bounds, else 0",
             "bounds": {name: list(ends) for name, ends in self.declaration.bounds.items()},
+            **({"mean and deviation": "one pair for all silos of the run"} if pooled else {}),
             "columns": [{"input": i, **column} for i, column in enumerate(columns)],
         }
 
@@ -376,17 +393,24 @@ def _no_target(column: str, row: int, place: Path, written: Dialect) -> TaskErro
 
 def _scale(numbers: NDArray[np.float64]) -> ColumnScale:
     """Mean and deviation of training rows (n, columns), without what is missing."""
+    count, mean, squares = _moments(numbers)
+    width = np.where(squares > 0, np.sqrt(squares / np.maximum(count, 1)), 1.0)
+    found: ColumnScale = np.stack([mean, width], axis=1).tolist()
+    return found
+
+
+def _moments(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Of each column what is there, its mean, and its squared deviations' sum; 0 of a constant."""
     present = np.isfinite(numbers)
-    count = np.maximum(present.sum(axis=0), 1)
+    there = present.sum(axis=0)
+    count = np.maximum(there, 1)
     mean = np.where(present, numbers, 0).sum(axis=0) / count
-    square = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0) / count
+    squares = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0)
     low = np.where(present, numbers, np.inf).min(axis=0)
     high = np.where(present, numbers, -np.inf).max(axis=0)
     # A constant's deviation is not 0 but what rounding its mean leaves.
     constant = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
-    width = np.where(constant, 1.0, np.sqrt(square))
-    found: ColumnScale = np.stack([mean, width], axis=1).tolist()
-    return found
+    return there.astype(np.float64), mean, np.where(constant, 0.0, squares)
 
 
 def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:

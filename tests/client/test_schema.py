@@ -25,7 +25,7 @@ from torch import nn
 
 class Mine(Digits):
     def model(self):
-        return nn.Sequential(nn.Flatten(), nn.Linear(64, {width}), nn.ReLU(), nn.Linear({width}, 10))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, {width}), nn.Linear({width}, 10))
 """
 
 
@@ -48,7 +48,8 @@ def refused(configs: list[dict[str, Any]], folder: Path, task: str) -> str:
         ('"no", "yes"', '"yes", "no"', "the order of classes differs"),
         ("mlp-64", "mlp-128", "network differs"),
         ('target = "ill"', 'target = "sick"', "target differs"),
-        ('["age", "bmi"]\nnetwork = "mlp-64"', '["bmi"]\nnetwork = "mclr"', "network, numeric differ"),
+        ('["age", "bmi"]\nnetwork = "mlp-64"', '["bmi"]\nnetwork = "mclr"',
+         "network, numeric differ"),
     ],
 )  # fmt: skip
 def test_what_a_declaration_has_otherwise_is_named_here_and_there(
@@ -66,7 +67,7 @@ def test_what_a_declaration_has_otherwise_is_named_here_and_there(
     said = f"({differs.removesuffix('s').removesuffix(' differ')}). Ask the others"
     assert (
         f"silo c does not fit the run: its model or task is not that of the other silos {said}"
-        in (caplog.text)
+        in caplog.text
     )
     assert "silo 'c' does not fit the run" in list(read(tmp_path / "c"))[-1]["error"]
     assert len(list(read(tmp_path / "a"))) == 1, "who fits is told nothing"
