@@ -214,6 +214,10 @@ class Task(ABC):
         """
         return Samples(np.asarray(read_array(file), dtype=np.float32))
 
+    def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
+        """Of the test samples of ``load`` what ``Samples.passed`` is of ``inputs``."""
+        return {}
+
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """How ``inputs`` makes a sample of what a person has, for who uses the model elsewhere.
 

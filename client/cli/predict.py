@@ -122,7 +122,7 @@ def answer(
     calibration = card.calibration
     if samples is None:
         part, notes = _own_samples(task, options, card, workers)
-        found = Samples(None, notes=notes)
+        found = Samples(None, notes=notes, passed=task.passed_through(options))
     else:
         if not samples.exists():
             raise TaskError(f"there is no file or folder {samples} to predict from.")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from coterie.tasks.base import ColumnScale, Option, Samples, TaskError, read_options
+from coterie.tasks.base import ColumnScale, Option, Samples, TaskError, place_of, read_options
 from coterie.tasks.own import dialect, files
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
@@ -90,16 +90,23 @@ class TableDeclaration(Declaration):
 @dataclass(frozen=True)
 class Rows:
     """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1: (n, values) for
-    categories and (n, indicators) for what is missing."""
+    categories and (n, indicators) for what is missing; ``rows``: numbers of them in the file."""
 
     numbers: NDArray[np.float64]
     categories: NDArray[np.float32]
     missing: NDArray[np.float32]
     y: NDArray[Any]
+    rows: NDArray[np.intp]
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
         """These rows only."""
-        return Rows(self.numbers[rows], self.categories[rows], self.missing[rows], self.y[rows])
+        return Rows(
+            self.numbers[rows],
+            self.categories[rows],
+            self.missing[rows],
+            self.y[rows],
+            self.rows[rows],
+        )
 
 
 class Table(DeclaredTask):
@@ -145,7 +152,7 @@ class Table(DeclaredTask):
         columns = [*self.declaration.targets, *self._inputs]
         table = files.read_columns(place, columns, written, self.expected())
         y = self._targets(table, place, written)
-        return Rows(*self._columns(table, place, written, strict=True), y)
+        return Rows(*self._columns(table, place, written, strict=True), y, np.arange(len(table)))
 
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""
@@ -184,13 +191,27 @@ class Table(DeclaredTask):
         written = self._dialect(chosen)
         table = files.read_columns(file, self._inputs, written, self.expected())
         columns = self._columns(table, file, written, strict=False)
-        rows = Rows(*columns, np.zeros(len(table), np.int64))
-        passed = {
-            name: [text or "" for text in files.raw_texts(file, name, written, self.expected())]
-            for name in written.passed
-        }
+        rows = Rows(*columns, np.zeros(len(table), np.int64), np.arange(len(table)))
         notes = (*self._notes, *self._warnings)
+        passed = self._passed(file, written, rows)
         return Samples(_scaled(rows, scale), notes=notes, passed=passed)
+
+    def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
+        """See ``Task``."""
+        chosen = read_options(self.name, options, self.options)
+        written = self._dialect(chosen)
+        if not written.passed:
+            return {}
+        _, test = self.read_both(chosen)
+        return self._passed(place_of(chosen["test-data"] or chosen["data"]), written, test)
+
+    def _passed(self, file: Path, written: Dialect, of: Rows) -> dict[str, list[str]]:
+        """Name of a column → what stands in it in these rows."""
+        found = {}
+        for name in written.passed:
+            texts = files.raw_texts(file, name, written, self.expected())
+            found[name] = [texts[row] or "" for row in of.rows]
+        return found
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """See ``Task``: the column of every number that goes in, in order."""
