@@ -161,7 +161,9 @@ def main() -> None:
     if sys.argv[1:2] == ["--work"]:
         print(json.dumps(WORK[sys.argv[2]](Path(sys.argv[3]))))
         return
-    given = read(STORE, __doc__, parts=("folder", "resnet18"), images=100_000)
+    given = read(
+        STORE, __doc__, parts=("folder", "resnet18"), images={"default": 100_000, "type": int}
+    )
     with tempfile.TemporaryDirectory() as folder:
         for part in given.parts:
             found = measure(part, Path(folder) / part, images=given.images)

@@ -104,22 +104,20 @@ class Request:
         except (TypeError, ValueError):
             parts = {}
         found = wire.differences(parts, self.bench.parts) if parts else []
-        objection = (
+        self.refuse_for(
             f"does not fit the run: its model or task is not that of the other silos "
             f"({', '.join(found) or 'its weights or arrays'}). Ask the others for their "
             "declaration, code and weights of the task."
         )
-        log.error("silo %s %s", self.bench.settings.name, objection)
-        self.refuse_for(objection)
 
     def in_scale(self) -> Request:
         """The same with the silo's data in the run's scale."""
         try:
             return replace(self, bench=in_scale(self.bench, self.config.get(wire.SCALE)))
         except ValueError as error:
-            name = self.bench.settings.name
-            log.error("silo %s %s", name, error, exc_info=error.__cause__)
-            raise RefusedError(f"silo {name!r} {error}") from None
+            if error.__cause__ is not None:
+                log.error("the data cannot be read again: %s", error.__cause__)
+            raise RefusedError(f"silo {self.bench.settings.name!r} {error}") from None
 
     def refuse_for(self, objection: str) -> None:
         """Refuse in the silo's name, unless the objection is empty."""
