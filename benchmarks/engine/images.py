@@ -23,6 +23,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.kit import Entry, Store, page, read, select
+from coterie.tasks.base import Option
 
 SIDE = 224
 DIFFERENT = 300
@@ -89,8 +90,12 @@ def run_silos(folder: Path) -> dict[str, Any]:
     from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
     from coterie.server.runs.run import execute
 
-    own = {"task": str(folder.parent / "xray.toml"), "threads": 1, "device": "cpu"}
-    nodes = [
+    own: dict[str, Option] = {
+        "task": str(folder.parent / "xray.toml"),
+        "threads": 1,
+        "device": "cpu",
+    }
+    nodes: list[dict[str, Option]] = [
         {**own, "name": f"silo-{i}", "data.data": str(folder.parent / f"silo-{i}")}
         for i in range(SILOS)
     ]
