@@ -14,6 +14,7 @@ from coterie import wire
 from coterie.client.home import personal
 from coterie.client.resident.ledger import outbound
 from coterie.client.work import discriminate, evaluate, train
+from coterie.client.work.columns import column_sums
 from coterie.client.work.request import Request, answering
 from coterie.client.work.weights import read_weights
 
@@ -31,9 +32,18 @@ def initialise(request: Request) -> RecordDict:
     return RecordDict({wire.ARRAYS: wire.encode_arrays(shared, packed=True)})
 
 
+def tell_column_sums(request: Request) -> RecordDict:
+    """Of each numeric column count, mean and deviation, if this silo consents to tell."""
+    request.refuse_for(request.bench.settings.policy.column_sums_objection())
+    if not request.bench.task.pooled_columns:
+        request.refuse_for("has no columns that the federation scales.")
+    return column_sums(request.bench)
+
+
 ANSWERS = {
     wire.DESCRIBE: describe,
     wire.INITIAL: initialise,
+    wire.COLUMN_SUMS: tell_column_sums,
     wire.TRAIN: train.train_model,
     wire.TRAIN_PER_FEDAVG: train.train_model_per_fedavg,
     wire.TRAIN_PFEDME: train.train_model_pfedme,

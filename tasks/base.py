@@ -8,6 +8,7 @@ federation. Data is plain numpy, or datasets of torch's.
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
@@ -216,6 +217,7 @@ class Task(ABC):
             before a run is known.
         scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
             tasks whose ``load`` gave one; None: that of the training data as it is now.
+        pooled_columns: numeric columns whose scale is one of all silos of a run: the run brings it.
     """
 
     name: str
@@ -226,6 +228,7 @@ class Task(ABC):
     weights: tuple[str, str] | None = None
     scale: ColumnScale | None = None
     run_keys: Mapping[str, RunKey] = MappingProxyType({})
+    pooled_columns: int = 0
     _given: Mapping[str, Option] = MappingProxyType({})
 
     @property
@@ -296,6 +299,10 @@ class Task(ABC):
         """
         return Samples(np.asarray(read_array(file), dtype=np.float32))
 
+    def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
+        """Of the test samples of ``load`` what ``Samples.passed`` is of ``inputs``."""
+        return {}
+
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """How ``inputs`` makes a sample of what a person has, for who uses the model elsewhere.
 
@@ -323,6 +330,23 @@ class Task(ABC):
         """
         wanted = range(int(options["silos"])) if silos is None else silos
         return [self.load({**options, "silo": silo}) for silo in wanted]
+
+    def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
+        """(``pooled_columns``, 3) Of the training samples: numbers that are there, their mean, and
+        the sum of the squares of their deviations from it."""
+        raise NotImplementedError
+
+    def says(self) -> Mapping[str, Any]:
+        """What all silos must have in common, by the name that a person knows it by, as JSON has
+        it: where two differ, they are told in what. Digests of it leave the silo.
+
+        Here: the code of the task.
+        """
+        module = sys.modules.get(type(self).__module__)
+        file = getattr(module, "__file__", None)
+        if file is None or type(self).__module__.startswith("coterie."):
+            return {}
+        return {"the code of the task": Path(file).read_text(encoding="utf-8", errors="replace")}
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean loss of a batch: the problem's, unless the task says otherwise."""

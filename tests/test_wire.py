@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 
 from coterie import wire
 from coterie.wire import Description, WireError, decode_arrays, decode_description, encode_arrays
+from coterie.wire.description import FOLLOWING
 from tests.conftest import assert_equal_models
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64", "bool")
@@ -254,6 +255,7 @@ FULL = Description(
     num_examples=120,
     task="digits",
     schema="abc",
+    parts={"numeric": "0" * 16, "the order of numeric": "f" * 16},
     alpha=2.5,
     device="cpu",
     versions={"torch": "2.6", "coterie": "0.1.0"},
@@ -266,6 +268,25 @@ FULL = Description(
 
 def test_a_description_comes_back_equal() -> None:
     assert decode_description(wire.encode_description(FULL)) == FULL
+
+
+@pytest.mark.parametrize(
+    "parts", ["[]", "{", '{"a": 3}', '{"A\\n": "0000000000000000"}', '{"a": "patient"}', 7]
+)
+def test_odd_parts_of_a_schema_are_a_wire_error(parts: object) -> None:
+    content = wire.encode_description(FULL)
+    content[wire.CONFIG][wire.SCHEMA_PARTS] = parts
+    with pytest.raises(WireError, match="cannot be read"):
+        decode_description(content)
+
+
+def test_two_schemas_differ_in_what_does_not_follow_from_something_else() -> None:
+    ours = {"numeric": "1", "the order of numeric": "2", "network": "3", FOLLOWING[0]: "4"}
+    assert wire.differences(ours, ours) == []
+    assert wire.differences(ours, ours | {"the order of numeric": "0"}) == ["the order of numeric"]
+    both = ours | {"the order of numeric": "0", "numeric": "0", FOLLOWING[0]: "0"}
+    assert wire.differences(ours, both) == ["numeric"]
+    assert wire.differences(ours, ours | {FOLLOWING[0]: "0"}) == [FOLLOWING[0]]
 
 
 def test_a_description_without_alpha_has_none() -> None:
@@ -281,7 +302,8 @@ def test_a_description_holds_no_label_and_no_statistic() -> None:
     keys = set(wire.encode_description(FULL)[wire.CONFIG])
     assert keys == {
         "name", "num-examples", "task", "schema", "device", "versions", "buffers", "protocol",
-        "alpha", "head", "min-group-size", "max-local-epochs", "leading-metric", "unit",
+        "schema-parts", "pooled-columns", "alpha", "head",
+        "min-group-size", "max-local-epochs", "leading-metric", "unit",
     }  # fmt: skip
 
 

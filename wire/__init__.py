@@ -16,10 +16,15 @@ from coterie.wire.arrays import (
     tensors_of,
 )
 from coterie.wire.description import (
+    IN_ORDER,
     Description,
     Layers,
+    Parts,
     decode_description,
+    decode_parts,
+    differences,
     encode_description,
+    encode_parts,
     is_silo_name,
 )
 from coterie.wire.errors import WireError

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.wire.errors import WireError
 from coterie.wire.metrics import KNOWN_METRICS
-from coterie.wire.names import CONFIG, METRIC, NUM_EXAMPLES, PROTOCOL, PROTOCOL_KEY, TASK
+from coterie.wire.names import (
+    CONFIG,
+    METRIC,
+    NUM_EXAMPLES,
+    PROTOCOL,
+    PROTOCOL_KEY,
+    SCHEMA,
+    SCHEMA_PARTS,
+    TASK,
+)
 
 Layers = tuple[tuple[str, ...], ...]
 """A predictor from latents to logits: ``("linear", weight, bias or "")``, ``("relu",)``,
@@ -20,6 +29,14 @@ Layers = tuple[tuple[str, ...], ...]
 says that latents are at least 0: generated ones pass a softplus (a ReLU would starve them of
 gradient)."""
 
+
+Parts = Mapping[str, str]
+"""What silos must have in common, part by part → a digest of it."""
+IN_ORDER = "the order of "
+"""Before a part's name: of a list that is the same but for its order."""
+FOLLOWING = ("the arrays of the model", "the shape of a sample")
+"""Parts that follow from others."""
+MAX_PARTS = 64
 
 MAX_UNIT = 32
 """Letters of a unit."""
@@ -34,12 +51,14 @@ class Description:
         num_examples: number of training samples, > 0.
         task: name of the task that the silo serves.
         schema: fingerprint of the model's arrays and of the task's classes.
+        parts: what the schema is made of, for people who ask in what two of them differ.
         alpha: the silo's own preference for more data (HCCT), or None to take the run's.
         device: what it trains on, for the operator's eyes.
         versions: e.g. ``{"coterie": "0.1.0", "torch": "2.6"}``.
         buffers: names of arrays of the model that are statistics, not parameters.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
         max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
+        pooled_columns: numeric columns that the run's scale must be made for; 0: none.
         metric: of the task, that leads; unit: of real targets, for people.
         head: the layers of the model's predictor, or empty if it has no latent split.
         protocol: the version that the silo speaks.
@@ -49,12 +68,14 @@ class Description:
     num_examples: int
     task: str
     schema: str
+    parts: Parts = field(default_factory=dict)
     alpha: float | None = None
     device: str = ""
     versions: Mapping[str, str] | None = None
     buffers: tuple[str, ...] = ()
     min_group_size: int = 1
     max_local_epochs: int = 0
+    pooled_columns: int = 0
     metric: str = "error"
     unit: str = ""
     head: Layers = ()
@@ -73,12 +94,14 @@ def encode_description(description: Description) -> RecordDict:
             "name": description.name,
             NUM_EXAMPLES: description.num_examples,
             TASK: description.task,
-            "schema": description.schema,
+            SCHEMA: description.schema,
+            SCHEMA_PARTS: encode_parts(description.parts),
             "device": description.device,
             "versions": json.dumps(dict(description.versions or {}), sort_keys=True),
             "buffers": json.dumps(list(description.buffers)),
             "min-group-size": description.min_group_size,
             "max-local-epochs": description.max_local_epochs,
+            "pooled-columns": description.pooled_columns,
             METRIC: description.metric,
             "unit": description.unit,
             "head": json.dumps(description.head),
@@ -105,13 +128,15 @@ def decode_description(content: RecordDict) -> Description:
             name=_text(config["name"]),
             num_examples=int(_number(config[NUM_EXAMPLES])),
             task=_text(config[TASK]),
-            schema=_text(config["schema"]),
+            schema=_text(config[SCHEMA]),
+            parts=decode_parts(config.get(SCHEMA_PARTS, "{}")),
             alpha=None if alpha is None else float(_number(alpha)),
             device=_text(config["device"]),
             versions={str(k): str(v) for k, v in json.loads(_text(config["versions"])).items()},
             buffers=tuple(str(name) for name in json.loads(_text(config["buffers"]))),
             min_group_size=int(_number(config.get("min-group-size", 1))),
             max_local_epochs=int(_number(config.get("max-local-epochs", 0))),
+            pooled_columns=int(_number(config.get("pooled-columns", 0))),
             metric=_metric(config.get(METRIC, "error")),
             unit=_text(config.get("unit", ""))[:MAX_UNIT],
             head=_layers(json.loads(_text(config.get("head", "[]")))),
@@ -122,6 +147,36 @@ def decode_description(content: RecordDict) -> Description:
     except Exception as error:  # values from elsewhere, of any kind
         raise WireError(f"a description cannot be read: {error}") from None
     return described
+
+
+def encode_parts(parts: Parts) -> str:
+    """As they travel."""
+    return json.dumps(dict(parts), sort_keys=True)
+
+
+def decode_parts(text: object) -> Parts:
+    """What ``encode_parts`` made.
+
+    Raises:
+        ValueError, TypeError: it is something else.
+    """
+    parts = json.loads(_text(text))
+    if not isinstance(parts, dict) or len(parts) > MAX_PARTS:
+        raise ValueError(f"{SCHEMA_PARTS} must be at most {MAX_PARTS} names with digests")
+    for name, digest in parts.items():
+        if not re.fullmatch(r"[a-z][a-z -]{0,63}", name) or not re.fullmatch(
+            r"[0-9a-f]{16}", _text(digest)
+        ):
+            raise ValueError(f"{SCHEMA_PARTS} has an odd entry, {name[:64]!r}")
+    return parts
+
+
+def differences(ours: Parts, theirs: Parts) -> list[str]:
+    """Names of the parts that differ, without what only follows from others; often one."""
+    differ = [part for part in sorted({*ours, *theirs}) if ours.get(part) != theirs.get(part)]
+    whole = [part for part in differ if not part.startswith(IN_ORDER)]
+    found = whole + [p for p in differ if p not in whole and p.removeprefix(IN_ORDER) not in whole]
+    return [part for part in found if part not in FOLLOWING] or found
 
 
 def _layers(value: Any) -> Layers:

@@ -1,7 +1,7 @@
 """Round overhead of a deployment: stock SuperNodes beside resident silos, in one run.
 
     python -m benchmarks.engine.overhead                  # everything; some minutes
-    python -m benchmarks.engine.overhead --parts rounds   # of rounds, sizes, start, training
+    python -m benchmarks.engine.overhead --parts rounds   # of rounds, apps, sizes, start, training
 
 The training step is empty, so a round's time is overhead.
 """
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,7 +106,9 @@ def processes(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[None]
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_HOME": str(folder / "flwr"),
         "PATH": str(Path(sys.executable).parent) + os.pathsep + os.environ["PATH"],
-        "PYTHONPATH": str(APP.parents[2]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(APP.parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),
     }
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "nodes.log").open("wb") as log:
@@ -145,6 +147,26 @@ def resident_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
     """Command lines of resident silos with the same empty app."""
     own = [sys.executable, "-m", "benchmarks.engine.overhead", "--silo", superlink.fleet_address]
     return [[*own, f"silo-{i}"] for i in range(count)]
+
+
+def app_nodes(superlink: SuperLink, count: int) -> list[list[str]]:
+    """Command lines of resident silos that serve the empty app as one of a stranger's."""
+    own = [sys.executable, "-m", "coterie.client", "--superlink", superlink.fleet_address]
+    own += ["--app", "benchmarks.engine.overhead_app:client_app"]
+    return [[*own, "--name", f"silo-{i}", "--set", f"name=silo-{i}"] for i in range(count)]
+
+
+def rounds_of_app(
+    nodes: Callable[[SuperLink, int], list[list[str]]], count: int, rounds: int, folder: Path
+) -> list[float]:
+    """Round times of coterie's loop with any nodes, without the first round."""
+    with (
+        SuperLink(folder / "superlink") as superlink,
+        processes(nodes(superlink, count), folder),
+    ):
+        wait_online(superlink, count)
+        keys = {"nodes": count, "megabytes": SMALL_MB, "rounds": rounds + 1}
+        return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
 
 
 def serve(app: ClientApp, address: str, name: str) -> None:
@@ -466,6 +488,11 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
         yield spread(start_of_run(8, folder / "start"))
     elif part == "rounds":
         yield from measure_rounds(folder, rounds)
+    elif part == "apps":
+        stock = rounds_of_app(stock_nodes, NODES, 6, folder / "apps-stock")
+        yield {"what": "stock SuperNode", **spread(stock)}
+        own = rounds_of_app(app_nodes, NODES, rounds, folder / "apps-resident")
+        yield {"what": "resident silo (`--app`)", **spread(own)}
     else:
         yield from measure_sizes(folder, sizes)
 
@@ -473,6 +500,7 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     rounds, sizes = select(entries, part="rounds"), select(entries, part="sizes")
+    apps = select(entries, part="apps")
     medians = [row["median"] for row in rounds]
     machines = dict.fromkeys(entry["machine"] for entry in entries)
     return page(
@@ -489,6 +517,16 @@ def document(entries: Sequence[Entry]) -> str:
             },
         ),
         f"Stock / resident: {medians[0] / medians[1]:.0f} ×." if medians else "",
+        columns(
+            apps,
+            {
+                "the same ClientApp and round loop, 4 nodes": "{what}",
+                "median s": "{median:.3f}",
+                "90 % s": "{p90:.3f}",
+                "rounds": "{rounds}",
+            },
+        ),
+        f"Resident / stock: {apps[1]['median'] / apps[0]['median']:.3f}." if len(apps) == 2 else "",
         columns(
             sizes,
             {
@@ -530,7 +568,7 @@ def main() -> None:
     given = read(
         STORE,
         __doc__,
-        parts=("training", "rounds", "start", "sizes"),
+        parts=("training", "rounds", "apps", "start", "sizes"),
         rounds=60,
         sizes={"default": "0.4,50,500", "help": "MB, of the part sizes"},
     )

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from hashlib import blake2b
 
 import torch
 
 from coterie.client.home import personal
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.settings import SiloSettings
-from coterie.client.work.data import Data, Held, Part
-from coterie.client.work.measure import batch_size, evaluate, leading
+from coterie.client.work.data import Held, Part
+from coterie.client.work.measure import evaluate, leading
+from coterie.client.work.oddities import warnings_of
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
 from coterie.tasks.base import Task, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
-
-FEW = 20
-"""Samples of which hardly anything can be said."""
-SAME = "only some metrics are defined, and always giving one answer is without error"
 
 
 def check(settings: SiloSettings) -> Iterator[str]:
@@ -49,44 +45,8 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
         yield f"{name:9} {len(part)} samples of {shape}{values} ({_targets(task, part)})"
     for line in getattr(task, "notes", list)():
         yield f"          {line}"
-    for line in (*getattr(task, "warnings", list)(), *_odd(task, data)):
+    for line in warnings_of(task, data):
         yield f"warning   {line}"
-
-
-def _odd(task: Task, data: Data) -> Iterator[str]:
-    """What is probably wrong with the samples, whatever they are."""
-    for name, part in (("training", data.train), ("test", data.test)):
-        if len(part) < FEW:
-            yield f"only {len(part)} {name} samples: what is measured of them says little"
-        if isinstance(task.problem, Masks):
-            continue
-        y = part.targets().cpu()
-        if isinstance(task.problem, Survival):
-            if not y[:, 1].any():
-                yield f"no event among the {name} samples: the concordance index is not defined"
-        elif len(y) > 1 and len(y.unique(dim=0)) == 1:
-            what = {"class": "class", "number": "target"}.get(task.problem.kind, "labels")
-            yield f"all {name} samples have the same {what}: " + (
-                "there is nothing to tell apart" if name == "training" else SAME
-            )
-        elif isinstance(task.problem, Labels):
-            for column in torch.nonzero((y == y[0]).all(dim=0)).flatten().tolist():
-                named = task.classes[column] if task.classes else str(column)
-                yield f"all {name} samples have the same {named}"
-    known = set(_digests(data.train))
-    if twins := sum(one in known for one in _digests(data.test)):
-        yield (
-            f"{twins} of {len(data.test)} test samples are equal to a training sample, also in "
-            "what is to be learned. If they are the same people, what is measured is too good"
-        )
-
-
-def _digests(part: Part) -> Iterator[bytes]:
-    """Of every sample with its target."""
-    for x, y in part.batches(None, batch_size(part)):
-        arrays = [leaf.cpu().numpy() for leaf in (*leaves(x), *leaves(y))]
-        for row in range(len(arrays[0])):
-            yield blake2b(b"".join(a[row].tobytes() for a in arrays), digest_size=16).digest()
 
 
 def _kind(task: Task) -> str:
@@ -146,7 +106,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield ""
     yield "When the silo joins, this would leave it:"
     yield f"  name {described.name}, {described.num_examples} (the number of training samples),"
-    yield f"  task {described.task}, schema {described.schema}, device {described.device},"
+    yield f"  task {described.task}, schema {described.schema} and digests of its parts,"
+    yield f"  device {described.device},"
     yield f"  alpha {described.alpha}, min_group_size {described.min_group_size},"
     yield f"  max_local_epochs {described.max_local_epochs}, versions"
     yield f"In every round, at most: {len(shared)} arrays of the model, {size:,} bytes:"
@@ -158,6 +119,13 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
+    if bench.task.pooled_columns and policy.column_sums:
+        least = policy.column_sums_from
+        yield f"Before round 1: count, mean and deviation of each of {described.pooled_columns}"
+        yield f"  numeric columns with at least {least} numbers in the training data: you allow it."
+        yield "  Every silo is told what they are over all silos that do."
+    elif bench.task.pooled_columns:
+        yield "Of its columns the silo tells nothing (column_sums); it uses the others' scale."
     if bench.frozen:
         stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(
             array.nbytes for array in model.values()

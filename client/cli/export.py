@@ -23,7 +23,7 @@ from torch import nn
 
 from coterie.client.cli.answers import Array, names_of
 from coterie.client.cli.predict import Kept, answer_of
-from coterie.client.home.card import Card, figure_row, lead_of
+from coterie.client.home.card import Card, figure_row, lead_of, numbers_of
 from coterie.client.work.data import map_nest, to_device
 from coterie.system.files import make_folder, write_atomically
 from coterie.tasks.base import Nest, Option, TaskError, leaves
@@ -368,7 +368,7 @@ def _text(kept: Kept, card: Mapping[str, Any]) -> str:
             "| metric | value | 95 % interval | trivial |\n|---|---|---|---|",
             *figures,
             "\n## What to keep in mind\n",
-            TRACES + " This card holds mean and deviation of the silo's numbers." * scale,
+            TRACES + f" This card holds mean and deviation of {numbers_of(kept.card)}." * scale,
             "",
             f"SHA-256 of the file: `{card['sha256']}`\n",
         ]

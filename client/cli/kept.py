@@ -32,6 +32,23 @@ ModelOption = Annotated[
 TaskOption = Annotated[
     str, typer.Option(help="Task to load, if its name or file has changed since the training.")
 ]
+SamplesOption = Annotated[
+    Path | None,
+    option(
+        "PATH",
+        "File or folder of samples, in a form that the task reads. [default: the silo's own "
+        "test data]",
+        "--input",
+    ),
+]
+SensitivityOption = Annotated[
+    float | None,
+    option(
+        "SHARE",
+        "Choose the highest threshold with at least this sensitivity, above 0 and at most 1. "
+        "[default: the threshold with the greatest sensitivity + specificity]",
+    ),
+]
 WIDE = 10_000
 """Columns of a table that no terminal shows: more than its longest line."""
 
@@ -108,15 +125,7 @@ def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
 def predict(
     home: HomeOption = None,
     model: ModelOption = "",
-    samples: Annotated[
-        Path | None,
-        option(
-            "PATH",
-            "File or folder of samples, in a form that the task reads. [default: the silo's own "
-            "test data]",
-            "--input",
-        ),
-    ] = None,
+    samples: SamplesOption = None,
     output: Annotated[
         Path | None,
         option("FILE", "CSV file to write; a folder, for masks. [default: standard output]"),
@@ -185,14 +194,7 @@ def _which(home: Path | None, model: str, task: str, options: list[str] | None) 
 def calibrate(
     home: HomeOption = None,
     model: ModelOption = "",
-    sensitivity: Annotated[
-        float | None,
-        option(
-            "SHARE",
-            "Choose the highest threshold with at least this sensitivity, above 0 and at most 1. "
-            "[default: the threshold with the greatest sensitivity + specificity]",
-        ),
-    ] = None,
+    sensitivity: SensitivityOption = None,
     task: TaskOption = "",
     options: SetOption = None,
 ) -> None:

@@ -116,6 +116,14 @@ def silo(
             "needs this.",
         ),
     ] = False,
+    share_column_sums: Annotated[
+        bool,
+        typer.Option(
+            "--share-column-sums",
+            help="Allow the server to learn count, mean and deviation of each numeric column. "
+            'Every silo is told those over all silos. Tasks with scale = "federation" need this.',
+        ),
+    ] = False,
     patience: PatienceOption = PATIENCE_S,
     verbose: VerboseOption = False,
 ) -> None:
@@ -168,7 +176,7 @@ def silo(
         device=device,
         threads=threads,
         home=home,
-        policy=Policy(label_counts=share_label_counts),
+        policy=Policy(label_counts=share_label_counts, column_sums=share_column_sums),
     )
     from coterie.client.resident.link import Connection
     from coterie.client.resident.serve import serve

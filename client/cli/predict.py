@@ -122,7 +122,7 @@ def answer(
     calibration = card.calibration
     if samples is None:
         part, notes = _own_samples(task, options, card, workers)
-        found = Samples(None, notes=notes)
+        found = Samples(None, notes=notes, passed=_passed(task, options, notes))
     else:
         if not samples.exists():
             raise TaskError(f"there is no file or folder {samples} to predict from.")
@@ -149,6 +149,17 @@ def answer(
         thresholds=() if calibration is None else calibration.thresholds,
     )
     return Answers(card, task, values, targets, found, figures, measured)
+
+
+def _passed(
+    task: Task, options: Mapping[str, Option], notes: list[str]
+) -> Mapping[str, Sequence[str]]:
+    """Columns of the test data to copy; the silo's own file need not have them."""
+    try:
+        return task.passed_through(options)
+    except TaskError as error:
+        notes.append(f"Note: no columns are passed through. {error}")
+        return {}
 
 
 def halves(num_samples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -110,6 +110,7 @@ class Card:
         best_of: the last round of those that it is the best of, on ``validation_examples`` samples
             of validation data, which ``guard`` is then the share of; 0: it is the last one's.
         task_values: the run's keys for the task (``Task.run_values``), which made the model.
+        scale_from: ``silo`` or ``federation``: whose mean and deviation they are.
     """
 
     silo: str
@@ -135,6 +136,7 @@ class Card:
     fingerprint: str | None = None
     data_hash: str = ""
     scale: ColumnScale | None = None
+    scale_from: str = "silo"
     metric: str = "error"
     unit: str = ""
     figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
@@ -197,6 +199,7 @@ def card_of(
         fingerprint=str(getattr(bench.task, "fingerprint", "")),
         data_hash=bench.data_hash,
         scale=bench.scale,
+        scale_from="federation" if bench.task.pooled_columns else "silo",
         metric=str(config.get(wire.METRIC, "")) or description.metric,
         unit=description.unit,
         figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
@@ -299,7 +302,7 @@ def _text(card: Card, file: Path) -> str:
     }
     if card.frozen:
         rows["SHA-256 of the frozen part, which is not in this file"] = card.frozen
-    traces = "" if card.scale is None else ", and mean and deviation of this silo's numbers"
+    traces = "" if card.scale is None else f", and mean and deviation of {numbers_of(card)}"
     called = f"{PERSONALISED}/{file.stem}" if own else file.name
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
     figures = "\n".join(figure_row(card, *entry) for entry in card.figures.items())
@@ -324,6 +327,11 @@ def _text(card: Card, file: Path) -> str:
         "It was made for this silo's data. It may hold traces of the data of the group's silos"
         f"{traces}: pass it on only as they agreed.\n"
     )
+
+
+def numbers_of(card: Card) -> str:
+    """Whose numbers a card's scale is of."""
+    return "the federation's numbers" if card.scale_from == "federation" else "this silo's numbers"
 
 
 def lead_of(card: Card) -> wire.Metric:

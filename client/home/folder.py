@@ -18,13 +18,13 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coterie.client.home.policy import NAMES, Policy
+from coterie.client.home.policy import METRIC_PATTERN, Policy
 from coterie.client.home.settings import (
     MAX_THREADS,
     MAX_WORKERS,
@@ -67,7 +67,7 @@ min_group_size = 1
 # leave. Runs that do not leave them here are refused.
 keep_layers = ""
 # What may leave besides the model and the numbers of samples; without this line, whatever the run
-# needs. [] lets no metric leave.
+# needs but metrics that tell how frequent the classes are. [] lets no metric leave.
 # metrics = ["train-loss", "loss", "error", "seconds"]  # error: the leading metric
 # Whether models other than the task's may leave: FedCollab trains discriminators on this silo's
 # data. The server, and of each pair the other silo, can read from them which labels this silo
@@ -77,6 +77,12 @@ auxiliary = true
 # nothing else asks. The shares of the labels in all silos together then go to every silo: where
 # there are two, each can work out the other's counts.
 label_counts = false
+# Whether the server may be told count, mean and deviation of each numeric column of the training
+# data, in runs of a task with scale = "federation". What they are over all silos that allow it goes
+# to every silo: where only two do, each can work out the other's.
+column_sums = false
+# Of a column with fewer numbers than this, nothing is told.
+column_sums_from = 20
 # This silo's own preference for more data in HCCT; without it, the run's.
 # alpha = 50.0
 
@@ -107,9 +113,11 @@ class _Policy(_Section):
     strategies: tuple[str, ...] = ()
     min_group_size: Annotated[int, Field(ge=1, le=100_000)] = 1
     keep_layers: str = ""
-    metrics: tuple[Literal[NAMES], ...] | None = None  # type: ignore[valid-type]
+    metrics: tuple[Annotated[str, Field(pattern=METRIC_PATTERN)], ...] | None = None
     auxiliary: bool = True
     label_counts: bool = False
+    column_sums: bool = False
+    column_sums_from: Annotated[int, Field(ge=1)] = 20
     alpha: Annotated[float, Field(ge=0)] | None = None
 
 

@@ -31,6 +31,8 @@ REVEALING = frozenset(
 test data: they leave only if ``silo.toml`` names them."""
 NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS))
 """Of metrics, as ``silo.toml`` has them. ``error`` is the leading metric, whatever that is."""
+METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
+"""What a metric of anybody's app may be called in ``silo.toml``."""
 
 ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES)
 """Counts, of samples and of a discriminator's bytes. Without them a silo cannot take part."""
@@ -38,13 +40,14 @@ ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIM
 
 @dataclass(frozen=True)
 class Policy:
-    """A silo's conditions. The defaults allow everything but label counts.
+    """A silo's conditions. The defaults allow everything but label counts and sums.
 
     Attributes:
         strategies: of the runs to take part in; empty allows every one.
         min_group_size: the fewest silos whose updates may be averaged with this one's.
         keep_layers: ``head`` or a prefix of array names that never leave; empty keeps none.
-        metrics: of ``NAMES``, those that may leave; None allows all but the ``REVEALING``.
+        metrics: names of those that may leave: of ``NAMES``, or an app's own. None allows all but
+            the ``REVEALING``.
         auxiliary: whether models other than the task's may leave, e.g. FedCollab's discriminators,
             from which the silo's labels can be read.
         max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
@@ -52,6 +55,9 @@ class Policy:
             however it is counted, of the silo's own, and before a test.
         label_counts: consent to tell how many training samples of each label there are, which
             FedGen asks for and nothing else does.
+        column_sums: consent to tell count, mean and deviation of numeric columns of the training
+            data, which runs of a task that scales by the federation ask for.
+        column_sums_from: of a column with fewer numbers nothing is told.
     """
 
     strategies: tuple[str, ...] = ()
@@ -62,6 +68,12 @@ class Policy:
     max_local_epochs: int = 0
     max_rounds: int = 0
     label_counts: bool = False
+    column_sums: bool = False
+    column_sums_from: int = 20
+
+    def unknown_metrics(self) -> tuple[str, ...]:
+        """Metrics that the silo names and that no task has: only an app of others may."""
+        return tuple(name for name in self.metrics or () if name not in NAMES)
 
     def objection(self, config: Mapping[str, object]) -> str:
         """Why a message with this configuration is refused; empty if it is not."""
@@ -91,6 +103,15 @@ class Policy:
         return (
             "does not share its label counts. Who runs the silo can allow it with "
             "`label_counts = true` in silo.toml, or `--share-label-counts`."
+        )
+
+    def column_sums_objection(self) -> str:
+        """Why a run that asks for sums of columns is refused; empty if it is not."""
+        if self.column_sums:
+            return ""
+        return (
+            "does not share sums of its columns. Who runs the silo can allow it with "
+            "`column_sums = true` in silo.toml, or `--share-column-sums`."
         )
 
     def auxiliary_objection(self) -> str:

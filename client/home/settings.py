@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.client.home.policy import NAMES, Policy
+from coterie.client.home.policy import METRIC_PATTERN, Policy
 from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
 
@@ -140,7 +140,7 @@ def _words(text: Option) -> tuple[str, ...]:
 
 def _metrics(text: Option) -> tuple[str, ...]:
     """Left out allows all, empty allows none."""
-    if set(_words(text)) - set(NAMES):
+    if not all(re.fullmatch(METRIC_PATTERN, word) for word in _words(text)):
         raise ValueError
     return _words(text)
 
@@ -157,11 +157,13 @@ POLICY: Mapping[str, Reader] = {
     "metrics": _metrics,
     "auxiliary": _flag,
     "label-counts": _flag,
+    "column-sums": _flag,
+    "column-sums-from": int,
     "max-local-epochs": int,
     "max-rounds": int,
 }
 """Keys of a node config, which are fields here and of the policy, and how each is read."""
-EXPECTED = {_flag: "true or false", _metrics: f"of {', '.join(NAMES)}"}
+EXPECTED = {_flag: "true or false", _metrics: "names with commas between them"}
 
 
 def _read(config: Mapping[str, Option], readers: Mapping[str, Reader]) -> dict[str, Any]:

@@ -241,7 +241,8 @@ def may_leave(key: str, policy: Policy) -> bool:
         return True
     if policy.metrics is None:
         return name not in REVEALING
-    allowed = {key for wanted in policy.metrics for key in METRICS.get(wanted, (wanted,))}
+    named = map(wire.spelled, policy.metrics)
+    allowed = {key for wanted in named for key in METRICS.get(wanted, (wanted,))}
     return name in allowed or (name == wire.ACCURACY and wire.ERROR in allowed)
 
 

@@ -85,9 +85,15 @@ def _connection(home: Home, patience_s: float) -> Connection:
 def _own(silos: Sequence[SiloSettings]) -> ClientApp:
     """coterie's own, ready to work; torch is loaded with it."""
     from coterie.client.app import app
+    from coterie.client.work.data import Held
+    from coterie.client.work.oddities import warnings_of
     from coterie.client.work.prepare import prepare
 
-    prepare(silos)
+    for bench in prepare(silos):
+        held = isinstance(bench.data.train, Held)  # to read a folder of images takes minutes
+        if len(silos) == 1:  # of a simulation's silos nobody would read them
+            for line in warnings_of(bench.task, bench.data, duplicates=held):
+                log.warning("silo %s, data: %s", bench.settings.name, line)
     return app
 
 

@@ -9,6 +9,8 @@ own labels (FedGen's latent loss). What is drawn depends on the training's seed 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import inf
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -18,10 +20,15 @@ from torch.nn.functional import linear as linear_map
 
 from coterie import wire
 from coterie.tasks.base import Task
+from coterie.tasks.models import SplitModel
 from coterie.wire import Layers, Model
 
 KEEPING = (nn.MaxPool2d, nn.AvgPool2d, nn.Flatten, nn.Dropout, nn.Identity)
 """Modules that let a ReLU before them show in the latents: these stay at least 0."""
+
+PROBES = 8
+"""Samples of noise by which a network's latents are judged: thousands of numbers."""
+_never_negatives: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 AddedLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -32,16 +39,18 @@ def describe_head(task: Task, model: nn.Module) -> Layers:
     The representation must have parameters (else latents are the data itself) and the head be
     Linear, or a Sequential of Linear, ReLU, Tanh and Dropout, with an output for every class; all
     of it is trained, so that the server sees it.
-    Latents behind a ReLU are at least 0, which the description says at the beginning. What is
-    described gives what the head gives: that is tried out.
+    Latents behind a ReLU are at least 0, which the description says at the beginning; of a network
+    of torchvision or timm that is tried out. What is described gives what the head gives: that is
+    tried out too.
     """
     prefix = task.head.rstrip(".")
     parameters = dict(model.named_parameters())
     if all(n.startswith(prefix) for n in parameters) or prefix not in dict(model.named_modules()):
         return ()
     names = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    layers: list[tuple[str, ...]] = [("positive",)] if _behind_relu(model, prefix) else []
     head = model.get_submodule(prefix)
+    positive = _behind_relu(model, prefix) or _never_negative(task, model, head)
+    layers: list[tuple[str, ...]] = [("positive",)] if positive else []
     # Not named_children, which leaves out a module that comes a second time.
     parts = head._modules.items() if isinstance(head, nn.Sequential) else [("", head)]
     for name, module in parts:
@@ -93,6 +102,37 @@ def _behind_relu(model: nn.Module, prefix: str) -> bool:
     while modules and isinstance(modules[-1], KEEPING):
         modules.pop()
     return bool(modules) and isinstance(modules[-1], nn.ReLU)
+
+
+def _never_negative(task: Task, model: nn.Module, head: nn.Module) -> bool:
+    """Whether what a library's network gives its head is at least 0, whatever it is shown.
+
+    Found out once per model, with the weights that it was made with: two silos must say the same.
+    """
+    shape = getattr(task, "shape", None)  # of a declared task
+    if isinstance(model, SplitModel) or not isinstance(shape, tuple):
+        return False
+    if model not in _never_negatives:
+        _never_negatives[model] = _lowest_latent(model, head, shape) >= 0
+    return _never_negatives[model]
+
+
+@torch.no_grad()
+def _lowest_latent(model: nn.Module, head: nn.Module, shape: tuple[int, ...]) -> float:
+    """Of a few samples of noise; -inf where the latents are no vectors, or are all 0."""
+    seen: list[torch.Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    training = {module: module.training for module in model.modules()}
+    like = next(model.parameters())
+    noise = torch.randn((PROBES, *shape), generator=torch.Generator().manual_seed(0))
+    try:
+        model.eval()(noise.to(like.device, like.dtype))
+    finally:
+        hook.remove()
+        for module, was in training.items():
+            module.training = was
+    vectors = len(seen) == 1 and seen[0].ndim == 2 and bool(seen[0].any())
+    return float(seen[0].min()) if vectors else -inf
 
 
 def latent_loss(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -87,6 +87,20 @@ def evaluate(
     Raises:
         TaskError: the task does not have this metric.
     """
+    found, _ = _evaluate(task, model, part, metric=metric, members=members)
+    return found
+
+
+def _evaluate(
+    task: Task,
+    model: nn.Module,
+    part: Part,
+    *,
+    metric: str,
+    members: Sequence[Model] = (),
+    in_full: bool = False,
+) -> tuple[Evaluation, list[Evidence]]:
+    """In one pass what ``evaluate`` gives, and the evidence, if the metric or ``in_full`` asks."""
     lead, problem = leading(task, metric), task.problem
     # The usual case needs no more than a count, on the device.
     counted = lead.name == "error" and isinstance(problem, Classes)
@@ -101,18 +115,18 @@ def evaluate(
             total += task.loss(outputs, y) * size
         if counted:
             wrong += (outputs.argmax(dim=1) != y).sum()
-        elif lead.name != "loss":
+        if in_full or not (counted or lead.name == "loss"):
             evidence.append(problem.evidence(outputs, y))
     n = len(part)
     loss = (
         float(task.loss(*map(torch.cat, zip(*whole, strict=True)))) if whole else float(total) / n
     )
     if counted:
-        return Evaluation(loss, float(wrong) / n, n)
+        return Evaluation(loss, float(wrong) / n, n), evidence
     if lead.name == "loss":
-        return Evaluation(loss, loss, n)
+        return Evaluation(loss, loss, n), evidence
     found = _metrics(problem, join(evidence))(np.ones((1, n)))[lead.name]
-    return Evaluation(loss, lead.shortfall(float(found[0])), n)
+    return Evaluation(loss, lead.shortfall(float(found[0])), n), evidence
 
 
 @torch.no_grad()
@@ -128,18 +142,13 @@ def evaluate_in_full(
         seed: of the bootstrap.
     """
     part, problem = data.test, task.problem
-    plain = evaluate(task, model, part, metric=metric)
-    evidence = join([problem.evidence(outputs, y) for outputs, y, _ in _answers(model, part)])
+    plain, parts = _evaluate(task, model, part, metric=metric, in_full=True)
+    evidence = join(parts)
     figured = figures_of(problem, evidence, seed=seed)
     same = problem.trivial(_array(data.train.targets()), evidence)
     trivial = {} if same is None else _metrics(problem, same)(np.ones((1, len(part))))
-    return Evaluation(
-        plain.loss,
-        plain.error,
-        plain.num_examples,
-        figured,
-        {name: float(trivial[name][0]) for name in figured if name in trivial},
-    )
+    named = {name: float(trivial[name][0]) for name in figured if name in trivial}
+    return replace(plain, figures=figured, trivial=named)
 
 
 def figures_of(

@@ -12,11 +12,11 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Data
 from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.workbench import keep_open, open_workbenches
+from coterie.client.work.workbench import Workbench, keep_open, open_workbenches
 from coterie.tasks.base import Option, Task
 
 
-def prepare(silos: Sequence[SiloSettings]) -> None:
+def prepare(silos: Sequence[SiloSettings]) -> list[Workbench]:
     """Open the workbenches of a process's silos and warm them up.
 
     Args:
@@ -32,6 +32,7 @@ def prepare(silos: Sequence[SiloSettings]) -> None:
     largest = max(benches, key=lambda bench: len(bench.data.train))
     warm_up(largest.task, largest.model, largest.data)
     keep_open(benches)
+    return benches
 
 
 def prepare_nodes(node_configs: Sequence[Mapping[str, Option]]) -> None:

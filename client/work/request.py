@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -11,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal
+from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
@@ -27,6 +29,10 @@ from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import BALANCE
 
+log = logging.getLogger("coterie.silo")
+
+WITHOUT_DATA = (wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS)
+"""Messages that are answered before the run has a scale."""
 PRECISIONS = ("float32", "bfloat16", "float16")
 OF_THE_LOOP = {
     **{wire.OPTIMISER: "sgd", wire.KEEP_OPTIMISER: False, wire.PRECISION: PRECISIONS[0]},
@@ -116,12 +122,38 @@ class Request:
 
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
+        self._check_schema()
         plan = self.plan()
         self.metric()
         self.kept_out_share()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
+
+    def _check_schema(self) -> None:
+        """A run tells its schema to a silo that it cannot let in; who runs it should know why."""
+        schema = self.config.get(wire.SCHEMA, self.bench.schema)
+        if schema == self.bench.schema:
+            return
+        try:
+            parts = wire.decode_parts(self.config.get(wire.SCHEMA_PARTS, "{}"))
+        except (TypeError, ValueError):
+            parts = {}
+        found = wire.differences(parts, self.bench.parts) if parts else []
+        self.refuse_for(
+            f"does not fit the run: its model or task is not that of the other silos "
+            f"({', '.join(found) or 'its weights or arrays'}). Ask the others for their "
+            "declaration, code and weights of the task."
+        )
+
+    def in_scale(self) -> Request:
+        """The same with the silo's data in the run's scale."""
+        try:
+            return replace(self, bench=in_scale(self.bench, self.config.get(wire.SCALE)))
+        except ValueError as error:
+            if error.__cause__ is not None:
+                log.error("the data cannot be read again: %s", error.__cause__)
+            raise RefusedError(f"silo {self.bench.settings.name!r} {error}") from None
 
     def refuse_for(self, objection: str) -> None:
         """Refuse in the silo's name, unless the objection is empty."""
@@ -385,7 +417,11 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
         config = message.content.config_records.get(wire.CONFIG)
         request = Request(message, workbench_of(context), config or ConfigRecord())
         try:
-            return Message(work(request.checked()), reply_to=message)
+            request = request.checked()
+            kind = message.metadata.message_type
+            if request.bench.task.pooled_columns and kind not in WITHOUT_DATA:
+                request = request.in_scale()
+            return Message(work(request), reply_to=message)
         except (RefusedError, TooFewError) as reason:
             return wire.refusal(str(reason), message)
 

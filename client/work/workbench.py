@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Context
 from torch import nn
 
+from coterie.client.home.policy import NAMES
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.data import Data, Held, to_device
 from coterie.client.work.generators import describe_head
@@ -26,7 +28,8 @@ from coterie.tasks import Task, load_task
 from coterie.tasks.base import ColumnScale, SiloData, StreamedData, TaskError, leaves
 from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
-from coterie.wire import Description
+from coterie.wire import IN_ORDER, Description, Parts
+from coterie.wire.description import FOLLOWING
 
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
@@ -50,6 +53,7 @@ class Workbench:
     model: nn.Module
     device: torch.device
     schema: str
+    parts: Parts
     scale: ColumnScale | None = None
     data_hash: str = ""
     frozen: str = ""
@@ -63,12 +67,14 @@ class Workbench:
             num_examples=len(self.data.train),
             task=self.task.name,
             schema=self.schema,
+            parts=self.parts,
             alpha=self.settings.alpha,
             device=str(self.device),
             versions={"coterie": _version("coterie"), "torch": torch.__version__},
             min_group_size=self.settings.policy.min_group_size,
             max_local_epochs=self.settings.policy.max_local_epochs,
             buffers=tuple(name for name in travelling(self.model) if name not in parameters),
+            pooled_columns=self.task.pooled_columns,
             metric=leading(self.task).name,
             unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),
@@ -127,8 +133,8 @@ def of_run(bench: Workbench, values: Mapping[str, object]) -> Workbench:
                 del _of_runs[old]
             _of_runs[key] = bench.task, task, model, frozen_digest(model)
         _, task, model, frozen = _of_runs[key]
-    schema = _schema(task, model, bench.shapes, frozen)
-    return replace(bench, task=task, model=model, schema=schema, frozen=frozen)
+    schema, parts = _schema(task, model, bench.shapes, frozen), _parts(task, model, bench.shapes)
+    return replace(bench, task=task, model=model, schema=schema, parts=parts, frozen=frozen)
 
 
 def _key(settings: SiloSettings) -> str:
@@ -157,6 +163,8 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         TaskError, SettingsError: as ``open_workbench``.
     """
     common = settings[0]
+    for own in settings:
+        _check_metrics(own)
     if common.threads:
         torch.set_num_threads(common.threads)
     device = _device(common.device)
@@ -176,12 +184,32 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
             _check_targets(task, moved)
         inputs = leaves(moved.train.at(torch.zeros(1).long())[0])
         shapes = tuple(tuple(leaf.shape[1:]) for leaf in inputs)
-        schema = _schema(task, model, shapes, frozen)
+        schema, parts = _schema(task, model, shapes, frozen), _parts(task, model, shapes)
         known = hash_of(data) if own.home else ""  # without a home no model is kept
         benches.append(
-            Workbench(own, task, moved, model, device, schema, data.scale, known, frozen, shapes)
+            Workbench(
+                settings=own,
+                task=task,
+                data=moved,
+                model=model,
+                device=device,
+                schema=schema,
+                parts=parts,
+                scale=data.scale,
+                data_hash=known,
+                frozen=frozen,
+                shapes=shapes,
+            )
         )
     return benches
+
+
+def _check_metrics(settings: SiloSettings) -> None:
+    if unknown := settings.policy.unknown_metrics():
+        raise SettingsError(
+            f"metrics in [policy] names {unknown[0]!r}, which no task has. It must be of "
+            f"{', '.join(NAMES)}; only an app of your own (--app) may have others."
+        )
 
 
 def model_of(task: Task) -> nn.Module:
@@ -249,9 +277,7 @@ def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], froze
     Where there is a file of weights, or a frozen part without one, what it is and the beginning of
     its SHA-256 follow after a slash, so that the server can say which silo has another one.
     """
-    described = [
-        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
-    ]
+    described = _arrays_of(model)
     own = getattr(task, "fingerprint", "")  # of a declared task: columns, categories, classes
     inputs = [list(shape) for shape in shapes]
     shape = inputs[0] if len(inputs) == 1 else inputs
@@ -261,10 +287,44 @@ def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], froze
     if frozen:
         common.append({"frozen": frozen})
     text = json.dumps([*common, own] if own else common)
-    schema = hashlib.sha256(text.encode()).hexdigest()[:16]
+    schema = _digest(text)
     what, digest = task.weights or ("frozen-arrays", frozen)
     called = "".join(c if c.isascii() and (c.isalnum() or c in ".-") else "_" for c in what)[-64:]
     return f"{schema}/{called}:{digest[:16]}" if digest else schema
+
+
+def _parts(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]]) -> Parts:
+    """Digests of what the schema is made of, each by itself, and in no order where order may vary.
+
+    Nothing about the data: what a task says is the same at all its silos.
+    """
+    arrays, shape = FOLLOWING
+    parts: dict[str, Any] = {arrays: _arrays_of(model), shape: [list(one) for one in shapes]}
+    for key, value in task.says().items():
+        parts[key.replace("_", "-")] = _sorted(value)
+        if isinstance(value, list | dict):
+            parts[IN_ORDER + key.replace("_", "-")] = value
+    return {key: _digest(json.dumps(value)) for key, value in parts.items()}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sorted(value: Any) -> Any:
+    """With every list and table in one order, whatever its own."""
+    if isinstance(value, list):
+        return sorted(map(_sorted, value), key=json.dumps)
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return value
+
+
+def _arrays_of(model: nn.Module) -> list[object]:
+    """Name, shape and type of what travels."""
+    return [
+        [name, list(tensor.shape), str(tensor.dtype)] for name, tensor in travelling(model).items()
+    ]
 
 
 def _version(package: str) -> str:

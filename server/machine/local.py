@@ -53,6 +53,7 @@ class SiloSpec:
     alpha: float | None = None
     threads: int = 1
     label_counts: bool = False
+    column_sums: bool = False
 
     def arguments(self, address: str, home: Path) -> list[str]:
         """The silo's command line, after ``python -m coterie.client``."""
@@ -60,6 +61,7 @@ class SiloSpec:
         own += ["--threads", str(self.threads), "--home", str(home)]
         own += ["--alpha", str(self.alpha)] if self.alpha is not None else []
         own += ["--share-label-counts"] if self.label_counts else []
+        own += ["--share-column-sums"] if self.column_sums else []
         for key, value in self.options.items():
             own += ["--set", f"{key}={value}"]
         return own
@@ -69,6 +71,7 @@ class SiloSpec:
         own: dict[str, Option] = {"name": self.name, "task": self.task, "threads": self.threads}
         own |= {"alpha": self.alpha} if self.alpha is not None else {}
         own |= {"label-counts": True} if self.label_counts else {}
+        own |= {"column-sums": True} if self.column_sums else {}
         return own | {f"data.{key}": value for key, value in self.options.items()}
 
 

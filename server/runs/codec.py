@@ -158,13 +158,14 @@ def _value(part: Any, values: list[Any]) -> Any:
 
 def _dataclass(kind: type, parts: Mapping[str, Any]) -> Any:
     fields = {field.name for field in dataclasses.fields(kind)}
-    if fields != set(parts):
+    later = {f.name: f.default for f in dataclasses.fields(kind) if f.name not in parts}
+    if not set(parts) <= fields or dataclasses.MISSING in later.values():
         raise CodecError(
             f"{kind.__name__} was stored by another version: it had "
             f"{', '.join(sorted(parts))}; now it has {', '.join(sorted(fields))}."
         )
     made: Any = object.__new__(kind)
-    for name, part in parts.items():
+    for name, part in {**later, **parts}.items():
         object.__setattr__(made, name, part)
     return made
 

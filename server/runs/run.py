@@ -22,6 +22,7 @@ from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, foreign_keys, train_config
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
+from coterie.server.runs.scale import ask_for_scale
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.exchange import exchange
@@ -57,10 +58,12 @@ class Standing:
     Attributes:
         checkpoint: where the strategy stands.
         schema: fingerprint of the model that the run's silos share.
+        scale: see ``ask_for_scale``.
     """
 
     checkpoint: Checkpoint[Any]
     schema: str
+    scale: Sequence[float] = ()
 
 
 def run_folder(config: RunConfig, *, run_id: int) -> Path:
@@ -272,7 +275,7 @@ def _execute(
 
     def commit(checkpoint: Checkpoint[Any]) -> None:
         started = time.perf_counter()
-        size = checkpoints.save(checkpoint.round, Standing(checkpoint, roster.schema))
+        size = checkpoints.save(checkpoint.round, Standing(checkpoint, roster.schema, scale))
         record.committed(checkpoint.round, num_bytes=size, seconds=time.perf_counter() - started)
 
     def on_event(kind: str, fields: Mapping[str, Any]) -> None:
@@ -286,11 +289,18 @@ def _execute(
     ended = resume is not None and resume.ended_early
     here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
     initial = initial_arrays(grid, here[0], config) if resume is None else ArrayRecord()
+    told = {wire.PROTOCOL_KEY: wire.PROTOCOL, **train_config(config, run=record.folder.name)}
+    scale = (
+        ask_for_scale(grid, here, told, deadline_s=config.round_timeout)
+        if standing is None
+        else list(standing.scale)
+    )
     record.ready(recording.silos)
     return strategy.start(
         grid=grid,
         initial_arrays=initial,
         num_rounds=config.rounds,
+        train_config=ConfigRecord({wire.SCALE: scale}) if scale else None,
         commit=commit,
         resume=resume,
     )

@@ -9,6 +9,7 @@ The file is TOML::
     folds = 5                      # of a declared task: cross-validation, five runs for every seed
     target = 0.1                   # of the leading metric's mean over silos, for the rounds to it
     label-counts = false           # whether the silos tell how many samples of each label they have
+    column-sums = false            # whether they tell means, for a task's scale = "federation"
     silos = 10                     # with [split]: cut from one folder ...
 
     [split]
@@ -130,6 +131,7 @@ class CompareFile(BaseModel):
     folds: int | None = Field(None, ge=2, le=1000)
     target: float | None = Field(None, gt=0, allow_inf_nan=False)
     label_counts: bool = Field(False, strict=True)
+    column_sums: bool = Field(False, strict=True)
     silos: Annotated[int, Field(ge=1, le=10_000)] | Annotated[list[SiloEntry], Field(min_length=1)]
     split: dict[str, Option] = Field(default_factory=dict)
     options: dict[str, Annotated[Option, BeforeValidator(as_option)]] = Field(default_factory=dict)
@@ -224,7 +226,14 @@ class Comparison:
             )
             own = [(silo.name, silo.options, None) for silo in cut.silos_of()]
         return [
-            SiloSpec(name, file.task, options, alpha, label_counts=file.label_counts)
+            SiloSpec(
+                name,
+                file.task,
+                options,
+                alpha,
+                label_counts=file.label_counts,
+                column_sums=file.column_sums,
+            )
             for name, options, alpha in own
         ]
 
@@ -508,7 +517,8 @@ def _drawn(comparison: Comparison, file: Path) -> set[str]:
 
 def _keep_file(comparison: Comparison, folder: Path, file: Path) -> None:
     """A folder belongs to one comparison: other silos or splits are not mixed into its table."""
-    others = {"title", "seeds", "folds", "target", "strategies", "run", "label_counts"}
+    others = {"title", "seeds", "folds", "target", "strategies", "run"}
+    others |= {"label_counts", "column_sums"}
     silos = comparison.file.model_dump(exclude=others)
     if _is_declared(comparison.file.task):  # its records did not always have a split for each seed
         silos["test-parts"] = comparison.file.folds or "by seed"

@@ -13,7 +13,7 @@ from coterie.wire import Model
 
 EVALUATION_KEYS = (
     *(wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.RUN, wire.SEED, wire.PERSONAL, wire.GUARD),
-    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU, wire.METRIC),
+    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU, wire.METRIC, wire.SCALE),
     *(wire.VALIDATION, wire.KEEP_BEST),
 )
 """Entries of the training configuration that an evaluation needs too."""

@@ -27,6 +27,8 @@ log = logging.getLogger("coterie.run")
 DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
 """Seconds for silos to say who they are, and for each of them on top: a SuperLink passes on some
 ten messages a second on a loaded machine."""
+TOLD_DEADLINE_S = 5.0
+"""Seconds for silos that do not fit to take note of it."""
 POLL_S = 0.05
 SAY_AGAIN_S = 10.0
 
@@ -45,6 +47,7 @@ class Silo:
         buffers: names of arrays that are statistics.
         min_group_size: the fewest silos, itself included, whose updates may be averaged with its.
         max_local_epochs: the most epochs of one training that it does; 0 sets no limit.
+        pooled_columns: numeric columns that the run's scale must be made for.
         head: layers of the model's predictor; empty if it described no latent split.
         metric, unit: the task's leading metric, and in what real targets are counted.
     """
@@ -57,6 +60,7 @@ class Silo:
     buffers: tuple[str, ...] = ()
     min_group_size: int = 1
     max_local_epochs: int = 0
+    pooled_columns: int = 0
     head: wire.Layers = ()
     metric: str = "error"
     unit: str = ""
@@ -169,6 +173,10 @@ class DescribedRoster:
     schema: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     """Silo or node → why it does not take part, as far as known."""
+    _parts: wire.Parts = field(default_factory=dict)
+    """Of the schema, as the first silo that has it says."""
+    _others: list[int] = field(default_factory=list)
+    """Nodes of another schema that have not been told."""
     _by_node: dict[int, Silo] = field(default_factory=dict)
     _refused_nodes: dict[int, str] = field(default_factory=dict)
     _doubles: dict[int, str] = field(default_factory=dict)
@@ -227,15 +235,7 @@ class DescribedRoster:
 
     def _describe(self, grid: Grid, new: Sequence[int]) -> None:
         config: Any = {**self.terms, wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: self.task}
-        messages = [
-            Message(
-                RecordDict({wire.CONFIG: ConfigRecord(dict(config))}),
-                dst_node_id=node,
-                message_type=wire.DESCRIBE,
-                group_id="0",
-            )
-            for node in new
-        ]
+        messages = [_describe(node, config) for node in new]
         deadline_s = DESCRIBE_DEADLINE_S + DESCRIBE_MORE_S * len(new)
         answers = exchange(grid, messages, deadline_s=deadline_s)
         read = []
@@ -246,6 +246,20 @@ class DescribedRoster:
         # By name, so that which of two nodes comes first does not depend on random node ids.
         for described, node in sorted(read, key=lambda pair: (pair[0].name, pair[1])):
             self._admit(described, node)
+        self._tell_others(grid)
+
+    def _tell_others(self, grid: Grid) -> None:
+        """Send silos of another schema the run's: their own logs say in what they differ."""
+        config: Any = {
+            wire.PROTOCOL_KEY: wire.PROTOCOL,
+            wire.TASK: self.task,
+            **self.terms,
+            wire.SCHEMA: self.schema,
+            wire.SCHEMA_PARTS: wire.encode_parts(self._parts),
+        }
+        others, self._others = self._others, []
+        messages = [_describe(node, config) for node in others]
+        exchange(grid, messages, deadline_s=TOLD_DEADLINE_S)
 
     def _read(self, node: int, answer: Message | None) -> wire.Description | None:
         if answer is None:
@@ -269,6 +283,8 @@ class DescribedRoster:
         reason = self._objection(described)
         if reason:
             self._refuse(node, described.name if wire.is_silo_name(described.name) else "", reason)
+            if self.schema and described.schema != self.schema and described.task == self.task:
+                self._others.append(node)
             return
         if any(silo.name == described.name for silo in self._by_node.values()):
             # Not for good: a silo that was killed and came back waits until its old node is gone.
@@ -277,6 +293,7 @@ class DescribedRoster:
             self._refuse(node, described.name, reason)
             return
         self.schema = self.schema or described.schema
+        self._parts = self._parts or described.parts
         for who in (described.name, f"node {node}"):
             self.refused.pop(who, None)
         self._by_node[node] = Silo(
@@ -288,6 +305,7 @@ class DescribedRoster:
             buffers=described.buffers,
             min_group_size=described.min_group_size,
             max_local_epochs=described.max_local_epochs,
+            pooled_columns=described.pooled_columns,
             head=described.head,
             metric=described.metric,
             unit=described.unit,
@@ -321,20 +339,27 @@ class DescribedRoster:
         if described.num_examples <= 0:
             return f"it states {described.num_examples} training samples; at least 1 is needed."
         if self.schema and described.schema != self.schema:
-            return self._difference(described.schema)
+            return self._difference(described)
         return ""
 
-    def _difference(self, schema: str) -> str:
+    def _difference(self, described: wire.Description) -> str:
         """What differs, as far as schemas say: they may end in a file and its checksum."""
-        ours, theirs = map(_WEIGHTS.search, (self.schema, schema))
-        if ours is None or theirs is None or ours[0] == theirs[0]:
-            return "its model has other arrays or classes than the other silos' (schema differs)."
+        ours, theirs = map(_WEIGHTS.search, (self.schema, described.schema))
         here = ", ".join(sorted(silo.name for silo in self._by_node.values())) or "the run's silos"
-        return (
-            f"the weights that its model begins from differ: its {theirs[1]} has SHA-256 "
-            f"{theirs[2]}…, that of {here} ({ours[1]}) {ours[2]}… (schema differs). "
-            "Give every silo the same file."
-        )
+        known = self._parts and described.parts
+        if found := wire.differences(self._parts, described.parts) if known else []:
+            return (
+                f"its task is not that of {here}: {', '.join(found)} "
+                f"{'differs' if len(found) == 1 else 'differ'} (schema differs). "
+                "Give every silo the same declaration or code of the task."
+            )
+        if ours is not None and theirs is not None and ours[0] != theirs[0]:
+            return (
+                f"the weights that its model begins from differ: its {theirs[1]} has SHA-256 "
+                f"{theirs[2]}…, that of {here} ({ours[1]}) {ours[2]}… (schema differs). "
+                "Give every silo the same file."
+            )
+        return f"its model has other arrays or classes than that of {here} (schema differs)."
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         who = who or f"node {node}"
@@ -345,6 +370,11 @@ class DescribedRoster:
 
 _WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")
 """The end of a schema whose model begins from a file, or has a frozen part: what, its SHA-256."""
+
+
+def _describe(node: int, config: Mapping[str, Any]) -> Message:
+    content = RecordDict({wire.CONFIG: ConfigRecord(dict(config))})
+    return Message(content, dst_node_id=node, message_type=wire.DESCRIBE, group_id="0")
 
 
 def _is_another_release(theirs: str) -> bool:

@@ -211,6 +211,10 @@ class DeclaredTask(Task):
                 else f"network {name!r} gives an answer per pixel, which only masks need."
             )
 
+    def says(self) -> Mapping[str, Any]:
+        """The keys of the declaration."""
+        return self.declaration.model_dump(mode="json")
+
     def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:
         """Load this silo's data. See the class for the options.
 

@@ -1,7 +1,8 @@
 """A table of one's own, CSV or Parquet: numeric and categorical columns.
 
 Numbers are standardised with the mean and deviation of this silo's own training rows; these
-stay at the silo, with its models. Categories are declared, so that a column of the model
+stay at the silo, with its models. With ``scale = "federation"`` they are of the rows of all silos
+that allow it, and the run brings them. Categories are declared, so that a column of the model
 means the same everywhere. How a silo writes them, it says itself (``coterie.tasks.own.dialect``).
 """
 
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from coterie.tasks.base import ColumnScale, Option, Samples, TaskError, read_options
+from coterie.tasks.base import ColumnScale, Option, Samples, TaskError, place_of, read_options
 from coterie.tasks.own import dialect, files
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
@@ -38,10 +39,11 @@ class TableDeclaration(Declaration):
     """``numeric``: names of columns. ``categorical``: name of a column → its values.
 
     ``bounds``: numeric column → the lowest and the highest value that there can be. ``indicators``:
-    columns of which the model is also told where a value is missing.
+    columns of which the model is also told where a value is missing. ``scale``: whose mean and
+    deviation standardise the numbers, those of each ``silo`` or one pair of the ``federation``.
     """
 
-    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators")
+    LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators", "scale")
 
     kind: Literal["table"]
     target: TableTarget
@@ -49,6 +51,7 @@ class TableDeclaration(Declaration):
     categorical: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     bounds: dict[str, tuple[Finite, Finite]] = Field(default_factory=dict)
     indicators: tuple[str, ...] = ()
+    scale: Literal["silo", "federation"] = "silo"
 
     @property
     def answer(self) -> Target | None:
@@ -67,6 +70,8 @@ class TableDeclaration(Declaration):
             raise ValueError("a column is named twice among target, numeric and categorical")
         if not inputs:
             raise ValueError("there must be at least one numeric or categorical column")
+        if self.scale == "federation" and not self.numeric:
+            raise ValueError("there are no numeric columns that the federation could scale")
         if not all(self.categorical.values()):
             raise ValueError("a categorical column needs at least one value")
         if unknown := set(self.bounds) - set(self.numeric):
@@ -85,16 +90,23 @@ class TableDeclaration(Declaration):
 @dataclass(frozen=True)
 class Rows:
     """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1: (n, values) for
-    categories and (n, indicators) for what is missing."""
+    categories and (n, indicators) for what is missing; ``rows``: numbers of them in the file."""
 
     numbers: NDArray[np.float64]
     categories: NDArray[np.float32]
     missing: NDArray[np.float32]
     y: NDArray[Any]
+    rows: NDArray[np.intp]
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
         """These rows only."""
-        return Rows(self.numbers[rows], self.categories[rows], self.missing[rows], self.y[rows])
+        return Rows(
+            self.numbers[rows],
+            self.categories[rows],
+            self.missing[rows],
+            self.y[rows],
+            self.rows[rows],
+        )
 
 
 class Table(DeclaredTask):
@@ -140,7 +152,7 @@ class Table(DeclaredTask):
         columns = [*self.declaration.targets, *self._inputs]
         table = files.read_columns(place, columns, written, self.expected())
         y = self._targets(table, place, written)
-        return Rows(*self._columns(table, place, written, strict=True), y)
+        return Rows(*self._columns(table, place, written, strict=True), y, np.arange(len(table)))
 
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""
@@ -151,6 +163,16 @@ class Table(DeclaredTask):
     def scale_of(self, train: Rows) -> ColumnScale:
         """Mean and deviation of the training rows, unless a kept model brings its own."""
         return _scale(train.numbers) if self.scale is None else self.scale
+
+    @property
+    def pooled_columns(self) -> int:  # type: ignore[override]
+        """As declared."""
+        return len(self.declaration.numeric) if self.declaration.scale == "federation" else 0
+
+    def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
+        """See ``Task``."""
+        train, _ = self.read_both(read_options(self.name, options, self.options))
+        return np.stack(_moments(train.numbers), axis=1)
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
         """The rows of a table; it needs no target column.
@@ -169,13 +191,27 @@ class Table(DeclaredTask):
         written = self._dialect(chosen)
         table = files.read_columns(file, self._inputs, written, self.expected())
         columns = self._columns(table, file, written, strict=False)
-        rows = Rows(*columns, np.zeros(len(table), np.int64))
-        passed = {
-            name: [text or "" for text in files.raw_texts(file, name, written, self.expected())]
-            for name in written.passed
-        }
+        rows = Rows(*columns, np.zeros(len(table), np.int64), np.arange(len(table)))
         notes = (*self._notes, *self._warnings)
+        passed = self._passed(file, written, rows)
         return Samples(_scaled(rows, scale), notes=notes, passed=passed)
+
+    def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
+        """See ``Task``."""
+        chosen = read_options(self.name, options, self.options)
+        written = self._dialect(chosen)
+        if not written.passed:
+            return {}
+        _, test = self.read_both(chosen)
+        return self._passed(place_of(chosen["test-data"] or chosen["data"]), written, test)
+
+    def _passed(self, file: Path, written: Dialect, of: Rows) -> dict[str, list[str]]:
+        """Name of a column → what stands in it in these rows."""
+        found = {}
+        for name in written.passed:
+            texts = files.raw_texts(file, name, written, self.expected())
+            found[name] = [texts[row] or "" for row in of.rows]
+        return found
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """See ``Task``: the column of every number that goes in, in order."""
@@ -189,11 +225,13 @@ class Table(DeclaredTask):
         ]
         columns += [{"column": name, "missing": True} for name in self.declaration.indicators]
         assert len(columns) == self.shape[0], "every input must be told"
+        pooled = self.pooled_columns
         return {
             "numbers": "(value − mean) / deviation; 0 where the value is missing or out of bounds",
             "categories": "1 if the column has this category, else 0",
             "missing": "1 if the value is missing or out of bounds, else 0",
             "bounds": {name: list(ends) for name, ends in self.declaration.bounds.items()},
+            **({"mean and deviation": "one pair for all silos of the run"} if pooled else {}),
             "columns": [{"input": i, **column} for i, column in enumerate(columns)],
         }
 
@@ -376,17 +414,24 @@ def _no_target(column: str, row: int, place: Path, written: Dialect) -> TaskErro
 
 def _scale(numbers: NDArray[np.float64]) -> ColumnScale:
     """Mean and deviation of training rows (n, columns), without what is missing."""
+    count, mean, squares = _moments(numbers)
+    width = np.where(squares > 0, np.sqrt(squares / np.maximum(count, 1)), 1.0)
+    found: ColumnScale = np.stack([mean, width], axis=1).tolist()
+    return found
+
+
+def _moments(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Of each column what is there, its mean, and its squared deviations' sum; 0 of a constant."""
     present = np.isfinite(numbers)
-    count = np.maximum(present.sum(axis=0), 1)
+    there = present.sum(axis=0)
+    count = np.maximum(there, 1)
     mean = np.where(present, numbers, 0).sum(axis=0) / count
-    square = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0) / count
+    squares = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0)
     low = np.where(present, numbers, np.inf).min(axis=0)
     high = np.where(present, numbers, -np.inf).max(axis=0)
     # A constant's deviation is not 0 but what rounding its mean leaves.
     constant = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
-    width = np.where(constant, 1.0, np.sqrt(square))
-    found: ColumnScale = np.stack([mean, width], axis=1).tolist()
-    return found
+    return there.astype(np.float64), mean, np.where(constant, 0.0, squares)
 
 
 def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:

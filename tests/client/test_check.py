@@ -10,6 +10,7 @@ from coterie.client.cli.check import check
 from coterie.client.home.folder import Home, create
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.resident.serve import _own
 from coterie.client.work.prepare import prepare
 from tests.conftest import silo
 
@@ -109,7 +110,10 @@ network = "mclr"
     ],
 )
 def test_it_warns_of_data_that_is_probably_wrong(
-    rows: list[tuple[int, int, str]], warnings: list[str], tmp_path: Path
+    rows: list[tuple[int, int, str]],
+    warnings: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "blood.toml").write_text(BLOOD)
     lines = "".join(f"{age},{iron},{ill}\n" for age, iron, ill in rows)
@@ -119,6 +123,10 @@ def test_it_warns_of_data_that_is_probably_wrong(
     said = [line for line in check(settings) if line.startswith("warning")]
     for line, warning in zip(said, warnings, strict=True):
         assert line.startswith(f"warning   {warning}")
+    with caplog.at_level("WARNING"):
+        _own([settings])
+    logged = [r.getMessage() for r in caplog.records if ", data: " in r.getMessage()]
+    assert logged == [line.replace("warning   ", "silo a, data: ") for line in said]
 
 
 def test_a_task_and_data_that_are_not_there_are_refused_before_a_folder_is_made(

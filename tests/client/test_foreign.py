@@ -224,6 +224,7 @@ def test_of_an_error_only_its_kind_leaves(
         ((), {"num-examples"}),
         (("train-loss",), {"num-examples", "train_loss"}),
         (("error", "f1"), {"num-examples", "eval_acc", "f1"}),
+        (("mine", "eval_acc"), {"num-examples", "eval_acc", "mine"}),  # the app's own names
     ],
 )
 def test_only_the_metrics_that_the_silo_names_leave(metrics: Any, leave: set[str]) -> None:

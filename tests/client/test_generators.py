@@ -339,3 +339,28 @@ def test_an_ensemble_is_the_mean_of_the_logits(tmp_path: Path) -> None:
     assert reply.content[wire.METRICS][wire.ERROR] == pytest.approx(wrong)
     assert len(load_file(tmp_path / "ensembles" / "r.safetensors")) == 2 * len(own)
     assert ask(wire.ENSEMBLE, config, {}).has_error()
+
+
+@pytest.mark.parametrize(
+    ("network", "positive"),
+    [("torchvision/resnet18", True), ("torchvision/shufflenet_v2_x0_5", True),
+     ("torchvision/efficientnet_b0", False)],
+)  # fmt: skip
+def test_latents_of_a_library_s_network_are_positive_where_it_ends_in_a_relu(
+    network: str, positive: bool, tmp_path: Path
+) -> None:
+    """The generator's latents then pass a softplus, as those of the paper's networks do."""
+    (tmp_path / "study.toml").write_text(
+        f'kind = "npz"\nname = "study"\nclasses = ["a", "b"]\nshape = [3, 32, 32]\n'
+        f'network = "{network}"\n'
+    )
+    task = load_task(str(tmp_path / "study.toml"))
+    torch.manual_seed(0)
+    model = task.model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    drawn = torch.random.get_rng_state()
+    layers = describe_head(task, model)
+    assert [kind for kind, *_ in layers] == ["positive"] * positive + ["linear"]
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert model.training, "as it was"

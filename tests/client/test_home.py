@@ -69,7 +69,7 @@ def test_every_line_of_silo_toml_reaches_the_settings(tmp_path: Path) -> None:
     [
         ("[policy]\nmin_group = 3", "there is no key policy.min_group"),
         ("[policy]\nmin_group_size = 0", "policy.min_group_size"),
-        ('[policy]\nmetrics = ["labels"]', "policy.metrics"),
+        ('[policy]\nmetrics = ["a, b"]', "policy.metrics"),
         ("[compute]\ngpu_memory = 2.0", "compute.gpu_memory"),
         ("[compute", "is not TOML"),
     ],

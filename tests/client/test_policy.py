@@ -11,8 +11,9 @@ from flwr.app import Message
 
 import coterie.client.app
 from coterie import wire
-from coterie.client.home.policy import Policy
+from coterie.client.home.policy import NAMES, REVEALING, Policy, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.work.workbench import open_workbench
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
@@ -55,8 +56,8 @@ def test_settings_survive_flower_s_node_config() -> None:
         settings = SiloSettings("a", policy=held)
         again = SiloSettings.from_node_config(settings.to_node_config(), node_id=1)
         assert again.policy == held
-    with pytest.raises(SettingsError, match="metrics must be of"):
-        SiloSettings.from_node_config({"metrics": "labels"}, node_id=1)
+    with pytest.raises(SettingsError, match="metrics must be names with commas between them"):
+        SiloSettings.from_node_config({"metrics": "my labels"}, node_id=1)
 
 
 def test_without_a_policy_everything_is_allowed() -> None:
@@ -245,6 +246,51 @@ def test_only_permitted_metrics_leave() -> None:
     assert set(some) == {wire.NUM_EXAMPLES, wire.RECEIVED_ERROR, wire.RECEIVED_EXAMPLES}
     none = ask(wire.EVALUATE, silo(metrics=""), model=model, **TRAINING)
     assert set(read_metrics(none.content)) == {wire.NUM_EXAMPLES}
+
+
+FIGURES = {
+    f"{name}{end}": 0.5
+    for name in (*wire.KNOWN_METRICS, "mine")
+    for end in ("", wire.LOW, wire.HIGH)
+} | {wire.NUM_EXAMPLES: 7, wire.RECEIVED_ERROR: 0.5}
+"""Of every metric that silos know, and one that they do not, with the ends of their intervals."""
+
+
+def leaving(policy: Policy) -> set[str]:
+    return set(permitted(FIGURES, policy)) - {wire.NUM_EXAMPLES}
+
+
+def test_metrics_that_tell_class_frequencies_and_unknown_ones_stay_unless_they_are_named() -> None:
+    by_default = leaving(Policy())
+    for name in ("error", "auroc", "brier", "loss", "calibration-error", "rmse", "dice"):
+        assert {name, f"{name}-low", f"{name}-high"} <= by_default
+    assert {
+        *("sensitivity", "specificity", "balanced-accuracy", "average-precision", "f1")
+    } == REVEALING
+    for name in (*REVEALING, "mine"):
+        ends = {name, f"{name}-low", f"{name}-high"}
+        assert not ends & by_default
+        assert leaving(Policy(metrics=(name,))) == ends, "named, and nothing else is"
+    everything = Policy(metrics=(*NAMES, "mine"))
+    assert leaving(everything) == set(FIGURES) - {wire.NUM_EXAMPLES}
+    assert permitted(FIGURES, Policy(metrics=()))[wire.NUM_EXAMPLES] == 7
+
+
+def test_of_a_full_evaluation_what_reveals_leaves_only_if_it_is_named() -> None:
+    """Of the digits' ten classes: what the silo really answers."""
+    asked = TRAINING | {"keep": True}
+    by_default, named = (
+        set(read_metrics(ask(wire.EVALUATE, node, model=initial(), **asked).content))
+        for node in (silo(), silo(metrics="balanced-accuracy"))
+    )
+    assert {"error", "error-low", "error-high", "brier", "brier-low"} <= by_default
+    assert not {"balanced-accuracy", "balanced-accuracy-low", "f1"} & by_default
+    assert named == {wire.NUM_EXAMPLES, "balanced-accuracy"}, "ends: of classes that all are there"
+
+
+def test_a_metric_that_no_task_has_is_refused_unless_an_app_of_one_s_own_serves() -> None:
+    with pytest.raises(SettingsError, match="names 'eror', which no task has"):
+        open_workbench(SiloSettings.from_node_config(silo(metrics="error,eror"), node_id=1))
 
 
 def test_models_beside_the_task_s_leave_only_if_the_silo_lets_them() -> None:

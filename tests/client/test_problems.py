@@ -152,6 +152,27 @@ def test_a_leading_metric_is_a_shortfall() -> None:
     assert by_auroc.error == pytest.approx(1 - full.figures["auroc"].value)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("metric", ["", "loss"])
+def test_a_full_evaluation_asks_the_model_once_and_gives_what_the_plain_one_gives(
+    kind: str, metric: str
+) -> None:
+    task, part = samples(kind)
+    torch.manual_seed(0)
+    model = task.model()
+    asked = []
+    model.register_forward_hook(lambda *_: asked.append(1))
+    full = evaluate_in_full(task, model, Data(part, part), metric=metric)
+    assert len(asked) == 1, "all samples are one batch"
+    plain = evaluate(task, model, part, metric=metric)
+    assert (full.loss, full.error, full.num_examples) == (
+        plain.loss,
+        plain.error,
+        plain.num_examples,
+    )
+    assert full.figures and not plain.figures
+
+
 @pytest.mark.parametrize("balance", ["weights", "sampling"])
 def test_balancing_finds_the_rare_class(balance: str) -> None:
     torch.manual_seed(1)

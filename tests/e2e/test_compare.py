@@ -65,3 +65,51 @@ def test_a_federation_of_processes_gives_the_models_and_errors_of_one_process(
         one = json.loads((record / "run.json").read_text())
         other = json.loads((tmp_path / "there" / "records" / record.name / "run.json").read_text())
         assert one["model-hashes"] == other["model-hashes"], record.name
+
+
+TABLE = """
+kind = "table"
+name = "study"
+target = "ill"
+classes = ["no", "yes"]
+numeric = ["age", "dose"]
+network = "mclr"
+scale = "federation"
+"""
+
+
+@pytest.mark.nightly
+def test_silos_that_share_a_scale_get_the_same_models_in_one_process_and_in_several(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "study.toml").write_text(TABLE)
+    silos = ""
+    for number, name in enumerate("ab"):
+        rows = "".join(
+            f"{30 * number + i % 37},{i % 11},{'yes' if i % 37 > 18 else 'no'}\n" for i in range(80)
+        )
+        (tmp_path / f"{name}.csv").write_text("age,dose,ill\n" + rows)
+        silos += f'[[silos]]\nname = "{name}"\noptions = {{ data = "{name}.csv" }}\n'
+    file = tmp_path / "try.toml"
+    file.write_text(
+        f'task = "study.toml"\nseeds = [0]\ncolumn-sums = true\n{silos}[run]\nrounds = 3\n'
+        '[[strategies]]\nstrategy = "fedavg"\n',
+        encoding="utf-8",
+    )
+    for where in ("here", "there"):
+        compare(
+            Console(file=io.StringIO(), width=200),
+            file,
+            folder=tmp_path / where,
+            federation=where == "there",
+        )
+    records = sorted((tmp_path / "here" / "records").iterdir())
+    assert len(records) == 2
+    for record in records:
+        one = json.loads((record / "run.json").read_text())
+        other = json.loads((tmp_path / "there" / "records" / record.name / "run.json").read_text())
+        assert one["model-hashes"] == other["model-hashes"], record.name
+    (ledger,) = (tmp_path / "there").rglob("a/ledger.jsonl")
+    told = [json.loads(line) for line in ledger.read_text().splitlines()]
+    (sums, *_) = [entry["values"] for entry in told if entry["type"] == "query.column_sums"]
+    assert sums["metrics"]["column-counts"] == [64, 64]

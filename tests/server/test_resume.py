@@ -8,11 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Message
 from safetensors.numpy import save_file
 
 import coterie.client.home.rounds
+import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.checkpoint import CheckpointError, Checkpoints
@@ -368,3 +370,38 @@ def test_a_run_that_another_version_committed_is_refused_in_one_sentence(tmp_pat
     save_file({}, file, metadata=about)
     with pytest.raises(FederationError, match=r"another version of coterie\. Resume .* start it"):
         checkpoints.load()
+
+
+def test_a_run_goes_on_where_part_of_the_model_is_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frozen part is in no checkpoint: every silo that starts again makes it anew."""
+    benches: dict[str, Any] = {}
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", benches)
+    (tmp_path / "study.toml").write_text(
+        'kind = "npz"\nname = "study"\nclasses = ["a", "b"]\nshape = [6]\nnetwork = "mlp-64"\n'
+        'freeze = "all-but-head"\n'
+    )
+    for number, name in enumerate("abc"):
+        x = np.random.default_rng(number).normal(size=(40, 6)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, number] > 0).astype(np.int64))
+    keys = {"task": "study", "strategy": "hcct", "min-silos": 3, "alpha": 10.0}
+
+    def silos(home: Path) -> list[dict[str, Any]]:
+        own = {"task": str(tmp_path / "study.toml"), "threads": 1, "device": "cpu"}
+        return [
+            own | {"name": n, "home": str(home / n), "data.data": str(tmp_path / f"{n}.npz")}
+            for n in "abc"
+        ]
+
+    go(tmp_path / "whole" / "run-1", InProcessGrid(app, silos(tmp_path / "1")), **keys)
+    folder = tmp_path / "cut" / "run-1"
+    interrupted(folder, CutGrid(silos(tmp_path / "2"), ("train", 3), answered=2), **keys)
+    benches.clear()
+    again = InProcessGrid(app, silos(tmp_path / "2")[::-1])
+    result = go(folder, again, run_id=2, resume="run-1", **keys)
+    assert set(wire.decode_arrays(result.models["a"])) == {"head.weight", "head.bias"}
+    hashes = record_of(tmp_path / "whole" / "run-1")["model-hashes"]
+    assert len(hashes) == 3 and record_of(folder)["model-hashes"] == hashes
+    frozen = {bench.frozen for bench in benches.values()}
+    assert len(frozen) == 1 and frozen != {""}

@@ -313,6 +313,19 @@ def test_columns_to_copy_come_as_they_are(tmp_path: Path) -> None:
     assert task.inputs(new, options).passed == {"Patient, Nr.": ["007", 'a "b"']}
     with pytest.raises(TaskError, match="has no column 'id'"):
         task.inputs(new, {**options, "pass-through": ["id"]})
+    # Of the silo's own test data too: of each test row what stands in that row of the file.
+    own = {**options, "pass-through": ["id", "age"], "test-share": 0.3}
+    (tmp_path / "rows.csv").write_text(
+        "id,age,bmi,sex,pain,ill\n"
+        + "".join(f"p{i},{20 + i},25,f,1,{'yes' if i % 2 else 'no'}\n" for i in range(20))
+    )
+    own |= {"data": str(tmp_path / "rows.csv")}
+    passed = task.passed_through(own)
+    assert len(passed["id"]) == 6 == len(task.load(own).x_test)
+    assert [f"p{int(age) - 20}" for age in passed["age"]] == passed["id"]
+    raw = task.load(own).x_test[:, 0]
+    assert np.argsort(raw).tolist() == np.argsort([int(age) for age in passed["age"]]).tolist()
+    assert task.passed_through({**own, "test-data": str(tmp_path / "rows.csv")})["id"][0] == "p0"
     assert list(csv.reader(new.open()))[1][4] == "007"
 
 

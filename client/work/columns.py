@@ -1,0 +1,84 @@
+"""One scale for all silos of a run: what a silo tells of its columns, and its data in that scale.
+
+A task says that it wants it (``Task.pooled_columns``), a silo whether it tells anything of its own
+(``Policy.column_sums``). The run asks once, before round 1; what comes of it travels in every
+message, so that a newcomer, and a silo that was restarted, has it too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from threading import Lock
+
+import numpy as np
+from flwr.app import MetricRecord, RecordDict
+
+from coterie import wire
+from coterie.client.work.data import Data, to_device
+from coterie.client.work.workbench import Workbench, hash_of
+from coterie.tasks.base import ColumnScale, TaskError
+
+_in_scale: dict[int, tuple[Data, ColumnScale, Data, str]] = {}
+"""``id`` of a silo's data → itself, the last scale, what it is in that scale, and its hash."""
+_loading = Lock()
+
+
+def column_sums(bench: Workbench) -> RecordDict:
+    """Of each column how many numbers there are, their mean, and the sum of squared deviations; of
+    a column that has too few of them, zeros."""
+    found = bench.task.column_sums(bench.settings.options)
+    told = np.where(found[:, :1] >= bench.settings.policy.column_sums_from, found, 0.0)
+    counts, means, squares = told.T.tolist()
+    metrics = {
+        wire.COLUMN_COUNTS: [int(count) for count in counts],
+        wire.COLUMN_MEANS: means,
+        wire.COLUMN_SQUARES: squares,
+    }
+    return RecordDict({wire.METRICS: MetricRecord(metrics)})
+
+
+def in_scale(bench: Workbench, numbers: object) -> Workbench:
+    """The workbench with its data in a run's scale, read again where it is not the last run's.
+
+    Args:
+        bench: of a task with ``pooled_columns``.
+        numbers: ``wire.SCALE`` of a message.
+
+    Raises:
+        ValueError: that is no scale for these columns, or the data has changed.
+    """
+    scale = _scale(numbers, bench.task.pooled_columns)
+    with _loading:
+        known = _in_scale.get(id(bench.data))
+        if known is None or known[0] is not bench.data or known[1] != scale:
+            known = _in_scale[id(bench.data)] = bench.data, scale, *_scaled(bench, scale)
+    return replace(bench, data=known[2], scale=scale, data_hash=known[3])
+
+
+def _scaled(bench: Workbench, scale: ColumnScale) -> tuple[Data, str]:
+    task = bench.task
+    task.scale = scale
+    try:
+        loaded = task.load(bench.settings.options)
+    except TaskError as error:
+        # Its text may name a file, or quote what stands in it.
+        raise ValueError("cannot read its data again; see the silo's log.") from error
+    finally:
+        task.scale = None
+    data = to_device(loaded, bench.device, workers=bench.settings.workers)
+    if (len(data.train), len(data.test)) != (len(bench.data.train), len(bench.data.test)):
+        raise ValueError("has other data than when it was started. Start it again.")
+    return data, hash_of(loaded) if bench.settings.home else ""
+
+
+def _scale(numbers: object, columns: int) -> ColumnScale:
+    if not isinstance(numbers, list) or len(numbers) != 2 * columns:
+        raise ValueError(
+            f"needs the run's mean and deviation of {columns} columns ({wire.SCALE}): its task "
+            "scales its numbers by the federation."
+        )
+    pairs = np.array(numbers, dtype=np.float64).reshape(columns, 2)
+    if not np.isfinite(pairs).all() or (pairs[:, 1] <= 0).any():
+        raise ValueError(f"cannot scale by the run's {wire.SCALE}: it holds odd numbers.")
+    scale: ColumnScale = pairs.tolist()
+    return scale

@@ -1,0 +1,62 @@
+"""What is probably wrong with a silo's data: ``coterie silo check`` says it, and every start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from hashlib import blake2b
+
+import torch
+
+from coterie.client.work.data import Data, Part
+from coterie.client.work.measure import batch_size
+from coterie.tasks.base import Task, leaves
+from coterie.tasks.problems import Labels, Masks, Survival
+
+FEW = 20
+"""Samples of which hardly anything can be said."""
+SAME = "only some metrics are defined, and always giving one answer is without error"
+
+
+def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[str]:
+    """What is probably wrong, a sentence without a full stop each.
+
+    Args:
+        task: has loaded the data last, and may say more of it.
+        data: of the silo.
+        duplicates: look for test samples among the training samples, which reads all of them.
+    """
+    yield from getattr(task, "warnings", list)()
+    for name, part in (("training", data.train), ("test", data.test)):
+        if len(part) < FEW:
+            yield f"only {len(part)} {name} samples: what is measured of them says little"
+        if isinstance(task.problem, Masks):
+            continue
+        y = part.targets().cpu()
+        if isinstance(task.problem, Survival):
+            if not y[:, 1].any():
+                yield f"no event among the {name} samples: the concordance index is not defined"
+        elif len(y) > 1 and len(y.unique(dim=0)) == 1:
+            what = {"class": "class", "number": "target"}.get(task.problem.kind, "labels")
+            yield f"all {name} samples have the same {what}: " + (
+                "there is nothing to tell apart" if name == "training" else SAME
+            )
+        elif isinstance(task.problem, Labels):
+            for column in torch.nonzero((y == y[0]).all(dim=0)).flatten().tolist():
+                named = task.classes[column] if task.classes else str(column)
+                yield f"all {name} samples have the same {named}"
+    if not duplicates:
+        return
+    known = set(_digests(data.train))
+    if twins := sum(one in known for one in _digests(data.test)):
+        yield (
+            f"{twins} of {len(data.test)} test samples are equal to a training sample, also in "
+            "what is to be learned. If they are the same people, what is measured is too good"
+        )
+
+
+def _digests(part: Part) -> Iterator[bytes]:
+    """Of every sample with its target."""
+    for x, y in part.batches(None, batch_size(part)):
+        arrays = [leaf.cpu().numpy() for leaf in (*leaves(x), *leaves(y))]
+        for row in range(len(arrays[0])):
+            yield blake2b(b"".join(a[row].tobytes() for a in arrays), digest_size=16).digest()

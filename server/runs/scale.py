@@ -1,0 +1,135 @@
+"""One scale for the numbers of all silos, made before round 1 of what those tell that allow it.
+
+Each tells of each column how many numbers it has, their mean, and the sum of their squared
+deviations; these three add up over silos exactly (Chan, Golub, LeVeque, "Algorithms for computing
+the sample variance", The American Statistician 37, 1983, eq. 2.1).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.members import minimums_of, staying
+from coterie.strategies.rounds.roster import Silo
+
+log = logging.getLogger("coterie.run")
+
+LARGEST = 1e100
+"""Means beyond it are refused, as numbers of a table are."""
+ROUNDING = 1e-12
+"""A deviation that is a smaller share of its mean is what rounding leaves of a constant."""
+
+Sums = NDArray[np.float64]
+"""(columns, 3) Count, mean and sum of squared deviations."""
+
+
+def ask_for_scale(
+    grid: Grid, silos: Sequence[Silo], told: Mapping[str, Any], *, deadline_s: float
+) -> list[float]:
+    """Mean and deviation of each column in turn; empty where the silos' task needs none.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        silos: who is here.
+        told: what the silos are told of the run.
+        deadline_s: to answer.
+
+    Raises:
+        FederationError: of a column nobody tells enough.
+    """
+    columns = silos[0].pooled_columns
+    if not columns:
+        return []
+    messages = [
+        Message(
+            RecordDict({wire.CONFIG: ConfigRecord(dict(told))}),
+            dst_node_id=silo.node_id,
+            message_type=wire.COLUMN_SUMS,
+            group_id="0",
+        )
+        for silo in silos
+    ]
+    replies = exchange(grid, messages, deadline_s=deadline_s)
+    sums: dict[str, Sums] = {}
+    silent: list[str] = []
+    for silo, reply in zip(silos, replies, strict=True):
+        try:
+            sums[silo.name] = read_sums(reply, columns, most=silo.num_examples)
+        except wire.WireError as error:
+            silent.append(f"{silo.name}: {error}")
+    for reason in silent:
+        log.info("its columns are not in the run's scale: %s", reason)
+    return combine(sums, columns, minimums=minimums_of(silos), silent=silent)
+
+
+def read_sums(reply: Message | None, columns: int, *, most: int) -> Sums:
+    """What a silo tells of its columns.
+
+    Raises:
+        WireError: nothing, or what cannot be.
+    """
+    if reply is None:
+        raise wire.WireError("it did not answer in time.")
+    if reply.has_error():
+        raise wire.WireError(str(reply.error.reason))
+    metrics = reply.content.get(wire.METRICS)
+    keys = (wire.COLUMN_COUNTS, wire.COLUMN_MEANS, wire.COLUMN_SQUARES)
+    try:
+        if not isinstance(metrics, MetricRecord):
+            raise TypeError
+        sums = np.array([metrics[key] for key in keys], dtype=np.float64).T
+        counts, means, squares = sums.reshape(columns, 3).T
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise wire.WireError(f"it must tell three numbers of each of {columns} columns.") from None
+    odd = (counts < 0) | (counts > most) | (np.abs(means) > LARGEST) | (squares < 0)
+    if not np.isfinite(sums).all() or odd.any():
+        raise wire.WireError("what it tells of its columns cannot be.")
+    return sums
+
+
+def combine(
+    sums: Mapping[str, Sums],
+    columns: int,
+    *,
+    minimums: Mapping[str, int],
+    silent: Sequence[str] = (),
+) -> list[float]:
+    """Mean and deviation of each column over the silos, in turn.
+
+    Args:
+        sums: silo → what it tells; a count of 0 tells nothing of a column.
+        columns: how many.
+        minimums: silo → in how many its numbers may be added up.
+        silent: why others tell nothing, for the error.
+
+    Raises:
+        FederationError: of a column nobody tells enough.
+    """
+    scale: list[float] = []
+    for column in range(columns):
+        tell = [name for name in sorted(sums) if sums[name][column, 0] > 0]
+        own = np.array([sums[name][column] for name in staying(tell, minimums)]).reshape(-1, 3)
+        counts, means, squares = own.T
+        if not len(own):
+            raise FederationError(
+                "the task scales its numbers by the federation, but no silo tells enough of "
+                f"numeric column {column + 1}. At least one silo must allow it (`column_sums = "
+                "true` in silo.toml, or --share-column-sums) and have at least column_sums_from "
+                f"numbers, and min_group_size holds here too. {' '.join(silent)}".rstrip(),
+                phase="scale",
+            )
+        mean = float((counts * means).sum() / counts.sum())
+        total = float((squares + counts * (means - mean) ** 2).sum())
+        deviation = float(np.sqrt(total / counts.sum()))
+        scale += [mean, deviation if deviation > ROUNDING * abs(mean) else 1.0]
+    return scale
