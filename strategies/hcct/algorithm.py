@@ -18,10 +18,11 @@ Differs from the paper:
   silos and by a better search above. ``solver="agglomerative"`` is the paper; there a merge is
   made only while its benefit is positive (Algorithm 2 merges before it tests).
 - α may be one number or stated by each silo.
-- A newcomer, which the paper does not have, trains one round from the mean of all current
-  models; eqs. 15–16 against the existing groups decide which it joins. In the same round it also
-  trains from w⁰ for some more epochs, as many as it allows (``max_local_epochs``), so that its
-  memory can be compared with the others'.
+- A newcomer is placed by eqs. 15–16 against the existing groups, as in the paper's Section 7.3
+  (Fig. 3), which does not say what it trains before. Here it trains one round from the mean of all
+  current models, and in the same round from w⁰ for some more epochs, as many as it allows
+  (``max_local_epochs``), so that its memory can be compared with the others'. Newcomers that join
+  no group may form one among themselves.
 """
 
 from __future__ import annotations
@@ -366,14 +367,23 @@ class HCCT(kit.Algorithm[HCCTState]):
         formed = kit.form(
             [tuple(settled[i] for i in group) for group in found], state.members.minimums
         )
-        unchanged = state.unchanged + 1 if tuple(sorted(formed)) == before else 0
+        # What everybody had before the first partition, alone, was none and confirms none.
+        again = bool(state.planned) and tuple(sorted(formed)) == before
+        unchanged = state.unchanged + 1 if again else 0
         placed = [list(group) for group in found]
+        strangers = []
         for row in range(n, len(compared)):
             target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
             if target is None:
-                placed.append([row])
+                strangers.append(row)
             else:
                 placed[target].append(row)
+        if strangers:  # who joins no group may still form one with others that join none
+            theirs = np.ix_(strangers, strangers)
+            utility = HCCTUtility.from_gram(
+                matrix[theirs], sizes[strangers], alpha=alphas[strangers]
+            )
+            placed += [[strangers[i] for i in group] for group in self._solve(utility, now=now)]
         planned = kit.form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,

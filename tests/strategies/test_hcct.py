@@ -457,6 +457,27 @@ def test_rounds_without_a_partition_do_not_confirm_one() -> None:
     assert state.planned == OTHER_PAIRS
 
 
+def test_being_alone_before_the_first_partition_confirms_none() -> None:
+    """At first all differ; the first partition leaves them alone, and is not the same "again"."""
+    apart = {"a": EAST, "b": [0, 0, 1.0, 0], "c": NORTH, "d": [0, 0, 0, 1.0]}
+    strategy = hcct(alpha=20, memory=0, settle_after=1)
+    state = rounds(strategy, silos("a", "b", "c", "d"), apart, FOUR)
+    assert state.planned == PAIRS
+    state = rounds(strategy, silos("a", "b", "c", "d"), apart, apart, FOUR)
+    assert state.planned == tuple((name,) for name in "abcd"), "confirmed by the second"
+
+
+@pytest.mark.parametrize("keys", [{}, {"settle_after": 1}, {"regroup_every": 9}])
+def test_newcomers_that_are_alike_and_unlike_every_group_form_one(keys: dict[str, int]) -> None:
+    strategy, here = hcct(alpha=20, **keys), silos("a", "b", "c", "d")
+    state = rounds(strategy, here, FOUR, FOUR, FOUR)
+    assert state.planned == PAIRS
+    more, other = silos("a", "b", "c", "d", "e", "f", "g"), [0, 0, 1.0, 0]
+    moves = {**FOUR, "e": other, "f": other, "g": [0, 0, 0, 1.0]}
+    state = play(strategy, state, more, moves, round=4, probes=moves)
+    assert state.planned == (*PAIRS, ("e", "f"), ("g",))
+
+
 # ---------------------------------------------------------------- alpha = auto
 
 
