@@ -148,6 +148,7 @@ HELD_OUT: Final = "held-out"
 """Samples that a silo can hold out of discriminators' training."""
 DISCRIMINATOR_BYTES: Final = "discriminator-bytes"
 HOLDOUT_ERROR: Final = "holdout-error"
+HOLDOUT_EXAMPLES: Final = "holdout-num-examples"
 RECEIVED_LOSS: Final = "received-loss"
 RECEIVED_ERROR: Final = "received-error"
 RECEIVED_EXAMPLES: Final = "received-num-examples"
@@ -165,7 +166,8 @@ TRAINED_ERROR: Final = "trained-error"
 OWN_METRICS: Final = frozenset(
     {
         *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
-        *(HOLDOUT_ERROR, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES, ALONE_ERROR),
+        *(HOLDOUT_ERROR, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES),
+        ALONE_ERROR,
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
         MIN_GROUP_SIZE,
     }

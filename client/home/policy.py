@@ -31,7 +31,10 @@ test data: they leave only if ``silo.toml`` names them."""
 NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS))
 """Of metrics, as ``silo.toml`` has them. ``error`` is the leading metric, whatever that is."""
 
-ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES)
+ALWAYS = (
+    *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
+    wire.DISCRIMINATOR_BYTES,
+)
 """Counts, of samples and of a discriminator's bytes. Without them a silo cannot take part."""
 
 

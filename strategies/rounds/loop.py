@@ -291,6 +291,7 @@ class GroupStrategy(Strategy):
             type(self).__name__.lower() if self.kind is not None else "",
             self.metric_names,
         )
+        self.algorithm.require_consistency({**run.told, **run.config}, spell=kit.underscored)
         on_round = self.on_round or partial(spoken.say, rounds=num_rounds)
         with spoken.heard() if self.on_round is None else nullcontext():
             return self._run(
@@ -341,7 +342,7 @@ class GroupStrategy(Strategy):
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         silos = run.present(self.roster, number)
-        now = kit.Round(number, silos, run.config, self.on_event)
+        now = kit.Round(number, silos, {**run.told, **run.config}, self.on_event)
         state = welcome(algorithm, before.state, now)
 
         # 2. What the algorithm must ask before the training, such as a cold start.
@@ -418,7 +419,7 @@ class GroupStrategy(Strategy):
         if alone:  # only the end was missing: its nodes may have other ids now
             here = {s.name: s for s in run.present(self.roster, run.rounds)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
-        now = kit.Round(run.rounds, silos, run.config, self.on_event)
+        now = kit.Round(run.rounds, silos, {**run.told, **run.config}, self.on_event)
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
         clock.lap("finish")
         asked, replies = self._hand_over(run, state, now) if self.evaluate else ([], [])
