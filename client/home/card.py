@@ -161,7 +161,6 @@ def card_of(
     """
     together = HERE if here else "together"
     members = config.get(wire.MEMBERS, [])
-    guard = config.get(wire.GUARD, 0.0)
     description = bench.describe()
     return Card(
         silo=bench.settings.name,
@@ -191,7 +190,7 @@ def card_of(
         unit=description.unit,
         figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
         trivial=dict(tested.trivial),
-        guard=float(guard) if isinstance(guard, int | float) else 0.0,
+        guard=0.0 if choice is None else choice.held_out,
         seed=_whole(config, wire.SEED),
         frozen=bench.frozen,
     )

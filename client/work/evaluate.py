@@ -12,7 +12,7 @@ from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
-from coterie.client.work.guard import Choice, choose, leave_out_validation
+from coterie.client.work.guard import Choice, choose, guarded
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full
 from coterie.client.work.personalisation import personalise
 from coterie.client.work.request import RefusedError, Request
@@ -28,16 +28,16 @@ LAST_ROUND = 2**31
 
 def evaluate_model(request: Request) -> RecordDict:
     """Evaluate the model received on this silo's test data; keep it if the server says so."""
-    bench, run, run_seed = request.bench, request.run, request.run_seed
+    bench = request.bench
     round_number = request.round_number(default=LAST_ROUND)
     before = 0 if request.purpose else round_number + 1
     request.receive(request.personal(), before=before)
     how = request.personalisation(before=before)
-    guard = request.held_out_share(wire.GUARD)
+    guard = request.guard()
     keep, metric = request.config.get(wire.KEEP), request.metric()
     choice = None
     with Stopwatch() as watch:
-        spared = leave_out_validation(bench, guard, run_seed=run_seed)
+        spared = guarded(bench, guard, before=round_number)
         if how is not None:
             personalise(spared, how)
         result = (
@@ -46,34 +46,27 @@ def evaluate_model(request: Request) -> RecordDict:
             else evaluate(bench.task, bench.model, spared.data.test, metric=metric)
         )
         model = read_weights(bench.model)
-        if guard and keep:
-            choice = choose(
-                bench,
-                model,
-                guard,
-                run=run,
-                run_seed=run_seed,
-                round_number=round_number,
-                metric=metric,
-            )
+        if guard is not None and keep and round_number < LAST_ROUND:
+            choice = choose(bench, guard, model, round_number=round_number, metric=metric)
     if keep and bench.settings.home:
         kept = model if choice is None else choice.model
         of_kept = choice.test_alone if choice is not None and choice.alone else result
         keep_model(bench.settings.home, card_of(bench, request.config, kept, of_kept, choice), kept)
     figures = {wire.ERROR: result.error, wire.LOSS: result.loss, wire.SECONDS: watch.seconds}
-    note(bench.settings.home, wire.EVALUATE, run, request.config, figures)
+    note(bench.settings.home, wire.EVALUATE, request.run, request.config, figures)
     return _evaluation(bench, result, watch.seconds, choice)
 
 
 def evaluate_model_on_training_data(request: Request) -> RecordDict:
     """Evaluate the model received on this silo's training data, for a strategy to choose by.
 
-    Without the guard's part: what a model was chosen by says nothing new of it.
+    Without what the guard still keeps out: what a model was chosen by says nothing new of it.
     """
-    bench, guard = request.bench, request.held_out_share(wire.GUARD)
-    request.receive(request.personal(), before=request.round_number(default=LAST_ROUND))
+    bench, guard = request.bench, request.guard()
+    round_number = request.round_number(default=LAST_ROUND)
+    request.receive(request.personal(), before=round_number)
     with Stopwatch() as watch:
-        data = leave_out_validation(bench, guard, run_seed=request.run_seed).data
+        data = guarded(bench, guard, before=round_number - 1).data
         result = evaluate(bench.task, bench.model, data.train, metric=request.metric())
     return _evaluation(bench, result, watch.seconds)
 

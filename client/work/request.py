@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from coterie import wire
 from coterie.client.home import personal
 from coterie.client.work.data import Data
+from coterie.client.work.guard import Guard, guarded_until
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
 from coterie.client.work.personalisation import DITTO, FINETUNE, Ditto, Personalisation
@@ -143,8 +144,35 @@ class Request:
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
         return plan
 
-    def _way(self) -> TrainPlan:
-        """What all trainings of the run have in common."""
+    def guard(self) -> Guard | None:
+        """What the silo does to end no worse than alone; None if the run has no guard."""
+        share = self.held_out_share(wire.GUARD)
+        if not share:
+            return None
+        rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
+        return Guard(
+            share=share,
+            run=self.run,
+            run_seed=self.run_seed,
+            since=self.integer(wire.GUARD_SINCE, minimum=1, default=1),
+            until=guarded_until(rounds),
+            plan=self._guard_plan,
+        )
+
+    def _guard_plan(self, number: int) -> TrainPlan:
+        """The run's own training in this round, without a pull to others' models."""
+        decay = self.real(wire.GUARD_LR_DECAY, default=1.0)
+        plan = replace(
+            self._way(number),
+            epochs=self.integer(wire.GUARD_EPOCHS, minimum=1, default=1),
+            lr=self.real(wire.GUARD_LR, default=0.01) * decay ** (number - 1),
+            steps=self.integer(wire.GUARD_STEPS, minimum=0, default=0),
+        )
+        self._check_passes(plan, wire.GUARD_STEPS if plan.steps else wire.GUARD_EPOCHS)
+        return plan
+
+    def _way(self, number: int | None = None) -> TrainPlan:
+        """What all trainings of the run have in common, in this round or another."""
         return TrainPlan(
             epochs=1,
             batch_size=self._batch_size(),
@@ -153,7 +181,7 @@ class Request:
             weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
             precision=self._one_of(wire.PRECISION, PRECISIONS),
             optimiser=self._optimiser(),
-            schedule=self._schedule(),
+            schedule=self._schedule(number),
             clip_norm=self.real(wire.CLIP_NORM, default=0.0),
             accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
             balance=self._balance(),
@@ -276,7 +304,7 @@ class Request:
                 raise RefusedError(str(error)) from None
         return name
 
-    def _schedule(self) -> Schedule | None:
+    def _schedule(self, number: int | None) -> Schedule | None:
         kind = self._one_of(wire.SCHEDULE, SCHEDULES)
         warm_up = self.real(wire.WARM_UP, default=0.0)
         rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
@@ -284,7 +312,9 @@ class Request:
             return None
         if warm_up >= 1:
             raise RefusedError(f"{wire.WARM_UP} must be a share of the run below 1. Got {warm_up}.")
-        begin = max(self.integer(wire.ROUND, minimum=0, default=1) - 1, 0) / rounds
+        if number is None:
+            number = self.integer(wire.ROUND, minimum=0, default=1)
+        begin = max(number - 1, 0) / rounds
         return Schedule(kind, warm_up, begin, 1 / rounds)
 
 

@@ -358,6 +358,7 @@ class GroupStrategy(Strategy):
             groups=algorithm.groups(state),
             evaluate=self.evaluate,
             told=run.told,
+            since=algorithm.members(state).since,
         )
         clock.lap("prepare")
         checked = kit.check_replies(orders, run.exchange(messages), run.names)
@@ -466,6 +467,7 @@ class GroupStrategy(Strategy):
                 groups=(),
                 evaluate=False,
                 told=run.told,
+                since={},
             )
             checked = kit.check_replies(orders, run.exchange(messages), run.names)
             require_understood(orders, checked, now.number, type(self.algorithm).__name__)
@@ -489,6 +491,7 @@ class GroupStrategy(Strategy):
             config=run.config,
             more=run.evaluate_config,
             told=run.told,
+            since=self.algorithm.members(state).since,
         )
         replies = run.exchange(messages)
         evaluation = kit.read_evaluations(plain, replies, run.names)
@@ -509,6 +512,7 @@ class GroupStrategy(Strategy):
             more=run.evaluate_config,
             told=run.told,
             own=membership(silos, groups, name_members=self.name_members),
+            since=self.algorithm.members(state).since,
         )
         return silos, run.exchange(messages)
 
@@ -565,7 +569,7 @@ def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
     members = algorithm.members(state)
     new = [silo for silo in now.silos if silo.name not in members.sizes]
     if new:
-        members = kit.enrol(members, new, algorithm.newcomer_model(state))
+        members = kit.enrol(members, new, algorithm.newcomer_model(state), number=now.number)
     state = algorithm.with_members(state, kit.with_minimums(members, now.silos))
     return algorithm.welcome(state, frozenset(silo.name for silo in new), now)
 
