@@ -31,8 +31,8 @@ COMPARED = "alone-compared"
 COMPARISON = "guard"
 """What was found when the share was released."""
 NEVER = 2**31
-MARGIN = 0.5
-"""Standard errors by which the federation's model must be better."""
+MARGIN = 1.0
+"""Standard errors by which the federation's model must be better (docs/how-to/keep-models.md)."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Choice:
 
 
 def guarded_until(num_rounds: int) -> int:
-    """The last round that is trained without the share; never, of one round or an unknown number."""
+    """The last round trained without the share; ``NEVER`` of one round or an unknown number."""
     return num_rounds - max(1, num_rounds // 4) if num_rounds > 1 else NEVER
 
 
 def is_alone_better(together: Evaluation, alone: Evaluation) -> bool:
-    """The rule: alone is kept unless the federation's model is better by half a standard error.
+    """The rule: alone is kept unless the federation's model is better by ``MARGIN`` standard errors.
 
     The standard error is that of the difference of two error rates on the same n samples, as if
     the models erred independently of each other. Other figures than error rates, which have none,
@@ -147,7 +147,7 @@ def compare(
 ) -> tuple[Evaluation, Evaluation]:
     """How the federation's model and the silo's own are on what both were trained without.
 
-    Found once and kept, as of the round that the model comes from. The bench's model is overwritten.
+    Found once and kept, as of the round that the model comes from. Overwrites the bench's model.
 
     Args:
         bench: of the silo, with all its data.
@@ -200,13 +200,13 @@ def _with(bench: Workbench, part: Part) -> Workbench:
 
 
 def _train_until(bench: Workbench, guard: Guard, kind: str, last: int) -> Model:
-    """Train from the newest kept model of this kind, or w⁰, round by round; leave it in the bench."""
+    """Train on from the newest kept model of this kind, or w⁰; leave the last in the bench."""
     kept = rounds.newest(bench.settings, kind, run=guard.run, before=last + 1)
-    done, model = (guard.since - 1, bench.fresh_model(guard.run_seed)) if kept is None else kept
     if kept is None:
-        load_weights(bench.model, read_weights(model))
+        done, begun = guard.since - 1, read_weights(bench.fresh_model(guard.run_seed))
     else:
-        load_weights(bench.model, {name: model[name] for name in travelling(bench.model)})
+        done, begun = kept[0], {name: kept[1][name] for name in travelling(bench.model)}
+    load_weights(bench.model, begun)
     for number in range(done + 1, last + 1):
         seed = seed_of(guard.run_seed, bench.settings.name, number, "")
         train(bench.task, bench.model, bench.data.train, guard.plan(number), seed=seed)
