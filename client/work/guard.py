@@ -82,7 +82,7 @@ def guarded_until(num_rounds: int) -> int:
 
 
 def is_alone_better(together: Evaluation, alone: Evaluation) -> bool:
-    """The rule: alone is kept unless the federation's model is better by ``MARGIN`` standard errors.
+    """The rule: alone is kept unless the other is better by ``MARGIN`` standard errors.
 
     The standard error is that of the difference of two error rates on the same n samples, as if
     the models erred independently of each other. Other figures than error rates, which have none,
