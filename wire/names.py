@@ -160,6 +160,13 @@ ASKS_LABEL_COUNTS: Final = "label-counts"
 """Whether the run asks for ``LABEL_COUNTS``; told before a silo joins."""
 GUARD: Final = "guard"
 """Share of the training data kept out of it, to compare with a model trained alone; 0 is off."""
+GUARD_SINCE: Final = "guard-since"
+"""The round in which the silo first took part: from there on it trains its own model."""
+GUARD_EPOCHS: Final = "guard-epochs"
+GUARD_STEPS: Final = "guard-steps"
+GUARD_LR: Final = "guard-lr"
+GUARD_LR_DECAY: Final = "guard-lr-decay"
+"""A round of that training: the run's own, whatever a message asks of the federation's model."""
 RUN: Final = "run"
 """The run's name, for the files that the silo keeps."""
 
@@ -174,6 +181,7 @@ HELD_OUT: Final = "held-out"
 """Samples that a silo can hold out of discriminators' training."""
 DISCRIMINATOR_BYTES: Final = "discriminator-bytes"
 HOLDOUT_ERROR: Final = "holdout-error"
+HOLDOUT_EXAMPLES: Final = "holdout-num-examples"
 RECEIVED_LOSS: Final = "received-loss"
 RECEIVED_ERROR: Final = "received-error"
 RECEIVED_EXAMPLES: Final = "received-num-examples"
@@ -197,7 +205,8 @@ COLUMN_SQUARES: Final = "column-squares"
 OWN_METRICS: Final = frozenset(
     {
         *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
-        *(HOLDOUT_ERROR, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES, ALONE_ERROR),
+        *(HOLDOUT_ERROR, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES),
+        ALONE_ERROR,
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
         *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR),
     }

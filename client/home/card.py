@@ -172,7 +172,6 @@ def card_of(
     """
     together = HERE if here else "together"
     members = config.get(wire.MEMBERS, [])
-    guard = config.get(wire.GUARD) or config.get(wire.VALIDATION, 0.0)
     chosen_by = best.error if best is not None else None
     description = bench.describe()
     return Card(
@@ -204,7 +203,7 @@ def card_of(
         unit=description.unit,
         figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
         trivial=dict(tested.trivial),
-        guard=float(guard) if isinstance(guard, int | float) else 0.0,
+        guard=0.0 if choice is None else choice.held_out,
         seed=_whole(config, wire.SEED),
         frozen=bench.frozen,
         task_values=dict(bench.task.run_values),

@@ -34,7 +34,10 @@ NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS)
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
 """What a metric of anybody's app may be called in ``silo.toml``."""
 
-ALWAYS = (wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES)
+ALWAYS = (
+    *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
+    wire.DISCRIMINATOR_BYTES,
+)
 """Counts, of samples and of a discriminator's bytes. Without them a silo cannot take part."""
 
 

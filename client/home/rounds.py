@@ -52,16 +52,22 @@ def keep(settings: SiloSettings, kind: str, model: Model, *, run: str, number: i
 
 def latest(settings: SiloSettings, kind: str, *, run: str, before: int) -> Model | None:
     """The newest arrays of a round before this one, or None."""
+    found = newest(settings, kind, run=run, before=before)
+    return None if found is None else found[1]
+
+
+def newest(settings: SiloSettings, kind: str, *, run: str, before: int) -> tuple[int, Model] | None:
+    """The same, with their round."""
     rounds = _memory.get((settings.name, settings.home, kind, run), {})
     known = [r for r in rounds if r < before]
     if known:
-        return rounds[max(known)]
+        return max(known), rounds[max(known)]
     if not settings.home:
         return None
     found = {r: f for r, f in files_of(folder_of(settings.home, kind, run)).items() if r < before}
     for number in sorted(found, reverse=True):
         try:
-            return dict(load_file(found[number]))
+            return number, dict(load_file(found[number]))
         except (OSError, SafetensorError) as error:
             log.error("%s is damaged (%s): trying the round before", found[number], error)
     return None

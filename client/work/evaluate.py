@@ -12,7 +12,7 @@ from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
-from coterie.client.work.guard import Choice, choose, leave_out_validation
+from coterie.client.work.guard import Choice, choose
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full
 from coterie.client.work.personalisation import personalise
 from coterie.client.work.request import RefusedError, Request
@@ -29,16 +29,16 @@ LAST_ROUND = 2**31
 
 def evaluate_model(request: Request) -> RecordDict:
     """Evaluate the model received on this silo's test data; keep it if the server says so."""
-    bench, run, run_seed = request.bench, request.run, request.run_seed
+    bench = request.bench
     round_number = request.round_number(default=LAST_ROUND)
     before = 0 if request.purpose else round_number + 1
     request.receive(request.personal(), before=before)
     how = request.personalisation(before=before)
-    guard, validation = request.held_out_share(wire.GUARD), validation_of(request)
+    guard, validation = request.guard(), validation_of(request)
     keep, metric = request.config.get(wire.KEEP), request.metric()
     choice, best = None, None
     with Stopwatch() as watch:
-        spared = leave_out_validation(bench, request.kept_out_share(), run_seed=run_seed)
+        spared = request.spared(before=round_number)
         if how is not None:
             personalise(spared, how)
         result = (
@@ -49,16 +49,8 @@ def evaluate_model(request: Request) -> RecordDict:
         model = read_weights(bench.model)
         if validation is not None and keep and _is_final(request):
             _, best = validate(request, validation, held_after=round_number)
-        if guard and keep:
-            choice = choose(
-                bench,
-                model,
-                guard,
-                run=run,
-                run_seed=run_seed,
-                round_number=round_number,
-                metric=metric,
-            )
+        if guard is not None and keep and round_number < LAST_ROUND:
+            choice = choose(bench, guard, model, round_number=round_number, metric=metric)
     if keep and bench.settings.home:
         kept = model if choice is None else choice.model
         of_kept = choice.test_alone if choice is not None and choice.alone else result
@@ -69,7 +61,7 @@ def evaluate_model(request: Request) -> RecordDict:
         card = card_of(bench, request.config, kept, of_kept, choice, best=best)
         keep_model(bench.settings.home, card, kept, final=_is_final(request))
     figures = {wire.ERROR: result.error, wire.LOSS: result.loss, wire.SECONDS: watch.seconds}
-    note(bench.settings.home, wire.EVALUATE, run, request.config, figures)
+    note(bench.settings.home, wire.EVALUATE, request.run, request.config, figures)
     return _evaluation(bench, result, watch.seconds, choice)
 
 
@@ -85,10 +77,10 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
 
     Without what is kept out of training: what a model was chosen by says nothing new of it.
     """
-    bench, kept_out = request.bench, request.kept_out_share()
-    request.receive(request.personal(), before=request.round_number(default=LAST_ROUND))
+    bench, round_number = request.bench, request.round_number(default=LAST_ROUND)
+    request.receive(request.personal(), before=round_number)
     with Stopwatch() as watch:
-        data = leave_out_validation(bench, kept_out, run_seed=request.run_seed).data
+        data = request.spared(before=round_number - 1).data
         result = evaluate(bench.task, bench.model, data.train, metric=request.metric())
     return _evaluation(bench, result, watch.seconds)
 

@@ -14,6 +14,7 @@ from coterie import wire
 from coterie.client.home import personal
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
+from coterie.client.work.guard import Guard, guarded, guarded_until, leave_out_validation
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
 from coterie.client.work.personalisation import APFL, DITTO, FINETUNE, Own, Personalisation
@@ -228,8 +229,35 @@ class Request:
                         f"{hook}, and this run's {key} = {asked} does not go with that."
                     )
 
-    def _way(self) -> TrainPlan:
-        """What all trainings of the run have in common."""
+    def guard(self) -> Guard | None:
+        """What the silo does to end no worse than alone; None if the run has no guard."""
+        share = self.held_out_share(wire.GUARD)
+        if not share:
+            return None
+        rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
+        return Guard(
+            share=share,
+            run=self.run,
+            run_seed=self.run_seed,
+            since=self.integer(wire.GUARD_SINCE, minimum=1, default=1),
+            until=guarded_until(rounds),
+            plan=self._guard_plan,
+        )
+
+    def _guard_plan(self, number: int) -> TrainPlan:
+        """The run's own training in this round, without a pull to others' models."""
+        decay = self.real(wire.GUARD_LR_DECAY, default=1.0)
+        plan = replace(
+            self._way(number),
+            epochs=self.integer(wire.GUARD_EPOCHS, minimum=1, default=1),
+            lr=self.real(wire.GUARD_LR, default=0.01) * decay ** (number - 1),
+            steps=self.integer(wire.GUARD_STEPS, minimum=0, default=0),
+        )
+        self._check_passes(plan, wire.GUARD_STEPS if plan.steps else wire.GUARD_EPOCHS)
+        return plan
+
+    def _way(self, number: int | None = None) -> TrainPlan:
+        """What all trainings of the run have in common, in this round or another."""
         return TrainPlan(
             epochs=1,
             batch_size=self._batch_size(),
@@ -238,7 +266,7 @@ class Request:
             weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
             precision=self._one_of(wire.PRECISION, PRECISIONS),
             optimiser=self._optimiser(),
-            schedule=self._schedule(),
+            schedule=self._schedule(number),
             clip_norm=self.real(wire.CLIP_NORM, default=0.0),
             accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
             balance=self._balance(),
@@ -333,6 +361,14 @@ class Request:
             raise RefusedError(f"{wire.GUARD} and {wire.VALIDATION} cannot be combined.")
         return guard or validation
 
+    def spared(self, *, before: int) -> Workbench:
+        """The bench without what training must not see: of the guard's share until models have been
+        compared after a round before this one, of validation data ever."""
+        share, guard = self.kept_out_share(), self.guard()
+        if guard is not None:
+            return guarded(self.bench, guard, before=before)
+        return leave_out_validation(self.bench, share, run_seed=self.run_seed)
+
     def integer(self, key: str, *, minimum: int, default: int | None = None) -> int:
         """A whole number of at least ``minimum``; without a default the message must have it."""
         value = self.config.get(key, default)
@@ -391,7 +427,7 @@ class Request:
                 raise RefusedError(str(error)) from None
         return name
 
-    def _schedule(self) -> Schedule | None:
+    def _schedule(self, number: int | None) -> Schedule | None:
         kind = self._one_of(wire.SCHEDULE, SCHEDULES)
         warm_up = self.real(wire.WARM_UP, default=0.0)
         rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
@@ -400,7 +436,9 @@ class Request:
             return None
         if warm_up >= 1:
             raise RefusedError(f"{wire.WARM_UP} must be a share of the run below 1. Got {warm_up}.")
-        begin = max(self.integer(wire.ROUND, minimum=0, default=1) - 1, 0) / rounds
+        if number is None:
+            number = self.integer(wire.ROUND, minimum=0, default=1)
+        begin = max(number - 1, 0) / rounds
         schedule = Schedule(kind, warm_up, begin, 1 / rounds, own)
         try:
             schedule.factor(0.0)

@@ -17,7 +17,13 @@ from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
 from coterie.client.work.data import Data, Part
 from coterie.client.work.generators import AddedLoss, latent_loss
-from coterie.client.work.guard import leave_out_validation, split_validation, train_alone
+from coterie.client.work.guard import (
+    Guard,
+    compare,
+    leave_out_validation,
+    split_validation,
+    train_alone,
+)
 from coterie.client.work.measure import evaluate
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
 from coterie.client.work.optimisers import Slots
@@ -88,9 +94,10 @@ class _Order:
 
     Attributes:
         plan: how to train.
-        bench: with the model received, and without the guard's part of the training data.
+        bench: with the model received, and without what the guard still keeps out.
         data: what to train with: the bench's, less a part if ``holdout`` is positive.
-        guard, holdout: shares of the training data.
+        guard: what the silo does to end no worse than alone, if anything.
+        holdout: share of the training data.
         validation: what rounds are chosen by, if the run has such data.
         own: what the silo makes of the model received for itself, if anything.
         received: that model, where something else is made of it.
@@ -102,7 +109,7 @@ class _Order:
     plan: TrainPlan
     bench: Workbench
     data: Data
-    guard: float
+    guard: Guard | None
     holdout: float
     validation: Part | None
     own: Personalisation | None
@@ -158,16 +165,36 @@ def _read_order(request: Request) -> _Order:
     plan, staying, round_number = request.plan(), request.personal(), request.round_number()
     before = 0 if request.purpose else round_number
     packed = request.receive(staying, before=before)
-    guard, own = request.held_out_share(wire.GUARD), request.personalisation(before=before)
+    guard, own = request.guard(), request.personalisation(before=before)
+    metric = request.metric()
+    if guard is not None and not request.purpose and round_number > guard.until:
+        _compare_received(bench, guard, own, round_number=round_number, metric=metric)
     validation = validation_of(request)
-    bench = leave_out_validation(bench, request.kept_out_share(), run_seed=run_seed)
+    # What else is asked in a round does not depend on whether it is asked before this or after.
+    bench = request.spared(before=round_number - bool(request.purpose))
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
     received = {} if own is None else read_weights(bench.model)
-    metric = request.metric()
     return _Order(
         plan, bench, data, guard, holdout, validation, own, received, staying, packed, metric
     )
+
+
+def _compare_received(
+    bench: Workbench,
+    guard: Guard,
+    own: Personalisation | None,
+    *,
+    round_number: int,
+    metric: str,
+) -> None:
+    """The guard's comparison, once; the model received is in the bench before and after."""
+    received = read_weights(bench.model)
+    if own is not None:
+        personalise(leave_out_validation(bench, guard.share, run_seed=guard.run_seed), own)
+    of_the_silo = read_weights(bench.model)
+    compare(bench, guard, of_the_silo, round_number=round_number - 1, metric=metric)
+    load_weights(bench.model, received)
 
 
 def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int]:
@@ -189,6 +216,7 @@ def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int
     if order.holdout:
         held_out = evaluate(bench.task, bench.model, order.data.test, metric=order.metric)
         metrics[wire.HOLDOUT_ERROR] = held_out.error
+        metrics[wire.HOLDOUT_EXAMPLES] = held_out.num_examples
     return metrics
 
 
@@ -207,14 +235,8 @@ def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[s
             keep_model(bench.settings.home, card, trained)
     if order.own is not None:
         train_own(bench, order.received, order.own)
-    if order.guard:
-        train_alone(
-            bench,
-            order.plan,
-            run=request.run,
-            run_seed=request.run_seed,
-            round_number=request.round_number(),
-        )
+    if order.guard is not None:
+        train_alone(request.bench, order.guard, round_number=request.round_number())
     return metrics
 
 

@@ -170,9 +170,9 @@ class RunConfig(Options):
     guard: NotNegative = Field(
         0.0,
         le=0.5,
-        description="Share of its training data that a silo keeps out of all training, to compare "
-        "its model at the end with one that it trained alone with the same budget: it keeps the "
-        "better. 0 turns it off.",
+        description="Share of its training data that a silo keeps out of the federation's training "
+        "for three quarters of the run, to compare its model with one that it trains alone: it "
+        "keeps the better, trained on all data by then. 0 turns it off.",
     )
     validation: NotNegative = Field(
         0.0,

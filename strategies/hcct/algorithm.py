@@ -18,10 +18,11 @@ Differs from the paper:
   silos and by a better search above. ``solver="agglomerative"`` is the paper; there a merge is
   made only while its benefit is positive (Algorithm 2 merges before it tests).
 - α may be one number or stated by each silo.
-- A newcomer, which the paper does not have, trains one round from the mean of all current
-  models; eqs. 15–16 against the existing groups decide which it joins. In the same round it also
-  trains from w⁰ for some more epochs, as many as it allows (``max_local_epochs``), so that its
-  memory can be compared with the others'.
+- A newcomer is placed by eqs. 15–16 against the existing groups, as in the paper's Section 7.3
+  (Fig. 3), which does not say what it trains before. Here it trains one round from the mean of all
+  current models, and in the same round from w⁰ for some more epochs, as many as it allows
+  (``max_local_epochs``), so that its memory can be compared with the others'. Newcomers that join
+  no group may form one among themselves.
 """
 
 from __future__ import annotations
@@ -35,20 +36,9 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.errors import refused
-from coterie.strategies.hcct.alpha import (
-    LOOK_ROUNDS,
-    TRIAL_ROUNDS,
-    Landscape,
-    Trial,
-    alpha_of,
-    candidates,
-    continue_trial,
-    measured_by,
-    open_trial,
-    verdict,
-)
-from coterie.strategies.hcct.alpha import orders as trial_orders
+from coterie.strategies.errors import EXIT_CONFIG, FederationError, refused
+from coterie.strategies.hcct import alpha as trials
+from coterie.strategies.hcct.alpha import Found, Landscape, Trial
 from coterie.strategies.partition.coalition import HCCTUtility, agglomerative, best_partition
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
@@ -61,6 +51,9 @@ MAX_CATCH_UP = 5
 """Rounds' worth of epochs in a catch-up: enough to tell the groups apart on the members' scale."""
 MAX_WAIT = 4
 """The round after which ``auto`` looks for α also without silos that have never answered."""
+MAX_CHURN = 1 / 3
+"""Of the silos that a trial's winner was found for: when more have come or left since, the
+partition is looked at again."""
 PATH_RESTARTS, PATH_EXACT = 2, 12
 """Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
 
@@ -80,6 +73,9 @@ class HCCTState:
         unchanged: how often in a row the partition came out the same.
         alpha: what ``auto`` chose.
         trial: what ``auto`` is trying.
+        untrained: silo → what it found of w⁰ on what it holds out for ``auto``.
+        verdict: how the trial ended, for the record of that round.
+        held: who was here when the partition that ``auto`` keeps was formed.
         similarity: cosines between ``compared`` silos after the last round.
         norms: lengths of the vectors that were compared.
         alphas_used, sizes_used: α and training samples of ``compared`` at that time.
@@ -95,6 +91,9 @@ class HCCTState:
     unchanged: int = 0
     alpha: float | None = None
     trial: Trial | None = None
+    untrained: Mapping[str, Found] = field(default_factory=dict)
+    verdict: Mapping[str, Any] = field(default_factory=dict)
+    held: kit.Group = ()
     compared: tuple[str, ...] = ()
     similarity: tuple[tuple[float, ...], ...] = ()
     norms: tuple[float, ...] = ()
@@ -140,7 +139,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
         if self.alpha != "auto":
             return
-        least = LOOK_ROUNDS + TRIAL_ROUNDS + 1
+        least = trials.LEAST_ROUNDS
         if 0 < int(training.get(wire.ROUNDS, 0)) < least:
             yield (
                 f"alpha = auto finds its groups after {least - 1} rounds, so rounds must be at "
@@ -158,7 +157,9 @@ class HCCT(kit.Algorithm[HCCTState]):
 
     def welcome(self, state: HCCTState, new: frozenset[str], now: kit.Round) -> HCCTState:
         """Newcomers are placed after their first round. A silo may return with another α."""
-        models = state.members.models
+        models = dict(state.members.models)
+        if self._looks(state, now):  # everybody begins alone
+            models |= dict.fromkeys(new, state.members.initial)
         others = {n: a for n, a in state.alphas.items() if n not in now.here}
         stated = {silo.name: silo.alpha for silo in now.silos if silo.alpha is not None}
         return replace(
@@ -174,17 +175,20 @@ class HCCT(kit.Algorithm[HCCTState]):
         groups = tuple(sorted(kit.form(present, state.members.minimums)))
         # Who is alone only because its group became too small for it has no part in their mean.
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
-        own = {name: state.members.models[name] for name in parted}
-        starts = {**state.starts, **own}
+        starts = {**state.starts, **{name: state.members.models[name] for name in parted}}
         if state.trial is None:
             starts |= _common_starts(starts, groups, before=state.members)
         state = replace(state, members=state.members.grouped(groups), starts=starts)
         if state.trial is not None:
             tried = {name for group in state.trial.groups for name in group}
             others = [silo for silo in now.silos if silo.name not in tried]
-            return state, trial_orders(state.trial, now.silos) + kit.orders_from(starts, others)
+            return state, trials.orders(state.trial, now.silos) + kit.orders_from(starts, others)
         new = [now.here[name] for name in sorted(state.newcomers & set(now.names))]
-        return state, kit.orders_from(starts, now.silos) + [
+        own = kit.orders_from(starts, now.silos)
+        if self._looks(state, now):
+            hold_out = {wire.HOLDOUT: trials.HOLDOUT}
+            own = [o if o.silo.name in state.alphas else replace(o, config=hold_out) for o in own]
+        return state, own + [
             kit.Order(s, state.members.initial, purpose=CATCH_UP, config=_catch_up(s, now))
             for s in new
         ]
@@ -192,6 +196,12 @@ class HCCT(kit.Algorithm[HCCTState]):
     def absorb(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
         """Aggregate the groups, remember the updates, and form the next round's groups."""
         trained = [u for u in updates if not u.purpose]
+        looks = self._looks(state, now)
+        if looks:
+            first = [u for u in trained if u.silo.name not in {*state.memory, *state.alphas}]
+            state = replace(state, untrained={**state.untrained, **trials.held_out(first)})
+            if first and not state.untrained:
+                raise _nobody_judges(now)
         state = self._choose_layer(state, trained)
         probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
@@ -199,6 +209,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             state,
             members=kit.average_groups(state.members, trained),
             memory=self._remember(state, deltas, probes),
+            verdict={},
         )
         here = state.members.here
         if state.trial is not None:
@@ -232,12 +243,21 @@ class HCCT(kit.Algorithm[HCCTState]):
         names = sorted(name for name in undecided if name in state.memory)
         heard = len(names) == len(undecided) or now.number >= MAX_WAIT
         time_for_it = _is_time_for_trial(now)
-        if now.number < LOOK_ROUNDS or not names or not heard or not time_for_it:
+        if now.number < trials.MIN_LOOK or not names or not heard or not time_for_it:
             return waiting
-        found = candidates(self._landscape(state, names, now))
+        landscape, rounds = self._landscape(state, names, now), _num_rounds(now)
+        found = trials.candidates(landscape)
         if len(found) == 1:
             return waiting
-        return replace(waiting, trial=open_trial(found, state.members.initial))
+        if now.number < trials.look_until(rounds) and not trials.is_visible(found, landscape):
+            return waiting
+        opened = trials.open_trial(
+            found,
+            state.members,
+            untrained=state.untrained,
+            rounds_left=trials.budget(rounds, now.number),
+        )
+        return replace(waiting, trial=opened)
 
     def _landscape(self, state: HCCTState, names: Sequence[str], now: kit.Round) -> Landscape:
         """What the path of partitions over α is computed from, for these silos."""
@@ -252,13 +272,15 @@ class HCCT(kit.Algorithm[HCCTState]):
     def _continue_trial(self, state: HCCTState, updates: kit.Updates, now: kit.Round) -> HCCTState:
         """Go on with the trial, or take the winner's groups, models and α."""
         assert state.trial is not None
-        trial = continue_trial(state.trial, updates)
+        trial = trials.continue_trial(state.trial, updates)
         models = dict(state.members.models)
-        if not trial.over:
+        last = now.number == _num_rounds(now)
+        if not (trials.is_decided(trial) or trial.rounds_left <= 0 or last):
             return replace(state, trial=trial, starts={**state.starts, **models})
         here = set(state.members.here)
         tried = {name for group in trial.groups for name in group}
-        if tried - here and not measured_by(trial):
+        gone = not tried & here or (trial.leader is None and tried - here)
+        if gone and not last:
             kit.log.warning(
                 "alpha = auto: %s left, and nobody could compare all partitions: it looks again "
                 "with who is here",
@@ -266,7 +288,8 @@ class HCCT(kit.Algorithm[HCCTState]):
             )
             alone = tuple((name,) for name in sorted(here))
             return replace(state, trial=None, planned=alone, starts={**state.starts, **models})
-        best, _ = verdict(trial)
+        best = trial.candidates[trial.leader or 0]
+        verdict = trials.verdict(trial, last=last)
         for group in best.groups:
             models |= dict.fromkeys(group, trial.models[group])
         names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
@@ -274,12 +297,15 @@ class HCCT(kit.Algorithm[HCCTState]):
         members = state.members.holding(models).grouped(groups)
         placed = tuple(group for group in groups if not state.newcomers & set(group))
         mean = kit.mean_of_all(members.grouped(placed))
+        landscape = self._landscape(state, names, now) if names else None
         return replace(
             state,
             trial=None,
-            alpha=alpha_of(best, self._landscape(state, names, now)) if names else best.alpha,
+            verdict=verdict,
+            alpha=best.alpha if landscape is None else trials.alpha_of(best, landscape),
             members=members,
             planned=best.groups,
+            held=tuple(sorted(tried)),
             # Who came meanwhile is placed now, by a round from the mean of all.
             starts={**state.starts, **models, **dict.fromkeys(sorted(state.newcomers), mean)},
         )
@@ -338,7 +364,12 @@ class HCCT(kit.Algorithm[HCCTState]):
         # The groups stand once they have settled, and in rounds in which none are due.
         due = (now.number - 1) % self.regroup_every == 0
         settled_down = 0 < self.settle_after <= state.unchanged
-        stand = bool(state.planned) and (settled_down or not due)
+        held, present = set(state.held), set(here)
+        changed = len(held ^ present) > MAX_CHURN * len(held)
+        if held and changed and held & present:
+            kit.log.info("HCCT: %d silos came or left: new groups", len(held ^ present))
+        keeps = bool(held) and not changed
+        stand = bool(state.planned) and (settled_down or not due or keeps)
         if stand:
             placed_before = {name for group in state.planned for name in group}
             new += [n for n in settled if n not in placed_before and n in deltas]
@@ -366,14 +397,23 @@ class HCCT(kit.Algorithm[HCCTState]):
         formed = kit.form(
             [tuple(settled[i] for i in group) for group in found], state.members.minimums
         )
-        unchanged = state.unchanged + 1 if tuple(sorted(formed)) == before else 0
+        # What everybody had before the first partition, alone, was none and confirms none.
+        again = bool(state.planned) and tuple(sorted(formed)) == before
+        unchanged = state.unchanged + 1 if again else 0
         placed = [list(group) for group in found]
+        strangers = []
         for row in range(n, len(compared)):
             target = place(matrix, sizes, found, alpha=alphas, newcomer=row) if found else None
             if target is None:
-                placed.append([row])
+                strangers.append(row)
             else:
                 placed[target].append(row)
+        if strangers:  # who joins no group may still form one with others that join none
+            theirs = np.ix_(strangers, strangers)
+            utility = HCCTUtility.from_gram(
+                matrix[theirs], sizes[strangers], alpha=alphas[strangers]
+            )
+            placed += [[strangers[i] for i in group] for group in self._solve(utility, now=now)]
         planned = kit.form(
             [tuple(sorted(compared[i] for i in group)) for group in placed],
             state.members.minimums,
@@ -386,6 +426,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             planned=tuple(sorted(planned)),
             starts=starts,
             unchanged=state.unchanged if stand else unchanged,
+            held=() if not held else state.held if stand else tuple(sorted(present)),
             compared=tuple(compared),
             similarity=kit.cosine_matrix(matrix),
             norms=tuple(np.sqrt(np.diag(matrix)).tolist()),
@@ -408,13 +449,19 @@ class HCCT(kit.Algorithm[HCCTState]):
         here = state.members.here
         if self.alpha != "auto" or state.alpha is not None or _go_by_stated(state, here):
             return False
-        return state.trial is not None or not _num_rounds(now) or now.number <= _last_to_begin(now)
+        last = trials.last_to_begin(_num_rounds(now))
+        return state.trial is not None or not _num_rounds(now) or now.number <= last
+
+    def _looks(self, state: HCCTState, now: kit.Round) -> bool:
+        """Whether everybody trains alone, with a fold held out, for a trial to come."""
+        return state.trial is None and self.comparing(state, now)
 
     def details(self, state: HCCTState) -> Mapping[str, Any]:
         """The planned groups, and the cosines that they come from."""
         details: dict[str, Any] = {"planned": [list(group) for group in state.planned]}
         if self.alpha == "auto":
             details["alpha"] = state.alpha
+            details |= {"trial": dict(state.verdict)} if state.verdict else {}
         if state.layer:
             details["layer"] = state.layer
         if state.compared:
@@ -441,14 +488,26 @@ def _catch_up(silo: kit.Silo, now: kit.Round) -> dict[str, kit.Scalar]:
     return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
 
 
+def _nobody_judges(now: kit.Round) -> FederationError:
+    return FederationError(
+        "alpha = auto needs the errors that silos measure on data they hold out, and no silo gave "
+        "one. ClientApps other than coterie's do not hold out data, and silos may keep their error "
+        "to themselves (metrics in silo.toml). Give alpha as a number.",
+        round_number=now.number,
+        phase="alpha",
+        exit_code=EXIT_CONFIG,
+    )
+
+
 def _is_time_for_trial(now: kit.Round) -> bool:
-    """Whether a trial that begins now leaves a round for its groups; all restart for it."""
-    rounds, last = _num_rounds(now), _last_to_begin(now)
+    """Whether a trial that begins now leaves a round for its groups."""
+    rounds = _num_rounds(now)
+    last = trials.last_to_begin(rounds)
     if rounds and now.number == max(last + 1, 1):
         kit.log.warning(
             "alpha = auto needs %d rounds more than are left to find its groups: everybody "
             "stays alone. Give alpha as a number, or the run more rounds",
-            TRIAL_ROUNDS + 1 - (rounds - max(now.number, LOOK_ROUNDS)),
+            max(now.number, trials.MIN_LOOK) - last,
         )
     return not rounds or now.number <= last
 
@@ -456,11 +515,6 @@ def _is_time_for_trial(now: kit.Round) -> bool:
 def _num_rounds(now: kit.Round) -> int:
     """Of the run, or 0 if that is not known."""
     return int(now.config.get(wire.ROUNDS, 0))
-
-
-def _last_to_begin(now: kit.Round) -> int:
-    """The last round at whose end a trial of α may begin."""
-    return _num_rounds(now) - TRIAL_ROUNDS - 1
 
 
 def _with_absent(

@@ -2,8 +2,8 @@
 
 Source: Sun, Kountouris, Zhang, "How to Collaborate: Towards Maximizing the Generalization
 Performance in Cross-Silo Federated Learning" (HCCT), https://arxiv.org/abs/2401.13236,
-eqs. 8-17 and 19, Algorithm 2. Differs from the paper in testing before it merges, in
-taking one alpha per silo where asked.
+eqs. 8-17 and 19, Algorithm 2; newcomers as in Section 7.3. Differs from the paper in testing before
+it merges, and in taking one alpha per silo where asked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def place(
 
     It joins the group of largest benefit (eqs. 15-16), if that is > 0; the lowest index of
     equals. Several newcomers at once are placed one by one against the same groups, so that
-    their order does not matter.
+    their order does not matter; who joins none may still form a group with others that join none.
 
     Args:
         gram: (N, N) inner products of the updates of the members and of the newcomer.
@@ -124,10 +124,17 @@ def alpha_path(
     that puts everybody together, are solved; wherever neighbours differ the change is bisected
     to a relative `rtol`. A partition that lives only between two grid points of equal answers is
     not seen. `solver` is not `relocation`; it may be a function that partitions by a utility.
+
+    Holds for sizes up to 1e15 times each other. Where large silos gain less than rounding beside
+    small ones' utility, the solver parts them at any alpha; from `_together_from` on they are put
+    together all the same, as the formula has it.
     """
     objective = HCCTUtility.from_gram(gram, sizes, alpha=0.0)
+    together_from = _together_from(objective)
 
     def answer(alpha: float) -> Groups:
+        if alpha >= together_from:
+            return [list(range(objective.single.shape[1]))]
         utility = objective.with_alpha(alpha)
         if callable(solver):
             return solver(utility)
@@ -142,6 +149,16 @@ def alpha_path(
     for left, right in list(pairwise(points)):
         points += _between(answer, left, right, rtol)
     return _stretches(sorted(points, key=lambda point: point[0]))
+
+
+def _together_from(objective: HCCTUtility) -> float:
+    """An alpha from which on every merge pays, whatever the updates.
+
+    Merging A and B, D_A <= D_B, saves at least alpha / (2 D_A) of eq. 15's first term, and costs
+    at most 2 N of its cosines; no D_A is larger than the sum of all sizes.
+    """
+    samples = objective.single[1]
+    return 4.0 * len(samples) * float(samples.sum())
 
 
 _Answer = Callable[[float], Groups]

@@ -312,6 +312,7 @@ class GroupStrategy(Strategy):
             type(self).__name__.lower() if self.kind is not None else "",
             self.metric_names,
         )
+        self.algorithm.require_consistency({**run.told, **run.config}, spell=kit.underscored)
         on_round = self.on_round or partial(spoken.say, rounds=num_rounds)
         with spoken.heard() if self.on_round is None else nullcontext():
             return self._run(
@@ -362,7 +363,7 @@ class GroupStrategy(Strategy):
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         silos = run.present(self.roster, number)
-        now = kit.Round(number, silos, run.config, self.on_event)
+        now = kit.Round(number, silos, {**run.told, **run.config}, self.on_event)
         state = welcome(algorithm, before.state, now)
 
         # 2. What the algorithm must ask before the training, such as a cold start.
@@ -378,6 +379,7 @@ class GroupStrategy(Strategy):
             groups=algorithm.groups(state),
             evaluate=self.evaluate and before.round % self.evaluate_every == 0,
             told=run.told,
+            since=algorithm.members(state).since,
         )
         clock.lap("prepare")
         checked = kit.check_replies(orders, run.exchange(messages), run.names)
@@ -482,7 +484,7 @@ class GroupStrategy(Strategy):
         if alone:  # only the end was missing: its nodes may have other ids now
             here = {s.name: s for s in run.present(self.roster, standing.round)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
-        now = kit.Round(standing.round, silos, run.config, self.on_event)
+        now = kit.Round(standing.round, silos, {**run.told, **run.config}, self.on_event)
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
         clock.lap("finish")
         early = bool(standing.ended_early)
@@ -531,6 +533,7 @@ class GroupStrategy(Strategy):
                 groups=(),
                 evaluate=False,
                 told=run.told,
+                since={},
             )
             checked = kit.check_replies(orders, run.exchange(messages), run.names)
             require_understood(orders, checked, now.number, type(self.algorithm).__name__)
@@ -554,6 +557,7 @@ class GroupStrategy(Strategy):
             config=run.config,
             more=run.evaluate_config,
             told=run.told,
+            since=self.algorithm.members(state).since,
         )
         replies = run.exchange(messages)
         evaluation = kit.read_evaluations(plain, replies, run.names)
@@ -574,6 +578,7 @@ class GroupStrategy(Strategy):
             more={**run.evaluate_config, **({wire.ENDED_EARLY: True} if ended_early else {})},
             told=run.told,
             own=membership(silos, groups, name_members=self.name_members),
+            since=self.algorithm.members(state).since,
         )
         return silos, run.exchange(messages)
 
@@ -630,7 +635,7 @@ def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
     members = algorithm.members(state)
     new = [silo for silo in now.silos if silo.name not in members.sizes]
     if new:
-        members = kit.enrol(members, new, algorithm.newcomer_model(state))
+        members = kit.enrol(members, new, algorithm.newcomer_model(state), number=now.number)
     state = algorithm.with_members(state, kit.with_minimums(members, now.silos))
     return algorithm.welcome(state, frozenset(silo.name for silo in new), now)
 

@@ -24,6 +24,7 @@ class Members:
         sizes: silo → number of training samples, from its last accepted reply (or as stated).
         groups: who trained together in the last round.
         minimums: silo → the smallest group that it accepts, where it stated one.
+        since: silo → the round in which it first took part.
     """
 
     initial: Model
@@ -31,6 +32,7 @@ class Members:
     sizes: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     minimums: Mapping[str, int] = field(default_factory=dict)
+    since: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def here(self) -> list[str]:
@@ -70,12 +72,13 @@ def staying(group: Sequence[str], minimums: Mapping[str, int]) -> tuple[str, ...
     return stay
 
 
-def enrol(members: Members, new: Sequence[Silo], model: Model) -> Members:
-    """Let silos in with ``model`` as their current model."""
+def enrol(members: Members, new: Sequence[Silo], model: Model, *, number: int) -> Members:
+    """Let silos in with ``model`` as their current model, in the round ``number``."""
     return replace(
         members,
         models={**members.models, **{silo.name: model for silo in new}},
         sizes={**members.sizes, **{silo.name: float(silo.num_examples) for silo in new}},
+        since={**members.since, **{silo.name: number for silo in new}},
     )
 
 

@@ -34,7 +34,19 @@ PERSONALISING_KEYS = (
     wire.ACCUMULATE,
     wire.BALANCE,
 )
-"""And these, where silos make a model of their own first."""
+"""And these, where silos train a model of their own first."""
+
+
+def guard_entries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's own round, for the model that silos with a guard train by themselves."""
+    if not config.get(wire.GUARD):
+        return {}
+    return {
+        wire.GUARD_EPOCHS: config.get(wire.LOCAL_EPOCHS, 1),
+        wire.GUARD_STEPS: config.get(wire.LOCAL_STEPS, 0),
+        wire.GUARD_LR: float(config.get(wire.LR, 0.01)),
+        wire.GUARD_LR_DECAY: float(config.get(wire.LR_DECAY, 1.0)),
+    }
 
 
 class Encoder:
@@ -59,6 +71,7 @@ def training_messages(
     groups: Sequence[kit.Group],
     evaluate: bool,
     told: Mapping[str, Any],
+    since: Mapping[str, int],
 ) -> list[Message]:
     """One message per order.
 
@@ -69,6 +82,7 @@ def training_messages(
         groups: who trains together.
         evaluate: whether silos answer for the model received as well.
         told: entries that the configuration comes before.
+        since: silo → the round in which it first took part.
     """
     encoder = Encoder()
     sizes = {name: len(group) for group in groups for name in group}
@@ -76,6 +90,8 @@ def training_messages(
     for order in orders:
         size = 1 if order.purpose else sizes.get(order.silo.name, 1)
         entries = _entries(order, number, {**told, **config}, size, evaluate=evaluate)
+        if guarded := guard_entries(config):
+            entries |= {**guarded, wire.GUARD_SINCE: since.get(order.silo.name, number)}
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
         for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
             content[name] = encoder.encode(part, packed=order.silo.described)
@@ -117,6 +133,7 @@ def evaluation_messages(
     more: Mapping[str, Any],
     told: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
+    since: Mapping[str, int],
 ) -> list[Message]:
     """Every silo's own model, to be evaluated.
 
@@ -128,19 +145,23 @@ def evaluation_messages(
         more: entries of all these messages.
         told: entries that both come before.
         own: silo → further entries of its message.
+        since: silo → the round in which it first took part.
     """
     encoder = Encoder()
-    keys = EVALUATION_KEYS + (PERSONALISING_KEYS if wire.PERSONALISE in config else ())
+    guarded = guard_entries(config)
+    trains = guarded or wire.PERSONALISE in config
+    keys = EVALUATION_KEYS + (PERSONALISING_KEYS if trains else ())
     of_training = {
         key: value for key, value in config.items() if key in keys or key.startswith(wire.TASK_KEYS)
     }
-    entries = {**told, **of_training, **more, wire.ROUND: number}
+    entries = {**told, **of_training, **guarded, **more, wire.ROUND: number}
     messages = []
     for silo in silos:
+        came = {wire.GUARD_SINCE: since.get(silo.name, number)} if guarded else {}
         content = RecordDict(
             {
                 wire.ARRAYS: encoder.encode(models[silo.name], packed=silo.described),
-                wire.CONFIG: ConfigRecord({**entries, **(own or {}).get(silo.name, {})}),
+                wire.CONFIG: ConfigRecord({**entries, **came, **(own or {}).get(silo.name, {})}),
             }
         )
         messages.append(_message(content, silo, wire.EVALUATE, number))

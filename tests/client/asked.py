@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from coterie import wire
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.settings import SiloSettings
+from coterie.client.work.guard import Choice
 from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import open_workbench
@@ -218,6 +219,7 @@ def keep(home: Path, kind: type[Task], *, guard: float = 0.0, **options: Option)
     bench = open_workbench(settings)
     tested = evaluate_in_full(bench.task, bench.model, bench.data)
     values = {wire.RUN: kind.__name__, wire.ROUND: 1, wire.ROUNDS: 1}
-    config = ConfigRecord({**values, wire.GUARD: guard, wire.SEED: 3})
+    config = ConfigRecord({**values, wire.SEED: 3})
     model = read_weights(bench.model)
-    return keep_model(str(home), card_of(bench, config, model, tested), model)
+    choice = Choice(False, model, tested, tested, tested, guard) if guard else None
+    return keep_model(str(home), card_of(bench, config, model, tested, choice), model)

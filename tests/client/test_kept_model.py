@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file, save_file
 
 import coterie.client.home.rounds
+import coterie.client.work.guard
+import coterie.client.work.train
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.cli.predict import predict
@@ -21,8 +24,8 @@ from coterie.client.home.card import CardError, keep_model, read_card
 from coterie.client.home.folder import create
 from coterie.client.resident.ledger import read, totals
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
-from coterie.client.work.guard import held_out, leave_out_validation
-from coterie.client.work.measure import evaluate
+from coterie.client.work.guard import held_out, is_alone_better, leave_out_validation
+from coterie.client.work.measure import Evaluation, evaluate
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench, workbench_of
@@ -389,14 +392,53 @@ def test_predict_says_what_is_wrong(
 # ---------------------------------------------------------------- guard
 
 
-def test_the_guards_own_model_is_the_one_of_independent_training(tmp_path: Path) -> None:
-    """Same w⁰, same data, same rounds, epochs, learning rates and randomness."""
-    run(tmp_path / "guarded", strategy="fedavg", guard=0.25)
-    independent = run(tmp_path / "independent", strategy="independent", guard=0.25)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "fedavg"},
+        {"strategy": "fedavg", "sample": 1, "rounds": 4},
+        {"strategy": "fedgroup", "num_groups": 2, "pretrain_epochs": 1},
+        {"strategy": "hcct", "churn": "c+2", "min_silos": 2, "proximal_mu": 0.1},
+    ],
+)
+def test_the_guards_own_model_is_the_one_of_independent_training(
+    keys: dict[str, Any], tmp_path: Path
+) -> None:
+    """On all data: same w⁰, rounds, epochs, learning rates and randomness, whoever is drawn."""
+    run(tmp_path / "guarded", guard=0.25, **keys)
+    own = {k: v for k, v in keys.items() if k in ("rounds", "churn", "min_silos")}
+    independent = run(tmp_path / "independent", **own, strategy="independent")
     for name in NAMES:
         folder = tmp_path / "guarded" / name / "alone" / "run-1"
-        own = load_file(folder / "round-000003.safetensors")
-        assert model_hash(own) == independent["model-hashes"][name]
+        alone = load_file(folder / f"round-{keys.get('rounds', 3):06d}.safetensors")
+        assert model_hash(alone) == independent["model-hashes"][name]
+
+
+def test_once_the_models_are_compared_all_data_are_trained_on(tmp_path: Path) -> None:
+    """Of four rounds the last: until then what is held out is in no model that is compared."""
+    seen: Counter[int] = Counter()
+    trained = coterie.client.work.train.train
+
+    def watched(task: Any, model: Any, part: Any, plan: Any, **more: Any) -> float:
+        seen[len(part)] += 1
+        return trained(task, model, part, plan, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coterie.client.work.train, "train", watched)
+        run(tmp_path, strategy="fedavg", guard=0.25, rounds=4)
+    assert seen == {15: 3 * 3, 20: 3}
+    assert read_card(tmp_path / "a" / "models" / "run-1.safetensors").guard == 0
+
+
+def test_the_federations_model_is_kept_where_it_is_better_by_a_standard_error() -> None:
+    def found(error: float, loss: float = 1.0) -> Evaluation:
+        return Evaluation(loss, error, 20)
+
+    assert is_alone_better(found(0.5), found(0.4)) and is_alone_better(found(0.4), found(0.4, 0.5))
+    assert is_alone_better(found(0.4), found(0.5)), "two of 20 are too few"
+    assert not is_alone_better(found(0.1), found(0.4))
+    unbounded = Evaluation(1.0, 7.5, 20), Evaluation(1.0, 8.0, 20)
+    assert not is_alone_better(*unbounded) and is_alone_better(*unbounded[::-1])
 
 
 def test_the_silo_keeps_what_is_better_on_its_validation_data(tmp_path: Path) -> None:
@@ -415,7 +457,7 @@ def test_the_silo_keeps_what_is_better_on_its_validation_data(tmp_path: Path) ->
         assert entry["kept-alone"] is (card.trained == "alone") is (name in guard["kept-alone"])
         assert (model_hash(kept) == record["model-hashes"][name]) is not entry["kept-alone"]
         together, alone = entry["validation-error"], entry["alone-validation-error"]
-        assert alone <= together if entry["kept-alone"] else together <= alone
+        assert entry["kept-alone"] or together <= alone
         tested = entry["alone-error"] if entry["kept-alone"] else entry["error"]
         assert card.test_error == tested
     errors = guard["silos"].values()
@@ -511,7 +553,11 @@ def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
     assert metrics[wire.LOSS] == pytest.approx(expected.loss)
 
 
-def test_the_card_tells_which_samples_the_guard_kept_out(tmp_path: Path) -> None:
+def test_the_card_tells_which_samples_the_guard_kept_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of one round has none left to train on them."""
+    monkeypatch.setattr(coterie.client.work.guard, "is_alone_better", lambda *_: False)
     run(tmp_path, strategy="fedavg", guard=0.2, seed=5, rounds=1)
     card = read_card(tmp_path / "a" / "models" / "run-1.safetensors")
     assert (card.guard, card.seed) == (0.2, 5)

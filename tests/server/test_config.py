@@ -385,7 +385,7 @@ def beyond(entry: Mapping[str, Any]) -> list[Any]:
             {"strategy": "kmeans", "num-groups": "auto"},
             "num-groups must be a whole number, at least 1 .* 'auto'",
         ),
-        ({"strategy": "hcct", "alpha": "auto", "rounds": 7}, "rounds must be at least 8. Got 7"),
+        ({"strategy": "hcct", "alpha": "auto", "rounds": 5}, "rounds must be at least 6. Got 5"),
     ],
 )
 def test_keys_that_do_not_fit_together_are_refused_where_the_strategy_uses_them(

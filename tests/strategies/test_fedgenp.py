@@ -730,7 +730,7 @@ def test_while_alpha_is_looked_for_no_silo_has_a_generator(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("alpha", "rounds", "round", "compares"),
-    [("auto", 9, 2, True), ("auto", 0, 50, True), ("auto", 9, 4, False), (5.0, 9, 1, False)],
+    [("auto", 9, 2, True), ("auto", 0, 50, True), ("auto", 9, 6, False), (5.0, 9, 1, False)],
 )
 def test_partitions_are_compared_while_alpha_can_still_be_found(
     alpha: float | str, rounds: int, round: int, compares: bool

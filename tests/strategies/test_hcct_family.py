@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
 
 from coterie import wire
 from coterie.client.app import app
@@ -17,18 +18,22 @@ from coterie.server.study.demo import hidden_groups, silos
 from coterie.strategies import HCCT
 from coterie.strategies.errors import FederationError
 from coterie.strategies.hcct.alpha import (
-    Candidate,
+    MAX_TRIAL,
+    Found,
     Landscape,
     Trial,
     candidates,
     continue_trial,
+    difference,
     open_trial,
     verdict,
 )
 from coterie.strategies.partition.coalition import optimal
+from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from tests.conftest import digits_config
 
 
 def run(seed: int = 0, home: str = "", **keys: Any) -> RunResult:
@@ -144,22 +149,43 @@ def test_auto_finds_an_alpha_that_gives_the_hidden_groups() -> None:
     assert result.groups[8] == result.groups[9] == HIDDEN
     alpha = result.rounds[-1].details["alpha"]
     assert 20 < alpha < 80
-    assert all(len(result.groups[t]) == 9 for t in range(1, 7)), "alone until the trial ends"
+    (over,) = [r for r in result.rounds if "trial" in r.details]
+    assert over.round == 6 and over.details["trial"]["judges"] == sorted(s.name for s in silos(0))
+    assert all(len(result.groups[t]) == 9 for t in range(1, 6)), "alone until the trial ends"
+
+
+def test_auto_knows_the_rounds_of_start() -> None:
+    """From Python the number of rounds is known at the start alone."""
+    strategy = HCCT(alpha="auto")
+    with pytest.raises(FederationError, match=r"rounds must be at least 6\. Got 5"):
+        strategy.start(grid=InProcessGrid(app, []), initial_arrays=ArrayRecord(), num_rounds=5)
+    nodes = [digits_config(name, i, **{"data.train": 60}) for i, name in enumerate("abc")]
+    grid = InProcessGrid(app, nodes)
+    roster = DescribedRoster("digits", 3)
+    config = RunConfig.read({"strategy": "independent"})
+    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    strategy = HCCT(alpha="auto", roster=roster, train_config={"lr": 0.1})
+    result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=6)
+    assert [r.round for r in result.rounds if "trial" in r.details] == [5]
 
 
 @pytest.mark.parametrize(
     ("keys", "said"),
-    [({"rounds": 7}, "rounds must be at least 8. Got 7"), ({"personal": "head"}, "one version")],
+    [({"rounds": 5}, "rounds must be at least 6. Got 5"), ({"personal": "head"}, "one version")],
 )
 def test_auto_is_refused_where_it_cannot_work(keys: dict[str, Any], said: str) -> None:
     with pytest.raises(FederationError, match=said):
         RunConfig.read({"strategy": "hcct", "alpha": "auto", **keys})
 
 
-def test_auto_needs_silos_that_hold_out_data() -> None:
-    trial = Trial((Candidate((("a",),), 0.0, 1.0),), {("a",): {"w": np.zeros(2)}})
-    with pytest.raises(FederationError, match="Give alpha as a number"):
-        verdict(trial)
+def test_auto_needs_silos_that_tell_their_error() -> None:
+    nodes = [digits_config(name, i, metrics="train-loss") for i, name in enumerate("abc")]
+    grid, config = InProcessGrid(app, nodes), RunConfig.read({"strategy": "hcct", "rounds": 8})
+    roster = DescribedRoster("digits", 3)
+    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    strategy = HCCT(alpha="auto", roster=roster)
+    with pytest.raises(FederationError, match=r"no silo gave one.*Give alpha as a number"):
+        strategy.start(grid=grid, initial_arrays=initial, num_rounds=8)
 
 
 @dataclass
@@ -186,29 +212,49 @@ def test_candidates_are_alone_together_and_what_lies_between() -> None:
     assert alphas[0] == 0 and alphas == sorted(alphas)
 
 
-def test_the_candidate_of_lowest_held_out_error_wins() -> None:
-    found = candidates(Case.landscape)
-    trial = open_trial(found, {"w": np.zeros(2)})
+def played(errors: dict[kit.Group, float]) -> Trial:
+    """A trial's only round, with these errors of groups' models."""
+    members = kit.Members(
+        {}, {n: {"w": np.zeros(2)} for n in Case.names}, dict.fromkeys(Case.names, 100.0)
+    )
+    trial = open_trial(candidates(Case.landscape), members, untrained={})
+    updates = [
+        Update(
+            Silo(name, 1),
+            {"w": np.zeros(2)},
+            {"w": np.full(2, float(number))},
+            100.0,
+            {wire.HOLDOUT_ERROR: errors[group], wire.HOLDOUT_EXAMPLES: 20.0},
+            purpose="" if len(group) == 1 else f"trial-{number}",
+        )
+        for number, group in enumerate(trial.groups)
+        for name in group
+    ]
+    return continue_trial(trial, updates)
+
+
+def test_the_candidate_of_smallest_risk_is_ahead() -> None:
     errors = {("a",): 0.3, ("b",): 0.3, ("c",): 0.1, ("a", "b"): 0.2, ("a", "b", "c"): 0.5}
-    updates = []
-    for number, group in enumerate(trial.groups):
-        for name in group:
-            updates.append(
-                Update(
-                    Silo(name, 1),
-                    {"w": np.zeros(2)},
-                    {"w": np.full(2, float(number))},
-                    100.0,
-                    {wire.HOLDOUT_ERROR: errors[group]},
-                    purpose="" if len(group) == 1 else f"trial-{number}",
-                )
-            )
-    after = continue_trial(trial, updates)
-    assert after.rounds_left == trial.rounds_left - 1
-    assert after.models[("a", "b")]["w"][0] == trial.groups.index(("a", "b"))
-    best, scores = verdict(after)
-    assert best.groups == (("a", "b"), ("c",))
-    assert min(scores.values()) == pytest.approx((0.2 + 0.2 + 0.1) / 3)
+    after = played(errors)
+    assert after.rounds_left == MAX_TRIAL - 1
+    assert after.models[("a", "b")]["w"][0] == after.groups.index(("a", "b"))
+    assert after.leader is not None
+    assert after.candidates[after.leader].groups == (("a", "b"), ("c",))
+    told = verdict(after, last=False)
+    assert min(c["error"] for c in told["candidates"]) == pytest.approx((0.2 + 0.2 + 0.1) / 3)
+
+
+def test_the_standard_error_of_a_difference_is_of_pairs() -> None:
+    def found(*errors: float) -> dict[str, Found]:
+        return {name: Found(error, 20) for name, error in zip("abcd", errors, strict=False)}
+
+    hard = found(0.1, 0.3, 0.5, 0.7)
+    mean, error = difference(hard, found(0.2, 0.4, 0.6, 0.85))
+    assert mean == pytest.approx(-0.1125)
+    assert error < 0.05 < np.std([0.1, 0.3, 0.5, 0.7]) / 2, "what is hard for both cancels"
+    assert difference(hard, hard) == (0.0, 0.0)
+    _, of_two = difference(found(0.1, 0.3), found(0.2, 0.4))
+    assert of_two == pytest.approx(np.sqrt(2 * 0.09 / 20) / 2), "two that agree are still few"
 
 
 @pytest.mark.parametrize("alpha", [-1.0, float("nan"), float("inf"), "often"])

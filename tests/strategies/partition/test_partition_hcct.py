@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import partition_literal as literal
 import pytest
@@ -253,3 +255,15 @@ def test_layer_choice_of_cancelling_and_equal_layers():
 def test_layer_choice_refuses_bad_updates(updates):
     with pytest.raises(ValueError, match="updates must"):
         hcct.layer_choice(updates)
+
+
+@pytest.mark.parametrize("solver", ["agglomerative", "optimal"])
+@pytest.mark.parametrize("ratio", [1e3, 1e13, 1e15])
+def test_the_path_ends_together_however_unequal_the_sizes(ratio, solver):
+    """What two large silos gain is less than rounding beside the small ones' utility."""
+    updates = np.random.default_rng(12).normal(size=(4, 6))
+    sizes = [1.0, ratio, 1.0, ratio]
+    path = hcct.alpha_path(updates @ updates.T, sizes, solver=solver)
+    assert path[0].groups == [[0], [1], [2], [3]] and path[-1].groups == [[0, 1, 2, 3]]
+    assert np.isfinite(path[-1].alpha_low) and path[-1].alpha_high == float("inf")
+    assert all(low.alpha_high == high.alpha_low for low, high in pairwise(path))
