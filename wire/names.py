@@ -145,9 +145,10 @@ ERROR: Final = "error"
 SECONDS: Final = "seconds"
 """The silo's own time for the work, in seconds, without transport."""
 HELD_OUT: Final = "held-out"
-"""Samples that a silo can hold out of discriminators' training."""
+"""Samples that a silo holds out of a training, or can hold out of discriminators'."""
 DISCRIMINATOR_BYTES: Final = "discriminator-bytes"
 HOLDOUT_ERROR: Final = "holdout-error"
+HOLDOUT_LOSS: Final = "holdout-loss"
 RECEIVED_LOSS: Final = "received-loss"
 RECEIVED_ERROR: Final = "received-error"
 RECEIVED_EXAMPLES: Final = "received-num-examples"
@@ -165,7 +166,14 @@ TRAINED_ERROR: Final = "trained-error"
 OWN_METRICS: Final = frozenset(
     {
         *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
-        *(HOLDOUT_ERROR, RECEIVED_LOSS, RECEIVED_ERROR, RECEIVED_EXAMPLES, ALONE_ERROR),
+        *(
+            HOLDOUT_ERROR,
+            HOLDOUT_LOSS,
+            RECEIVED_LOSS,
+            RECEIVED_ERROR,
+            RECEIVED_EXAMPLES,
+            ALONE_ERROR,
+        ),
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
         MIN_GROUP_SIZE,
     }

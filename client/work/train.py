@@ -168,6 +168,8 @@ def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int
     if order.holdout:
         held_out = evaluate(bench.task, bench.model, order.data.test, metric=order.metric)
         metrics[wire.HOLDOUT_ERROR] = held_out.error
+        metrics[wire.HOLDOUT_LOSS] = held_out.loss
+        metrics[wire.HELD_OUT] = held_out.num_examples
     return metrics
 
 

@@ -44,12 +44,14 @@ class Round:
         number: from 1.
         silos: who is here, sorted by name.
         config: entries of every training message of the run.
+        rounds: how many the run has.
         announce: tells at once what cannot wait for the round's report: a word, and JSON values.
     """
 
     number: int
     silos: tuple[Silo, ...]
     config: Config = field(default_factory=dict)
+    rounds: int = 0
     announce: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
 
     @cached_property

@@ -341,7 +341,7 @@ class GroupStrategy(Strategy):
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         silos = run.present(self.roster, number)
-        now = kit.Round(number, silos, run.config, self.on_event)
+        now = kit.Round(number, silos, run.config, run.rounds, self.on_event)
         state = welcome(algorithm, before.state, now)
 
         # 2. What the algorithm must ask before the training, such as a cold start.
@@ -418,7 +418,7 @@ class GroupStrategy(Strategy):
         if alone:  # only the end was missing: its nodes may have other ids now
             here = {s.name: s for s in run.present(self.roster, run.rounds)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
-        now = kit.Round(run.rounds, silos, run.config, self.on_event)
+        now = kit.Round(run.rounds, silos, run.config, run.rounds, self.on_event)
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
         clock.lap("finish")
         asked, replies = self._hand_over(run, state, now) if self.evaluate else ([], [])
