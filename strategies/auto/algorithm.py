@@ -4,13 +4,14 @@ Which strategy is best depends on how silos differ, which nobody knows beforehan
 strategies differ in, where they form groups, is a handful of partitions; so these are raced.
 
 - *Look.* Everybody trains alone from w⁰, a share of its training data held out, until the groups
-  show or a quarter of the run is over.
+  show or a third of the run is over.
 - *Race.* Candidates are everybody alone, all together, and what HCCT over all α and FedGroup over
   all numbers of groups would make of the silos' updates (``candidates``). Every distinct group
   trains a model side by side, from the mean of what its members have by then; every silo measures
   the models that it is offered on the samples that none of them has seen. A candidate that is worse
-  beyond chance, by differences within silos, is out. The race is over when one is left, or its
-  budget is spent: then the one with the fewest errors wins.
+  beyond chance, by differences within silos, is out. The race is over when one is left, or after a
+  few rounds, within a budget: of those that are as good as the best by what was measured, the one
+  whose models have most data behind them wins.
 - *Hold.* The winner's groups go on, with all data. A silo whose group's model is expected to be
   worse for it than its own, by what it measured drawn towards what all measured, keeps its own; it
   still trains with its group, as long as the budget lets it.
@@ -27,19 +28,39 @@ NeurIPS 2020), and dropped as in successive halving (Jamieson and Talwalkar, AIS
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.auto.candidates import Candidate, between, trivial, visible
+from coterie.strategies.auto.evidence import (
+    MEASURES,
+    choose,
+    fits,
+    gains_of,
+    has_learned,
+    judges_of,
+    measurement,
+    noted,
+    standings_of,
+)
+from coterie.strategies.auto.state import (
+    AutoState,
+    Verdict,
+    group_of,
+    handed_out,
+    holding,
+    trained_together,
+)
+from coterie.strategies.auto.told import entry, verdict_entry, verdict_text
 from coterie.strategies.baselines import probes
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.partition.race import Gain, Standing, shrunken_gains, standings
+from coterie.strategies.partition.race import Standing
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
@@ -53,17 +74,10 @@ MAX_RACE = 4
 """Most rounds of a race; what matters shows in fewer."""
 UNDECIDED = 0.5
 """Share of the run up to which a race goes on if alone is not out of it."""
-NEAR = 1.0
-"""Standard errors within which the candidate whose groups have more data is taken."""
-LEARNED = 0.75
-"""What alone must have brought the error to, as a share of that of w⁰, before a look is over early:
-until models have learned something their updates and errors say little."""
 HOLD_SHARE = 0.2
 """Of the run's rounds, those that the winner at least has for itself, with all data."""
 LEAST_ROUNDS = 6
 """Rounds without which there is no time for look, race and hold."""
-MEASURES = 2
-"""Of a model's last measurements, those whose mean counts."""
 PROBATION = 2
 """Rounds that a newcomer trains beside a group before it counts there."""
 EXTRA = 2
@@ -75,78 +89,6 @@ CHURN = 0.25
 """Share of silos, and at least two, that must have come or gone for another race."""
 ALONE, GROUP = "alone", "group"
 """Purposes of what a silo trains beside the model that it holds."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a silo found of a model on samples that it has not been trained with."""
-
-    error: float
-    loss: float
-    count: float
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Why the groups are as they are, for the record.
-
-    Attributes:
-        round: after which it was found.
-        candidates: that were raced, in order.
-        standings: of each, beside the best.
-        judges: silos that measured all of them.
-        winner: number of the candidate.
-        gains: silo → what it gains by its group over training alone, where it measured both.
-        complete: the race was over; otherwise the run ended before.
-    """
-
-    round: int
-    candidates: tuple[Candidate, ...]
-    standings: tuple[Standing, ...]
-    judges: tuple[str, ...]
-    winner: int
-    gains: Mapping[str, Gain] = field(default_factory=dict)
-    complete: bool = True
-
-
-@dataclass(frozen=True)
-class AutoState:
-    """What Auto knows between two rounds.
-
-    Attributes:
-        members: models that the silos hold, sizes, and the groups of the last round.
-        phase, since: what is done, and the round after which that began.
-        alone: silo → what it has trained by itself from w⁰.
-        candidates: of the race; in a look, what it has suggested so far.
-        models: group of several → the model that it races with.
-        measured: group → silo → the last measurements of the model received.
-        untrained: silo → its error of w⁰.
-        trainings: silo → how many passes over its samples it has made, a round's as one.
-        held: the partition that holds, silos that are away included; empty before the first race.
-        group_models: group of ``held`` with several members → its model.
-        own: silos that keep their own model although they have a group.
-        probation: newcomer → rounds that it has been here, since there are groups.
-        beside: newcomer → the group that it is measured against.
-        raced: silos of the last race.
-        verdict: of that race.
-    """
-
-    members: kit.Members
-    phase: Literal["look", "race", "hold"] = "look"
-    since: int = 0
-    alone: Mapping[str, Model] = field(default_factory=dict)
-    candidates: tuple[Candidate, ...] = ()
-    models: Mapping[kit.Group, Model] = field(default_factory=dict)
-    measured: Mapping[kit.Group, Mapping[str, tuple[Measured, ...]]] = field(default_factory=dict)
-    untrained: Mapping[str, float] = field(default_factory=dict)
-    trainings: Mapping[str, float] = field(default_factory=dict)
-    held: tuple[kit.Group, ...] = ()
-    group_models: Mapping[kit.Group, Model] = field(default_factory=dict)
-    own: frozenset[str] = frozenset()
-    probation: Mapping[str, int] = field(default_factory=dict)
-    beside: Mapping[str, kit.Group] = field(default_factory=dict)
-    raced: frozenset[str] = frozenset()
-    verdict: Verdict | None = None
 
 
 class Auto(kit.Algorithm[AutoState]):
@@ -240,8 +182,8 @@ class Auto(kit.Algorithm[AutoState]):
 
     def orders(self, state: AutoState, now: kit.Round) -> tuple[AutoState, list[kit.Order]]:
         """What it holds, first of all; beside that its own model, and those of the race."""
-        state = replace(state, members=state.members.holding(_holding(state)))
-        state = replace(state, members=state.members.grouped(_trained_together(state, now.names)))
+        state = replace(state, members=state.members.holding(holding(state)))
+        state = replace(state, members=state.members.grouped(trained_together(state, now.names)))
         work: list[kit.Order] = []
         for silo in now.silos:
             work += self._orders_of(state, silo, now)
@@ -255,7 +197,7 @@ class Auto(kit.Algorithm[AutoState]):
             work = [own]
         else:
             work = self._held_orders(state, silo, now)
-            if racing and len(_group_of(state.held, name)) > 1 and name not in state.own:
+            if racing and len(group_of(state.held, name)) > 1 and name not in state.own:
                 work.append(replace(own, purpose=ALONE))
         if state.phase == "race":
             work += _race_orders(state, silo, now)
@@ -263,7 +205,7 @@ class Auto(kit.Algorithm[AutoState]):
 
     def _held_orders(self, state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
         """The round's training of who has a place; two models for who is on probation."""
-        name, group = silo.name, _group_of(state.held, silo.name)
+        name, group = silo.name, group_of(state.held, silo.name)
         kept_out = _holdout(silo) if state.phase != "hold" or name in state.probation else {}
         alone = kit.Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
         if name in state.probation:
@@ -304,13 +246,13 @@ class Auto(kit.Algorithm[AutoState]):
             state = self._after_look(state, now)
         elif state.phase == "race":
             state = self._after_race_round(state, now)
-        return _handed_out(state, now)
+        return handed_out(state, now)
 
     def _with_cost(self, state: AutoState, updates: kit.Updates, now: kit.Round) -> AutoState:
         """What was trained in this round, by passes over a silo's samples."""
         done = dict(state.trainings)
         for update in updates:
-            name, spared = update.silo.name, _measurement(update) is not None
+            name, spared = update.silo.name, measurement(update) is not None
             passes = (1 - HOLDOUT) if spared else float(self._times(state, name, now))
             done[name] = done.get(name, 0.0) + passes
         return replace(state, trainings=done)
@@ -327,7 +269,7 @@ class Auto(kit.Algorithm[AutoState]):
         """
         if state.phase != "hold" or now.config.get(wire.LOCAL_STEPS):
             return 1
-        group = [n for n in _group_of(state.held, name) if n in now.here]
+        group = [n for n in group_of(state.held, name) if n in now.here]
         epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), now.rounds - now.number + 1
         for member in group:
             most = now.here[member].max_local_epochs
@@ -345,7 +287,7 @@ class Auto(kit.Algorithm[AutoState]):
         looked = now.number - state.since
         longest = min(MAX_LOOK, max(1, int(LOOK_SHARE * now.rounds)))
         found = self._suggested(state, names, now)
-        if looked < longest and not (_has_learned(state) and visible(found, state.candidates)):
+        if looked < longest and not (has_learned(state) and visible(found, state.candidates)):
             return replace(state, candidates=found)
         if now.rounds - now.number < 2:
             return state  # no time is left to train anything else
@@ -358,6 +300,7 @@ class Auto(kit.Algorithm[AutoState]):
             phase="race",
             since=now.number,
             candidates=candidates,
+            dropped=(),
             models=models,
             measured={},
             raced=frozenset(names),
@@ -385,17 +328,15 @@ class Auto(kit.Algorithm[AutoState]):
         raced = now.number - state.since
         if raced < MEASURES:
             return state
-        if raced == MEASURES and not _judges(state):
+        if raced == MEASURES and not judges_of(state):
             kit.log.warning(
                 "auto: no silo says how good models are on data that it holds out, so nobody can "
                 "judge the race. Policies may keep it back (metrics in silo.toml)"
             )
-        found = _judged(state)
-        kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out] or [
-            state.candidates[0]
-        ]
+        found = standings_of(state)
+        kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]
         if len(kept) > 1 and self._goes_on(state, kept, raced, now):
-            return _reduced(state, kept)
+            return _reduced(state, found)
         return self._decided(state, now, complete=True)
 
     def _goes_on(
@@ -409,7 +350,7 @@ class Auto(kit.Algorithm[AutoState]):
         alone = kept[0].groups == trivial(now.names, {})[0].groups
         if raced >= MAX_RACE and not (alone and now.number < UNDECIDED * now.rounds):
             return False
-        if raced > MEASURES and not _judges(state):
+        if raced > MEASURES and not judges_of(state):
             return False
         groups = {group for c in kept for group in c.groups if len(group) > 1}
         for name in now.names:
@@ -421,23 +362,24 @@ class Auto(kit.Algorithm[AutoState]):
 
     def _decided(self, state: AutoState, now: kit.Round, *, complete: bool) -> AutoState:
         """Take the winner's groups; who loses by its group keeps its own model."""
-        found, judges = _judged(state), _judges(state)
-        number = _chosen(state.candidates, found, state.members.sizes) if judges else 0
+        found, judges = standings_of(state), judges_of(state)
+        number = choose(state.candidates, found, state.members.sizes) if judges else 0
         winner = state.candidates[number]
-        gains = _gains(state, winner) if judges else {}
+        gains = gains_of(state, winner) if judges else {}
         own = frozenset(
             n for n, gain in gains.items() if gain.expected < -SURE_OF_OWN * gain.standard_error
         )
+        raced = [*zip(state.candidates, found, strict=True), *state.dropped]
         verdict = Verdict(
             now.number,
-            state.candidates,
-            tuple(found),
+            tuple(candidate for candidate, _ in raced),
+            tuple(standing for _, standing in raced),
             tuple(sorted(judges)),
             number,
             gains,
             complete,
         )
-        kit.log.info("auto: %s", _verdict_text(verdict, own))
+        kit.log.info("auto: %s", verdict_text(verdict, own))
         several = [group for group in winner.groups if len(group) > 1]
         away = [n for g in state.held for n in g if n not in state.raced]
         models = {group: self._model_to_hold(state, group) for group in several}
@@ -452,6 +394,7 @@ class Auto(kit.Algorithm[AutoState]):
             models={},
             measured={},
             candidates=(),
+            dropped=(),
             probation={n: 0 for n in now.names if n not in state.raced},
             beside={},
         )
@@ -463,7 +406,7 @@ class Auto(kit.Algorithm[AutoState]):
             return state.group_models[group]
         if not state.held:
             return state.models[group]
-        held = _holding(state)
+        held = holding(state)
         return kit.weighted_mean(
             [held[n] for n in group], [max(state.members.sizes[n], 1.0) for n in group]
         )
@@ -481,7 +424,7 @@ class Auto(kit.Algorithm[AutoState]):
             measured = state.measured.get((ALONE, name), {}), state.measured.get((GROUP, name), {})
             alone, grouped = (own.get(name, ()) for own in measured)
             held = [g for g in held if name not in g or len(g) > 1]
-            joins = group is not None and _joins(alone, grouped)
+            joins = group is not None and fits(alone, grouped)
             kit.log.info(
                 "auto: newcomer %s %s",
                 name,
@@ -503,18 +446,23 @@ class Auto(kit.Algorithm[AutoState]):
 
     def finish(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
         """A race that is open ends with what is best by now."""
-        if state.phase == "race" and not state.held:
-            if _judges(state):
-                state = self._decided(state, now, complete=False)
-            kit.log.warning(
-                "auto: the run ended before its race did. %s",
-                "It ends with the best so far" if state.held else "Everybody keeps its own model",
-            )
-            state = _handed_out(state, now)
+        if state.phase == "hold" or state.held:
+            return state
+        if state.phase == "race" and judges_of(state):
+            state = handed_out(self._decided(state, now, complete=False), now)
+        kit.log.warning(
+            "auto: the run ended before its %s did. %s",
+            "race" if state.models or state.held else "look",
+            "It ends with the best so far" if state.held else "Everybody keeps its own model",
+        )
         return state
         yield
 
     # ---------------------------------------------------------------- views
+
+    def comparing(self, state: AutoState, now: kit.Round) -> bool:
+        """Until the winner is held."""
+        return state.phase != "hold"
 
     def details(self, state: AutoState) -> Mapping[str, Any]:
         """The phase, what is raced, and the verdict."""
@@ -524,51 +472,15 @@ class Auto(kit.Algorithm[AutoState]):
         }
         if state.phase == "race":
             told["candidates"] = [
-                {"source": c.source, "groups": [list(g) for g in c.groups]} | _entry(s)
-                for c, s in zip(state.candidates, _judged(state), strict=True)
+                {"source": c.source, "groups": [list(g) for g in c.groups]} | entry(s)
+                for c, s in zip(state.candidates, standings_of(state), strict=True)
             ]
-            told["judges"] = sorted(_judges(state))
+            told["judges"] = sorted(judges_of(state))
         elif state.verdict is not None:
-            told |= _verdict_entry(state.verdict, state.own)
+            told |= verdict_entry(state.verdict, state.own)
         if state.probation:
             told["probation"] = sorted(state.probation)
         return told
-
-
-# --- who holds what --------------------------------------------------------------------------------
-
-
-def _group_of(held: Iterable[kit.Group], name: str) -> kit.Group:
-    """The group that a silo is in; alone where it is in none."""
-    return next((group for group in held if name in group), (name,))
-
-
-def _holding(state: AutoState) -> dict[str, Model]:
-    """Silo → the model that it holds."""
-    held = dict(state.alone)
-    for group in state.held:
-        if len(group) > 1:
-            held |= {n: state.group_models[group] for n in group if n not in state.own}
-    for name, group in state.beside.items():
-        if name in state.probation:
-            held[name] = state.group_models[group]
-    return held
-
-
-def _trained_together(state: AutoState, here: Iterable[str]) -> tuple[kit.Group, ...]:
-    """The groups of a round, by whose model each silo holds; a newcomer is on its own."""
-    names, groups = set(here), []
-    shared = names - state.own - set(state.probation)
-    for group in state.held:
-        present = tuple(n for n in group if n in shared)
-        groups += [present] if present else []
-    placed = {name for group in groups for name in group}
-    return tuple(sorted([*groups, *((name,) for name in names - placed)]))
-
-
-def _handed_out(state: AutoState, now: kit.Round) -> AutoState:
-    members = state.members.holding(_holding(state))
-    return replace(state, members=members.grouped(_trained_together(state, now.names)))
 
 
 def _size_here(group: kit.Group, now: kit.Round) -> int:
@@ -590,7 +502,7 @@ def _now_in(group: kit.Group, held: Sequence[kit.Group]) -> kit.Group:
     return next((g for g in held if set(group) <= set(g)), group)
 
 
-# --- a round's work and its outcome -----------------------------------------------------------------
+# --- a round's work and its outcome ---------------------------------------------------------------
 
 
 def _holdout(silo: kit.Silo) -> dict[str, kit.Scalar]:
@@ -620,28 +532,6 @@ def _catch_up(silo: kit.Silo, now: kit.Round) -> dict[str, kit.Scalar]:
     return {wire.LOCAL_EPOCHS: epochs * times}
 
 
-def _measurement(update: kit.Update) -> Measured | None:
-    """What a silo says of the model that it received; None where it does not, or not rightly."""
-    metrics = update.metrics
-    error = metrics.get(wire.HOLDOUT_ERROR, float("nan"))
-    count = metrics.get(wire.HELD_OUT, 0.0)
-    if not np.isfinite(error) or not 0 < count <= kit.MAX_EXAMPLES:
-        return None
-    loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
-    return Measured(error, loss if np.isfinite(loss) else error, count)
-
-
-def _noted(
-    state: AutoState, key: kit.Group, updates: Iterable[kit.Update]
-) -> dict[kit.Group, Mapping[str, tuple[Measured, ...]]]:
-    """The measurements, with these; of a silo that measured nothing now the earlier ones hold."""
-    before = dict(state.measured.get(key, {}))
-    for update in updates:
-        if (found := _measurement(update)) is not None:
-            before[update.silo.name] = (*before.get(update.silo.name, ()), found)[-MEASURES:]
-    return {**state.measured, key: before}
-
-
 def _with_alone(state: AutoState, updates: kit.Updates) -> AutoState:
     """What silos have trained by themselves."""
     for update in updates:
@@ -650,9 +540,9 @@ def _with_alone(state: AutoState, updates: kit.Updates) -> AutoState:
         if not by_itself:
             continue
         key = (ALONE, name) if name in state.probation else (name,)
-        if (found := _measurement(update)) and update.start is state.members.initial:
+        if (found := measurement(update)) and update.start is state.members.initial:
             state = replace(state, untrained={**state.untrained, name: found.error})
-        measured = _noted(state, key, [update])
+        measured = noted(state, key, [update])
         state = replace(state, alone={**state.alone, name: update.model}, measured=measured)
     return state
 
@@ -660,7 +550,7 @@ def _with_alone(state: AutoState, updates: kit.Updates) -> AutoState:
 def _holds_own(state: AutoState, name: str) -> bool:
     if name in state.probation:
         return name not in state.beside
-    return name in state.own or len(_group_of(state.held, name)) == 1
+    return name in state.own or len(group_of(state.held, name)) == 1
 
 
 def _with_held(state: AutoState, updates: kit.Updates) -> AutoState:
@@ -675,7 +565,7 @@ def _with_held(state: AutoState, updates: kit.Updates) -> AutoState:
     for update in updates:
         name = update.silo.name
         if name in state.probation and name in state.beside and not update.purpose:
-            state = replace(state, measured=_noted(state, (GROUP, name), [update]))
+            state = replace(state, measured=noted(state, (GROUP, name), [update]))
     return state
 
 
@@ -695,117 +585,20 @@ def _with_raced(state: AutoState, updates: kit.Updates) -> AutoState:
         mean = kit.average(mine)
         if mean is not None:
             models[group] = mean
-        measured = _noted(replace(state, measured=measured), group, mine)
+        measured = noted(replace(state, measured=measured), group, mine)
     return replace(state, models=models, measured=measured)
 
 
-def _has_learned(state: AutoState) -> bool:
-    """Whether training alone has taken the error well below that of w⁰, over silos."""
-    last = {
-        n: own[-1].error for g, of in state.measured.items() for n, own in of.items() if g == (n,)
-    }
-    both = sorted(last.keys() & state.untrained.keys())
-    now, before = (
-        float(np.mean([of[n] for n in both])) if both else 0.0 for of in (last, state.untrained)
-    )
-    return bool(both) and now <= LEARNED * before
-
-
-# --- the race --------------------------------------------------------------------------------------
-
-
-def _judges(state: AutoState) -> frozenset[str]:
-    """Silos that have measured every candidate, after a training of its models."""
-    if not state.candidates:
-        return frozenset()
-    return frozenset.intersection(
-        *(
-            frozenset(
-                name
-                for group in c.groups
-                for name, found in state.measured.get(group, {}).items()
-                if len(found) >= MEASURES
-            )
-            for c in state.candidates
-        )
-    )
-
-
-def _mean_of(found: Sequence[Measured]) -> Measured:
-    """Of the last measurements."""
-    return Measured(
-        float(np.mean([m.error for m in found])),
-        float(np.mean([m.loss for m in found])),
-        found[-1].count,
-    )
-
-
-def _judged(state: AutoState) -> list[Standing]:
-    """How the candidates stand; without judges, all alike."""
-    judges = sorted(_judges(state))
-    if not judges:
-        nothing = Standing(float("nan"), 0.0, float("nan"), False)
-        return [nothing] * len(state.candidates)
-    table = [
-        [_mean_of(state.measured[_group_of(c.groups, name)][name]) for name in judges]
-        for c in state.candidates
-    ]
-    errors = np.array([[m.error for m in row] for row in table])
-    return standings(
-        errors,
-        np.array([m.count for m in table[0]]),
-        np.array([[m.loss for m in row] for row in table]),
-        shares=bool((errors >= 0).all() and (errors <= 1).all()),
-    )
-
-
-def _chosen(
-    candidates: Sequence[Candidate], found: Sequence[Standing], sizes: Mapping[str, float]
-) -> int:
-    """The candidate to hold: of those that are as good as the best, the one with most data.
-
-    What a few samples cannot tell apart is decided by what is known beforehand: that models of
-    more data have more to learn yet, and vary less.
-    """
-
-    def data(candidate: Candidate) -> float:
-        """Samples behind a silo's model, mean over silos."""
-        totals = [(len(group), sum(sizes[n] for n in group)) for group in candidate.groups]
-        return sum(n * total for n, total in totals) / sum(n for n, _ in totals)
-
-    near = [
-        number
-        for number, standing in enumerate(found)
-        if not standing.out and standing.behind <= NEAR * standing.standard_error
-    ]
-    return max(near, key=lambda number: (data(candidates[number]), -found[number].behind))
-
-
-def _gains(state: AutoState, winner: Candidate) -> dict[str, Gain]:
-    """What each silo gains by its group, of those that have measured both models."""
-    found = {}
-    for group in winner.groups:
-        for name in group if len(group) > 1 else ():
-            alone = state.measured.get((name,), {}).get(name)
-            together = state.measured.get(group, {}).get(name)
-            if alone and together:
-                found[name] = (_mean_of(alone), _mean_of(together))
-    if not found:
-        return {}
-    gains = shrunken_gains(
-        [a.error for a, _ in found.values()],
-        [t.error for _, t in found.values()],
-        [t.count for _, t in found.values()],
-    )
-    return dict(zip(found, gains, strict=True))
-
-
-def _reduced(state: AutoState, kept: Sequence[Candidate]) -> AutoState:
-    groups = {group for c in kept for group in c.groups}
+def _reduced(state: AutoState, found: Sequence[Standing]) -> AutoState:
+    """Without the candidates that are out, and the groups that only these had."""
+    both = list(zip(state.candidates, found, strict=True))
+    kept = tuple(candidate for candidate, standing in both if not standing.out)
+    groups = {group for candidate in kept for group in candidate.groups}
     return replace(
         state,
-        candidates=tuple(kept),
-        models={g: m for g, m in state.models.items() if g in groups},
+        candidates=kept,
+        dropped=(*state.dropped, *(entry for entry in both if entry[1].out)),
+        models={group: model for group, model in state.models.items() if group in groups},
     )
 
 
@@ -821,63 +614,3 @@ def _distinct_held(
         if now not in {c.groups for c in found}:
             found = (*found, Candidate(now, "as it is"))
     return tuple(found)
-
-
-def _joins(alone: Sequence[Measured], grouped: Sequence[Measured]) -> bool:
-    """Whether a newcomer is as well off in the group as alone, by its last measurement of both."""
-    if not alone or not grouped:
-        return bool(grouped) or not alone
-    return (grouped[-1].error, grouped[-1].loss) <= (alone[-1].error, alone[-1].loss)
-
-
-# --- what is told ----------------------------------------------------------------------------------
-
-
-def _verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
-    parts = []
-    for candidate, standing in zip(verdict.candidates, verdict.standings, strict=True):
-        parts.append(f"{candidate.source}: {100 * standing.error:.1f} %")
-    winner = verdict.candidates[verdict.winner]
-    groups = "; ".join(", ".join(group) for group in winner.groups)
-    keeping = f". They keep their own models: {', '.join(sorted(own))}" if own else ""
-    return (
-        f"{len(winner.groups)} group(s): {groups}. Held-out errors of {len(verdict.judges)} "
-        f"silo(s): {', '.join(parts)}{keeping}"
-    )
-
-
-def _entry(standing: Standing) -> dict[str, Any]:
-    return {
-        "error": _plain(standing.error),
-        "behind": _plain(standing.behind),
-        "standard-error": _plain(standing.standard_error),
-        "out": standing.out,
-    }
-
-
-def _verdict_entry(verdict: Verdict, own: frozenset[str]) -> dict[str, Any]:
-    return {
-        "verdict": {
-            "round": verdict.round,
-            "complete": verdict.complete,
-            "judges": list(verdict.judges),
-            "winner": verdict.winner,
-            "candidates": [
-                {"source": c.source, "groups": [list(g) for g in c.groups]} | _entry(s)
-                for c, s in zip(verdict.candidates, verdict.standings, strict=True)
-            ],
-            "gains": {
-                name: {
-                    "measured": _plain(gain.measured),
-                    "expected": _plain(gain.expected),
-                    "standard-error": _plain(gain.standard_error),
-                    "own": name in own,
-                }
-                for name, gain in sorted(verdict.gains.items())
-            },
-        }
-    }
-
-
-def _plain(value: float) -> float | None:
-    return round(value, 6) if np.isfinite(value) else None

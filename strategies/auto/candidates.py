@@ -26,6 +26,9 @@ LEAST_SEPARATION = 0.25
 VISIBLE = 0.6
 """Silhouette above which groups are plain to see; see ``fedgroup.choose_num_groups``."""
 MAX_CLUSTERS = 16
+MAX_ON_PATH = 64
+"""Silos up to which the path over α is followed: it is a hundred searches, of which each takes
+seconds where there are hundreds."""
 BORDER = 0.1
 """Relative precision of the borders on a path: no candidate hangs on less."""
 RESTARTS, EXACT = 2, 12
@@ -109,6 +112,8 @@ def _by_path(
     def solve(utility: HCCTUtility) -> list[list[int]]:
         return best_partition(utility, rng=rng, num_restarts=RESTARTS, exact=EXACT).groups
 
+    if len(gram) > MAX_ON_PATH:
+        return []
     path = alpha_path(gram, sizes, solver=solve, rtol=BORDER)
     inner = [stretch for stretch in path if 1 < len(stretch.groups) < len(gram)]
     inner.sort(key=lambda stretch: -stretch.ratio)

@@ -109,23 +109,28 @@ class Gain:
 
 
 def shrunken_gains(
-    alone: Sequence[float], grouped: Sequence[float], counts: Sequence[float]
+    alone: Sequence[float], grouped: Sequence[float], counts: Sequence[float], *, shares: bool
 ) -> list[Gain]:
     """Every silo's gain by empirical Bayes: the deviations of silos are believed less than their
     mean, the less the fewer samples they were measured on.
 
     Args:
-        alone, grouped: (N,) errors of the two models, shares in [0, 1].
+        alone, grouped: (N,) errors of the two models.
         counts: (N,) samples behind them.
+        shares: errors are shares of samples. Of others the noise is not known, and all that silos
+            differ in is taken for noise.
 
     The variance between silos is what of the differences' is not explained by sampling
     (DerSimonian and Laird's estimate with equal weights).
     """
     one, other = np.array(alone), np.array(grouped)
     differences = one - other
-    noise = sampling_variances(one, other, np.array(counts, dtype=np.float64))
     mean = float(differences.mean())
     seen = float(differences.var(ddof=1)) if len(differences) > 1 else 0.0
+    if shares:
+        noise = sampling_variances(one, other, np.array(counts, dtype=np.float64))
+    else:
+        noise = np.full(len(differences), seen)
     between = max(seen - float(noise.mean()), 0.0)
     belief = between / (between + noise) if between > 0 else np.zeros_like(noise)
     expected = mean + belief * (differences - mean)
