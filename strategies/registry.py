@@ -49,6 +49,7 @@ class Row:
 ROWS = (
     Row("independent", "Independent", "baselines.one_model"),
     Row("fedavg", "FedAvg", "baselines.one_model", takes_generators=True),
+    Row("auto", "Auto", "auto.algorithm"),
     Row("hcct", "HCCT", "hcct.algorithm", takes_generators=True),
     Row("fedgroup", "FedGroup", "fedgroup.algorithm", takes_generators=True),
     Row("fedcollab", "FedCollab", "fedcollab.algorithm", takes_generators=True),

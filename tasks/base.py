@@ -360,7 +360,8 @@ class Task(ABC):
 
         Args:
             model: in training mode.
-            x, y: of the mini-batch, on the model's device.
+            x: inputs of the mini-batch, on the model's device.
+            y: its targets.
         """
         return self.loss(model(x), y)
 

@@ -151,7 +151,7 @@ def test_the_rules_see_imports_in_functions_and_for_type_checkers(tmp_path: Path
 def test_partition_is_pure_numerics() -> None:
     """strategies.partition needs numpy; scikit-learn only inside the functions that use it."""
     standard = set(sys.stdlib_module_names)
-    in_functions = {"numpy", "sklearn", "threadpoolctl"}  # the last comes with scikit-learn
+    in_functions = {"numpy", "sklearn", "scipy", "threadpoolctl"}  # the last two come with sklearn
     for file in sources("strategies/partition"):
         own = {name for name in imports(file) if name.startswith("coterie")}
         assert all(name.startswith("coterie.strategies.partition") for name in own), file

@@ -174,6 +174,8 @@ def card_of(
     members = config.get(wire.MEMBERS, [])
     chosen_by = best.error if best is not None else None
     description = bench.describe()
+    validation = config.get(wire.VALIDATION, 0.0)
+    spared = float(validation) if isinstance(validation, int | float) else 0.0
     return Card(
         silo=bench.settings.name,
         task=bench.task.name,
@@ -203,7 +205,7 @@ def card_of(
         unit=description.unit,
         figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
         trivial=dict(tested.trivial),
-        guard=0.0 if choice is None else choice.held_out,
+        guard=spared if choice is None else choice.held_out,
         seed=_whole(config, wire.SEED),
         frozen=bench.frozen,
         task_values=dict(bench.task.run_values),

@@ -217,6 +217,7 @@ def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int
         held_out = evaluate(bench.task, bench.model, order.data.test, metric=order.metric)
         metrics[wire.HOLDOUT_ERROR] = held_out.error
         metrics[wire.HOLDOUT_EXAMPLES] = held_out.num_examples
+        metrics[wire.HOLDOUT_LOSS] = held_out.loss
     return metrics
 
 

@@ -245,7 +245,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         time_for_it = _is_time_for_trial(now)
         if now.number < trials.MIN_LOOK or not names or not heard or not time_for_it:
             return waiting
-        landscape, rounds = self._landscape(state, names, now), _num_rounds(now)
+        landscape, rounds = self._landscape(state, names, now), now.rounds
         found = trials.candidates(landscape)
         if len(found) == 1:
             return waiting
@@ -274,7 +274,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         assert state.trial is not None
         trial = trials.continue_trial(state.trial, updates)
         models = dict(state.members.models)
-        last = now.number == _num_rounds(now)
+        last = now.number == now.rounds
         if not (trials.is_decided(trial) or trial.rounds_left <= 0 or last):
             return replace(state, trial=trial, starts={**state.starts, **models})
         here = set(state.members.here)
@@ -449,8 +449,8 @@ class HCCT(kit.Algorithm[HCCTState]):
         here = state.members.here
         if self.alpha != "auto" or state.alpha is not None or _go_by_stated(state, here):
             return False
-        last = trials.last_to_begin(_num_rounds(now))
-        return state.trial is not None or not _num_rounds(now) or now.number <= last
+        last = trials.last_to_begin(now.rounds)
+        return state.trial is not None or not now.rounds or now.number <= last
 
     def _looks(self, state: HCCTState, now: kit.Round) -> bool:
         """Whether everybody trains alone, with a fold held out, for a trial to come."""
@@ -501,7 +501,7 @@ def _nobody_judges(now: kit.Round) -> FederationError:
 
 def _is_time_for_trial(now: kit.Round) -> bool:
     """Whether a trial that begins now leaves a round for its groups."""
-    rounds = _num_rounds(now)
+    rounds = now.rounds
     last = trials.last_to_begin(rounds)
     if rounds and now.number == max(last + 1, 1):
         kit.log.warning(
@@ -510,11 +510,6 @@ def _is_time_for_trial(now: kit.Round) -> bool:
             max(now.number, trials.MIN_LOOK) - last,
         )
     return not rounds or now.number <= last
-
-
-def _num_rounds(now: kit.Round) -> int:
-    """Of the run, or 0 if that is not known."""
-    return int(now.config.get(wire.ROUNDS, 0))
 
 
 def _with_absent(

@@ -58,6 +58,11 @@ class Round:
         return {silo.name: silo for silo in self.silos}
 
     @property
+    def rounds(self) -> int:
+        """How many the run has; 0 if that is not known."""
+        return int(self.config.get(wire.ROUNDS, 0))
+
+    @property
     def names(self) -> Group:
         """Who is here."""
         return tuple(self.here)

@@ -233,7 +233,7 @@ class GroupStrategy(Strategy):
             raise TypeError("an algorithm is needed")
         training = dict(train_config or {})
         algorithm.require_consistency(training, spell=kit.underscored)
-        self.algorithm = algorithm
+        self.algorithm, self._asked = algorithm, training
         self.round_timeout = round_timeout
         self.train_config: kit.Config = {**training, **algorithm.entries(training)}
         self.evaluate = evaluate
@@ -312,7 +312,8 @@ class GroupStrategy(Strategy):
             type(self).__name__.lower() if self.kind is not None else "",
             self.metric_names,
         )
-        self.algorithm.require_consistency({**run.told, **run.config}, spell=kit.underscored)
+        asked = {**run.told, **self._asked, **(train_config or {})}
+        self.algorithm.require_consistency(asked, spell=kit.underscored)
         on_round = self.on_round or partial(spoken.say, rounds=num_rounds)
         with spoken.heard() if self.on_round is None else nullcontext():
             return self._run(

@@ -200,7 +200,7 @@ def test_a_run_that_says_no_scale_is_refused_and_data_that_changed_too(
     bench = open_workbench(settings(nodes(study, tmp_path)[0]))
     scale = [50.0, 5.0, 0.0, 1.0, 0.0, 1.0]
     same = in_scale(bench, scale)
-    assert in_scale(bench, list(scale)) is same, "read once"
+    assert in_scale(bench, list(scale)).data is same.data, "read once"
     x = same.data.train.at(same.data.train.targets().nonzero()[:0, 0])[0]
     assert x.shape[1] == 3 and same.scale == [[50.0, 5.0], [0.0, 1.0], [0.0, 1.0]]
     for odd in (None, scale[:4], [*scale[:5], 0.0], [*scale[:5], float("nan")]):

@@ -1,0 +1,1 @@
+"""Auto: finds out by a race who should train with whom, and needs no choice."""

@@ -1,0 +1,616 @@
+"""Auto: finds out while training who should train with whom, and asks for no choice.
+
+Which strategy is best depends on how silos differ, which nobody knows beforehand. But all that the
+strategies differ in, where they form groups, is a handful of partitions; so these are raced.
+
+- *Look.* Everybody trains alone from w⁰, a share of its training data held out, until the groups
+  show or a third of the run is over.
+- *Race.* Candidates are everybody alone, all together, and what HCCT over all α and FedGroup over
+  all numbers of groups would make of the silos' updates (``candidates``). Every distinct group
+  trains a model side by side, from the mean of what its members have by then; every silo measures
+  the models that it is offered on the samples that none of them has seen. A candidate that is worse
+  beyond chance, by differences within silos, is out. The race is over when one is left, or after a
+  few rounds, within a budget: of those that are as good as the best by what was measured, the one
+  whose models have most data behind them wins.
+- *Hold.* The winner's groups go on, with all data. A silo whose group's model is expected to be
+  worse for it than its own, by what it measured drawn towards what all measured, keeps its own; it
+  still trains with its group, as long as the budget lets it.
+- A newcomer measures every group's model on its own data, trains beside the nearest for some
+  rounds, and alone, and joins if that is not worse. Where many come or go, the race is run again.
+
+A run that ends in the middle of a race ends with what is best by then, or with everybody alone
+where nothing is known. Nothing leaves a silo for it but models, and the error and loss of models on
+held-out samples, with their number.
+
+The design is this project's own. Side-by-side models are compared as in IFCA (Ghosh et al.,
+NeurIPS 2020), and dropped as in successive halving (Jamieson and Talwalkar, AISTATS 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from coterie import wire
+from coterie.strategies.auto.candidates import Candidate, between, trivial, visible
+from coterie.strategies.auto.evidence import (
+    MEASURES,
+    choose,
+    fits,
+    gains_of,
+    has_learned,
+    judges_of,
+    measurement,
+    noted,
+    standings_of,
+)
+from coterie.strategies.auto.state import (
+    AutoState,
+    Verdict,
+    group_of,
+    handed_out,
+    holding,
+    trained_together,
+)
+from coterie.strategies.auto.told import entry, verdict_entry, verdict_text
+from coterie.strategies.baselines import probes
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.race import Standing
+from coterie.strategies.rounds import kit
+from coterie.wire import Model
+
+HOLDOUT = 0.2
+"""Share of its training data that a silo keeps out of look and race."""
+FEWEST = 5
+"""Training samples without which a silo holds nothing out, and has no say."""
+LOOK_SHARE, MAX_LOOK = 1 / 3, 6
+"""Most rounds of a look: as a share of the run's, and in number."""
+MAX_RACE = 4
+"""Most rounds of a race; what matters shows in fewer."""
+UNDECIDED = 0.5
+"""Share of the run up to which a race goes on if alone is not out of it."""
+HOLD_SHARE = 0.2
+"""Of the run's rounds, those that the winner at least has for itself, with all data."""
+LEAST_ROUNDS = 6
+"""Rounds without which there is no time for look, race and hold."""
+PROBATION = 2
+"""Rounds that a newcomer trains beside a group before it counts there."""
+EXTRA = 2
+"""Rounds' worth of epochs in a round of the winner, while the budget lets it."""
+SURE_OF_OWN = 1.0
+"""Standard errors by which a silo's group must be expected to be worse for it than its own model,
+whose training is farther along when the two are measured."""
+CHURN = 0.25
+"""Share of silos, and at least two, that must have come or gone for another race."""
+ALONE, GROUP = "alone", "group"
+"""Purposes of what a silo trains beside the model that it holds."""
+
+
+class Auto(kit.Algorithm[AutoState]):
+    """Races the partitions that other strategies would make, and holds the best."""
+
+    budget: float = Field(
+        2.0,
+        ge=1.2,
+        le=20,
+        description="Trainings that a silo does at most, as a multiple of those of FedAvg in as "
+        "many rounds.",
+    )
+    seed: kit.Seed = 0
+    remembers = AutoState
+
+    def problems(self, training: kit.Config) -> Iterator[str]:
+        """Rounds for a race; whole models, of which several are trained side by side."""
+        rounds = int(training.get(wire.ROUNDS, 0))
+        if 0 < rounds < LEAST_ROUNDS:
+            yield (
+                f"auto looks, races and then trains the winner: rounds must be at least "
+                f"{LEAST_ROUNDS}. Got {rounds}"
+            )
+        if training.get(wire.PERSONAL):
+            yield (
+                "auto trains several models side by side, and of layers that stay at a silo there "
+                "is one version. Leave personal empty, or name a strategy"
+            )
+
+    # ---------------------------------------------------------------- before a round
+
+    def welcome(self, state: AutoState, new: frozenset[str], now: kit.Round) -> AutoState:
+        """Everybody begins alone, from w⁰."""
+        if now.silos and not any(silo.described for silo in now.silos):
+            raise FederationError(
+                "auto needs silos that measure models on data they hold out, as coterie's own do "
+                "(`coterie silo`). The ClientApps here do not: name a strategy, such as hcct "
+                "(docs/how-to/choose-a-strategy.md).",
+                round_number=now.number,
+                phase="auto",
+                exit_code=EXIT_CONFIG,
+            )
+        begun = dict.fromkeys(sorted(new), state.members.initial)
+        state = replace(state, alone={**state.alone, **begun})
+        if state.held:
+            state = replace(state, probation={**state.probation, **dict.fromkeys(sorted(new), 0)})
+            state = self._again(state, now)
+        return state
+
+    def _again(self, state: AutoState, now: kit.Round) -> AutoState:
+        """Look anew where many have come or gone, and there is time and budget for it."""
+        here = frozenset(now.names)
+        changed = len(here ^ state.raced)
+        least = max(2, CHURN * len(state.raced))
+        rounds_left = now.rounds - now.number + 1
+        if state.phase != "hold" or changed < least or rounds_left < LEAST_ROUNDS:
+            return state
+        most = max((state.trainings.get(name, 0) for name in here), default=0)
+        if most + rounds_left + 2 * LEAST_ROUNDS > self.budget * now.rounds:
+            return state
+        kit.log.info("auto: %d silos came or went since the race: it is run again", changed)
+        return replace(
+            state, phase="look", since=now.number - 1, candidates=(), models={}, measured={}
+        )
+
+    def prepare(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
+        """Newcomers measure every group's model on their own data, which it has never seen."""
+        offered = sorted(group for group in state.held if group in state.group_models)
+        new = [s for s in now.silos if s.name in state.probation and s.name not in state.beside]
+        new = [silo for silo in new if silo.described]
+        if not new or not offered:
+            return state
+        found = yield from probes.ask(new, [state.group_models[group] for group in offered])
+        beside = dict(state.beside)
+        for name, answers in found.items():
+            own = [
+                (kit.error_of(a.metrics), probes.loss_of(a), number)
+                for number, a in answers.items()
+                if np.isfinite(probes.loss_of(a))
+            ]
+            fits = [
+                entry
+                for entry in own
+                if len(offered[entry[2]]) + 1 >= state.members.minimums.get(name, 1)
+            ]
+            if fits:
+                beside[name] = offered[min(fits)[2]]
+        return replace(state, beside=beside)
+
+    # ---------------------------------------------------------------- a round
+
+    def orders(self, state: AutoState, now: kit.Round) -> tuple[AutoState, list[kit.Order]]:
+        """What it holds, first of all; beside that its own model, and those of the race."""
+        state = replace(state, members=state.members.holding(holding(state)))
+        state = replace(state, members=state.members.grouped(trained_together(state, now.names)))
+        work: list[kit.Order] = []
+        for silo in now.silos:
+            work += self._orders_of(state, silo, now)
+        return state, work
+
+    def _orders_of(self, state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
+        name, kept_out = silo.name, _holdout(silo)
+        racing = state.phase != "hold"
+        own = kit.Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
+        if not state.held:
+            work = [own]
+        else:
+            work = self._held_orders(state, silo, now)
+            if racing and len(group_of(state.held, name)) > 1 and name not in state.own:
+                work.append(replace(own, purpose=ALONE))
+        if state.phase == "race":
+            work += _race_orders(state, silo, now)
+        return work
+
+    def _held_orders(self, state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
+        """The round's training of who has a place; two models for who is on probation."""
+        name, group = silo.name, group_of(state.held, silo.name)
+        kept_out = _holdout(silo) if state.phase != "hold" or name in state.probation else {}
+        alone = kit.Order(silo, state.alone[name], config={**kept_out, wire.GROUP_SIZE: 1})
+        if name in state.probation:
+            beside = state.beside.get(name)
+            if beside is None:
+                return [alone]
+            told: dict[str, kit.Scalar] = {
+                **_holdout(silo),
+                wire.GROUP_SIZE: _size_here(beside, now) + 1,
+            }
+            longer = _catch_up(silo, now) if not state.probation[name] else {}
+            return [
+                kit.Order(silo, state.group_models[beside], config=told),
+                replace(alone, purpose=ALONE, config={**alone.config, **longer}),
+            ]
+        longer = self._longer(state, name, now)
+        alone = replace(alone, config={**alone.config, **longer})
+        if len(group) == 1:
+            return [alone]
+        size: dict[str, kit.Scalar] = {wire.GROUP_SIZE: _size_here(group, now), **longer}
+        shared = kit.Order(silo, state.group_models[group], config=size)
+        if name not in state.own:
+            return [shared]
+        left = now.rounds - now.number + 1
+        if state.trainings.get(name, 0) + 2 * left <= self.budget * now.rounds:
+            return [alone, replace(shared, purpose=GROUP)]
+        return [alone]
+
+    def absorb(self, state: AutoState, updates: kit.Updates, now: kit.Round) -> AutoState:
+        """Aggregate what was trained, note what was measured, and see whether a phase is over."""
+        state = self._with_cost(state, updates, now)
+        state = _with_alone(state, updates)
+        state = _with_held(state, updates)
+        if state.phase == "race":
+            state = _with_raced(state, updates)
+        state = self._placed(state, now)
+        if state.phase == "look":
+            state = self._after_look(state, now)
+        elif state.phase == "race":
+            state = self._after_race_round(state, now)
+        return handed_out(state, now)
+
+    def _with_cost(self, state: AutoState, updates: kit.Updates, now: kit.Round) -> AutoState:
+        """What was trained in this round, by passes over a silo's samples."""
+        done = dict(state.trainings)
+        for update in updates:
+            name, spared = update.silo.name, measurement(update) is not None
+            passes = (1 - HOLDOUT) if spared else float(self._times(state, name, now))
+            done[name] = done.get(name, 0.0) + passes
+        return replace(state, trainings=done)
+
+    def _longer(self, state: AutoState, name: str, now: kit.Round) -> dict[str, kit.Scalar]:
+        times, epochs = self._times(state, name, now), int(now.config.get(wire.LOCAL_EPOCHS, 1))
+        return {} if times == 1 else {wire.LOCAL_EPOCHS: times * epochs}
+
+    def _times(self, state: AutoState, name: str, now: kit.Round) -> int:
+        """How many rounds' worth of epochs a group trains in this round of a hold.
+
+        The samples that were held out have missed some passes, and who won has raced beside
+        others: what is left of the budget makes up for it, early, and for all members alike.
+        """
+        if state.phase != "hold" or now.config.get(wire.LOCAL_STEPS):
+            return 1
+        group = [n for n in group_of(state.held, name) if n in now.here]
+        epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), now.rounds - now.number + 1
+        for member in group:
+            most = now.here[member].max_local_epochs
+            if most and most < EXTRA * epochs:
+                return 1
+            if state.trainings.get(member, 0.0) + EXTRA + left - 1 > self.budget * now.rounds:
+                return 1
+        return EXTRA
+
+    def _after_look(self, state: AutoState, now: kit.Round) -> AutoState:
+        """Open the race as soon as the groups show, or when it is time to."""
+        names = sorted(n for n in now.names if n in state.alone and _has_begun(state, n))
+        if len(names) < 2:
+            return state
+        looked = now.number - state.since
+        longest = min(MAX_LOOK, max(1, int(LOOK_SHARE * now.rounds)))
+        found = self._suggested(state, names, now)
+        if looked < longest and not (has_learned(state) and visible(found, state.candidates)):
+            return replace(state, candidates=found)
+        if now.rounds - now.number < 2:
+            return state  # no time is left to train anything else
+        candidates = _distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
+        groups = {group for c in candidates for group in c.groups if len(group) > 1}
+        models = {group: _mean_alone(state, group) for group in sorted(groups)}
+        kit.log.info("auto races %s", "; ".join(c.source for c in candidates))
+        return replace(
+            state,
+            phase="race",
+            since=now.number,
+            candidates=candidates,
+            dropped=(),
+            models=models,
+            measured={},
+            raced=frozenset(names),
+        )
+
+    def _suggested(
+        self, state: AutoState, names: Sequence[str], now: kit.Round
+    ) -> tuple[Candidate, ...]:
+        buffers = {name for silo in now.silos for name in silo.buffers}
+        moved = [
+            kit.comparable(
+                kit.difference(state.alone[name], state.members.initial),
+                similarity="parameters",
+                buffers=sorted(buffers),
+            )
+            for name in names
+        ]
+        matrix = gram([list(one.values()) for one in moved])
+        sizes = np.array([max(state.members.sizes[name], 1.0) for name in names])
+        rng = np.random.default_rng([self.seed, now.number])
+        return between(names, matrix, sizes, state.members.minimums, rng)
+
+    def _after_race_round(self, state: AutoState, now: kit.Round) -> AutoState:
+        """Drop who is out; end the race when one is left, or time or budget are up."""
+        raced = now.number - state.since
+        if raced < MEASURES:
+            return state
+        if raced == MEASURES and not judges_of(state):
+            kit.log.warning(
+                "auto: no silo says how good models are on data that it holds out, so nobody can "
+                "judge the race. Policies may keep it back (metrics in silo.toml)"
+            )
+        found = standings_of(state)
+        kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]
+        if len(kept) > 1 and self._goes_on(state, kept, raced, now):
+            return _reduced(state, found)
+        return self._decided(state, now, complete=True)
+
+    def _goes_on(
+        self, state: AutoState, kept: Sequence[Candidate], raced: int, now: kit.Round
+    ) -> bool:
+        left = now.rounds - now.number
+        if left <= max(1, round(HOLD_SHARE * now.rounds)):
+            return False
+        # Groups are still learning when a silo by itself has learned what it can: whether they are
+        # better than alone takes longer to see than which of them is.
+        alone = kept[0].groups == trivial(now.names, {})[0].groups
+        if raced >= MAX_RACE and not (alone and now.number < UNDECIDED * now.rounds):
+            return False
+        if raced > MEASURES and not judges_of(state):
+            return False
+        groups = {group for c in kept for group in c.groups if len(group) > 1}
+        for name in now.names:
+            arms = 1 + sum(name in group for group in groups)
+            cost = arms * (1 - HOLDOUT) + left - 1
+            if state.trainings.get(name, 0.0) + cost > self.budget * now.rounds:
+                return False
+        return True
+
+    def _decided(self, state: AutoState, now: kit.Round, *, complete: bool) -> AutoState:
+        """Take the winner's groups; who loses by its group keeps its own model."""
+        found, judges = standings_of(state), judges_of(state)
+        number = choose(state.candidates, found, state.members.sizes) if judges else 0
+        winner = state.candidates[number]
+        gains = gains_of(state, winner) if judges else {}
+        own = frozenset(
+            n for n, gain in gains.items() if gain.expected < -SURE_OF_OWN * gain.standard_error
+        )
+        raced = [*zip(state.candidates, found, strict=True), *state.dropped]
+        verdict = Verdict(
+            now.number,
+            tuple(candidate for candidate, _ in raced),
+            tuple(standing for _, standing in raced),
+            tuple(sorted(judges)),
+            number,
+            gains,
+            complete,
+        )
+        kit.log.info("auto: %s", verdict_text(verdict, own))
+        several = [group for group in winner.groups if len(group) > 1]
+        away = [n for g in state.held for n in g if n not in state.raced]
+        models = {group: self._model_to_hold(state, group) for group in several}
+        return replace(
+            state,
+            phase="hold",
+            since=now.number,
+            verdict=verdict,
+            held=tuple(sorted((*winner.groups, *((name,) for name in away)))),
+            group_models=models,
+            own=own,
+            models={},
+            measured={},
+            candidates=(),
+            dropped=(),
+            probation={n: 0 for n in now.names if n not in state.raced},
+            beside={},
+        )
+
+    def _model_to_hold(self, state: AutoState, group: kit.Group) -> Model:
+        """A group's model goes on; one that a later race has found starts from what its members
+        hold, which has seen more rounds than the race."""
+        if group in state.group_models:
+            return state.group_models[group]
+        if not state.held:
+            return state.models[group]
+        held = holding(state)
+        return kit.weighted_mean(
+            [held[n] for n in group], [max(state.members.sizes[n], 1.0) for n in group]
+        )
+
+    def _placed(self, state: AutoState, now: kit.Round) -> AutoState:
+        """End the probation of newcomers: in the group, or alone."""
+        if not state.held:
+            return state
+        rounds = {name: count + (name in now.names) for name, count in state.probation.items()}
+        held, models = list(state.held), dict(state.group_models)
+        over = [n for n, count in rounds.items() if count >= PROBATION]
+        for name in over:
+            beside = state.beside.get(name)
+            group = next((g for g in held if beside and set(beside) <= set(g)), None)
+            measured = state.measured.get((ALONE, name), {}), state.measured.get((GROUP, name), {})
+            alone, grouped = (own.get(name, ()) for own in measured)
+            held = [g for g in held if name not in g or len(g) > 1]
+            joins = group is not None and fits(alone, grouped)
+            kit.log.info(
+                "auto: newcomer %s %s",
+                name,
+                "joins " + ", ".join(group) if joins and group else "stays alone",
+            )
+            if joins and group is not None:
+                larger = tuple(sorted((*group, name)))
+                models[larger] = models.pop(group)
+                held = [larger if g == group else g for g in held]
+            else:
+                held.append((name,))
+        return replace(
+            state,
+            held=tuple(sorted(held)),
+            group_models=models,
+            probation={n: c for n, c in rounds.items() if n not in over},
+            beside={n: _now_in(g, held) for n, g in state.beside.items() if n not in over},
+        )
+
+    def finish(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
+        """A race that is open ends with what is best by now."""
+        if state.phase == "hold" or state.held:
+            return state
+        if state.phase == "race" and judges_of(state):
+            state = handed_out(self._decided(state, now, complete=False), now)
+        kit.log.warning(
+            "auto: the run ended before its %s did. %s",
+            "race" if state.models or state.held else "look",
+            "It ends with the best so far" if state.held else "Everybody keeps its own model",
+        )
+        return state
+        yield
+
+    # ---------------------------------------------------------------- views
+
+    def comparing(self, state: AutoState, now: kit.Round) -> bool:
+        """Until the winner is held."""
+        return state.phase != "hold"
+
+    def details(self, state: AutoState) -> Mapping[str, Any]:
+        """The phase, what is raced, and the verdict."""
+        told: dict[str, Any] = {
+            "phase": state.phase,
+            "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
+        }
+        if state.phase == "race":
+            told["candidates"] = [
+                {"source": c.source, "groups": [list(g) for g in c.groups]} | entry(s)
+                for c, s in zip(state.candidates, standings_of(state), strict=True)
+            ]
+            told["judges"] = sorted(judges_of(state))
+        elif state.verdict is not None:
+            told |= verdict_entry(state.verdict, state.own)
+        if state.probation:
+            told["probation"] = sorted(state.probation)
+        return told
+
+
+def _size_here(group: kit.Group, now: kit.Round) -> int:
+    return max(sum(name in now.here for name in group), 1)
+
+
+def _has_begun(state: AutoState, name: str) -> bool:
+    return state.alone[name] is not state.members.initial and not kit.same_model(
+        state.alone[name], state.members.initial
+    )
+
+
+def _mean_alone(state: AutoState, group: kit.Group) -> Model:
+    sizes = [max(state.members.sizes[name], 1.0) for name in group]
+    return kit.weighted_mean([state.alone[name] for name in group], sizes)
+
+
+def _now_in(group: kit.Group, held: Sequence[kit.Group]) -> kit.Group:
+    return next((g for g in held if set(group) <= set(g)), group)
+
+
+# --- a round's work and its outcome ---------------------------------------------------------------
+
+
+def _holdout(silo: kit.Silo) -> dict[str, kit.Scalar]:
+    """What keeps samples out of a training; of very few none can be spared."""
+    return {wire.HOLDOUT: HOLDOUT} if silo.num_examples >= FEWEST else {}
+
+
+def _race_orders(state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
+    """A training of the model of every distinct group that the silo is in, and accepts."""
+    minimums, work = kit.minimums_of(now.silos), []
+    for number, group in enumerate(sorted(state.models)):
+        taking_part = kit.staying([name for name in group if name in now.here], minimums)
+        if silo.name in taking_part:
+            told: dict[str, kit.Scalar] = {**_holdout(silo), wire.GROUP_SIZE: len(taking_part)}
+            work.append(kit.Order(silo, state.models[group], purpose=f"race-{number}", config=told))
+    return work
+
+
+def _catch_up(silo: kit.Silo, now: kit.Round) -> dict[str, kit.Scalar]:
+    """A newcomer's first training alone: longer, so that it can be compared with a group's model,
+    and no longer than the silo allows."""
+    epochs, times = int(now.config.get(wire.LOCAL_EPOCHS, 1)), min(now.number, MAX_LOOK)
+    if silo.max_local_epochs:
+        times = max(1, min(times, silo.max_local_epochs // epochs))
+    if now.config.get(wire.LOCAL_STEPS):
+        return {}
+    return {wire.LOCAL_EPOCHS: epochs * times}
+
+
+def _with_alone(state: AutoState, updates: kit.Updates) -> AutoState:
+    """What silos have trained by themselves."""
+    for update in updates:
+        name = update.silo.name
+        by_itself = update.purpose == ALONE or (not update.purpose and (_holds_own(state, name)))
+        if not by_itself:
+            continue
+        key = (ALONE, name) if name in state.probation else (name,)
+        if (found := measurement(update)) and update.start is state.members.initial:
+            state = replace(state, untrained={**state.untrained, name: found.error})
+        measured = noted(state, key, [update])
+        state = replace(state, alone={**state.alone, name: update.model}, measured=measured)
+    return state
+
+
+def _holds_own(state: AutoState, name: str) -> bool:
+    if name in state.probation:
+        return name not in state.beside
+    return name in state.own or len(group_of(state.held, name)) == 1
+
+
+def _with_held(state: AutoState, updates: kit.Updates) -> AutoState:
+    """Every held group's mean; who is on probation does not count in it yet."""
+    models = dict(state.group_models)
+    for group in state.group_models:
+        mine = [u for u in updates if u.silo.name in group and _of_group(state, u)]
+        mean = kit.average(mine)
+        if mean is not None:
+            models[group] = mean
+    state = replace(state, group_models=models)
+    for update in updates:
+        name = update.silo.name
+        if name in state.probation and name in state.beside and not update.purpose:
+            state = replace(state, measured=noted(state, (GROUP, name), [update]))
+    return state
+
+
+def _of_group(state: AutoState, update: kit.Update) -> bool:
+    if update.silo.name in state.probation:
+        return False
+    if update.silo.name in state.own:
+        return update.purpose == GROUP
+    return not update.purpose
+
+
+def _with_raced(state: AutoState, updates: kit.Updates) -> AutoState:
+    """Every raced group's mean, and what its members measured of the model before it."""
+    models, measured = dict(state.models), state.measured
+    for number, group in enumerate(sorted(state.models)):
+        mine = [u for u in updates if u.purpose == f"race-{number}" and u.silo.name in group]
+        mean = kit.average(mine)
+        if mean is not None:
+            models[group] = mean
+        measured = noted(replace(state, measured=measured), group, mine)
+    return replace(state, models=models, measured=measured)
+
+
+def _reduced(state: AutoState, found: Sequence[Standing]) -> AutoState:
+    """Without the candidates that are out, and the groups that only these had."""
+    both = list(zip(state.candidates, found, strict=True))
+    kept = tuple(candidate for candidate, standing in both if not standing.out)
+    groups = {group for candidate in kept for group in candidate.groups}
+    return replace(
+        state,
+        candidates=kept,
+        dropped=(*state.dropped, *(entry for entry in both if entry[1].out)),
+        models={group: model for group, model in state.models.items() if group in groups},
+    )
+
+
+def _distinct_held(
+    state: AutoState, found: Sequence[Candidate], names: Sequence[str]
+) -> tuple[Candidate, ...]:
+    """The candidates, with the partition that holds among them if there is one."""
+    if state.held:
+        here = [tuple(n for n in group if n in names) for group in state.held]
+        placed = {n for group in here for n in group}
+        alone = [(n,) for n in names if n not in placed]
+        now = tuple(sorted([*(g for g in here if g), *alone]))
+        if now not in {c.groups for c in found}:
+            found = (*found, Candidate(now, "as it is"))
+    return tuple(found)

@@ -1,0 +1,153 @@
+"""The partitions that a race is run between: what the other strategies would make of these silos.
+
+All of them come from one comparison, of how far every silo's own training has taken it from w⁰:
+those that HCCT gives over all α, those that FedGroup gives over all numbers of groups, and the two
+that need no comparison, everybody alone and all together.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.strategies.partition import fedgroup
+from coterie.strategies.partition.coalition import HCCTUtility, best_partition
+from coterie.strategies.partition.hcct import alpha_path
+from coterie.strategies.rounds import kit
+
+FROM_PATH, FROM_CLUSTERS = 3, 2
+"""Most partitions between alone and together, by α and by clustering."""
+LEAST_SEPARATION = 0.25
+"""Silhouette below which a clustering is no candidate: of random updates it is hardly above."""
+VISIBLE = 0.6
+"""Silhouette above which groups are plain to see; see ``fedgroup.choose_num_groups``."""
+MAX_CLUSTERS = 16
+MAX_ON_PATH = 64
+"""Silos up to which the path over α is followed: it is a hundred searches, of which each takes
+seconds where there are hundreds."""
+BORDER = 0.1
+"""Relative precision of the borders on a path: no candidate hangs on less."""
+RESTARTS, EXACT = 2, 12
+"""Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A partition, and in words who proposes it.
+
+    ``strength`` orders those of one kind: how long it lasts over log α, or its silhouette.
+    """
+
+    groups: tuple[kit.Group, ...]
+    source: str
+    strength: float = 0.0
+
+
+def trivial(names: Sequence[str], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
+    """Everybody alone, and all together as far as the silos accept that."""
+    alone = Candidate(tuple((name,) for name in sorted(names)), "everybody alone")
+    together = kit.form([tuple(sorted(names))], minimums)
+    return _distinct([alone, Candidate(tuple(sorted(together)), "all together")])
+
+
+def between(
+    names: Sequence[str],
+    gram: NDArray[np.float64],
+    sizes: NDArray[np.float64],
+    minimums: Mapping[str, int],
+    rng: np.random.Generator,
+) -> tuple[Candidate, ...]:
+    """What comparing these silos suggests, strongest first; without the trivial partitions.
+
+    Args:
+        names: of the N silos.
+        gram: (N, N) inner products of what is compared.
+        sizes: (N,) training samples.
+        minimums: silo → the smallest group that it accepts, where it stated one.
+        rng: of the searches.
+    """
+    if len(names) < 3:
+        return ()
+    found = [*_by_clusters(gram, rng), *_by_path(gram, sizes, rng)]
+    formed = [
+        Candidate(_named(candidate.groups, names, minimums), candidate.source, candidate.strength)
+        for candidate in found
+    ]
+    known = {candidate.groups for candidate in trivial(names, minimums)}
+    return tuple(c for c in _distinct(formed) if c.groups not in known)
+
+
+def visible(found: Sequence[Candidate], before: Sequence[Candidate]) -> bool:
+    """Whether the groups show: a clustering that is well separated, and was the best before."""
+    now, earlier = (
+        [c for c in some if c.source.startswith("clusters")][:1] for some in (found, before)
+    )
+    return (
+        bool(now and earlier) and now[0].groups == earlier[0].groups and now[0].strength >= VISIBLE
+    )
+
+
+def _by_clusters(gram: NDArray[np.float64], rng: np.random.Generator) -> list[Candidate]:
+    scored: list[Candidate] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # silos whose updates are zero or equal
+        for number in range(2, min(len(gram) - 1, MAX_CLUSTERS) + 1):
+            for measure in ("edc", "madc"):
+                groups = fedgroup.cold_start(gram, num_groups=number, measure=measure, rng=rng)
+                score = fedgroup.silhouette(gram, groups)
+                source = f"clusters, {len(groups)} groups"
+                scored.append(Candidate(_rows(groups), source, score))
+    scored.sort(key=lambda c: -round(c.strength, 9))
+    kept = [c for c in _distinct(scored) if c.strength >= LEAST_SEPARATION]
+    return kept[:FROM_CLUSTERS]
+
+
+def _by_path(
+    gram: NDArray[np.float64], sizes: NDArray[np.float64], rng: np.random.Generator
+) -> list[Candidate]:
+    def solve(utility: HCCTUtility) -> list[list[int]]:
+        return best_partition(utility, rng=rng, num_restarts=RESTARTS, exact=EXACT).groups
+
+    if len(gram) > MAX_ON_PATH:
+        return []
+    path = alpha_path(gram, sizes, solver=solve, rtol=BORDER)
+    inner = [stretch for stretch in path if 1 < len(stretch.groups) < len(gram)]
+    inner.sort(key=lambda stretch: -stretch.ratio)
+    return [
+        Candidate(
+            _rows(stretch.groups),
+            f"HCCT, α {np.sqrt(stretch.alpha_low * stretch.alpha_high):.3g}",
+            stretch.ratio,
+        )
+        for stretch in inner[:FROM_PATH]
+    ]
+
+
+def _rows(groups: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], ...]:
+    return tuple(sorted(tuple(str(row) for row in sorted(group)) for group in groups))
+
+
+def _named(
+    groups: Sequence[Sequence[str]], names: Sequence[str], minimums: Mapping[str, int]
+) -> tuple[kit.Group, ...]:
+    raw = [tuple(sorted(names[int(row)] for row in group)) for group in groups]
+    return tuple(sorted(kit.form(raw, minimums)))
+
+
+def _distinct(found: Sequence[Candidate]) -> tuple[Candidate, ...]:
+    """The first of equal partitions; it names all who propose it."""
+    sources: dict[tuple[kit.Group, ...], list[Candidate]] = {}
+    for candidate in found:
+        sources.setdefault(candidate.groups, []).append(candidate)
+    return tuple(
+        Candidate(
+            groups,
+            "; ".join(dict.fromkeys(c.source for c in same)),
+            max(c.strength for c in same),
+        )
+        for groups, same in sources.items()
+    )

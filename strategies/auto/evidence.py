@@ -1,0 +1,155 @@
+"""What silos measured of the models of a race, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from coterie import wire
+from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.auto.state import AutoState, Measured, group_of
+from coterie.strategies.partition.race import Gain, Standing, shrunken_gains, standings
+from coterie.strategies.rounds import kit
+
+MEASURES = 2
+"""Of a model's last measurements, those whose mean counts."""
+NEAR = 1.0
+"""Standard errors within which the candidate whose groups have more data is taken."""
+LEARNED = 0.75
+"""What alone must have brought the error to, as a share of that of w⁰, before a look is over early:
+until models have learned something their updates and errors say little."""
+
+
+def measurement(update: kit.Update) -> Measured | None:
+    """What a silo says of the model that it received; None where it does not, or not rightly."""
+    metrics = update.metrics
+    error = metrics.get(wire.HOLDOUT_ERROR, float("nan"))
+    count = metrics.get(wire.HOLDOUT_EXAMPLES, 0.0)
+    share = update.silo.metric == wire.ERROR
+    if (
+        not np.isfinite(error)
+        or not 0 < count <= kit.MAX_EXAMPLES
+        or (share and not 0 <= error <= 1)
+    ):
+        return None
+    loss = metrics.get(wire.HOLDOUT_LOSS, float("nan"))
+    return Measured(error, loss if np.isfinite(loss) else error, count, share)
+
+
+def noted(
+    state: AutoState, key: kit.Group, updates: Iterable[kit.Update]
+) -> dict[kit.Group, Mapping[str, tuple[Measured, ...]]]:
+    """The measurements, with these; of a silo that measured nothing now the earlier ones hold."""
+    before = dict(state.measured.get(key, {}))
+    for update in updates:
+        if (found := measurement(update)) is not None:
+            before[update.silo.name] = (*before.get(update.silo.name, ()), found)[-MEASURES:]
+    return {**state.measured, key: before}
+
+
+def has_learned(state: AutoState) -> bool:
+    """Whether training alone has taken the error well below that of w⁰, over silos."""
+    last = {
+        n: own[-1].error for g, of in state.measured.items() for n, own in of.items() if g == (n,)
+    }
+    both = sorted(last.keys() & state.untrained.keys())
+    now, before = (
+        float(np.mean([of[n] for n in both])) if both else 0.0 for of in (last, state.untrained)
+    )
+    return bool(both) and now <= LEARNED * before
+
+
+def judges_of(state: AutoState) -> frozenset[str]:
+    """Silos that have measured every candidate, after a training of its models."""
+    if not state.candidates:
+        return frozenset()
+    return frozenset.intersection(
+        *(
+            frozenset(
+                name
+                for group in c.groups
+                for name, found in state.measured.get(group, {}).items()
+                if len(found) >= MEASURES
+            )
+            for c in state.candidates
+        )
+    )
+
+
+def mean_of(found: Sequence[Measured]) -> Measured:
+    """Of the last measurements."""
+    return Measured(
+        float(np.mean([m.error for m in found])),
+        float(np.mean([m.loss for m in found])),
+        found[-1].count,
+        found[-1].share,
+    )
+
+
+def standings_of(state: AutoState) -> list[Standing]:
+    """How the candidates stand; without judges, all alike."""
+    judges = sorted(judges_of(state))
+    if not judges:
+        nothing = Standing(float("nan"), 0.0, float("nan"), False)
+        return [nothing] * len(state.candidates)
+    table = [
+        [mean_of(state.measured[group_of(c.groups, name)][name]) for name in judges]
+        for c in state.candidates
+    ]
+    errors = np.array([[m.error for m in row] for row in table])
+    return standings(
+        errors,
+        np.array([m.count for m in table[0]]),
+        np.array([[m.loss for m in row] for row in table]),
+        shares=all(m.share for m in table[0]),
+    )
+
+
+def choose(
+    candidates: Sequence[Candidate], found: Sequence[Standing], sizes: Mapping[str, float]
+) -> int:
+    """The candidate to hold: of those that are as good as the best, the one with most data.
+
+    What a few samples cannot tell apart is decided by what is known beforehand: that models of
+    more data have more to learn yet, and vary less.
+    """
+
+    def data(candidate: Candidate) -> float:
+        """Samples behind a silo's model, mean over silos."""
+        totals = [(len(group), sum(sizes[n] for n in group)) for group in candidate.groups]
+        return sum(n * total for n, total in totals) / sum(n for n, _ in totals)
+
+    near = [
+        number
+        for number, standing in enumerate(found)
+        if not standing.out and standing.behind <= NEAR * standing.standard_error
+    ]
+    return max(near, key=lambda number: (data(candidates[number]), -found[number].behind))
+
+
+def gains_of(state: AutoState, winner: Candidate) -> dict[str, Gain]:
+    """What each silo gains by its group, of those that have measured both models."""
+    found = {}
+    for group in winner.groups:
+        for name in group if len(group) > 1 else ():
+            alone = state.measured.get((name,), {}).get(name)
+            together = state.measured.get(group, {}).get(name)
+            if alone and together:
+                found[name] = (mean_of(alone), mean_of(together))
+    if not found:
+        return {}
+    gains = shrunken_gains(
+        [a.error for a, _ in found.values()],
+        [t.error for _, t in found.values()],
+        [t.count for _, t in found.values()],
+        shares=all(t.share for _, t in found.values()),
+    )
+    return dict(zip(found, gains, strict=True))
+
+
+def fits(alone: Sequence[Measured], grouped: Sequence[Measured]) -> bool:
+    """Whether a newcomer is as well off in the group as alone, by its last measurement of both."""
+    if not alone or not grouped:
+        return bool(grouped) or not alone
+    return (grouped[-1].error, grouped[-1].loss) <= (alone[-1].error, alone[-1].loss)

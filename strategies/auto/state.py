@@ -1,0 +1,123 @@
+"""What Auto knows between two rounds, and who holds which model by it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.partition.race import Gain, Standing
+from coterie.strategies.rounds import kit
+from coterie.wire import Model
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a silo found of a model on samples that it has not been trained with.
+
+    ``share``: the error is a share of wrong answers, whose noise is known.
+    """
+
+    error: float
+    loss: float
+    count: float
+    share: bool = True
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the groups are as they are, for the record.
+
+    Attributes:
+        round: after which it was found.
+        candidates: that were raced, in order.
+        standings: of each, beside the best.
+        judges: silos that measured all of them.
+        winner: number of the candidate.
+        gains: silo → what it gains by its group over training alone, where it measured both.
+        complete: the race was over; otherwise the run ended before.
+    """
+
+    round: int
+    candidates: tuple[Candidate, ...]
+    standings: tuple[Standing, ...]
+    judges: tuple[str, ...]
+    winner: int
+    gains: Mapping[str, Gain] = field(default_factory=dict)
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class AutoState:
+    """What Auto knows between two rounds.
+
+    Attributes:
+        members: models that the silos hold, sizes, and the groups of the last round.
+        phase, since: what is done, and the round after which that began.
+        alone: silo → what it has trained by itself from w⁰.
+        candidates: of the race; in a look, what it has suggested so far.
+        dropped: candidates that are out of the race, and how they stood.
+        models: group of several → the model that it races with.
+        measured: group → silo → the last measurements of the model received.
+        untrained: silo → its error of w⁰.
+        trainings: silo → how many passes over its samples it has made, a round's as one.
+        held: the partition that holds, silos that are away included; empty before the first race.
+        group_models: group of ``held`` with several members → its model.
+        own: silos that keep their own model although they have a group.
+        probation: newcomer → rounds that it has been here, since there are groups.
+        beside: newcomer → the group that it is measured against.
+        raced: silos of the last race.
+        verdict: of that race.
+    """
+
+    members: kit.Members
+    phase: Literal["look", "race", "hold"] = "look"
+    since: int = 0
+    alone: Mapping[str, Model] = field(default_factory=dict)
+    candidates: tuple[Candidate, ...] = ()
+    dropped: tuple[tuple[Candidate, Standing], ...] = ()
+    models: Mapping[kit.Group, Model] = field(default_factory=dict)
+    measured: Mapping[kit.Group, Mapping[str, tuple[Measured, ...]]] = field(default_factory=dict)
+    untrained: Mapping[str, float] = field(default_factory=dict)
+    trainings: Mapping[str, float] = field(default_factory=dict)
+    held: tuple[kit.Group, ...] = ()
+    group_models: Mapping[kit.Group, Model] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+    probation: Mapping[str, int] = field(default_factory=dict)
+    beside: Mapping[str, kit.Group] = field(default_factory=dict)
+    raced: frozenset[str] = frozenset()
+    verdict: Verdict | None = None
+
+
+def group_of(held: Iterable[kit.Group], name: str) -> kit.Group:
+    """The group that a silo is in; alone where it is in none."""
+    return next((group for group in held if name in group), (name,))
+
+
+def holding(state: AutoState) -> dict[str, Model]:
+    """Silo → the model that it holds."""
+    held = dict(state.alone)
+    for group in state.held:
+        if len(group) > 1:
+            held |= {n: state.group_models[group] for n in group if n not in state.own}
+    for name, group in state.beside.items():
+        if name in state.probation:
+            held[name] = state.group_models[group]
+    return held
+
+
+def trained_together(state: AutoState, here: Iterable[str]) -> tuple[kit.Group, ...]:
+    """The groups of a round, by whose model each silo holds; a newcomer is on its own."""
+    names, groups = set(here), []
+    shared = names - state.own - set(state.probation)
+    for group in state.held:
+        present = tuple(n for n in group if n in shared)
+        groups += [present] if present else []
+    placed = {name for group in groups for name in group}
+    return tuple(sorted([*groups, *((name,) for name in names - placed)]))
+
+
+def handed_out(state: AutoState, now: kit.Round) -> AutoState:
+    members = state.members.holding(holding(state))
+    return replace(state, members=members.grouped(trained_together(state, now.names)))

@@ -1,0 +1,142 @@
+"""A race of partitions: which is best for the silos, by errors on samples that none trained with.
+
+Every silo measures every partition, so that two partitions are compared by differences within
+silos, which have a much smaller spread than errors between silos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from coterie.strategies.partition._check import FloatArray
+
+SURE = 0.975
+"""One-sided probability at which a partition is out of the race."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one partition stands, beside the best.
+
+    Attributes:
+        error: mean over silos.
+        behind: mean over silos of its error less that of the best; 0 for the best itself.
+        standard_error: of ``behind``; NaN where nobody can say.
+        out: it is worse beyond chance.
+    """
+
+    error: float
+    behind: float
+    standard_error: float
+    out: bool
+
+
+def standings(
+    errors: FloatArray, counts: FloatArray, losses: FloatArray, *, shares: bool
+) -> list[Standing]:
+    """Compare partitions over the silos that have measured all of them.
+
+    Args:
+        errors: (C, N) of C partitions at N silos.
+        counts: (N,) samples behind them, > 0.
+        losses: (C, N) mean losses, which decide between equal errors.
+        shares: errors are shares of samples, so that the noise of a few samples is known: two
+            models that differ at no silo may still differ.
+
+    A difference counts as beyond chance by Student's t over silos (one-sided, 97.5 %). The spread
+    over silos is not believed where it is smaller than sampling alone would make it.
+    """
+    mean, loss = errors.mean(axis=1), losses.mean(axis=1)
+    best = min(range(len(mean)), key=lambda c: (round(float(mean[c]), 9), float(loss[c])))
+    return [_standing(errors[c], errors[best], counts, shares=shares) for c in range(len(errors))]
+
+
+def _standing(own: FloatArray, best: FloatArray, counts: FloatArray, *, shares: bool) -> Standing:
+    differences = own - best
+    behind = float(differences.mean())
+    if own is best or not differences.any():
+        return Standing(float(own.mean()), 0.0, 0.0, False)
+    spread = standard_error(differences, sampling_variances(own, best, counts) if shares else None)
+    out = bool(np.isfinite(spread)) and behind > quantile(len(own)) * spread
+    return Standing(float(own.mean()), behind, spread, out)
+
+
+def sampling_variances(one: FloatArray, other: FloatArray, counts: FloatArray) -> FloatArray:
+    """(N,) variances of differences of two shares of wrong answers on the same samples.
+
+    As if the two models erred at one in two of the same places: more than models that share much
+    do, less than strangers.
+    """
+    discordant = 0.5 * (one * (1 - other) + other * (1 - one))
+    # A share of 0 of n says that it is not above about 1/(n + 2).
+    return np.asarray(np.maximum(discordant, 1 / (counts + 2)) / counts)
+
+
+def standard_error(differences: FloatArray, sampling: FloatArray | None) -> float:
+    """Of the mean of N paired differences; NaN of one where no sampling variance is known."""
+    number = len(differences)
+    seen = float(differences.var(ddof=1)) if number > 1 else float("nan")
+    if sampling is None:
+        return float(np.sqrt(seen / number))
+    return float(np.sqrt(np.nanmax([seen, float(sampling.mean())]) / number))
+
+
+@cache
+def quantile(number: int) -> float:
+    """Of Student's t with N − 1 degrees of freedom; of the normal one for a single silo."""
+    from scipy.stats import norm, t
+
+    return float(t.ppf(SURE, number - 1) if number > 2 else norm.ppf(SURE))
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a silo gains by its group, as far as is known.
+
+    Attributes:
+        measured: its own error alone less that in its group.
+        expected: the same, drawn towards the mean over silos by how noisy its own is.
+        standard_error: of ``expected``.
+    """
+
+    measured: float
+    expected: float
+    standard_error: float
+
+
+def shrunken_gains(
+    alone: Sequence[float], grouped: Sequence[float], counts: Sequence[float], *, shares: bool
+) -> list[Gain]:
+    """Every silo's gain by empirical Bayes: the deviations of silos are believed less than their
+    mean, the less the fewer samples they were measured on.
+
+    Args:
+        alone, grouped: (N,) errors of the two models.
+        counts: (N,) samples behind them.
+        shares: errors are shares of samples. Of others the noise is not known, and all that silos
+            differ in is taken for noise.
+
+    The variance between silos is what of the differences' is not explained by sampling
+    (DerSimonian and Laird's estimate with equal weights).
+    """
+    one, other = np.array(alone), np.array(grouped)
+    differences = one - other
+    mean = float(differences.mean())
+    seen = float(differences.var(ddof=1)) if len(differences) > 1 else 0.0
+    if shares:
+        noise = sampling_variances(one, other, np.array(counts, dtype=np.float64))
+    else:
+        noise = np.full(len(differences), seen)
+    between = max(seen - float(noise.mean()), 0.0)
+    belief = between / (between + noise) if between > 0 else np.zeros_like(noise)
+    expected = mean + belief * (differences - mean)
+    mean_variance = max(seen, float(noise.mean())) / len(differences)
+    errors = np.sqrt(belief * noise + (1 - belief) ** 2 * mean_variance)
+    return [
+        Gain(float(d), float(e), float(s))
+        for d, e, s in zip(differences, expected, errors, strict=True)
+    ]

@@ -1,0 +1,318 @@
+"""Auto: the groups that are there are found, and nobody is grouped where there are none."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.work.weights import read_weights
+from coterie.client.work.workbench import workbench_of
+from coterie.server.runs.codec import decode, encode
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.strategies import Auto, FederationError, RunResult
+from coterie.strategies.auto import candidates, evidence
+from coterie.strategies.auto.candidates import Candidate, between, trivial
+from coterie.strategies.auto.state import AutoState, Measured
+from coterie.strategies.partition.gram import gram
+from coterie.strategies.partition.race import (
+    Standing,
+    sampling_variances,
+    shrunken_gains,
+    standings,
+)
+from coterie.strategies.rounds.algorithm import Round, Update
+from coterie.strategies.rounds.loop import Checkpoint
+from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from tests.conftest import assert_equal_models, digits_config, plain_app, plain_initial, plain_nodes
+
+ROUNDS = 8
+TRAINING = {
+    "task": "digits",
+    "local-epochs": 10,
+    "batch-size": 16,
+    "lr": 0.1,
+    "run": "r",
+    "seed": 0,
+}
+
+
+def nodes(kinds: Sequence[int], *, train: int = 60, **more: Any) -> list[dict[str, Any]]:
+    """One silo for each entry: by how much it moves its labels on."""
+    return [
+        digits_config(
+            f"s{number}-by-{kind}",
+            **{
+                "data.train": train,
+                "data.test": 40,
+                "data.skip": number * (train + 40),
+                "data.label-shift": kind,
+                **more,
+            },
+        )
+        for number, kind in enumerate(kinds)
+    ]
+
+
+def start(
+    silos: Sequence[Mapping[str, Any]],
+    *,
+    rounds: int = ROUNDS,
+    churn: str = "",
+    leaves: Mapping[int, int] | None = None,
+    **more: Any,
+) -> RunResult:
+    """``leaves``: round → node that goes after it."""
+    grid = InProcessGrid(app, silos)
+
+    def told(report: RoundReport) -> None:
+        if leaves and report.round in leaves and not report.final:
+            grid.disconnect(leaves[report.round])
+
+    bench = workbench_of(Context(1, 1, dict(silos[0]), RecordDict(), run_config={}))
+    initial = wire.encode_arrays(read_weights(bench.fresh_model(0)), packed=False)
+    roster = DescribedRoster("digits", min_silos=1, churn=Churn.parse(churn))
+    strategy = Auto(
+        roster=roster,
+        train_config={**TRAINING, "rounds": rounds},
+        on_round=told,
+    )
+    return strategy.start(grid=grid, initial_arrays=initial, num_rounds=rounds, **more)
+
+
+def errors(result: RunResult) -> dict[str, float]:
+    return {name: error for name, (_, error, _) in result.rounds[-1].evaluation.items()}
+
+
+@pytest.fixture(scope="module")
+def two_kinds() -> RunResult:
+    return start(nodes([0, 0, 0, 5, 5, 5]))
+
+
+def test_the_kinds_of_silos_are_found_without_being_told(two_kinds: RunResult) -> None:
+    assert two_kinds.rounds[-1].groups == (
+        ("s0-by-0", "s1-by-0", "s2-by-0"),
+        ("s3-by-5", "s4-by-5", "s5-by-5"),
+    )
+    assert len(two_kinds.models) == 6
+    members = two_kinds.rounds[-1].groups[0]
+    for name in members[1:]:
+        assert_equal_models(two_kinds.models[members[0]], two_kinds.models[name])
+
+
+def test_the_record_says_what_was_raced_and_what_it_cost(two_kinds: RunResult) -> None:
+    phases = [report.details["phase"] for report in two_kinds.rounds]
+    assert phases == sorted(phases, key=["look", "race", "hold"].index)
+    told = two_kinds.rounds[-1].details
+    verdict = told["verdict"]
+    assert verdict["judges"] == sorted(errors(two_kinds))
+    sources = [c["source"] for c in verdict["candidates"]]
+    assert {"everybody alone", "all together"} <= {s for one in sources for s in one.split("; ")}
+    winner = verdict["candidates"][verdict["winner"]]
+    assert tuple(map(tuple, winner["groups"])) == two_kinds.rounds[-1].groups
+    assert all(gain["expected"] > 0 for gain in verdict["gains"].values())
+    assert max(told["trainings"].values()) <= 2 * ROUNDS
+
+
+def test_the_order_in_which_silos_are_listed_does_not_matter(two_kinds: RunResult) -> None:
+    again = start(nodes([0, 0, 0, 5, 5, 5])[::-1])
+    assert again.rounds[-1].groups == two_kinds.rounds[-1].groups
+    for name, model in two_kinds.models.items():
+        assert_equal_models(model, again.models[name])
+
+
+def test_where_everybody_differs_everybody_stays_alone() -> None:
+    result = start(nodes([0, 3, 5, 8]))
+    assert all(len(group) == 1 for group in result.rounds[-1].groups)
+
+
+def test_where_all_are_alike_all_are_together() -> None:
+    result = start(nodes([0, 0, 0, 0]))
+    assert [len(group) for group in result.rounds[-1].groups] == [4]
+
+
+def test_a_run_that_stops_in_the_middle_goes_on_bit_for_bit(two_kinds: RunResult) -> None:
+    kept: dict[int, Any] = {}
+
+    def commit(checkpoint: Checkpoint[AutoState]) -> None:
+        kept[checkpoint.round] = encode(checkpoint)
+
+    silos = nodes([0, 0, 0, 5, 5, 5])
+    start(silos, commit=commit)
+    racing = next(
+        number for number, stored in kept.items() if decode(*stored).state.phase == "race"
+    )
+    for number in (1, racing):
+        again = start(silos, resume=decode(*kept[number]))
+        for name, model in two_kinds.models.items():
+            assert_equal_models(model, again.models[name])
+
+
+def test_a_run_that_ends_in_its_race_hands_out_what_is_best_by_then(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As it does where it is not worth going on (``patience``)."""
+    kept: list[Checkpoint[AutoState]] = []
+    start(nodes([0, 0, 0, 5, 5, 5]), commit=kept.append)
+    racing = [k for k in kept if k.state.phase == "race"]
+    first, second = racing[0], racing[2]
+    ended = {}
+    for checkpoint in (first, second):
+        now = Round(checkpoint.round, checkpoint.silos, {"rounds": ROUNDS})
+        with caplog.at_level(logging.WARNING, logger="coterie.run"):
+            steps = Auto().algorithm.finish(checkpoint.state, now)
+            with pytest.raises(StopIteration) as end:
+                next(steps)
+        ended[checkpoint.round] = end.value.value
+    assert not ended[first.round].held, "nobody has measured anything yet"
+    assert len(ended[second.round].held) < 6
+    assert not ended[second.round].verdict.complete
+    assert "Everybody keeps its own model" in caplog.text
+    assert "It ends with the best so far" in caplog.text
+
+
+def test_silos_that_keep_their_errors_back_are_grouped_by_what_the_others_measured() -> None:
+    silos = nodes([0, 0, 0, 5, 5, 5], train=100)
+    for silo in (silos[0], silos[4]):
+        silo["metrics"] = "train-loss"
+    result = start(silos)
+    assert result.rounds[-1].details["verdict"]["judges"] == [
+        "s1-by-0", "s2-by-0", "s3-by-5", "s5-by-5"
+    ]  # fmt: skip
+    assert [len(group) for group in result.rounds[-1].groups] == [3, 3]
+
+
+def test_where_nobody_may_say_anything_nobody_is_grouped(caplog: pytest.LogCaptureFixture) -> None:
+    silos = nodes([0, 0, 0, 0], metrics="train-loss")
+    with caplog.at_level(logging.WARNING, logger="coterie.run"):
+        result = start(silos)
+    assert all(len(group) == 1 for group in result.rounds[-1].groups)
+    assert "nobody can judge the race" in caplog.text
+
+
+def test_no_silo_trains_in_a_smaller_group_than_it_accepts() -> None:
+    silos = nodes([0, 0, 0, 5, 5, 5])
+    silos[3]["min-group-size"] = 4
+    result = start(silos)
+    group = next(g for g in result.rounds[-1].groups if "s3-by-5" in g)
+    assert len(group) == 1 or len(group) >= 4
+
+
+def test_a_newcomer_finds_its_group_and_one_of_another_kind_stays_alone() -> None:
+    silos = nodes([0, 0, 0, 5, 5, 5, 0, 8], train=100)
+    late = [str(silo["name"]) for silo in silos[6:]]
+    result = start(silos, rounds=12, churn=f"{late[0]}+8, {late[1]}+8")
+    groups = result.rounds[-1].groups
+    assert ("s0-by-0", "s1-by-0", "s2-by-0", late[0]) in groups
+    assert (late[1],) in groups
+    joined = next(r for r in result.rounds if late[0] in r.joined)
+    assert (late[0],) in joined.groups, "on probation it does not count in the group"
+
+
+def test_the_others_stay_together_when_one_leaves() -> None:
+    result = start(nodes([0, 0, 0, 5, 5, 5]), rounds=10, leaves={7: 1})
+    assert ("s1-by-0", "s2-by-0") in result.rounds[-1].groups
+
+
+def test_silos_that_hold_nothing_out_are_refused_with_what_to_do() -> None:
+    strategy = Auto()
+    with pytest.raises(FederationError, match=r"(?s)auto needs silos that measure.*hcct"):
+        strategy.start(
+            grid=InProcessGrid(plain_app(), plain_nodes(1, 1, 1)),
+            initial_arrays=plain_initial(),
+            num_rounds=6,
+        )
+
+
+@pytest.mark.parametrize(
+    ("training", "why"),
+    [({"rounds": 5}, "rounds must be at least 6. Got 5"), ({"personal": "head"}, "personal")],
+)
+def test_what_does_not_go_with_a_race_is_refused(training: dict[str, Any], why: str) -> None:
+    with pytest.raises(FederationError, match=why):
+        Auto(train_config=training)
+
+
+# ---------------------------------------------------------------- the numbers
+
+
+def test_a_difference_at_every_silo_is_beyond_chance_and_one_of_noise_is_not() -> None:
+    alone, worse = np.full(9, 0.2), np.full(9, 0.6)
+    noise = np.array([0.1, 0.3, 0.1, 0.3, 0.2, 0.2, 0.3, 0.1, 0.25])
+    found = standings(
+        np.stack([alone, worse, noise]), np.full(9, 20.0), np.zeros((3, 9)), shares=True
+    )
+    assert [s.out for s in found] == [False, True, False]
+    assert found[0].behind == 0 and found[1].behind == pytest.approx(0.4)
+
+
+def test_the_spread_over_silos_is_not_believed_below_what_sampling_makes() -> None:
+    """Two models that differ by one sample of four at every silo may differ by nothing."""
+    one, other = np.full(3, 0.25), np.full(3, 0.5)
+    (_, few) = standings(np.stack([one, other]), np.full(3, 4.0), np.zeros((2, 3)), shares=True)
+    (_, many) = standings(np.stack([one, other]), np.full(3, 4e4), np.zeros((2, 3)), shares=True)
+    assert not few.out and many.out
+    expected = np.sqrt(sampling_variances(other, one, np.full(3, 4.0)).mean() / 3)
+    assert few.standard_error == pytest.approx(expected)
+
+
+def test_gains_are_drawn_towards_the_mean_the_more_the_fewer_samples_there_are() -> None:
+    alone, grouped = [0.5, 0.5, 0.1, 0.5], [0.1, 0.1, 0.5, 0.1]
+    few = shrunken_gains(alone, grouped, [4, 4, 4, 4], shares=True)
+    many = shrunken_gains(alone, grouped, [4000] * 4, shares=True)
+    assert many[2].expected < 0, "it has good reason to go by itself"
+    assert few[2].expected > many[2].expected
+    assert few[0].measured == pytest.approx(0.4)
+    unknown = shrunken_gains(alone, grouped, [4000] * 4, shares=False)
+    assert {round(g.expected, 9) for g in unknown} == {0.2}
+
+
+def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held() -> None:
+    alone, together = trivial(["a", "b", "c"], {})
+    sizes = {"a": 10.0, "b": 10.0, "c": 10.0}
+    close = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, False)]
+    far = [Standing(0.2, 0.0, 0.0, False), Standing(0.26, 0.06, 0.03, False)]
+    out = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, True)]
+    chosen = [evidence.choose((alone, together), found, sizes) for found in (close, far, out)]
+    assert chosen == [1, 0, 0]
+
+
+def test_candidates_are_what_the_updates_suggest_and_fit_the_smallest_groups() -> None:
+    rng = np.random.default_rng(0)
+    kinds = rng.normal(size=(2, 50))
+    updates = [[kinds[i // 4] + 0.3 * rng.normal(size=50)] for i in range(8)]
+    names, sizes = [f"s{i}" for i in range(8)], np.full(8, 50.0)
+    hidden = (tuple(names[:4]), tuple(names[4:]))
+    found = between(names, gram(updates), sizes, {}, np.random.default_rng(0))
+    assert found[0].groups == hidden and "clusters, 2 groups" in found[0].source
+    assert candidates.visible(found, found) and not candidates.visible(found, ())
+    picky = between(names, gram(updates), sizes, {"s0": 5}, np.random.default_rng(0))
+    assert all(("s0",) in c.groups or len(_group(c, "s0")) >= 5 for c in picky)
+    assert between(names[:2], gram(updates[:2]), sizes[:2], {}, rng) == ()
+
+
+def _group(candidate: Candidate, name: str) -> tuple[str, ...]:
+    return next(group for group in candidate.groups if name in group)
+
+
+def test_a_lie_beyond_what_an_error_can_be_is_no_measurement() -> None:
+
+    own = {wire.HOLDOUT_ERROR: 0.5, wire.HOLDOUT_LOSS: 1.0, wire.HOLDOUT_EXAMPLES: 10.0}
+    update = Update(Silo("a", 1), {}, {}, 10.0, own)
+    assert evidence.measurement(update) == Measured(0.5, 1.0, 10.0)
+    for key, value in (
+        (wire.HOLDOUT_ERROR, -1e6),
+        (wire.HOLDOUT_ERROR, 1e300),
+        (wire.HOLDOUT_ERROR, float("nan")),
+        (wire.HOLDOUT_EXAMPLES, 0.0),
+        (wire.HOLDOUT_EXAMPLES, 1e300),
+    ):
+        assert evidence.measurement(replace(update, metrics={**own, key: value})) is None
