@@ -7,7 +7,7 @@ WORKERS = -n 2 --dist loadgroup
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo docs test check config e2e nightly mutations e2e-docker chaos bench-overhead bench-partition \
+.PHONY: help setup setup-dev demo docs test check config e2e nightly mutations e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-report bench-scale bench-tables clean
 
@@ -84,6 +84,9 @@ bench-overhead: setup ## Round overhead: stock SuperNodes beside resident silos,
 
 bench-partition: setup ## Gram matrix and solvers beside their limits
 	@$(BIN)/python -m benchmarks.engine.partition $(ARGS)
+
+bench-auto: setup ## Auto beside every strategy, on silos that nothing was tuned on
+	@$(BIN)/python -m benchmarks.papers.auto $(ARGS)
 
 bench-digits: setup ## HCCT's and FedGroup's options on the demo's silos, ten seeds
 	@$(BIN)/python -m benchmarks.papers.hcct.digits $(ARGS)
