@@ -30,6 +30,7 @@ METHODS: Mapping[str, Mapping[str, Option]] = {
     "FedAvg": {"strategy": "fedavg"},
     "HCCT, α = 100": {"strategy": "hcct", "alpha": "100"},
     "HCCT, α = 300": {"strategy": "hcct", "alpha": "300"},
+    "Auto": {"strategy": "auto"},
     "FedGroup, 2 groups": {"strategy": "fedgroup", "num-groups": 2},
 }
 PUBLISHED = {"alone": 0.689, "FedAvg": 0.732, "FedAdam": 0.815}

@@ -258,8 +258,10 @@ class Auto(kit.Algorithm[AutoState]):
         return replace(state, trainings=done)
 
     def _longer(self, state: AutoState, name: str, now: kit.Round) -> dict[str, kit.Scalar]:
-        times, epochs = self._times(state, name, now), int(now.config.get(wire.LOCAL_EPOCHS, 1))
-        return {} if times == 1 else {wire.LOCAL_EPOCHS: times * epochs}
+        times, key = self._times(state, name, now), wire.LOCAL_EPOCHS
+        if now.config.get(wire.LOCAL_STEPS):
+            key = wire.LOCAL_STEPS
+        return {} if times == 1 else {key: times * int(now.config.get(key, 1))}
 
     def _times(self, state: AutoState, name: str, now: kit.Round) -> int:
         """How many rounds' worth of epochs a group trains in this round of a hold.
@@ -267,13 +269,13 @@ class Auto(kit.Algorithm[AutoState]):
         The samples that were held out have missed some passes, and who won has raced beside
         others: what is left of the budget makes up for it, early, and for all members alike.
         """
-        if state.phase != "hold" or now.config.get(wire.LOCAL_STEPS):
+        if state.phase != "hold":
             return 1
         group = [n for n in group_of(state.held, name) if n in now.here]
         epochs, left = int(now.config.get(wire.LOCAL_EPOCHS, 1)), now.rounds - now.number + 1
         for member in group:
             most = now.here[member].max_local_epochs
-            if most and most < EXTRA * epochs:
+            if most and (most < EXTRA * epochs or now.config.get(wire.LOCAL_STEPS)):
                 return 1
             if state.trainings.get(member, 0.0) + EXTRA + left - 1 > self.budget * now.rounds:
                 return 1
