@@ -36,6 +36,7 @@ from tests.e2e.runs import (
 from tests.e2e.trio import Trio
 
 SHORT: dict[str, dict[str, Any]] = {
+    "auto": {"rounds": 8},
     "maxfl": {"warm-up": 0},
     "ifca": {"num-groups": 2},
     "flsc": {"num-groups": 2},
@@ -48,8 +49,8 @@ SHORT: dict[str, dict[str, Any]] = {
     "fedgenp": {"generator-steps": 6, "generator-hidden": 16},
 }
 """Keys with which a strategy is quick."""
-REPRESENTATIVE = ("ifca", "pfedme", "fedgenp")
-"""Models of groups; message types of its own; generators. The others: make nightly."""
+REPRESENTATIVE = ("auto", "ifca", "pfedme", "fedgenp")
+"""A race; models of groups; message types of its own; generators. The others: make nightly."""
 CONSENT = {"fedgen"}
 """Needs silos that share their label counts; it is asked for and refused in a test of its own."""
 
@@ -126,15 +127,15 @@ def test_who_does_not_consent_to_fedgen_says_so_at_the_join_on_both_sides(trio: 
 def test_a_strategy_takes_a_newcomer_on_real_processes(
     trio: Trio, tmp_path: Path, strategies: Sequence[str]
 ) -> None:
-    """It joins in round 2 of 3; the models are those of one process, bit for bit."""
+    """It joins in round 2; the models are those of one process, bit for bit."""
     trio.add("late", 3)
     trio.wait_for_silos(4)
     for strategy in strategies:
         keys = {
             **KEYS,
+            "rounds": 3,
             **SHORT.get(strategy, {}),
             "strategy": strategy,
-            "rounds": 3,
             "churn": "late+2",
         }
         folder, last = trio.run(**keys)
@@ -144,6 +145,32 @@ def test_a_strategy_takes_a_newcomer_on_real_processes(
         assert "late" in record["final-evaluation"], strategy
         expected = in_process(tmp_path / strategy, *NAMES, "late", **keys)
         assert record["model-hashes"] == expected["model-hashes"], strategy
+
+
+def test_auto_resumes_in_the_middle_of_a_race_and_places_a_newcomer(
+    trio: Trio, tmp_path: Path
+) -> None:
+    """Bit for bit as in one process that was never interrupted."""
+    trio.add("late", 3)
+    trio.wait_for_silos(4)
+    keys = {**KEYS, "strategy": "auto", "rounds": 10, "churn": "late+8"}
+    _, folder = trio.submit(**keys)
+    until(lambda: "race" in _phases(folder), "the race")
+    assert trio.operator("stop", folder.name).returncode == 0
+    assert len(record_of(folder)["rounds"]) < 10
+    resumed = trio.resume(folder)
+    last = trio.follow(resumed, folder, lambda event: None)
+    assert last.status == "completed"
+    record = record_of(folder)
+    expected = in_process(tmp_path / "whole", *NAMES, "late", **keys)
+    assert record["model-hashes"] == expected["model-hashes"]
+    assert record["rounds"][7]["probation"] == ["late"]
+    assert record["rounds"][-1]["verdict"]["complete"]
+
+
+def _phases(folder: Path) -> list[str]:
+    file = folder / "run.json"
+    return [one.get("phase", "") for one in record_of(folder)["rounds"]] if file.exists() else []
 
 
 def test_a_script_of_joins_and_leaves_is_followed(trio: Trio) -> None:
