@@ -25,6 +25,7 @@ from coterie import wire
 from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import close_all, workbench_of
 from coterie.server.study import compare
+from coterie.server.study.comparison import Repeat
 from coterie.tasks.base import leaves
 
 FILES = Path(__file__).parents[1] / "compare" / "auto"
@@ -76,9 +77,7 @@ def measure(on: str, setting: str, seed: int, data: str) -> Entry:
     """Error of every silo, and which of its test samples its model answers rightly."""
     close_all()
     given = comparison(on, data)
-    nodes: list[Node] = [
-        {**spec.node_config(), "threads": 1} for spec in given.silos(compare.Repeat(seed))
-    ]
+    nodes: list[Node] = [{**spec.node_config(), "threads": 1} for spec in given.silos(Repeat(seed))]
     keys = {"seed": seed, **given.file.run, **SETTINGS[setting]}
     done = train(nodes, keys)
     reports = done.result.rounds

@@ -5,8 +5,9 @@ strategies differ in, where they form groups, is a handful of partitions; so the
 
 - *Look.* Everybody trains alone from w⁰, a share of its training data held out, until the groups
   show or a third of the run is over.
-- *Race.* Candidates are everybody alone, all together, and what HCCT over all α and FedGroup over
-  all numbers of groups would make of the silos' updates (``candidates``). Every distinct group
+- *Race.* Candidates are everybody alone, all together, what HCCT over all α and FedGroup over all
+  numbers of groups would make of the silos' updates (``candidates``), and what FedCollab makes of
+  the discriminators of silos that allow these. Every distinct group
   trains a model side by side, from the mean of what its members have by then; every silo measures
   the models that it is offered on the samples that none of them has seen. A candidate that is worse
   beyond chance, by differences within silos, is out. The race is over when one is left, or after a
@@ -19,8 +20,8 @@ strategies differ in, where they form groups, is a handful of partitions; so the
   rounds, and alone, and joins if that is not worse. Where many come or go, the race is run again.
 
 A run that ends in the middle of a race ends with what is best by then, or with everybody alone
-where nothing is known. Nothing leaves a silo for it but models, and the error and loss of models on
-held-out samples, with their number.
+where nothing is known. Nothing leaves a silo for it but models, discriminators if it allows
+these, and the error and loss of models on held-out samples, with their number.
 
 The design is this project's own. Side-by-side models are compared as in IFCA (Ghosh et al.,
 NeurIPS 2020), and dropped as in successive halving (Jamieson and Talwalkar, AISTATS 2016).
@@ -36,7 +37,13 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.auto.candidates import Candidate, between, trivial, visible
+from coterie.strategies.auto.candidates import (
+    Candidate,
+    between,
+    trivial,
+    visible,
+    with_proposal,
+)
 from coterie.strategies.auto.evidence import (
     MEASURES,
     choose,
@@ -59,6 +66,7 @@ from coterie.strategies.auto.state import (
 from coterie.strategies.auto.told import entry, verdict_entry, verdict_text
 from coterie.strategies.baselines import probes
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import Standing
 from coterie.strategies.rounds import kit
@@ -85,6 +93,8 @@ EXTRA = 2
 SURE_OF_OWN = 1.0
 """Standard errors by which a silo's group must be expected to be worse for it than its own model,
 whose training is farther along when the two are measured."""
+MAX_PAIRED = 24
+"""Silos up to which every pair of them is compared by a discriminator."""
 CHURN = 0.25
 """Share of silos, and at least two, that must have come or gone for another race."""
 ALONE, GROUP = "alone", "group"
@@ -100,6 +110,12 @@ class Auto(kit.Algorithm[AutoState]):
         le=20,
         description="Trainings that a silo does at most, as a multiple of those of FedAvg in as "
         "many rounds.",
+    )
+    discriminators: bool = Field(
+        True,
+        description="Whether silos that allow it (`auxiliary` in silo.toml) train FedCollab's "
+        "discriminators too, of up to 24 silos: one more candidate, for about as many bytes as "
+        "FedAvg's again where the model is small.",
     )
     seed: kit.Seed = 0
     remembers = AutoState
@@ -138,6 +154,10 @@ class Auto(kit.Algorithm[AutoState]):
             state = self._again(state, now)
         return state
 
+    @property
+    def _fedcollab(self) -> FedCollab:
+        return FedCollab(c="auto", seed=self.seed)
+
     def _again(self, state: AutoState, now: kit.Round) -> AutoState:
         """Look anew where many have come or gone, and there is time and budget for it."""
         here = frozenset(now.names)
@@ -155,7 +175,13 @@ class Auto(kit.Algorithm[AutoState]):
         )
 
     def prepare(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
-        """Newcomers measure every group's model on their own data, which it has never seen."""
+        """Pairs of silos are compared; newcomers measure every group's model on their own data,
+        which it has never seen."""
+        if state.phase == "look" and self.discriminators and 2 < len(now.silos) <= MAX_PAIRED:
+            before = state.pairs or FedCollabState(state.members)
+            before = replace(before, members=state.members)
+            compared = yield from self._fedcollab.prepare(before, now)
+            state = replace(state, pairs=replace(compared, members=kit.Members({})))
         offered = sorted(group for group in state.held if group in state.group_models)
         new = [s for s in now.silos if s.name in state.probation and s.name not in state.beside]
         new = [silo for silo in new if silo.described]
@@ -294,6 +320,14 @@ class Auto(kit.Algorithm[AutoState]):
         if now.rounds - now.number < 2:
             return state  # no time is left to train anything else
         candidates = _distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
+        if state.pairs is not None and (structure := state.pairs.structure) is not None:
+            candidates = with_proposal(
+                candidates,
+                names,
+                state.pairs.planned,
+                "FedCollab, c auto",
+                whole=not structure.alone and set(names) <= set(structure.silos),
+            )
         groups = {group for c in candidates for group in c.groups if len(group) > 1}
         models = {group: _mean_alone(state, group) for group in sorted(groups)}
         kit.log.info("auto races %s", "; ".join(c.source for c in candidates))

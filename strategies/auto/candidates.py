@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,11 +40,14 @@ class Candidate:
     """A partition, and in words who proposes it.
 
     ``strength`` orders those of one kind: how long it lasts over log α, or its silhouette.
+    ``supported``: the silos' discriminators propose it for all of them, which have seen data where
+    the others have seen updates.
     """
 
     groups: tuple[kit.Group, ...]
     source: str
     strength: float = 0.0
+    supported: bool = False
 
 
 def trivial(names: Sequence[str], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
@@ -79,6 +82,33 @@ def between(
     ]
     known = {candidate.groups for candidate in trivial(names, minimums)}
     return tuple(c for c in _distinct(formed) if c.groups not in known)
+
+
+def with_proposal(
+    found: Sequence[Candidate],
+    names: Sequence[str],
+    groups: Sequence[kit.Group],
+    source: str,
+    *,
+    whole: bool,
+) -> tuple[Candidate, ...]:
+    """The candidates, and what somebody proposes who has not compared updates.
+
+    Args:
+        found: the candidates.
+        names: of the silos that race.
+        groups: proposed, others among them.
+        source: who proposes.
+        whole: it is of all silos, not only of those that could be compared: then it is supported.
+    """
+    here = [tuple(sorted(set(group) & set(names))) for group in groups]
+    placed = {name for group in here for name in group}
+    parts = [*(group for group in here if group), *((n,) for n in names if n not in placed)]
+    proposal = Candidate(tuple(sorted(parts)), source)
+    return tuple(
+        replace(candidate, supported=whole and candidate.groups == proposal.groups)
+        for candidate in _distinct([*found, proposal])
+    )
 
 
 def visible(found: Sequence[Candidate], before: Sequence[Candidate]) -> bool:

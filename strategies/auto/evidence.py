@@ -109,10 +109,12 @@ def standings_of(state: AutoState) -> list[Standing]:
 def choose(
     candidates: Sequence[Candidate], found: Sequence[Standing], sizes: Mapping[str, float]
 ) -> int:
-    """The candidate to hold: of those that are as good as the best, the one with most data.
+    """The candidate to hold: the one that is supported, if it is not out; else, of those that are
+    as good as the best, the one with most data.
 
-    What a few samples cannot tell apart is decided by what is known beforehand: that models of
-    more data have more to learn yet, and vary less.
+    What a few samples cannot tell apart is decided by what is known beforehand: what the silos'
+    discriminators say of their data; that models of more data have more to learn yet, and vary
+    less.
     """
 
     def data(candidate: Candidate) -> float:
@@ -120,6 +122,10 @@ def choose(
         totals = [(len(group), sum(sizes[n] for n in group)) for group in candidate.groups]
         return sum(n * total for n, total in totals) / sum(n for n, _ in totals)
 
+    both = zip(candidates, found, strict=True)
+    for number, (candidate, standing) in enumerate(both):
+        if candidate.supported and not standing.out:
+            return number
     near = [
         number
         for number, standing in enumerate(found)

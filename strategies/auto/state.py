@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.fedcollab.algorithm import FedCollabState
 from coterie.strategies.partition.race import Gain, Standing
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
@@ -60,6 +61,7 @@ class AutoState:
         dropped: candidates that are out of the race, and how they stood.
         models: group of several → the model that it races with.
         measured: group → silo → the last measurements of the model received.
+        pairs: what FedCollab knows of the silos, by their discriminators; None if it was not asked.
         untrained: silo → its error of w⁰.
         trainings: silo → how many passes over its samples it has made, a round's as one.
         held: the partition that holds, silos that are away included; empty before the first race.
@@ -79,6 +81,7 @@ class AutoState:
     dropped: tuple[tuple[Candidate, Standing], ...] = ()
     models: Mapping[kit.Group, Model] = field(default_factory=dict)
     measured: Mapping[kit.Group, Mapping[str, tuple[Measured, ...]]] = field(default_factory=dict)
+    pairs: FedCollabState | None = None
     untrained: Mapping[str, float] = field(default_factory=dict)
     trainings: Mapping[str, float] = field(default_factory=dict)
     held: tuple[kit.Group, ...] = ()
