@@ -152,14 +152,14 @@ class Lead:
         return text.replace("-", "−")
 
     def compared(self, gain: float, noise: float = math.nan) -> str:
-        """What a difference of errors is in words: ``erred 4.1 ± 1.2 points less often``."""
+        """A difference of a silo's errors in words: ``it erred 4.1 ± 1.2 points less often``."""
         size = self.gain(abs(gain), sign="")
         if math.isfinite(noise):
             size += f" ± {self.gain(noise, sign='')}"
-        if self._known.share:
-            return f"erred {size} points {'less' if gain >= 0 else 'more'} often"
+        if self.metric == wire.ERROR:
+            return f"it erred {size} points {'less' if gain >= 0 else 'more'} often"
         higher = self._known.higher == (gain >= 0)
-        return f"had {self._article} {self.title} {size} {self.points} {'higher' if higher else 'lower'}"
+        return f"its {self.title} was {size} {self.points} {'higher' if higher else 'lower'}"
 
     def error_of(self, value: float) -> float:
         """What is missing to the best, where the metric has this value.
