@@ -182,7 +182,7 @@ def _print_race(console: Console, run: Run, *, silo: str | None, number: int | N
     for sentence in (f"{run.name}, after round {found.round}:", *found.race):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if found.rows:
-        table = Table(*COLUMNS)
+        table = Table(*COLUMNS[: len(found.rows[0])])
         for row in found.rows:
             table.add_row(*map(Text, row))
         console.print(table)

@@ -17,7 +17,13 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.race import NEAR, quantile, shrunken_gains, standard_error
 
 MOST_NAMED = 6
-COLUMNS = ("partition", "held-out", "behind the best", "samples behind a model", "it would have won")
+COLUMNS = (
+    "partition",
+    "held-out",
+    "behind the best",
+    "samples behind a model",
+    "it would have won",
+)
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,7 @@ def _before_race(last: Round) -> Explanation:
         f"After round {last.round} every silo still trained alone, from the common initial model, "
         "so that it shows whose data is alike. No groups were compared yet."
     )
-    return Explanation(last.round, (text,), (), {n: "trained alone so far." for n in _here(last)})
+    return Explanation(last.round, (text,), (), dict.fromkeys(_here(last), "trained alone so far."))
 
 
 def _during_race(run: Run, last: Round) -> Explanation:
@@ -90,8 +96,9 @@ def _during_race(run: Run, last: Round) -> Explanation:
     else:
         text += " No silo had measured all of them yet."
     rows = tuple(
-        (name, run.lead.text(e.error), _behind(run.lead, e), _samples(e.samples), "")
+        (name, run.lead.text(e.error), _behind(run.lead, e), _samples(e.samples))
         for name, e in zip(names, entrants, strict=True)
+        if judges
     )
     why = "its place is decided when the race is over."
     return Explanation(last.round, (text,), rows, dict.fromkeys(_here(last), why))
@@ -142,9 +149,9 @@ class _Chosen:
                 "measured."
             )
         if verdict.own:
-            yield f"{_listed(verdict.own)} keeps or keep the model trained alone; see below."
+            yield f"Keeping the model trained alone: {_listed(verdict.own)}."
         if waiting := self.told[-1].grouping.probation or self._last.grouping.probation:
-            yield f"On probation, as a newcomer: {_listed(sorted(waiting))}."
+            yield f"Newcomers on probation: {_listed(sorted(waiting))}."
         yield from self._cost()
 
     @property
@@ -348,7 +355,7 @@ class _Chosen:
         return high
 
     def _lone(self, name: str) -> Iterable[str]:
-        """What a silo that is alone in the chosen partition measured of the groups it was offered."""
+        """What a silo that is alone measured of the groups that were tried for it."""
         verdict, trial = self.verdict, self.verdict.trials.get(name)
         alone = verdict.alone if verdict.alone is not None else verdict.winner
         if trial is None or not math.isfinite(trial.errors[alone]):
@@ -462,8 +469,8 @@ def _groups_text(verdict: Verdict) -> str:
     several = [group for group in verdict.chosen.groups if len(group) > 1]
     alone = [group[0] for group in verdict.chosen.groups if len(group) == 1]
     parts = ["{" + _listed(group, "") + "}" for group in several]
-    parts += [f"alone: {_listed(alone)}"] if alone else []
-    return "; ".join(parts)
+    parts += [f"alone {_listed(alone)}"] if alone else []
+    return " ".join(parts)
 
 
 def _listed(names: Sequence[str], last: str = " and ") -> str:
@@ -539,7 +546,7 @@ def _verdict_line(verdict: Verdict, lead: Lead) -> str:
     text += f" {_groups_text(verdict)}, held-out {lead.title} {lead.text(verdict.chosen.error)}"
     text += f"; beside it {_standing_list(others, lead)}" if others else ""
     own = verdict.own
-    return text + (f"; {_listed(own)} keep{'s' * (len(own) == 1)} the own model" if own else "")
+    return text + (f"; keeping the model trained alone: {_listed(own)}" if own else "")
 
 
 def _standing_list(entrants: Sequence[Entrant], lead: Lead) -> str:

@@ -59,7 +59,7 @@ def has_learned(state: AutoState) -> bool:
 
 
 def judges_of(state: AutoState, last: int = MEASURES) -> frozenset[str]:
-    """Silos that have measured every candidate so often; twice is after a training of its models."""
+    """Silos that have measured every candidate so often; twice is after its models have trained."""
     if not state.candidates:
         return frozenset()
     return frozenset.intersection(

@@ -117,7 +117,6 @@ def test_the_kinds_of_silos_are_found_without_being_told(two_kinds: RunResult) -
 def test_the_record_says_what_was_raced_and_what_it_cost(two_kinds: RunResult) -> None:
     phases = [report.details["phase"] for report in two_kinds.rounds]
     assert phases == sorted(phases, key=["look", "race", "hold"].index)
-    told = two_kinds.rounds[-1].details
     verdict = verdict_of(two_kinds)
     assert verdict["judges"] == sorted(errors(two_kinds))
     sources = [c["source"] for c in verdict["candidates"]]
