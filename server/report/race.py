@@ -206,7 +206,7 @@ class _Chosen:
             )
 
     def rows(self) -> Iterable[tuple[str, ...]]:
-        """Every partition, the chosen one first."""
+        """Every partition: the chosen one, those in the race to its end, the others."""
         for number, entrant in self._in_order():
             chosen = number == self.verdict.winner
             yield (
@@ -220,7 +220,12 @@ class _Chosen:
     def _in_order(self) -> list[tuple[int, Entrant]]:
         winner = self.verdict.winner
         rows = list(enumerate(self.verdict.entrants))
-        return sorted(rows, key=lambda row: (row[0] != winner, row[1].dropped, row[1].behind))
+
+        def place(row: tuple[int, Entrant]) -> tuple[bool, bool, int, float]:
+            number, one = row
+            return number != winner, one.dropped > 0, -one.dropped, one.behind
+
+        return sorted(rows, key=place)
 
     def _condition(self, number: int) -> str:
         """What it would have taken for another partition to win."""
