@@ -641,7 +641,10 @@ def dots(
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over rounds. ``label`` is written at the end; without one the line is thin."""
+    """Values over rounds. ``label`` is written at the end; without one the line is thin.
+
+    ``stops``: a cross says that it goes no further on purpose.
+    """
 
     x: Sequence[float]
     y: Sequence[float]
@@ -650,6 +653,7 @@ class Curve:
     tip: str = ""
     dashed: bool = False
     band: tuple[Sequence[float], Sequence[float]] | None = None
+    stops: bool = False
 
 
 def curves(lines: Sequence[Curve], layout: Layout, *, title: str, unit: str) -> Drawing:
@@ -669,9 +673,12 @@ def curves(lines: Sequence[Curve], layout: Layout, *, title: str, unit: str) -> 
             alpha=1.0 if line.label else 0.5,
             ls=(0, (5, 2)) if line.dashed else "-",
             zorder=3 if line.label else 2,
-            marker="o" if len(line.x) == 1 else None,
+            marker="o" if len(line.x) == 1 and not line.stops else None,
             ms=4,
         )
+        if line.stops and len(line.x):
+            end = (line.x[-1:], line.y[-1:])
+            axes.scatter(*end, marker="X", s=64, fc=line.colour, ec="none", zorder=4)
         if line.tip:
             drawing.tip(drawn, line.tip)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))

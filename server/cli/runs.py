@@ -194,9 +194,11 @@ def explain(
     runs_dir: options.RunsOption = None,
     federation: options.FederationOption = None,
 ) -> None:
-    """Explain why HCCT put each silo in its group.
+    """Explain why each silo is in its group, in a run of auto or hcct.
 
-    The table shows utilities, cosines, and the range of α in which the silo stays in its group.
+    Of auto: what was tried, what each silo measured, how sure that is, and what it would have
+    taken to choose otherwise. Of hcct: utilities, cosines, and the range of α in which the silo
+    stays in its group.
     """
     from coterie.server.report.explain import print_explanation
 

@@ -18,12 +18,15 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Seed of data, models and training.")] = 0,
     rounds: Annotated[int, typer.Option(min=6, max=500, help="Number of rounds.")] = 20,
     alpha: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0, help="HCCT: preference for more data. Larger values form larger groups."
+            min=0,
+            help="HCCT: preference for more data. Larger values form larger groups. [default: 50]",
         ),
-    ] = 50.0,
-    strategy: Annotated[str, typer.Option(help="hcct, fedgroup, fedcollab or fedgenp.")] = "hcct",
+    ] = None,
+    strategy: Annotated[
+        str, typer.Option(help="auto, hcct, fedgroup, fedcollab or fedgenp.")
+    ] = "hcct",
     folder: Annotated[
         Path | None,
         folder_option("Folder for all files of the demo. [default: runs/demo-<time>]", "--dir"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,9 +11,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie.server.report import race
 from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record import Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
+from coterie.strategies.errors import FederationError
 
 GROUP_STYLES = ("cyan", "yellow", "magenta", "green", "blue", "red", "bright_black")
 MAX_SILOS_SHOWN = 24
@@ -32,6 +34,8 @@ def showing(console: Console, progress: Progress) -> Iterator[Callable[[Event], 
             progress.feed(event)
             if event.kind == "budget":  # stays above the picture
                 live.console.print(Text(line_of(progress, event)), soft_wrap=True)
+            for line in _news(progress, event):
+                live.console.print(Text(line), soft_wrap=True)
             live.update(picture(progress))
 
         yield take
@@ -45,15 +49,16 @@ def _print_line(console: Console, progress: Progress, event: Event) -> None:
 
 
 def line_of(progress: Progress, event: Event) -> str:
-    """One event as a line of text, or nothing where it says nothing new."""
+    """One event as a line of text, more where a round brought news, or nothing."""
     if event.kind == "start":
         return f"{progress.title}: waiting for silos"
     if event.kind == "ready":
         return f"{progress.title}: {len(event.silos)} silos have joined: {', '.join(event.silos)}"
     if event.budget:
         return f"{progress.title}: {_budget_text(event.budget)}"
-    if event.report and not event.report.final:
-        return _round_line(progress, event.report)
+    if event.report:
+        line = [] if event.report.final else [_round_line(progress, event.report)]
+        return "\n".join(line + _news(progress, event))
     if event.kind == "end":
         why = f": {progress.error}" if progress.error else ""
         return f"{progress.title}: {progress.status} after {event.seconds:.1f} s{why}"
@@ -69,8 +74,19 @@ def _budget_text(budget: Budget) -> str:
     )
 
 
+def _news(progress: Progress, event: Event) -> list[str]:
+    """What a round of ``auto`` brought: a race, who is out of it, its end."""
+    if event.report is None:
+        return []
+    with suppress(FederationError):  # a damaged record costs only these lines
+        lines = race.news(event.report, progress.spent_on[0], progress.lead)
+        return [f"{progress.title}: {line}" for line in lines]
+    return []
+
+
 def _round_line(progress: Progress, report: Round) -> str:
     parts = [f"{progress.title}: round {report.round}/{progress.rounds}"]
+    parts += [doing] if (doing := race.activity(*progress.spent_on)) else []
     if progress.regrouped:
         parts.append("groups " + " ".join("{" + ", ".join(g) + "}" for g in report.groups))
     else:
@@ -105,10 +121,16 @@ def _headline(progress: Progress) -> RenderableType:
         Text(progress.title, style="bold"),
         Text(f"round {progress.round}/{progress.rounds or '?'}"),
         ProgressBar(total=max(progress.rounds, 1), completed=progress.round, width=24),
-        Text(progress.status, style="green" if progress.status == "completed" else "dim"),
+        Text(_status(progress), style="green" if progress.status == "completed" else "dim"),
         Text(_time_left(progress), style="dim"),
     )
     return row
+
+
+def _status(progress: Progress) -> str:
+    running = progress.status not in ("completed", "failed")
+    doing = race.activity(progress.phase, progress.racing) if running else ""
+    return f"{progress.status}, {doing}" if doing else progress.status
 
 
 def _time_left(progress: Progress) -> str:

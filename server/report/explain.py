@@ -1,7 +1,8 @@
 """``coterie explain``: why a silo is where it is, from a run's record.
 
 HCCT's groups maximise the silos' utilities. For every silo this prints its utility alone, in its
-group and in the best other group, its cosines, and the interval of α in which it would stay.
+group and in the best other group, its cosines, and the interval of α in which it would stay. Of
+``auto`` it prints what was raced and what every silo measured, in words (``race``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coterie.server.report.race import COLUMNS, explain_race
 from coterie.server.runs.record import FloatArray, Round, Run, Square, find_run, read_run
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.partition.coalition import HCCTUtility, evaluate
@@ -93,7 +95,7 @@ def explain(run: Run, *, number: int | None = None) -> tuple[int, list[Reason]]:
 
 def _compared(run: Run, number: int | None) -> tuple[Round, Square]:
     if run.strategy != "hcct":
-        raise _wrong(f"explain is for hcct; this run is {run.strategy}.")
+        raise _wrong(f"explain is for auto and hcct; this run is {run.strategy}.")
     found = [one for one in run.rounds if number in (None, one.round)]
     if not found:
         raise _wrong(f"round must be in [1, {len(run.rounds)}]. Got {number}.")
@@ -142,14 +144,16 @@ def _utility(objective: HCCTUtility, members: list[int], silo: int) -> float:
 def print_explanation(
     name: str, *, silo: str | None, number: int | None, root: Path | None
 ) -> None:
-    """Print the reasons as a table."""
+    """Print the reasons: a table of HCCT's, sentences of auto's."""
     folder = find_run(name, root)
-    at, reasons = explain(read_run(folder), number=number)
+    run, console = read_run(folder), wide(Console())
+    if run.strategy == "auto":
+        _print_race(console, run, silo=silo, number=number)
+        return
+    at, reasons = explain(run, number=number)
     shown = [reason for reason in reasons if silo in (None, reason.silo)]
     if not shown:
-        known = ", ".join(reason.silo for reason in reasons)
-        raise _wrong(f"no silo {silo!r} in round {at}. There are: {known}.")
-    console = wide(Console())
+        raise _unknown(silo, at, [reason.silo for reason in reasons])
     console.print(
         f"{folder.name}: groups formed after round {at}, α = {_alphas(reasons)}. "
         "Utility is −α/D + cosine; silos are where the total over all of them is largest.",
@@ -167,6 +171,27 @@ def print_explanation(
     for reason in shown:
         table.add_row(*_cells(reason, groups))
     console.print(table)
+
+
+def _print_race(console: Console, run: Run, *, silo: str | None, number: int | None) -> None:
+    """What was raced, and why each silo is where it is."""
+    found = explain_race(run, number=number)
+    shown = {name: text for name, text in found.silos.items() if silo in (None, name)}
+    if not shown:
+        raise _unknown(silo, found.round, list(found.silos))
+    for sentence in (f"{run.name}, after round {found.round}:", *found.race):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    if found.rows:
+        table = Table(*COLUMNS[: len(found.rows[0])])
+        for row in found.rows:
+            table.add_row(*map(Text, row))
+        console.print(table)
+    for name, text in shown.items():
+        console.print(Text.assemble((name, "bold"), f": {text}"), soft_wrap=True)
+
+
+def _unknown(silo: str | None, number: int, known: list[str]) -> FederationError:
+    return _wrong(f"no silo {silo!r} in round {number}. There are: {', '.join(known)}.")
 
 
 def _alphas(reasons: list[Reason]) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coterie.pictures.page import Page, Picture, Table
-from coterie.server.report import costs, hcct, similarity, training
+from coterie.server.report import auto, costs, hcct, similarity, training
 from coterie.server.report.story import (
     NO_NUMBER,
     Story,
@@ -112,6 +112,7 @@ def _tables(story: Story) -> dict[str, Table]:
     cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {
         "Every silo": _silo_table(story),
+        "Why each silo is where it is": auto.reasons_table(story),
         "Left out": Table(
             ("round", "silo", f"why{cut}"),
             [(str(number), name, why) for number, name, why in shown],
@@ -199,6 +200,7 @@ MAKERS: Sequence[Callable[[Story], Picture | str | None]] = (
     training.groups_picture,
     training.outcomes_picture,
     training.curves_picture,
+    auto.race_picture,
     similarity.matrix_picture,
     similarity.structure_picture,
     hcct.utilities_picture,

@@ -151,6 +151,16 @@ class Lead:
         text = "–" if math.isnan(gain) else format(self.scale * gain, f"{sign}{form}")
         return text.replace("-", "−")
 
+    def compared(self, gain: float, noise: float = math.nan) -> str:
+        """A difference of a silo's errors in words: ``it erred 4.1 ± 1.2 points less often``."""
+        size = self.gain(abs(gain), sign="")
+        if math.isfinite(noise):
+            size += f" ± {self.gain(noise, sign='')}"
+        if self.metric == wire.ERROR:
+            return f"it erred {size} points {'less' if gain >= 0 else 'more'} often"
+        higher = self._known.higher == (gain >= 0)
+        return f"its {self.title} was {size} {self.points} {'higher' if higher else 'lower'}"
+
     def error_of(self, value: float) -> float:
         """What is missing to the best, where the metric has this value.
 

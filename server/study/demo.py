@@ -9,6 +9,7 @@ thirds. FedGenP, which shares one model, is shown on kinds that differ in their 
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ from coterie.server.cli.view import collaboration_text, showing
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports
 from coterie.server.report.explain import end_text
+from coterie.server.report.race import explain_race
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Event, Run, Structure, read_whole
 from coterie.server.runs.record.follow import Progress
@@ -51,12 +53,19 @@ NUM_TEST = 70
 NEWCOMER, NEWCOMER_SIZE = "upright-late", 30
 LEAVERS = ("shifted-2", "over-2")
 GROUPING: Mapping[str, Mapping[str, Any]] = {
+    "auto": {"strategy": "auto"},
     "hcct": {"strategy": "hcct"},
     "fedgroup": {"strategy": "fedgroup", "num-groups": 3, "pretrain-epochs": 25},
     "fedcollab": {"strategy": "fedcollab", "c": 10.0},
     "fedgenp": {"strategy": "fedgenp"},
 }
-TITLES = {"hcct": "HCCT", "fedgroup": "FedGroup", "fedcollab": "FedCollab", "fedgenp": "FedGenP"}
+TITLES = {
+    "auto": "Auto",
+    "hcct": "HCCT",
+    "fedgroup": "FedGroup",
+    "fedcollab": "FedCollab",
+    "fedgenp": "FedGenP",
+}
 WITHOUT_GROUPS = ("fedgenp",)
 
 
@@ -118,8 +127,8 @@ def demo(
         seed: of data, models and training.
         rounds: at least 6, so that there is time to join and to leave.
         alpha: HCCT's preference for more data; by default the strategy's own.
-        strategy: ``hcct``; ``fedgroup`` with three groups and a long pre-training; ``fedcollab``;
-            ``fedgenp``.
+        strategy: ``hcct``; ``auto``; ``fedgroup`` with three groups and a long pre-training;
+            ``fedcollab``; ``fedgenp``.
         folder: for everything; by default a new one under ``runs/``.
         ports: of the SuperLink; by default free ones.
 
@@ -273,6 +282,9 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
         console.print(_group_table(outcome, title))
     else:
         console.print(GENERATORS_TEXT, soft_wrap=True)
+    if run.strategy == "auto":
+        for sentence in (*explain_race(run).race, f"Every silo's reasons: {_again(run)}"):
+            console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     if run.strategy == "hcct":
         console.print(_alpha_text(run), soft_wrap=True)
     if run.strategy == "fedcollab":
@@ -291,6 +303,12 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
     if grouping:
         plain.print(_group_table(outcome, title))
     plain.file.close()
+
+
+def _again(run: Run) -> str:
+    """What to type to hear more of a run."""
+    place = shlex.join(["--runs-dir", str(run.folder.parent)])
+    return f"coterie explain {shlex.quote(run.name)} {place}"
 
 
 GENERATORS_TEXT = (

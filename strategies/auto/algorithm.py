@@ -47,6 +47,7 @@ from coterie.strategies.auto.candidates import (
 from coterie.strategies.auto.evidence import (
     MEASURES,
     choose,
+    entrants_of,
     fits,
     gains_of,
     has_learned,
@@ -54,21 +55,29 @@ from coterie.strategies.auto.evidence import (
     measurement,
     noted,
     standings_of,
+    trials_of,
 )
 from coterie.strategies.auto.state import (
     AutoState,
+    Entrant,
+    Measured,
+    Placement,
     Verdict,
     group_of,
     handed_out,
     holding,
     trained_together,
 )
-from coterie.strategies.auto.told import entry, verdict_entry, verdict_text
+from coterie.strategies.auto.told import (
+    entrant_entry,
+    placement_entry,
+    verdict_entry,
+    verdict_text,
+)
 from coterie.strategies.baselines import probes
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.partition.race import Standing
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
@@ -90,9 +99,6 @@ PROBATION = 2
 """Rounds that a newcomer trains beside a group before it counts there."""
 EXTRA = 2
 """Rounds' worth of epochs in a round of the winner, while the budget lets it."""
-SURE_OF_OWN = 1.0
-"""Standard errors by which a silo's group must be expected to be worse for it than its own model,
-whose training is farther along when the two are measured."""
 MAX_PAIRED = 24
 """Silos up to which every pair of them is compared by a discriminator."""
 CHURN = 0.25
@@ -262,7 +268,7 @@ class Auto(kit.Algorithm[AutoState]):
 
     def absorb(self, state: AutoState, updates: kit.Updates, now: kit.Round) -> AutoState:
         """Aggregate what was trained, note what was measured, and see whether a phase is over."""
-        state = self._with_cost(state, updates, now)
+        state = self._with_cost(replace(state, number=now.number), updates, now)
         state = _with_alone(state, updates)
         state = _with_held(state, updates)
         if state.phase == "race":
@@ -372,7 +378,7 @@ class Auto(kit.Algorithm[AutoState]):
         found = standings_of(state)
         kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]
         if len(kept) > 1 and self._goes_on(state, kept, raced, now):
-            return _reduced(state, found)
+            return _reduced(state, now)
         return self._decided(state, now, complete=True)
 
     def _goes_on(
@@ -402,18 +408,18 @@ class Auto(kit.Algorithm[AutoState]):
         number = choose(state.candidates, found, state.members.sizes) if judges else 0
         winner = state.candidates[number]
         gains = gains_of(state, winner) if judges else {}
-        own = frozenset(
-            n for n, gain in gains.items() if gain.expected < -SURE_OF_OWN * gain.standard_error
-        )
-        raced = [*zip(state.candidates, found, strict=True), *state.dropped]
+        own = frozenset(name for name, gain in gains.items() if gain.own)
+        raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
         verdict = Verdict(
+            state.since,
             now.number,
-            tuple(candidate for candidate, _ in raced),
-            tuple(standing for _, standing in raced),
+            raced,
             tuple(sorted(judges)),
             number,
             gains,
-            complete,
+            trials=trials_of(state, [entrant.candidate for entrant in raced]),
+            shares=all(m.share for of in state.measured.values() for n in of for m in of[n]),
+            complete=complete,
         )
         kit.log.info("auto: %s", verdict_text(verdict, own))
         several = [group for group in winner.groups if len(group) > 1]
@@ -453,6 +459,7 @@ class Auto(kit.Algorithm[AutoState]):
             return state
         rounds = {name: count + (name in now.names) for name, count in state.probation.items()}
         held, models = list(state.held), dict(state.group_models)
+        placed = {name: own for name, own in state.placed.items() if name not in rounds}
         over = [n for n, count in rounds.items() if count >= PROBATION]
         for name in over:
             beside = state.beside.get(name)
@@ -461,6 +468,7 @@ class Auto(kit.Algorithm[AutoState]):
             alone, grouped = (own.get(name, ()) for own in measured)
             held = [g for g in held if name not in g or len(g) > 1]
             joins = group is not None and fits(alone, grouped)
+            placed[name] = _placement(now, group or (), alone, grouped, joins=joins)
             kit.log.info(
                 "auto: newcomer %s %s",
                 name,
@@ -476,6 +484,7 @@ class Auto(kit.Algorithm[AutoState]):
             state,
             held=tuple(sorted(held)),
             group_models=models,
+            placed=placed,
             probation={n: c for n, c in rounds.items() if n not in over},
             beside={n: _now_in(g, held) for n, g in state.beside.items() if n not in over},
         )
@@ -501,21 +510,23 @@ class Auto(kit.Algorithm[AutoState]):
         return state.phase != "hold"
 
     def details(self, state: AutoState) -> Mapping[str, Any]:
-        """The phase, what is raced, and the verdict."""
+        """The phase, what is raced, and in the round in which it is found the verdict."""
         told: dict[str, Any] = {
             "phase": state.phase,
             "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
         }
         if state.phase == "race":
-            told["candidates"] = [
-                {"source": c.source, "groups": [list(g) for g in c.groups]} | entry(s)
-                for c, s in zip(state.candidates, standings_of(state), strict=True)
-            ]
+            told["began"] = state.since
+            told["candidates"] = [entrant_entry(one) for one in entrants_of(state)]
             told["judges"] = sorted(judges_of(state))
-        elif state.verdict is not None:
-            told |= verdict_entry(state.verdict, state.own)
+        dropped = [one for one in state.dropped if one.dropped == state.number]
+        told |= {"dropped": [entrant_entry(one) for one in dropped]} if dropped else {}
+        if state.verdict is not None and state.verdict.round == state.number:
+            told["verdict"] = verdict_entry(state.verdict)
         if state.probation:
-            told["probation"] = sorted(state.probation)
+            told["probation"] = {n: list(state.beside.get(n, ())) for n in sorted(state.probation)}
+        if fresh := {n: p for n, p in state.placed.items() if p.round == state.number}:
+            told["placed"] = {name: placement_entry(fresh[name]) for name in sorted(fresh)}
         return told
 
 
@@ -625,17 +636,36 @@ def _with_raced(state: AutoState, updates: kit.Updates) -> AutoState:
     return replace(state, models=models, measured=measured)
 
 
-def _reduced(state: AutoState, found: Sequence[Standing]) -> AutoState:
+def _reduced(state: AutoState, now: kit.Round) -> AutoState:
     """Without the candidates that are out, and the groups that only these had."""
-    both = list(zip(state.candidates, found, strict=True))
-    kept = tuple(candidate for candidate, standing in both if not standing.out)
+    entrants = _with_dropped(entrants_of(state), now)
+    kept = tuple(one.candidate for one in entrants if not one.dropped)
     groups = {group for candidate in kept for group in candidate.groups}
     return replace(
         state,
         candidates=kept,
-        dropped=(*state.dropped, *(entry for entry in both if entry[1].out)),
+        dropped=(*state.dropped, *(one for one in entrants if one.dropped)),
         models={group: model for group, model in state.models.items() if group in groups},
     )
+
+
+def _with_dropped(entrants: Sequence[Entrant], now: kit.Round) -> tuple[Entrant, ...]:
+    """Those that are out as of this round say so."""
+    return tuple(replace(e, dropped=now.number) if e.standing.out else e for e in entrants)
+
+
+def _placement(
+    now: kit.Round,
+    group: kit.Group,
+    alone: Sequence[Measured],
+    grouped: Sequence[Measured],
+    *,
+    joins: bool,
+) -> Placement:
+    """What a newcomer measured last, and what became of it."""
+    last = [own[-1].error if own else float("nan") for own in (alone, grouped)]
+    count = next((own[-1].count for own in (alone, grouped) if own), 0.0)
+    return Placement(now.number, group, joins, count, *last)
 
 
 def _distinct_held(

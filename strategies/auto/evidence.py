@@ -8,14 +8,12 @@ import numpy as np
 
 from coterie import wire
 from coterie.strategies.auto.candidates import Candidate
-from coterie.strategies.auto.state import AutoState, Measured, group_of
-from coterie.strategies.partition.race import Gain, Standing, shrunken_gains, standings
+from coterie.strategies.auto.state import AutoState, Entrant, Measured, Trial, group_of
+from coterie.strategies.partition.race import NEAR, Gain, Standing, shrunken_gains, standings
 from coterie.strategies.rounds import kit
 
 MEASURES = 2
 """Of a model's last measurements, those whose mean counts."""
-NEAR = 1.0
-"""Standard errors within which the candidate whose groups have more data is taken."""
 LEARNED = 0.75
 """What alone must have brought the error to, as a share of that of w⁰, before a look is over early:
 until models have learned something their updates and errors say little."""
@@ -60,8 +58,8 @@ def has_learned(state: AutoState) -> bool:
     return bool(both) and now <= LEARNED * before
 
 
-def judges_of(state: AutoState) -> frozenset[str]:
-    """Silos that have measured every candidate, after a training of its models."""
+def judges_of(state: AutoState, last: int = MEASURES) -> frozenset[str]:
+    """Silos that have measured every candidate so often; twice is after its models have trained."""
     if not state.candidates:
         return frozenset()
     return frozenset.intersection(
@@ -70,7 +68,7 @@ def judges_of(state: AutoState) -> frozenset[str]:
                 name
                 for group in c.groups
                 for name, found in state.measured.get(group, {}).items()
-                if len(found) >= MEASURES
+                if len(found) >= last
             )
             for c in state.candidates
         )
@@ -87,14 +85,14 @@ def mean_of(found: Sequence[Measured]) -> Measured:
     )
 
 
-def standings_of(state: AutoState) -> list[Standing]:
-    """How the candidates stand; without judges, all alike."""
-    judges = sorted(judges_of(state))
+def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
+    """How the candidates stand by so many last measurements; without judges, all alike."""
+    judges = sorted(judges_of(state, last))
     if not judges:
         nothing = Standing(float("nan"), 0.0, float("nan"), False)
         return [nothing] * len(state.candidates)
     table = [
-        [mean_of(state.measured[group_of(c.groups, name)][name]) for name in judges]
+        [mean_of(state.measured[group_of(c.groups, name)][name][-last:]) for name in judges]
         for c in state.candidates
     ]
     errors = np.array([[m.error for m in row] for row in table])
@@ -117,11 +115,6 @@ def choose(
     less.
     """
 
-    def data(candidate: Candidate) -> float:
-        """Samples behind a silo's model, mean over silos."""
-        totals = [(len(group), sum(sizes[n] for n in group)) for group in candidate.groups]
-        return sum(n * total for n, total in totals) / sum(n for n, _ in totals)
-
     both = zip(candidates, found, strict=True)
     for number, (candidate, standing) in enumerate(both):
         if candidate.supported and not standing.out:
@@ -131,7 +124,35 @@ def choose(
         for number, standing in enumerate(found)
         if not standing.out and standing.behind <= NEAR * standing.standard_error
     ]
-    return max(near, key=lambda number: (data(candidates[number]), -found[number].behind))
+    return max(near, key=lambda n: (samples_behind(candidates[n], sizes), -found[n].behind))
+
+
+def samples_behind(candidate: Candidate, sizes: Mapping[str, float]) -> float:
+    """Training samples behind a silo's model, mean over silos."""
+    totals = [(len(group), sum(sizes[n] for n in group)) for group in candidate.groups]
+    return sum(n * total for n, total in totals) / sum(n for n, _ in totals)
+
+
+def entrants_of(state: AutoState) -> tuple[Entrant, ...]:
+    """Every candidate of the race that is on, with how it stands; no decision needs more."""
+    return tuple(
+        Entrant(candidate, standing, latest, samples_behind(candidate, state.members.sizes))
+        for candidate, standing, latest in zip(
+            state.candidates, standings_of(state), standings_of(state, last=1), strict=True
+        )
+    )
+
+
+def trials_of(state: AutoState, raced: Sequence[Candidate]) -> dict[str, Trial]:
+    """What every silo measured of the models that these candidates offered it."""
+    found = {}
+    for name in sorted(state.raced):
+        own = [state.measured.get(group_of(c.groups, name), {}).get(name, ()) for c in raced]
+        if any(own):
+            means = [mean_of(m) if m else None for m in own]
+            count = next(m.count for m in means if m)
+            found[name] = Trial(count, tuple(m.error if m else float("nan") for m in means))
+    return found
 
 
 def gains_of(state: AutoState, winner: Candidate) -> dict[str, Gain]:

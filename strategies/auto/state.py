@@ -27,26 +27,82 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class Entrant:
+    """A candidate of a race, and how it did when it was in it last.
+
+    Attributes:
+        candidate: itself.
+        standing: beside the best, by the measurements that decide.
+        latest: the same by every silo's last measurement alone, for a picture.
+        samples: behind a silo's model, mean over silos.
+        dropped: round in which it was out, 0 while it is in the race.
+    """
+
+    candidate: Candidate
+    standing: Standing
+    latest: Standing
+    samples: float
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one silo measured in a race.
+
+    Attributes:
+        count: of its samples that no model had been trained with.
+        errors: of the model that each entrant offered it; NaN of one that it did not measure.
+    """
+
+    count: float
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Why the groups are as they are, for the record.
 
     Attributes:
+        began: the round after which the race was opened.
         round: after which it was found.
-        candidates: that were raced, in order.
-        standings: of each, beside the best.
+        entrants: of the race: those that were in it to the end, then those that were out.
         judges: silos that measured all of them.
-        winner: number of the candidate.
+        winner: number of the entrant.
         gains: silo → what it gains by its group over training alone, where it measured both.
+        trials: silo → what it measured, of those that did.
+        shares: errors are shares of samples.
         complete: the race was over; otherwise the run ended before.
     """
 
+    began: int
     round: int
-    candidates: tuple[Candidate, ...]
-    standings: tuple[Standing, ...]
+    entrants: tuple[Entrant, ...]
     judges: tuple[str, ...]
     winner: int
     gains: Mapping[str, Gain] = field(default_factory=dict)
+    trials: Mapping[str, Trial] = field(default_factory=dict)
+    shares: bool = True
     complete: bool = True
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What became of a newcomer after its probation.
+
+    Attributes:
+        round: after which.
+        group: that it was measured against; empty where there was none.
+        joins: it is in that group now.
+        count: of its samples that neither model had been trained with.
+        alone, grouped: errors of its own model and of the group's; NaN where it kept them back.
+    """
+
+    round: int
+    group: kit.Group
+    joins: bool
+    count: float
+    alone: float
+    grouped: float
 
 
 @dataclass(frozen=True)
@@ -55,10 +111,11 @@ class AutoState:
 
     Attributes:
         members: models that the silos hold, sizes, and the groups of the last round.
+        number: the round that has just been absorbed.
         phase, since: what is done, and the round after which that began.
         alone: silo → what it has trained by itself from w⁰.
         candidates: of the race; in a look, what it has suggested so far.
-        dropped: candidates that are out of the race, and how they stood.
+        dropped: those that are out of the race.
         models: group of several → the model that it races with.
         measured: group → silo → the last measurements of the model received.
         pairs: what FedCollab knows of the silos, by their discriminators; None if it was not asked.
@@ -69,16 +126,18 @@ class AutoState:
         own: silos that keep their own model although they have a group.
         probation: newcomer → rounds that it has been here, since there are groups.
         beside: newcomer → the group that it is measured against.
+        placed: newcomers whose probation is over.
         raced: silos of the last race.
         verdict: of that race.
     """
 
     members: kit.Members
+    number: int = 0
     phase: Literal["look", "race", "hold"] = "look"
     since: int = 0
     alone: Mapping[str, Model] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = ()
-    dropped: tuple[tuple[Candidate, Standing], ...] = ()
+    dropped: tuple[Entrant, ...] = ()
     models: Mapping[kit.Group, Model] = field(default_factory=dict)
     measured: Mapping[kit.Group, Mapping[str, tuple[Measured, ...]]] = field(default_factory=dict)
     pairs: FedCollabState | None = None
@@ -89,6 +148,7 @@ class AutoState:
     own: frozenset[str] = frozenset()
     probation: Mapping[str, int] = field(default_factory=dict)
     beside: Mapping[str, kit.Group] = field(default_factory=dict)
+    placed: Mapping[str, Placement] = field(default_factory=dict)
     raced: frozenset[str] = frozenset()
     verdict: Verdict | None = None
 

@@ -6,53 +6,80 @@ from typing import Any
 
 import numpy as np
 
-from coterie.strategies.auto.state import Verdict
+from coterie.strategies.auto.state import Entrant, Placement, Verdict
 from coterie.strategies.partition.race import Standing
 
 
 def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
-    parts = []
-    for candidate, standing in zip(verdict.candidates, verdict.standings, strict=True):
-        parts.append(f"{candidate.source}: {100 * standing.error:.1f} %")
-    winner = verdict.candidates[verdict.winner]
+    parts = [
+        f"{one.candidate.source}: "
+        + (f"{100 * one.standing.error:.1f} %" if verdict.shares else f"{one.standing.error:.3g}")
+        for one in verdict.entrants
+        if np.isfinite(one.standing.error)
+    ]
+    winner = verdict.entrants[verdict.winner].candidate
     groups = "; ".join(", ".join(group) for group in winner.groups)
     keeping = f". They keep their own models: {', '.join(sorted(own))}" if own else ""
     return (
         f"{len(winner.groups)} group(s): {groups}. Held-out errors of {len(verdict.judges)} "
-        f"silo(s): {', '.join(parts)}{keeping}"
+        f"silo(s): {', '.join(parts) or 'none'}{keeping}"
     )
 
 
-def entry(standing: Standing) -> dict[str, Any]:
+def entrant_entry(one: Entrant) -> dict[str, Any]:
+    """``latest`` is what silos measured in that round alone, before the mean of several."""
+    return {
+        "source": one.candidate.source,
+        "groups": [list(group) for group in one.candidate.groups],
+        "samples": plain(one.samples),
+        **_standing_entry(one.standing),
+        "out": one.standing.out,
+        "latest": _standing_entry(one.latest),
+        **({"dropped": one.dropped} if one.dropped else {}),
+    }
+
+
+def _standing_entry(standing: Standing) -> dict[str, float | None]:
     return {
         "error": plain(standing.error),
         "behind": plain(standing.behind),
         "standard-error": plain(standing.standard_error),
-        "out": standing.out,
     }
 
 
-def verdict_entry(verdict: Verdict, own: frozenset[str]) -> dict[str, Any]:
+def verdict_entry(verdict: Verdict) -> dict[str, Any]:
     return {
-        "verdict": {
-            "round": verdict.round,
-            "complete": verdict.complete,
-            "judges": list(verdict.judges),
-            "winner": verdict.winner,
-            "candidates": [
-                {"source": c.source, "groups": [list(g) for g in c.groups]} | entry(s)
-                for c, s in zip(verdict.candidates, verdict.standings, strict=True)
-            ],
-            "gains": {
-                name: {
-                    "measured": plain(gain.measured),
-                    "expected": plain(gain.expected),
-                    "standard-error": plain(gain.standard_error),
-                    "own": name in own,
-                }
-                for name, gain in sorted(verdict.gains.items())
-            },
-        }
+        "began": verdict.began,
+        "round": verdict.round,
+        "complete": verdict.complete,
+        "shares": verdict.shares,
+        "judges": list(verdict.judges),
+        "winner": verdict.winner,
+        "candidates": [entrant_entry(one) for one in verdict.entrants],
+        "gains": {
+            name: {
+                "measured": plain(gain.measured),
+                "noise": plain(gain.noise),
+                "expected": plain(gain.expected),
+                "standard-error": plain(gain.standard_error),
+                "own": gain.own,
+            }
+            for name, gain in sorted(verdict.gains.items())
+        },
+        "trials": {
+            name: {"count": plain(trial.count), "errors": [plain(e) for e in trial.errors]}
+            for name, trial in sorted(verdict.trials.items())
+        },
+    }
+
+
+def placement_entry(one: Placement) -> dict[str, Any]:
+    return {
+        "group": list(one.group),
+        "joins": one.joins,
+        "count": plain(one.count),
+        "alone": plain(one.alone),
+        "grouped": plain(one.grouped),
     }
 
 

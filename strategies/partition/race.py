@@ -14,6 +14,11 @@ import numpy as np
 
 from coterie.strategies.partition._check import FloatArray
 
+NEAR = 1.0
+"""Standard errors within which a partition is as good as the best."""
+SURE_OF_OWN = 1.0
+"""Standard errors by which a silo's group must be expected to be worse for it than its own model,
+whose training is farther along when the two are measured."""
 SURE = 0.975
 """One-sided probability at which a partition is out of the race."""
 
@@ -99,13 +104,20 @@ class Gain:
 
     Attributes:
         measured: its own error alone less that in its group.
+        noise: standard error of ``measured``; NaN where nobody can say.
         expected: the same, drawn towards the mean over silos by how noisy its own is.
         standard_error: of ``expected``.
     """
 
     measured: float
+    noise: float
     expected: float
     standard_error: float
+
+    @property
+    def own(self) -> bool:
+        """The silo is better off with its own model, beyond doubt enough to keep it."""
+        return self.expected < -SURE_OF_OWN * self.standard_error
 
 
 def shrunken_gains(
@@ -136,7 +148,8 @@ def shrunken_gains(
     expected = mean + belief * (differences - mean)
     mean_variance = max(seen, float(noise.mean())) / len(differences)
     errors = np.sqrt(belief * noise + (1 - belief) ** 2 * mean_variance)
+    own = np.sqrt(noise) if shares or len(differences) > 1 else np.full(1, np.nan)
     return [
-        Gain(float(d), float(e), float(s))
-        for d, e, s in zip(differences, expected, errors, strict=True)
+        Gain(float(d), float(n), float(e), float(s))
+        for d, n, e, s in zip(differences, own, expected, errors, strict=True)
     ]

@@ -11,10 +11,10 @@ from rich.console import Console
 from coterie.server.study.demo import Outcome, demo
 
 
-def run(folder: Path, strategy: str = "hcct") -> tuple[Outcome, str]:
+def run(folder: Path, strategy: str = "hcct", rounds: int = 9) -> tuple[Outcome, str]:
     """A short demo, and what it printed."""
     console = Console(file=io.StringIO(), width=120)
-    outcome = demo(console, strategy=strategy, seed=3, rounds=9, folder=folder)
+    outcome = demo(console, strategy=strategy, seed=3, rounds=rounds, folder=folder)
     assert isinstance(console.file, io.StringIO)
     return outcome, console.file.getvalue()
 
@@ -35,6 +35,16 @@ def test_two_demos_of_one_seed_find_the_hidden_groups_and_give_identical_models(
     assert "α is the preference for more data" in text
     second, _ = run(tmp_path / "second")
     assert second.hashes == first.hashes
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+def test_a_demo_of_auto_finds_the_hidden_groups_and_says_how(tmp_path: Path) -> None:
+    outcome, text = run(tmp_path, "auto", rounds=15)
+    assert outcome.groups == outcome.hidden and "found exactly" in text
+    said = " ".join(text.split())
+    assert "Auto: a race opens between" in said and "Auto: the race is over: 3 groups" in said
+    assert "Chosen: 3 groups" in said and "coterie explain Auto-" in said
 
 
 @pytest.mark.nightly

@@ -19,6 +19,7 @@ from coterie.server.study.demo import KINDS, NEWCOMER, SIZES, demo, hidden_group
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.loop import RunResult
 from coterie.tasks import load_task
+from tests.commands import coterie
 
 ROUNDS = 6
 FOUND_BY = 4
@@ -106,6 +107,14 @@ def test_the_hidden_groups_are_those_of_the_kinds() -> None:
     assert sorted(map(len, groups)) == [3, 3, 4]
     assert next(group for group in groups if NEWCOMER in group)[0].startswith("upright")
     assert hidden_groups(["turned-1"]) == [["turned-1"]]
+
+
+def test_alpha_is_hcct_s_so_other_demos_are_not_refused_for_its_default() -> None:
+    """The seed is refused, which comes after the strategy's own keys."""
+    for strategy in ("auto", "fedgroup"):
+        done = coterie("demo", "--strategy", strategy, "--seed", "99999999999")
+        assert "seed must be" in done.stderr and "alpha" not in done.stderr
+    assert "alpha belongs to hcct" in coterie("demo", "--strategy", "auto", "--alpha", "3").stderr
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_the_alpha_that_auto_found_is_used() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"config": {"strategy": "fedavg"}}, "explain is for hcct"),
+        ({"config": {"strategy": "fedavg"}}, "explain is for auto and hcct; this run is fedavg"),
         ({"rounds": []}, "round must be in"),
     ],
 )

@@ -92,6 +92,12 @@ def errors(result: RunResult) -> dict[str, float]:
     return {name: error for name, (_, error, _) in result.rounds[-1].evaluation.items()}
 
 
+def verdict_of(result: RunResult) -> dict[str, Any]:
+    """Told in the round in which it was found."""
+    (found,) = [r.details["verdict"] for r in result.rounds if "verdict" in r.details]
+    return dict(found)
+
+
 @pytest.fixture(scope="module")
 def two_kinds() -> RunResult:
     return start(nodes([0, 0, 0, 5, 5, 5]))
@@ -111,15 +117,54 @@ def test_the_kinds_of_silos_are_found_without_being_told(two_kinds: RunResult) -
 def test_the_record_says_what_was_raced_and_what_it_cost(two_kinds: RunResult) -> None:
     phases = [report.details["phase"] for report in two_kinds.rounds]
     assert phases == sorted(phases, key=["look", "race", "hold"].index)
-    told = two_kinds.rounds[-1].details
-    verdict = told["verdict"]
+    verdict = verdict_of(two_kinds)
     assert verdict["judges"] == sorted(errors(two_kinds))
     sources = [c["source"] for c in verdict["candidates"]]
     assert {"everybody alone", "all together"} <= {s for one in sources for s in one.split("; ")}
     winner = verdict["candidates"][verdict["winner"]]
     assert tuple(map(tuple, winner["groups"])) == two_kinds.rounds[-1].groups
     assert all(gain["expected"] > 0 for gain in verdict["gains"].values())
-    assert max(told["trainings"].values()) <= 2 * ROUNDS
+    assert max(two_kinds.rounds[-1].details["trainings"].values()) <= 2 * ROUNDS
+
+
+def test_the_record_has_the_evidence_of_every_silo_once(two_kinds: RunResult) -> None:
+    verdict = verdict_of(two_kinds)
+    assert sum("verdict" in report.details for report in two_kinds.rounds) == 1
+    alone = next(
+        number
+        for number, one in enumerate(verdict["candidates"])
+        if all(len(group) == 1 for group in one["groups"])
+    )
+    for name, trial in verdict["trials"].items():
+        assert trial["count"] == 12, "a fifth of sixty"
+        assert len(trial["errors"]) == len(verdict["candidates"])
+        gain, own = verdict["gains"][name], trial["errors"]
+        assert gain["measured"] == pytest.approx(own[alone] - own[verdict["winner"]], abs=1e-5)
+        assert gain["noise"] > 0
+    for number, one in enumerate(verdict["candidates"]):
+        measured = [trial["errors"][number] for trial in verdict["trials"].values()]
+        if one.get("dropped") in (None, verdict["round"]):  # others were out before
+            assert one["error"] == pytest.approx(np.mean(measured), abs=1e-5)
+    winner = verdict["candidates"][verdict["winner"]]
+    assert winner["samples"] == 180, "three silos of sixty"
+
+
+def test_the_record_says_in_which_round_a_candidate_was_out(two_kinds: RunResult) -> None:
+    verdict = verdict_of(two_kinds)
+    raced = [r for r in two_kinds.rounds if r.details["phase"] == "race"]
+    assert raced[0].round == verdict["began"]
+    for one in verdict["candidates"]:
+        assert bool(one.get("dropped")) == one["out"]
+        there = [r.round for r in raced if one["groups"] in _groups_of(r, "candidates")]
+        assert there[0] == verdict["began"]
+        assert there[-1] == (one.get("dropped") or verdict["round"]) - 1
+    told = [r for r in raced if "dropped" in r.details]
+    for report in told:
+        assert all(one["dropped"] == report.round for one in report.details["dropped"])
+
+
+def _groups_of(report: RoundReport, key: str) -> list[Any]:
+    return [one["groups"] for one in report.details[key]]
 
 
 def test_the_order_in_which_silos_are_listed_does_not_matter(two_kinds: RunResult) -> None:
@@ -184,7 +229,7 @@ def test_silos_that_keep_their_errors_back_are_grouped_by_what_the_others_measur
     for silo in (silos[0], silos[4]):
         silo["metrics"] = "train-loss"
     result = start(silos)
-    assert result.rounds[-1].details["verdict"]["judges"] == [
+    assert verdict_of(result)["judges"] == [
         "s1-by-0", "s2-by-0", "s3-by-5", "s5-by-5"
     ]  # fmt: skip
     assert [len(group) for group in result.rounds[-1].groups] == [3, 3]
@@ -215,6 +260,12 @@ def test_a_newcomer_finds_its_group_and_one_of_another_kind_stays_alone() -> Non
     assert (late[1],) in groups
     joined = next(r for r in result.rounds if late[0] in r.joined)
     assert (late[0],) in joined.groups, "on probation it does not count in the group"
+    told = {n: (r.round, p) for r in result.rounds for n, p in r.details.get("placed", {}).items()}
+    assert joined.details["probation"][late[0]] == ["s0-by-0", "s1-by-0", "s2-by-0"]
+    number, placed = told[late[0]]
+    assert number == joined.round + 1 and placed["joins"] and placed["count"] == 20
+    assert placed["grouped"] <= placed["alone"]
+    assert not told[late[1]][1]["joins"] and told[late[1]][1]["grouped"] > 0.5
 
 
 def test_the_others_stay_together_when_one_leaves() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,11 @@ def events(
 
 @dataclass
 class Progress:
-    """What a run's events add up to; the live view draws this and nothing else."""
+    """What a run's events add up to; the live view draws this and nothing else.
+
+    ``phase`` and ``racing`` are what ``auto`` does now, and how many partitions it races;
+    ``spent_on`` the same of the last round.
+    """
 
     title: str
     rounds: int = 0
@@ -95,6 +100,9 @@ class Progress:
     round_seconds: list[float] = field(default_factory=list)
     bytes: int = 0
     states: dict[str, str] = field(default_factory=dict)
+    phase: str = ""
+    racing: int = 0
+    spent_on: tuple[str, int] = ("", 0)
     error: str = ""
     lead: Lead = field(default_factory=Lead)
     started: float = field(default_factory=time.monotonic)
@@ -140,10 +148,18 @@ class Progress:
         if report.evaluation:
             self.errors |= report.kept_errors
             self.evaluated = report.evaluated_round
+        self._feed_phase(report)
         self.samples |= {name: silo.num_examples for name, silo in report.silos.items()}
         self.bytes += sum(report.num_bytes)
         if not report.final:
             self.round_seconds.append(sum(self.seconds.values()))
+
+    def _feed_phase(self, report: Round) -> None:
+        with suppress(FederationError):  # a damaged record costs only these words
+            told = report.grouping
+            if told.phase:
+                self.spent_on = self.phase or "look", self.racing
+                self.phase, self.racing = told.phase, len(told.entrants)
 
     @property
     def mean_error(self) -> float | None:

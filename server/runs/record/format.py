@@ -27,6 +27,10 @@ ROUND_KEYS = frozenset(
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
+FINAL_KEYS = frozenset(
+    {"final-evaluation", "final-groups", "final-phases", "final-details", "guard"}
+)
+"""Keys of a run of which one is there when something came after its last round."""
 
 
 # ---------------------------------------------------------------- a round
@@ -114,7 +118,7 @@ def _rounds(told: Fields) -> Iterator[Round]:
 
 
 def _final_of(told: Fields, last: int) -> Round | None:
-    if not {"final-evaluation", "final-groups", "final-phases", "guard"} & told.values.keys():
+    if not FINAL_KEYS & told.values.keys():
         return None
     return Round(
         round=last,
@@ -123,6 +127,7 @@ def _final_of(told: Fields, last: int) -> Round | None:
         evaluation=told.evaluation("final-evaluation"),
         metrics=told.figures("final-metrics"),
         phases={kind: one.read(PhaseReport) for kind, one in told.each("final-phases")},
+        details=clean_within(told.of("final-details", dict)),
         guard={name: one.read(GuardReport) for name, one in told.inside("guard").each("silos")},
         final=True,
     )
@@ -175,6 +180,7 @@ def _plain(run: Run) -> dict[str, Any]:
         "final-evaluation": _plain_evaluation(final.evaluation) or None,
         "final-metrics": {name: dict(own) for name, own in final.metrics.items()} or None,
         "final-groups": final.groups if final.evaluation else None,
+        "final-details": _news(final, run.rounds[-1:]) or None,
         "guard": _plain_guard(final.guard) if final.guard else None,
         "error": run.error or None,
         "seconds": known(run.seconds),
@@ -183,6 +189,15 @@ def _plain(run: Run) -> dict[str, Any]:
         "collaboration": plain(run.collaboration),
     }
     return always | {key: value for key, value in where_known.items() if value is not None}
+
+
+def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:
+    """What the strategy says after the last round and did not say in it, without what is large."""
+    told: dict[str, Any] = {}
+    for one in last:
+        told |= one.grouping.without_matrices()
+    now = final.grouping.without_matrices()
+    return {key: value for key, value in now.items() if key not in told or told[key] != value}
 
 
 def _plain_guard(guard: Mapping[str, GuardReport]) -> dict[str, Any]:

@@ -10,6 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.server.runs.record.race import (
+    Entrant,
+    Placement,
+    Verdict,
+    entrants_of,
+    placements_of,
+    verdict_of,
+)
 from coterie.server.runs.record.values import Fields, Groups, Kind
 from coterie.strategies.errors import refused
 
@@ -143,6 +151,47 @@ class Grouping:
         """FedCollab's, of a round in which there are some."""
         told = self._whole("discriminators", Fields.inside)
         return told.read(DiscriminatorWork) if told.values else None
+
+    @property
+    def phase(self) -> str:
+        """Of ``auto``, after the round: ``look``, ``race`` or ``hold``."""
+        return self._whole("phase", Fields.text)
+
+    @property
+    def entrants(self) -> tuple[Entrant, ...]:
+        """The partitions that are raced in the next round."""
+        return self._whole("candidates", entrants_of)
+
+    @property
+    def dropped(self) -> tuple[Entrant, ...]:
+        """Those that are out of the race as of this round; see ``verdict`` for its last round."""
+        return self._whole("dropped", entrants_of)
+
+    @property
+    def judges(self) -> tuple[str, ...]:
+        """Silos that have measured all partitions of a race."""
+        return self._whole("judges", Fields.names)
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """How a race ended, in its last round."""
+        return self._whole("verdict", verdict_of)
+
+    @property
+    def trainings(self) -> Mapping[str, float]:
+        """Passes over its samples that each silo has made."""
+        return self._whole("trainings", Fields.numbers)
+
+    @property
+    def probation(self) -> Mapping[str, tuple[str, ...]]:
+        """Newcomer → the group beside which it trains for now."""
+        told = self._whole("probation", Fields.inside)
+        return {name: told.names(name) for name in told.values}
+
+    @property
+    def placed(self) -> Mapping[str, Placement]:
+        """Newcomer → what became of it in this round."""
+        return self._whole("placed", placements_of)
 
     def without_matrices(self) -> dict[str, Any]:
         """The details, and the structure in them, without what is large."""

@@ -1,0 +1,99 @@
+"""Pictures of ``auto``: its race, round by round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import partial
+from itertools import cycle
+
+from coterie.pictures import charts
+from coterie.pictures.page import Picture, Table
+from coterie.pictures.style import GROUPS, LIGHT
+from coterie.server.report.race import COLUMNS, Explanation, explain_race, titles
+from coterie.server.report.story import Story
+from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record import Entrant, Groups, Round, Verdict
+
+
+def _explained(story: Story) -> Explanation | None:
+    auto = story.run.strategy == "auto" and story.run.rounds
+    return explain_race(story.run) if auto else None
+
+
+def race_picture(story: Story) -> Picture | str | None:
+    """The held-out error of every partition over the rounds of the last race."""
+    found = _explained(story)
+    if found is None:
+        return None
+    if found.verdict is None:
+        return "no picture of the race: it was not decided"
+    if not found.verdict.judges:
+        return f"no picture of the race: {found.race[1]}"
+    told = [*story.run.rounds, *([story.run.final] if story.run.final else [])]
+    lines = list(_lines(found.verdict, told, story.run.lead))
+    title = "Which groups were tried, and which won"
+    caption = (
+        f"{' '.join(found.race)} Lines are means over silos of what they measured in each round of "
+        "the race, on the models that they received in it. A band is one standard error of the "
+        "distance to the best partition; a cross ends a partition that was out."
+    )
+    draw = partial(charts.curves, lines, title=title, unit=f"held-out {story.run.lead.label}")
+    return Picture("race", title, caption, draw, Table(COLUMNS, found.rows))
+
+
+def _lines(verdict: Verdict, told: Iterable[Round], lead: Lead) -> Iterable[charts.Curve]:
+    """One for each partition."""
+    places = _places(verdict, told)
+    colours = cycle(LIGHT[name] for name in GROUPS)
+    names = titles(verdict.entrants, short=True)
+    for number, (entrant, name) in enumerate(zip(verdict.entrants, names, strict=True)):
+        alone = number == verdict.alone
+        colour = LIGHT["alone"] if alone else next(colours)
+        points = [(at, e.latest) for at, e in places[entrant.groups]]
+        points = [(at, one) for at, one in points if math.isfinite(one.error)]
+        spread = [_or_zero(one.standard_error) for _, one in points]
+        means = [lead.scale * one.error for _, one in points]
+        band = (
+            [m - lead.scale * s for m, s in zip(means, spread, strict=True)],
+            [m + lead.scale * s for m, s in zip(means, spread, strict=True)],
+        )
+        won = number == verdict.winner
+        yield charts.Curve(
+            [at for at, _ in points],
+            means,
+            colour,
+            f"{name}, chosen" if won else name,
+            tip=f"{name}: {lead.text(entrant.error)}",
+            dashed=alone,
+            band=band if any(spread) else None,
+            stops=bool(entrant.dropped),
+        )
+
+
+def _places(verdict: Verdict, told: Iterable[Round]) -> dict[Groups, list[tuple[int, Entrant]]]:
+    """Partition → how it stood after each round in which it was measured."""
+    found: dict[Groups, list[tuple[int, Entrant]]] = {e.groups: [] for e in verdict.entrants}
+    for one in told:
+        if verdict.began < one.round < verdict.round and not one.final:
+            for entrant in (*one.grouping.entrants, *one.grouping.dropped):
+                found.get(entrant.groups, []).append((one.round, entrant))
+    for entrant in verdict.entrants:
+        if entrant.dropped in (0, verdict.round):
+            known = found[entrant.groups]
+            if not known or known[-1][0] < verdict.round:
+                known.append((verdict.round, entrant))
+    return found
+
+
+def _or_zero(value: float) -> float:
+    return value if math.isfinite(value) else 0.0
+
+
+def reasons_table(story: Story) -> Table:
+    """Why every silo is where it is; without rows for another strategy."""
+    try:
+        found = _explained(story)
+    except Exception:  # damaged values of a record from elsewhere: the picture's gap names them
+        found = None
+    return Table(("silo", "why"), [] if found is None else list(found.silos.items()))

@@ -1,0 +1,559 @@
+"""Why ``auto`` chose the groups that it chose, in words, from a run's record.
+
+First the race as a whole, then every silo: what it measured, how sure that is, what was chosen for
+it, and what it would have taken to choose otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from coterie.server.runs.metrics import Lead
+from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.partition.race import NEAR, quantile, shrunken_gains, standard_error
+
+MOST_NAMED = 6
+COLUMNS = (
+    "partition",
+    "held-out",
+    "behind the best",
+    "samples behind a model",
+    "it would have won",
+)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``coterie explain`` says of a run of ``auto``.
+
+    Attributes:
+        round: after which it holds.
+        race: sentences on the race as a whole.
+        rows: of a table of the partitions; see ``COLUMNS``.
+        silos: silo → sentences.
+        verdict: that it speaks of; None before there is one.
+    """
+
+    round: int
+    race: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    silos: Mapping[str, str]
+    verdict: Verdict | None = None
+
+
+def explain_race(run: Run, *, number: int | None = None) -> Explanation:
+    """Explain the groups after a round, by default the last.
+
+    Raises:
+        FederationError: there is no such round, or what the record has of it is damaged.
+    """
+    rounds = [one for one in run.rounds if number is None or one.round <= number]
+    if not rounds or number not in (None, rounds[-1].round):
+        raise FederationError(
+            f"round must be in [1, {len(run.rounds)}]. Got {number}."
+            if run.rounds
+            else "no round of this run is recorded, so there is nothing to explain yet.",
+            exit_code=EXIT_CONFIG,
+        )
+    ending = number is None or rounds[-1] is run.rounds[-1]
+    told = [*rounds, *([run.final] if run.final and ending else [])]
+    verdict = next((v for one in reversed(told) if (v := one.grouping.verdict)), None)
+    last = rounds[-1]
+    if last.grouping.phase == "race" and (verdict is None or verdict.round < last.round):
+        return _during_race(run, last)
+    if verdict is None:
+        return _before_race(last)
+    chosen = _Chosen(run, verdict, told)
+    return Explanation(
+        last.round, tuple(chosen.race()), tuple(chosen.rows()), dict(chosen.silos()), verdict
+    )
+
+
+# ---------------------------------------------------------------- before there is a verdict
+
+
+def _before_race(last: Round) -> Explanation:
+    text = (
+        f"After round {last.round} every silo still trained alone, from the common initial model, "
+        "so that it shows whose data is alike. No groups were compared yet."
+    )
+    return Explanation(last.round, (text,), (), dict.fromkeys(_here(last), "trained alone so far."))
+
+
+def _during_race(run: Run, last: Round) -> Explanation:
+    entrants, judges = last.grouping.entrants, last.grouping.judges
+    names = titles(entrants)
+    text = (
+        f"After round {last.round} a race between {len(entrants)} partitions was going on: "
+        f"{'; '.join(names)}."
+    )
+    if judges:
+        text += f" So far {_count(judges, 'silo')} measured all of them."
+    else:
+        text += " No silo had measured all of them yet."
+    rows = tuple(
+        (name, run.lead.text(e.error), _behind(run.lead, e), _samples(e.samples))
+        for name, e in zip(names, entrants, strict=True)
+        if judges
+    )
+    why = "its place is decided when the race is over."
+    return Explanation(last.round, (text,), rows, dict.fromkeys(_here(last), why))
+
+
+def _here(last: Round) -> list[str]:
+    return sorted(name for group in last.groups for name in group)
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A verdict, and the rounds up to which it is explained."""
+
+    run: Run
+    verdict: Verdict
+    told: Sequence[Round]
+
+    @property
+    def lead(self) -> Lead:
+        return self.run.lead
+
+    @property
+    def names(self) -> list[str]:
+        return titles(self.verdict.entrants)
+
+    # ------------------------------------------------------------ the race
+
+    def race(self) -> Iterable[str]:
+        """The sentences on it as a whole."""
+        verdict = self.verdict
+        yield self._how()
+        if not verdict.judges:
+            yield (
+                "No silo said how good the models were on samples that it held out (policies may "
+                "keep that back, with metrics in silo.toml), so nobody could judge the race. "
+                "Everybody trains alone."
+            )
+        else:
+            yield f"Chosen: {self.names[verdict.winner]}: {_groups_text(verdict)}. {self._why()}"
+        silent = [name for name in verdict.silos if name not in verdict.judges]
+        if silent and verdict.judges:
+            yield (
+                f"{_listed(silent)} did not measure every partition (the silo's policy keeps "
+                "errors back, it has too few samples, or it was away): placed by what the others "
+                "measured."
+            )
+        if verdict.own:
+            yield f"Keeping the model trained alone: {_listed(verdict.own)}."
+        if waiting := self.told[-1].grouping.probation or self._last.grouping.probation:
+            yield f"Newcomers on probation: {_listed(sorted(waiting))}."
+        yield from self._cost()
+
+    @property
+    def _last(self) -> Round:
+        return next(one for one in reversed(self.told) if not one.final)
+
+    def _how(self) -> str:
+        verdict, first = self.verdict, self.verdict.began + 1
+        rounds = f"rounds {first}–{verdict.round}" if verdict.round > first else f"round {first}"
+        counts = [verdict.trials[n].count for n in verdict.judges if n in verdict.trials]
+        text = f"A race of {len(verdict.entrants)} partitions in {rounds} decided"
+        if counts:
+            low, high = min(counts), max(counts)
+            each = f"{low:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+            text += (
+                f", judged by {_count(verdict.judges, 'silo')} on {each} samples each that no "
+                f"model had been trained with ({self.lead.title}: {self.lead.direction}; ± is one "
+                "standard error)"
+            )
+        if not verdict.complete:
+            text += ". The run ended before the race did, so it took the best so far"
+        return f"{text}."
+
+    def _why(self) -> str:
+        chosen = self.verdict.chosen
+        best = next((e for e in self.verdict.entrants if e.behind == 0 and not e.dropped), chosen)
+        others = [e for e in self.verdict.entrants if e is not chosen and not e.out]
+        measured = f"{self.lead.text(chosen.error)} on average over silos"
+        if not others:
+            return f"It had {measured}; all others were out, as worse beyond chance."
+        if best is chosen:
+            return f"It had the best held-out {self.lead.title}, {measured}."
+        where = self.names[self.verdict.entrants.index(best)]
+        return (
+            f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the best "
+            f"({where}), which a few samples cannot tell apart; of equally good partitions the one "
+            f"whose models have most data behind them is taken ({_samples(chosen.samples)} samples "
+            f"against {_samples(best.samples)})."
+        )
+
+    def _cost(self) -> Iterable[str]:
+        passes = self._last.grouping.trainings
+        rounds = Counter(name for one in self.told if not one.final for name in one.silos)
+        times = [passes[name] / rounds[name] for name in passes if rounds[name]]
+        if times:
+            low, high = f"{min(times):.1f}", f"{max(times):.1f}"
+            budget = self.run.config.get("budget")
+            within = f" (budget: {budget:g})" if isinstance(budget, int | float) else ""
+            yield (
+                f"Cost so far: {low if low == high else f'{low} to {high}'} passes over a silo's "
+                f"samples for each one that FedAvg makes{within}."
+            )
+
+    def rows(self) -> Iterable[tuple[str, ...]]:
+        """Every partition: the chosen one, those in the race to its end, the others."""
+        for number, entrant in self._in_order():
+            chosen = number == self.verdict.winner
+            yield (
+                f"{self.names[number]}{' – chosen' if chosen else ''}",
+                self.lead.text(entrant.error),
+                _behind(self.lead, entrant),
+                _samples(entrant.samples),
+                "" if chosen else self._condition(number),
+            )
+
+    def _in_order(self) -> list[tuple[int, Entrant]]:
+        winner = self.verdict.winner
+        rows = list(enumerate(self.verdict.entrants))
+
+        def place(row: tuple[int, Entrant]) -> tuple[bool, bool, int, float]:
+            number, one = row
+            return number != winner, one.dropped > 0, -one.dropped, one.behind
+
+        return sorted(rows, key=place)
+
+    def _condition(self, number: int) -> str:
+        """What it would have taken for another partition to win."""
+        lead, verdict, other = self.lead, self.verdict, self.verdict.entrants[number]
+        if not verdict.judges:
+            return "if any silo had measured"
+        if other.dropped:
+            limit = quantile(len(verdict.judges)) * other.standard_error
+            return (
+                f"no: out after round {other.dropped}, as it was more than {_points(lead, limit)} "
+                "behind"
+            )
+        if other.samples > verdict.chosen.samples:
+            limit = NEAR * other.standard_error
+            return f"if it had been at most {_points(lead, limit)} behind the best"
+        behind, noise = self._paired(number)
+        if not math.isfinite(noise) or noise == 0:
+            return "no: it made the same errors, with less data behind its models"
+        need = f"if the chosen one had been more than {_points(lead, NEAR * noise)} worse than it"
+        return need + (f" (it was {_points(lead, behind)} better)" if behind > 0 else "")
+
+    def _paired(self, number: int) -> tuple[float, float]:
+        """By how much another partition is behind the chosen one, and its standard error."""
+        from numpy import array, isfinite
+
+        trials = [self.verdict.trials[n] for n in self.verdict.judges if n in self.verdict.trials]
+        other = array([trial.errors[number] for trial in trials])
+        chosen = array([trial.errors[self.verdict.winner] for trial in trials])
+        counts = array([trial.count for trial in trials])
+        known = isfinite(other) & isfinite(chosen) & (counts > 0)
+        if not known.any() or not (other - chosen)[known].any():
+            return 0.0, math.nan
+        return _difference(other[known], chosen[known], counts[known], shares=self.verdict.shares)
+
+    # ------------------------------------------------------------ every silo
+
+    def silos(self) -> Iterable[tuple[str, str]]:
+        """Silo → its sentences, of all that took part so far."""
+        placed = {n: (one.round, p) for one in self.told for n, p in one.grouping.placed.items()}
+        waiting = self._last.grouping.probation
+        here = set(_here(self.told[-1]))
+        for name in sorted({*self.verdict.silos, *placed, *waiting, *here}):
+            if name in placed and placed[name][0] >= self.verdict.round:
+                text = self._newcomer(*placed[name])
+            elif name in self.verdict.silos:
+                text = self._raced(name)
+            elif name in waiting:
+                beside = f" beside {_listed(waiting[name])}" if waiting[name] else ""
+                text = f"a newcomer on probation: it trains{beside} and alone, and is placed then."
+            else:
+                text = "came after the race; it trains alone until it has been measured."
+            yield name, text if name in here else f"is gone now. Before: {text}"
+
+    def _raced(self, name: str) -> str:
+        group = next(group for group in self.verdict.chosen.groups if name in group)
+        others = [other for other in group if other != name]
+        if not others:
+            return " ".join(("trains alone.", *self._lone(name)))
+        gain = self.verdict.gains.get(name)
+        if gain is None or name not in self.verdict.trials:
+            return (
+                f"grouped with {_listed(others)}. It did not measure the two models, so it is "
+                "placed by what the others measured; its own errors would count if its policy let "
+                "them leave."
+            )
+        trial = self.verdict.trials[name]
+        known = self.verdict.alone
+        own = "" if known is None else f" ({self._two(name, self.verdict.winner, known)})"
+        count = f"{trial.count:.0f} sample{'s' if trial.count != 1 else ''}"
+        kept = "but keeps the model that it trained alone" if gain.own else "and holds its model"
+        better = "better" if gain.expected >= 0 else "worse"
+        return (
+            f"grouped with {_listed(others)}, {kept}. On {count} that no model had seen "
+            f"{self.lead.compared(gain.measured, gain.noise)} in its group than alone{own}. With "
+            f"what the other silos measured, its group is expected to be "
+            f"{self.lead.gain(abs(gain.expected), sign='')} ± "
+            f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it. "
+            f"{self._turning(name)}"
+        )
+
+    def _two(self, name: str, one: int, other: int) -> str:
+        errors = self.verdict.trials[name].errors
+        return f"{self.lead.text(errors[one])} against {self.lead.text(errors[other])}"
+
+    def _turning(self, name: str) -> str:
+        """What it would have taken for a silo of a group to hold the other model."""
+        gain = self.verdict.gains[name]
+        to = "would have taken its group's model" if gain.own else "would have kept its own model"
+        if self.verdict.shares and (answers := self._answers(name)) is not None:
+            count = f"{self.verdict.trials[name].count:.0f}"
+            kind = "fewer" if gain.own else "more"
+            if answers == 0:
+                held, most = ("keep its own model", "no") if gain.own else ("hold it", "only")
+                return f"It would {held} even if its group's had given {most} wrong answers."
+            wrong = "wrong answer" if answers == 1 else "wrong answers"
+            return f"It {to} if its group's had given {answers} {kind} {wrong} of {count}."
+        limit = self.lead.gain(gain.standard_error, sign="")
+        worse = "less than" if gain.own else "more than"
+        return f"It {to} if its group were expected to be {worse} {limit} {self.lead.points} worse."
+
+    def _answers(self, name: str) -> int | None:
+        """How many of its answers in the group, at least, decide which model a silo holds.
+
+        Fewer wrong ones for a silo that keeps its own, more for others; 0: not even all of them.
+        None where the record does not say what every silo measured.
+        """
+        verdict, alone = self.verdict, self.verdict.alone
+        names = [n for n in verdict.gains if n in verdict.trials]
+        if alone is None or len(names) < len(verdict.gains):
+            return None
+        trials = [verdict.trials[n] for n in names]
+        one = [trial.errors[alone] for trial in trials]
+        other = [trial.errors[verdict.winner] for trial in trials]
+        counts = [trial.count for trial in trials]
+        place = names.index(name)
+        if not all(map(math.isfinite, [*one, *other])) or min(counts) <= 0:
+            return None
+        own, count, wrong = verdict.gains[name].own, counts[place], other[place] * counts[place]
+        most = math.floor(wrong + 1e-6) if own else math.floor(count - wrong + 1e-6)
+
+        def turned(answers: int) -> bool:
+            changed = list(other)
+            changed[place] = (wrong - answers if own else wrong + answers) / count
+            return shrunken_gains(one, changed, counts, shares=True)[place].own != own
+
+        if most < 1 or not turned(most):
+            return 0
+        low, high = 0, most  # the more answers, the farther: between them it turns
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if turned(middle) else (middle, high)
+        return high
+
+    def _lone(self, name: str) -> Iterable[str]:
+        """What a silo that is alone measured of the groups that were tried for it."""
+        verdict, trial = self.verdict, self.verdict.trials.get(name)
+        alone = verdict.alone if verdict.alone is not None else verdict.winner
+        if trial is None or not math.isfinite(trial.errors[alone]):
+            yield "It did not measure the models of the race: it is placed by what the others did."
+            return
+        offered = [
+            (error, number)
+            for number, error in enumerate(trial.errors)
+            if math.isfinite(error) and len(_group(verdict.entrants[number], name)) > 1
+        ]
+        if not offered:
+            yield "No other group was tried for it."
+            return
+        error, number = min(offered)
+        entrant, own = verdict.entrants[number], trial.errors[alone]
+        others = [n for n in _group(entrant, name) if n != name]
+        _, noise = _difference([error], [own], [trial.count], shares=verdict.shares)
+        dropped = f", which was out after round {entrant.dropped}" if entrant.dropped else ""
+        yield (
+            f"The best group that was tried for it was with {_listed(others)} "
+            f"({self.names[number]}{dropped}): on {trial.count:.0f} samples that no model had seen "
+            f"{self.lead.compared(own - error, noise)} there than alone "
+            f"({self._two(name, number, alone)})."
+        )
+        if not entrant.dropped:
+            yield f"It would be in that group {self._condition(number)}."
+
+    def _newcomer(self, number: int, one: Placement) -> str:
+        if not one.group:
+            return f"a newcomer, alone since round {number}: no group could be measured for it."
+        if not (math.isfinite(one.alone) and math.isfinite(one.grouped)):
+            kept = "joined" if one.joins else "did not join"
+            return (
+                f"a newcomer that {kept} {_listed(one.group)} after round {number}. It did not "
+                "say what it measured of the two models."
+            )
+        errors = f"{self.lead.text(one.grouped)} against {self.lead.text(one.alone)}"
+        _, noise = _difference([one.grouped], [one.alone], [one.count], shares=self.verdict.shares)
+        what = self.lead.compared(one.alone - one.grouped, noise)
+        joined = "so it joined" if one.joins else "so it trains alone"
+        turn = "more" if one.joins else "no more"
+        return (
+            f"a newcomer, measured beside {_listed(one.group)} until round {number}: on "
+            f"{one.count:.0f} samples that neither model had seen {what} in the group than alone "
+            f"({errors}), {joined}. It would be otherwise if it had erred {turn} there than alone."
+        )
+
+
+def _difference(
+    one: Sequence[float], other: Sequence[float], counts: Sequence[float], *, shares: bool
+) -> tuple[float, float]:
+    """Mean of paired differences of errors and its standard error."""
+    from numpy import asarray
+
+    from coterie.strategies.partition.race import sampling_variances
+
+    first, second, number = (asarray(v, dtype=float) for v in (one, other, counts))
+    noise = sampling_variances(first, second, number) if shares else None
+    if noise is None and len(first) < 2:
+        return float((first - second).mean()), math.nan
+    return float((first - second).mean()), standard_error(first - second, noise)
+
+
+def _group(entrant: Entrant, name: str) -> tuple[str, ...]:
+    return next((group for group in entrant.groups if name in group), (name,))
+
+
+# ---------------------------------------------------------------- words
+
+
+def titles(entrants: Sequence[Entrant], *, short: bool = False) -> list[str]:
+    """Partitions in words, each its own.
+
+    Args:
+        entrants: of one race.
+        short: without who proposed them.
+    """
+    plain = [_shape(one) if short else _title(one) for one in entrants]
+    seen: Counter[str] = Counter()
+    found = []
+    for title in plain:
+        seen[title] += 1
+        found.append(title if plain.count(title) == 1 else f"{title} no. {seen[title]}")
+    return found
+
+
+def _title(one: Entrant) -> str:
+    by = []
+    for part in one.source.split("; "):
+        if part.startswith("clusters"):
+            by.append("by clustering")
+        elif part.startswith("HCCT, α "):
+            by.append(f"by HCCT, α = {part.removeprefix('HCCT, α ')}")
+        elif part == "as it is":
+            by.append("held until then")
+    return _shape(one) + (f" ({'; '.join(by)})" if by else "")
+
+
+def _shape(one: Entrant) -> str:
+    several = [group for group in one.groups if len(group) > 1]
+    alone = len(one.groups) - len(several)
+    if not several:
+        return "everybody alone"
+    if len(several) == 1 and not alone:
+        return "all together"
+    text = f"{len(several)} group{'s' if len(several) > 1 else ''}"
+    return text + (f" and {alone} alone" if alone else "")
+
+
+def _groups_text(verdict: Verdict) -> str:
+    several = [group for group in verdict.chosen.groups if len(group) > 1]
+    alone = [group[0] for group in verdict.chosen.groups if len(group) == 1]
+    parts = ["{" + _listed(group, "") + "}" for group in several]
+    parts += [f"alone {_listed(alone)}"] if alone else []
+    return " ".join(parts)
+
+
+def _listed(names: Sequence[str], last: str = " and ") -> str:
+    """Names in a sentence; of many the first."""
+    if len(names) > MOST_NAMED:
+        return f"{', '.join(names[: MOST_NAMED - 1])} and {len(names) - MOST_NAMED + 1} more"
+    if len(names) < 2 or not last:
+        return ", ".join(names)
+    return f"{', '.join(names[:-1])}{last}{names[-1]}"
+
+
+def _count(names: Sequence[str], what: str) -> str:
+    return f"{len(names)} {what}{'s' if len(names) != 1 else ''}"
+
+
+def _points(lead: Lead, difference: float) -> str:
+    return f"{lead.gain(abs(difference), sign='')} {lead.points}"
+
+
+def _behind(lead: Lead, one: Entrant) -> str:
+    if math.isnan(one.error):
+        return "–"
+    if one.behind == 0:
+        return "0"
+    return f"{lead.gain(one.behind, sign='')} ± {lead.gain(one.standard_error, sign='')}"
+
+
+def _samples(number: float) -> str:
+    return "–" if math.isnan(number) else f"{number:.0f}"
+
+
+# ---------------------------------------------------------------- while a run goes on
+
+
+def activity(phase: str, racing: int) -> str:
+    """What a round is spent on."""
+    return {
+        "look": "looking for groups, everybody trains alone",
+        "race": f"racing {racing} partitions",
+    }.get(phase, "")
+
+
+def news(one: Round, before: str, lead: Lead) -> list[str]:
+    """What a round brought, in a line each: a race, who is out, a verdict, newcomers.
+
+    Args:
+        one: the round, or what came after the last one.
+        before: the phase until then.
+        lead: the leading metric.
+    """
+    told, lines = one.grouping, []
+    if told.phase == "race" and before != "race":
+        listed = ", ".join(titles(told.entrants))
+        lines.append(f"a race opens between {len(told.entrants)} partitions: {listed}")
+    if out := told.dropped:
+        lines.append(f"out of the race, worse beyond chance: {_standing_list(out, lead)}")
+    if verdict := told.verdict:
+        lines.append(_verdict_line(verdict, lead))
+    for name, own in told.placed.items():
+        joins = f"joins {_listed(own.group)}" if own.joins else "stays alone"
+        lines.append(f"newcomer {name} {joins}")
+    return lines
+
+
+def _verdict_line(verdict: Verdict, lead: Lead) -> str:
+    title = titles(verdict.entrants)[verdict.winner]
+    text = f"the race is {'over' if verdict.complete else 'cut off'}: {title}"
+    if not verdict.judges:
+        return f"{text}, as nobody could judge"
+    others = [
+        e for e in verdict.entrants if e is not verdict.chosen and e.dropped in (0, verdict.round)
+    ]
+    text += f" {_groups_text(verdict)}, held-out {lead.title} {lead.text(verdict.chosen.error)}"
+    text += f"; beside it {_standing_list(others, lead)}" if others else ""
+    own = verdict.own
+    return text + (f"; keeping the model trained alone: {_listed(own)}" if own else "")
+
+
+def _standing_list(entrants: Sequence[Entrant], lead: Lead) -> str:
+    names = titles(entrants)
+    return ", ".join(f"{n} {lead.text(e.error)}" for n, e in zip(names, entrants, strict=True))

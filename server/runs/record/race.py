@@ -1,0 +1,150 @@
+"""What a round of ``auto`` says of its race, as typed values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coterie.server.runs.record.values import Fields, Groups
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A mean held-out error over silos, how far it is behind the best, and how sure that is."""
+
+    error: float = math.nan
+    behind: float = math.nan
+    standard_error: float = math.nan
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A partition that was raced.
+
+    Attributes:
+        source: who proposed it.
+        groups: of all silos of the race.
+        samples: behind a silo's model, mean over silos.
+        error, behind, standard_error: what decides; see ``Standing``.
+        out: it was worse beyond chance.
+        dropped: after which round; 0 if it was in the race to the end.
+        latest: by every silo's last measurement alone.
+    """
+
+    source: str = ""
+    groups: Groups = ()
+    samples: float = math.nan
+    error: float = math.nan
+    behind: float = math.nan
+    standard_error: float = math.nan
+    out: bool = False
+    dropped: int = 0
+    latest: Standing = field(default_factory=Standing)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a silo gains by its group over training alone: as it measured it, and as expected
+    together with what the others measured; ``own``: it keeps its own model."""
+
+    measured: float = math.nan
+    noise: float = math.nan
+    expected: float = math.nan
+    standard_error: float = math.nan
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a silo measured: on how many samples, and the error of every entrant's model."""
+
+    count: float
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a race ended. ``began`` is the round after which it was opened."""
+
+    began: int
+    round: int
+    complete: bool
+    shares: bool
+    judges: tuple[str, ...]
+    winner: int
+    entrants: tuple[Entrant, ...]
+    gains: Mapping[str, Gain]
+    trials: Mapping[str, Trial]
+
+    @property
+    def chosen(self) -> Entrant:
+        """The partition that is held."""
+        return self.entrants[self.winner]
+
+    @property
+    def silos(self) -> tuple[str, ...]:
+        """All silos of the race."""
+        return tuple(sorted(name for group in self.chosen.groups for name in group))
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Silos that keep their own model."""
+        return tuple(name for name, gain in self.gains.items() if gain.own)
+
+    @property
+    def alone(self) -> int | None:
+        """Number of the entrant in which everybody trains alone."""
+        single = (all(len(group) == 1 for group in e.groups) for e in self.entrants)
+        return next((number for number, is_alone in enumerate(single) if is_alone), None)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What became of a newcomer; errors are NaN where it kept them back."""
+
+    group: tuple[str, ...]
+    joins: bool
+    count: float
+    alone: float
+    grouped: float
+
+
+def entrants_of(told: Fields, key: str) -> tuple[Entrant, ...]:
+    """The partitions in a list."""
+    found = [Fields(one, f"{key}: ", told.lost) for one in told.of(key, list)]
+    return tuple(one.read(Entrant, latest=one.inside("latest").read(Standing)) for one in found)
+
+
+def verdict_of(told: Fields, key: str) -> Verdict | None:
+    """The verdict, if the round has one."""
+    own = told.inside(key)
+    if not own.values:
+        return None
+    entrants = entrants_of(own, "candidates")
+    trials = {name: _trial(one, len(entrants)) for name, one in own.each("trials")}
+    verdict = own.read(
+        Verdict,
+        entrants=entrants,
+        gains={name: one.read(Gain) for name, one in own.each("gains")},
+        trials=trials,
+    )
+    if verdict.winner >= len(entrants):
+        own.lose("winner")
+        return None
+    return verdict
+
+
+def _trial(told: Fields, number: int) -> Trial:
+    errors: list[Any] = told.of("errors", list)
+    if len(errors) != number:
+        told.lose("errors")
+        errors = [None] * number
+    each = (Fields({"error": error}, told.place, told.lost).number("error") for error in errors)
+    return Trial(told.amount("count"), tuple(each))
+
+
+def placements_of(told: Fields, key: str) -> dict[str, Placement]:
+    """Newcomer → what became of it in this round."""
+    return {name: one.read(Placement) for name, one in told.each(key)}

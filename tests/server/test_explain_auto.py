@@ -1,0 +1,371 @@
+"""``coterie explain`` of auto: what was tried, what silos measured, and what would change it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.client.app import app
+from coterie.server.cli.view import line_of
+from coterie.server.report.command import tell, write_report
+from coterie.server.report.page import make_pictures
+from coterie.server.report.race import Explanation, explain_race, titles
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import EVENTS, Run, event_of, read_run, run_of
+from coterie.server.runs.record.follow import Progress
+from coterie.server.runs.record.format import json_of, plain_round
+from coterie.server.runs.record.format import line_of as line_of_json
+from coterie.server.runs.run import execute
+from coterie.strategies.auto.candidates import Candidate
+from coterie.strategies.auto.evidence import choose
+from coterie.strategies.auto.state import Entrant, Placement, Trial, Verdict
+from coterie.strategies.auto.told import entrant_entry, placement_entry, verdict_entry
+from coterie.strategies.errors import FederationError
+from coterie.strategies.partition.race import Standing, shrunken_gains, standings
+from coterie.strategies.rounds.kit import Group
+from tests.commands import coterie
+from tests.conftest import digits_config
+
+NAMES = ("a", "b", "c", "d")
+ALONE: tuple[Group, ...] = (("a",), ("b",), ("c",), ("d",))
+PAIRS: tuple[Group, ...] = (("a", "b"), ("c", "d"))
+ALL: tuple[Group, ...] = (NAMES,)
+COUNTS = (20.0, 20.0, 40.0, 40.0)
+SAMPLES = {ALONE: 100.0, PAIRS: 200.0, ALL: 400.0}
+Partition = tuple[Group, ...]
+Errors = Mapping[Partition, Sequence[float]]
+
+
+def verdict(
+    errors: Errors,
+    *,
+    winner: Partition,
+    judges: Sequence[str] = NAMES,
+    dropped: Mapping[Partition, int] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """What the record has of a race: errors of partition → one for each silo."""
+    rows = [NAMES.index(name) for name in judges]
+    shares = bool(more.get("shares", True))
+    table, counts = np.array([errors[p] for p in errors])[:, rows], np.array(COUNTS)[rows]
+    if rows:
+        found = standings(table, counts, table, shares=shares)
+    entrants = tuple(
+        Entrant(Candidate(p, "x"), found[i], found[i], SAMPLES[p], _out(found[i], p, dropped or {}))
+        for i, p in enumerate(errors)
+    )
+    grouped = errors[winner]
+    gains = shrunken_gains(
+        [errors[ALONE][i] for i in rows], [grouped[i] for i in rows], counts, shares=shares
+    )
+    trials = {NAMES[i]: Trial(COUNTS[i], tuple(own[i] for own in errors.values())) for i in rows}
+    return verdict_entry(
+        Verdict(
+            2, 4, entrants, tuple(judges), list(errors).index(winner),
+            dict(zip(judges, gains, strict=True)), trials, **more,
+        )
+    )  # fmt: skip
+
+
+def _out(standing: Standing, partition: Partition, dropped: Mapping[Partition, int]) -> int:
+    """Who is out in the last round says so too."""
+    return dropped.get(partition, 4 if standing.out else 0)
+
+
+def run_with(told: dict[str, Any] | None, **more: Any) -> Run:
+    """Two rounds of a look, two of a race, and one after it."""
+    rounds: list[dict[str, Any]] = [
+        {
+            "round": number,
+            "phase": phase,
+            "groups": [list(g) for g in (PAIRS if number > 3 else ALONE)],
+            "trainings": dict.fromkeys(NAMES, 1.5 * number),
+            "silos": {name: {} for name in NAMES},
+        }
+        for number, phase in enumerate(("look", "race", "race", "hold", "hold"), start=1)
+    ]
+    for one in rounds[1:3]:
+        one |= {"candidates": told["candidates"] if told else [], "judges": []}
+    rounds[3] |= {"verdict": told} if told else {}
+    for number, keys in more.pop("rounds", {}).items():
+        rounds[number - 1] |= keys
+    config = {"strategy": "auto", "rounds": 5, "budget": 2.0}
+    return run_of({"config": config, "rounds": rounds, **more}, folder=Path("auto-1"))
+
+
+CLEAR: Errors = {
+    ALONE: (0.40, 0.45, 0.35, 0.40),
+    PAIRS: (0.10, 0.15, 0.05, 0.10),
+    ALL: (0.80, 0.75, 0.85, 0.80),
+}
+
+
+def test_a_silo_is_told_what_it_measured_how_sure_that_is_and_what_would_change_it() -> None:
+    found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, dropped={ALL: 3})))
+    text = found.silos["a"]
+    assert text.startswith("grouped with b, and holds its model. On 20 samples that no model had")
+    measured = re.search(
+        r"it erred 30\.0 ± ([\d.]+) points less often in its group than alone", text
+    )
+    assert measured and 5 < float(measured[1]) < 15
+    assert "(10.0 % against 40.0 %)" in text
+    assert "expected to be 30.0 ± " in text and "points better for it" in text
+
+
+def test_the_answers_that_would_change_a_place_are_the_fewest_that_do() -> None:
+    """Checked with the strategy's own rule."""
+    found = explain_race(run_with(verdict(CLEAR, winner=PAIRS)))
+    for place, name in enumerate(NAMES):
+        stated = re.search(r"had given (\d+) more wrong answers? of (\d+)", found.silos[name])
+        assert stated, found.silos[name]
+        needed, count = int(stated[1]), int(stated[2])
+        for answers, own in ((needed, True), (needed - 1, False)):
+            grouped = list(CLEAR[PAIRS])
+            grouped[place] += answers / count
+            gains = shrunken_gains(CLEAR[ALONE], grouped, COUNTS, shares=True)
+            assert gains[place].own is own, (name, answers)
+
+
+def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
+    found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, dropped={ALL: 3})))
+    text = " ".join(found.race)
+    assert "A race of 3 partitions in rounds 3–4 decided, judged by 4 silos on 20 to 40" in text
+    assert "Chosen: 2 groups: {a, b} {c, d}. It had 10.0 % on average over silos; all oth" in text
+    assert "1.5 passes over a silo's samples for each one that FedAvg makes (budget: 2)" in text
+    rows = {row[0]: row for row in found.rows}
+    assert list(rows) == ["2 groups – chosen", "everybody alone", "all together"]
+    assert rows["everybody alone"][1:3] == ("40.0 %", rows["everybody alone"][2])
+    assert rows["everybody alone"][2].startswith("30.0 ± ")
+    assert rows["everybody alone"][4].startswith("no: out after round 4, as it was more than ")
+    assert rows["all together"][4].startswith("no: out after round 3, as it was more than ")
+
+
+def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() -> None:
+    close: Errors = {
+        ALONE: (0.30, 0.30, 0.30, 0.30),
+        PAIRS: (0.35, 0.25, 0.325, 0.325),
+        ALL: (0.42, 0.42, 0.42, 0.42),
+    }
+    rows = np.array(list(close.values()))
+    standing = standings(rows, np.array(COUNTS), rows, shares=True)
+    sizes = dict.fromkeys(NAMES, 100.0)
+    assert choose([Candidate(p, "x") for p in close], standing, sizes) == 1
+    found = explain_race(run_with(verdict(close, winner=PAIRS)))
+    text = " ".join(found.race)
+    assert found.rows[1][0] == "everybody alone"
+    assert found.rows[1][4].startswith("if the chosen one had been more than ")
+    assert "behind the best (everybody alone), which a few samples cannot tell apart" in text
+    assert "(200 samples against 100)" in text
+    need = next(row[4] for row in found.rows if row[0] == "all together")
+    limit = re.search(r"at most ([\d.]+) points behind the best", need)
+    assert limit and float(limit[1]) == pytest.approx(100 * standing[2].standard_error, abs=0.05)
+
+
+def test_a_silo_that_keeps_its_own_model_is_told_why() -> None:
+    one: Errors = {
+        ALONE: (0.05, 0.60, 0.60, 0.60),
+        PAIRS: (0.90, 0.20, 0.20, 0.20),
+        ALL: (0.90, 0.60, 0.90, 0.90),
+    }
+    found = explain_race(run_with(verdict(one, winner=PAIRS)))
+    assert found.silos["a"].startswith("grouped with b, but keeps the model that it trained alone.")
+    assert "points more often in its group than alone" in found.silos["a"]
+    assert re.search(r"would have taken its group's model if .* \d+ fewer wrong", found.silos["a"])
+    assert "Keeping the model trained alone: a." in found.race
+
+
+def test_a_silo_that_is_alone_is_told_of_the_best_group_that_was_tried_for_it() -> None:
+    apart: Errors = {
+        ALONE: (0.10, 0.10, 0.10, 0.10),
+        PAIRS: (0.25, 0.20, 0.15, 0.15),
+        ALL: (0.80, 0.75, 0.85, 0.80),
+    }
+    found = explain_race(run_with(verdict(apart, winner=ALONE, dropped={ALL: 3})))
+    assert found.silos["c"].startswith(
+        "trains alone. The best group that was tried for it was with"
+    )
+    assert "with d (2 groups): on 40 samples" in found.silos["c"]
+    assert (
+        "it erred 5.0 ±" in found.silos["c"] and "more often there than alone" in found.silos["c"]
+    )
+    assert "It would be in that group if it had been at most" in found.silos["c"]
+
+
+def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:
+    days: Errors = {p: [10 * error for error in own] for p, own in CLEAR.items()}
+    told = verdict(days, winner=PAIRS, shares=False)
+    found = explain_race(run_with(told, metric="mae", unit="days"))
+    assert "its MAE was 3 ± " in found.silos["a"] and "days lower in its group" in found.silos["a"]
+    assert "MAE: lower is better" in found.race[0]
+    assert "would have kept its own model if its group were expected to be more" in found.silos["a"]
+    found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), metric="auroc"))
+    assert "its AUROC was 30.0 ± " in found.silos["a"] and "points higher" in found.silos["a"]
+    assert "AUROC: higher is better" in found.race[0]
+
+
+def test_who_did_not_judge_is_placed_by_the_others() -> None:
+    found = explain_race(run_with(verdict(CLEAR, winner=PAIRS, judges=["a", "b", "c"])))
+    assert "It did not measure the two models, so it is placed by what" in found.silos["d"]
+    assert any(sentence.startswith("d did not measure every partition") for sentence in found.race)
+
+
+def test_a_race_without_judges_and_one_that_was_cut_off_say_so() -> None:
+    told = verdict(CLEAR, winner=PAIRS, complete=False)
+    assert "The run ended before the race did, so it took the best so far" in " ".join(
+        explain_race(run_with(told)).race
+    )
+    nothing = {"error": None, "behind": None, "standard-error": None}
+    for one in told["candidates"]:
+        one |= nothing | {"latest": nothing}
+    told |= {"judges": [], "trials": {}, "gains": {}, "winner": 0}
+    found = explain_race(run_with(told))
+    assert any("nobody could judge the race" in sentence for sentence in found.race)
+    assert found.silos["a"].startswith("trains alone. It did not measure the models")
+
+
+def test_newcomers_are_told_of_what_they_measured_or_that_they_are_on_probation() -> None:
+    joined = placement_entry(Placement(5, ("a", "b"), True, 8.0, 0.5, 0.25))
+    alone = placement_entry(Placement(5, ("a", "b"), False, 8.0, 0.25, 0.5))
+    later = {5: {"placed": {"n1": joined, "n2": alone}, "probation": {"n3": ["c", "d"]}}}
+    later[5]["groups"] = [["a", "b", "n1"], ["c", "d"], ["n2"], ["n3"]]  # type: ignore[assignment]
+    found = explain_race(run_with(verdict(CLEAR, winner=PAIRS), rounds=later))
+    assert "measured beside a and b until round 5: on 8 samples" in found.silos["n1"]
+    assert "it erred 25.0 ± " in found.silos["n1"] and "so it joined" in found.silos["n1"]
+    assert "more often" in found.silos["n2"] and "so it trains alone" in found.silos["n2"]
+    assert "on probation: it trains beside c and d and alone" in found.silos["n3"]
+    assert "Newcomers on probation: n3." in found.race
+
+
+def test_before_the_verdict_the_look_and_the_race_are_told() -> None:
+    run = run_with(verdict(CLEAR, winner=PAIRS))
+    assert "still trained alone" in explain_race(run, number=1).race[0]
+    racing = explain_race(run, number=3)
+    assert "a race between 3 partitions was going on" in racing.race[0]
+    assert racing.verdict is None and explain_race(run, number=4).verdict is not None
+    with pytest.raises(FederationError, match=r"round must be in \[1, 5\]\. Got 9"):
+        explain_race(run, number=9)
+
+
+def test_partitions_that_would_be_called_the_same_are_told_apart() -> None:
+    other = (("a", "c"), ("b", "d"))
+    entries = [
+        entrant_entry(Entrant(Candidate(p, "clusters, 2 groups"), STILL, STILL, 200.0))
+        for p in (PAIRS, other)
+    ]
+    run = run_with(None, rounds={3: {"candidates": entries}})
+    names = titles(run.rounds[2].grouping.entrants)
+    assert names == ["2 groups (by clustering) no. 1", "2 groups (by clustering) no. 2"]
+
+
+STILL = standings(np.zeros((1, 1)), np.ones(1), np.zeros((1, 1)), shares=True)[0]
+
+
+def test_a_damaged_verdict_is_named() -> None:
+    told = verdict(CLEAR, winner=PAIRS)
+    for damage in ({"winner": 7}, {"candidates": "x"}, {"trials": {"a": {"errors": [1.0]}}}):
+        with pytest.raises(FederationError, match="the record's verdict is damaged"):
+            explain_race(run_with(told | damage))
+
+
+# ---------------------------------------------------------------- a real run
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two kinds of silos, as coterie runs them."""
+    silos = [
+        digits_config(
+            f"{'ab'[number // 2]}{number}",
+            **{
+                "data.train": 60,
+                "data.test": 20,
+                "data.skip": 80 * number,
+                "data.label-shift": 5 * (number // 2),
+            },
+        )
+        for number in range(4)
+    ]
+    folder = tmp_path_factory.mktemp("runs") / "auto-7"
+    keys = {"strategy": "auto", "rounds": 6, "min-silos": 4, "local-epochs": 8, "lr": 0.1}
+    config = RunConfig.read({**keys, "batch-size": 16, "seed": 0})
+    execute(InProcessGrid(app, silos), config, run_id=7, folder=folder)
+    return folder
+
+
+def explained(folder: Path) -> Explanation:
+    return explain_race(read_run(folder))
+
+
+def test_the_command_prints_the_race_and_one_silo(recorded: Path) -> None:
+    told = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "a1")
+    found = explained(recorded)
+    assert found.verdict is not None and found.verdict.trials.keys() == {"a0", "a1", "b2", "b3"}
+    for sentence in found.race:
+        assert sentence in told.stdout
+    assert f"a1: {found.silos['a1']}" in told.stdout and "b2: " not in told.stdout
+    told = coterie("explain", "auto-7", "--runs-dir", str(recorded.parent), "--silo", "z")
+    assert told.returncode and "no silo 'z' in round 6. There are: a0, a1, b2, b3." in told.stderr
+
+
+def test_the_report_has_the_reasons_and_a_picture_of_the_race(recorded: Path) -> None:
+    found = explained(recorded)
+    (page,) = write_report(str(recorded))
+    text = page.read_text(encoding="utf-8")
+    assert "Why each silo is where it is" in text and "Which groups were tried" in text
+    assert found.silos["a0"].split(".")[0] in text
+    pictures, gaps = make_pictures(tell(read_run(recorded)))
+    assert "race" in [picture.key for picture in pictures]
+    assert not any("race" in gap for gap in gaps)
+
+
+def test_the_console_says_what_rounds_are_spent_on_and_what_the_race_brought(
+    recorded: Path,
+) -> None:
+    progress, lines = Progress("auto"), []
+    for line in (recorded / EVENTS).read_text(encoding="utf-8").splitlines():
+        event = event_of(line)
+        assert event is not None
+        progress.feed(event)
+        lines += line_of(progress, event).splitlines()
+    found = explained(recorded).verdict
+    assert found is not None
+    at = {
+        number: next(one for one in lines if f"round {number}/6" in one) for number in range(1, 7)
+    }
+    assert "looking for groups" in at[1] and "looking for groups" in at[found.began]
+    assert "racing" in at[found.began + 1] and "racing" in at[found.round]
+    if found.round < 6:
+        assert "racing" not in at[6] and "looking" not in at[6]
+    opened = lines[lines.index(at[found.began]) + 1]
+    assert opened.startswith(f"auto: a race opens between {len(found.entrants)} partitions: every")
+    over = [line for line in lines if "the race is over: " in line]
+    assert len(over) == 1 and f"{100 * found.chosen.error:.1f} %" in over[0]
+
+
+def test_only_what_is_new_after_the_last_round_is_recorded_once_more(recorded: Path) -> None:
+    run = read_run(recorded)
+    assert run.final is not None and not run.final.details
+    told = {**run.rounds[-1].details, "verdict": {"round": 6}}
+    ended = replace(run, final=replace(run.final, details=told))
+    text = json_of(ended, [line_of_json(plain_round(one)) for one in run.rounds])
+    again = run_of(json.loads(text)).final
+    assert again is not None and again.details == {"verdict": {"round": 6}}
+
+
+def test_what_is_said_after_the_last_round_is_in_the_record(recorded: Path) -> None:
+    """A race that the end of the run cuts off is decided there."""
+    record = json.loads((recorded / "run.json").read_text(encoding="utf-8"))
+    number = explained(recorded).round
+    last = next(one for one in record["rounds"] if "verdict" in one)
+    told = {"final-details": {"verdict": last.pop("verdict")}, "final-groups": [["a0"]]}
+    moved = explain_race(run_of(record | told))
+    assert moved.round == number and moved.verdict == explained(recorded).verdict
+    assert explain_race(run_of(record | told), number=2).verdict is None
