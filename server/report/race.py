@@ -185,6 +185,12 @@ class _Chosen:
         if best is chosen:
             return f"It had the best held-out {self.lead.title}, {measured}."
         where = self.names[self.verdict.entrants.index(best)]
+        if chosen.supported:
+            return (
+                f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the "
+                f"best ({where}), which is not beyond chance; the silos' discriminators, which "
+                "have seen their data and not their updates, propose it too."
+            )
         return (
             f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the best "
             f"({where}), which a few samples cannot tell apart; of equally good partitions the one "
@@ -238,6 +244,12 @@ class _Chosen:
                 f"no: out after round {other.dropped}, as it was more than {_points(lead, limit)} "
                 "behind"
             )
+        if verdict.chosen.supported:
+            behind, noise = self._paired(number)
+            if not math.isfinite(noise) or noise == 0:
+                return "no: it made the same errors, and the discriminators propose another"
+            limit = _points(lead, quantile(len(verdict.judges)) * noise)
+            return f"if the chosen one had been more than {limit} worse than it"
         if other.samples > verdict.chosen.samples:
             limit = NEAR * other.standard_error
             return f"if it had been at most {_points(lead, limit)} behind the best"

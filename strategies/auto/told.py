@@ -32,6 +32,7 @@ def entrant_entry(one: Entrant) -> dict[str, Any]:
         "source": one.candidate.source,
         "groups": [list(group) for group in one.candidate.groups],
         "samples": plain(one.samples),
+        **({"supported": True} if one.candidate.supported else {}),
         **_standing_entry(one.standing),
         "out": one.standing.out,
         "latest": _standing_entry(one.latest),

@@ -27,6 +27,7 @@ class Entrant:
         source: who proposed it.
         groups: of all silos of the race.
         samples: behind a silo's model, mean over silos.
+        supported: the silos' discriminators propose it.
         error, behind, standard_error: what decides; see ``Standing``.
         out: it was worse beyond chance.
         dropped: after which round; 0 if it was in the race to the end.
@@ -36,6 +37,7 @@ class Entrant:
     source: str = ""
     groups: Groups = ()
     samples: float = math.nan
+    supported: bool = False
     error: float = math.nan
     behind: float = math.nan
     standard_error: float = math.nan
