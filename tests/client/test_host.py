@@ -95,7 +95,10 @@ class World:
         self.host = Host(app, self.silos, Connection("fl.example:9092", patience_s=30.0))
 
     @contextmanager
-    def connect(self, how: Connection, cache: ObjectCache | None) -> Iterator[FakeLink]:
+    def connect(
+        self, how: Connection, cache: ObjectCache | None, *, max_bytes: int
+    ) -> Iterator[FakeLink]:
+        assert max_bytes == 2_000_000_000
         self.arguments.append((how, cache))
         plan = self.connections.pop(0) if self.connections else []
         if isinstance(plan, Exception):
