@@ -89,15 +89,15 @@ class Policy:
     auxiliary: bool = True
     max_local_epochs: int = 1000
     max_rounds: int = 10_000
+    label_counts: bool = False
+    column_sums: bool = False
+    column_sums_from: int = 20
     min_samples: int = 8
     min_batch: int = 1
     max_evaluations: int = 200
     max_minutes: float = 720.0
     max_message_mb: float = 2000.0
     max_kept_runs: int = 100
-    label_counts: bool = False
-    column_sums: bool = False
-    column_sums_from: int = 20
 
     def unknown_metrics(self) -> tuple[str, ...]:
         """Metrics that the silo names and that no task has: only an app of others may."""

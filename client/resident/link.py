@@ -429,7 +429,7 @@ def _translated() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
-            raise RunEndedError(str(error.details())) from error
+            raise RunEndedError(_details(error)) from error
         details = _details(error)
         of_time = error.code() == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower()
         raise LinkError(

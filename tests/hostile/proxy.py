@@ -1,11 +1,11 @@
 """A TCP proxy in this process that does what networks and load balancers do.
 
-    proxy = Proxy(address)
-    proxy.cut()       # nothing comes through, nothing is refused; what was sent arrives later
-    proxy.close_all() # whoever connects is accepted and closed: no backend, or one that restarts
-    proxy.forget()    # half-open: old connections swallow everything, new ones work
-    proxy.drip(100)   # so many bytes a second
-    proxy.mend()
+proxy = Proxy(address)
+proxy.cut()       # nothing comes through, nothing is refused; what was sent arrives later
+proxy.close_all() # whoever connects is accepted and closed: no backend, or one that restarts
+proxy.forget()    # half-open: old connections swallow everything, new ones work
+proxy.drip(100)   # so many bytes a second
+proxy.mend()
 """
 
 from __future__ import annotations
