@@ -90,10 +90,10 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
             while not stopped():
                 time.sleep(LOOK_S)
                 if time.monotonic() >= due:
-                    started = time.monotonic()
+                    looked = time.monotonic()
                     if damage_of(federation.database):
                         link.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
-                    took_s = time.monotonic() - started
+                    took_s = time.monotonic() - looked
                     due = time.monotonic() + max(CHECK_S, took_s / CHECK_SHARE)
                 if link.ended:
                     set_aside_if_damaged(federation, say)
