@@ -30,5 +30,5 @@ from coterie.wire.description import (
 from coterie.wire.errors import WireError
 from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
-from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal
+from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal, whole
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood

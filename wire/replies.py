@@ -21,6 +21,11 @@ def failure(silo: str, error: BaseException, message: Message) -> Message:
     return Message(Error(FAILED, reason), reply_to=message)
 
 
+def whole(value: object) -> int:
+    """A whole number of at least 0 that the other side states; 0 for whatever else it states."""
+    return value if type(value) is int and value >= 0 else 0
+
+
 Value = float | list[float]
 """What a metric is: a number, or several."""
 MAX_METRICS = 64

@@ -153,7 +153,18 @@ def _condition_lines(policy: Policy) -> Iterator[str]:
         yield f"Takes part only in: {', '.join(policy.strategies)}"
     if policy.min_group_size > 1:
         yield f"Its updates are only averaged in groups of at least {policy.min_group_size} silos."
-    if policy.max_local_epochs:
-        yield f"Refuses runs of more than {policy.max_local_epochs} epochs per round."
-    if policy.max_rounds:
-        yield f"Refuses runs of more than {policy.max_rounds} rounds."
+    batch = f", and of at least {policy.min_batch} in each step" if policy.min_batch > 1 else ""
+    yield f"No update leaves of fewer than {policy.min_samples} training samples, or all{batch}."
+    for what, most in (
+        ("epochs per round", policy.max_local_epochs),
+        ("rounds", policy.max_rounds),
+        ("evaluations per round", policy.max_evaluations),
+    ):
+        if most:
+            yield f"Refuses runs of more than {most} {what}."
+    if policy.max_minutes:
+        yield f"Ends the work for a message after {policy.max_minutes:g} minutes."
+    if policy.max_message_mb:
+        yield f"Refuses messages of more than {policy.max_message_mb:g} MB."
+    if policy.max_kept_runs:
+        yield f"Keeps models of at most {policy.max_kept_runs} runs."

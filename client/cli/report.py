@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from coterie.client.home.asked import LEDGER
 from coterie.client.home.journal import JOURNAL, json_lines
 from coterie.client.home.policy import number
 from coterie.client.home.rounds import file_of
 from coterie.client.home.settings import SettingsError
-from coterie.client.resident.ledger import FILE, Total, ledger_of, totals
+from coterie.client.resident.ledger import Total, ledger_of, totals
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def build_page(run: SiloRun, home: Path) -> Any:
 
     missing = list(run.missing)
     if run.outbound is None:
-        missing.append(f"what left the silo: it keeps no {FILE}")
+        missing.append(f"what left the silo: it keeps no {LEDGER}")
     if not run.errors:
         missing.append("a curve: no error on the silo's own test data has been recorded yet")
     if not run.group_sizes:

@@ -83,13 +83,24 @@ label_counts = false
 column_sums = false
 # Of a column with fewer numbers than this, nothing is told.
 column_sums_from = 20
+# The fewest training samples behind an update, and in one of its steps: from an update of a single
+# sample, that sample can be worked out. A silo that has fewer trains with all it has.
+min_samples = 8
+min_batch = 1
 # This silo's own preference for more data in HCCT; without it, the run's.
 # alpha = 50.0
 
 [limits]
 # A run that asks for more is refused. 0 sets no limit.
-max_local_epochs = 0
-max_rounds = 0
+max_local_epochs = 1000
+max_rounds = 10000
+# Evaluations in one round.
+max_evaluations = 200
+# The longest that the work for one message may take, and the largest message, in MB.
+max_minutes = 720
+max_message_mb = 2000
+# Of how many runs models are kept here.
+max_kept_runs = 100
 
 [compute]
 # auto, cpu, cuda or cuda:N
@@ -118,12 +129,18 @@ class _Policy(_Section):
     label_counts: bool = False
     column_sums: bool = False
     column_sums_from: Annotated[int, Field(ge=1)] = 20
+    min_samples: Annotated[int, Field(ge=1)] = Policy.min_samples
+    min_batch: Annotated[int, Field(ge=1)] = Policy.min_batch
     alpha: Annotated[float, Field(ge=0)] | None = None
 
 
 class _Limits(_Section):
-    max_local_epochs: Annotated[int, Field(ge=0)] = 0
-    max_rounds: Annotated[int, Field(ge=0)] = 0
+    max_local_epochs: Annotated[int, Field(ge=0)] = Policy.max_local_epochs
+    max_rounds: Annotated[int, Field(ge=0)] = Policy.max_rounds
+    max_evaluations: Annotated[int, Field(ge=0)] = Policy.max_evaluations
+    max_minutes: Annotated[float, Field(ge=0)] = Policy.max_minutes
+    max_message_mb: Annotated[float, Field(ge=0)] = Policy.max_message_mb
+    max_kept_runs: Annotated[int, Field(ge=0)] = Policy.max_kept_runs
 
 
 class _Compute(_Section):

@@ -34,6 +34,17 @@ NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS)
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
 """What a metric of anybody's app may be called in ``silo.toml``."""
 
+BOUND = {
+    wire.TRAIN_PER_FEDAVG: ("perfedavg",),
+    wire.TRAIN_PFEDME: ("pfedme",),
+    wire.TRAIN_APFL: ("apfl",),
+    wire.TRAIN_DISCRIMINATOR: ("fedcollab",),
+    wire.EVALUATE_DISCRIMINATOR: ("fedcollab",),
+    wire.LABEL_COUNTS: ("fedgen",),
+    wire.ENSEMBLE: ("fedensemble",),
+}
+"""Type of a message → strategies that send it; other types come in runs of any."""
+
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
     wire.DISCRIMINATOR_BYTES,
@@ -43,7 +54,7 @@ ALWAYS = (
 
 @dataclass(frozen=True)
 class Policy:
-    """A silo's conditions. The defaults allow everything but label counts and sums.
+    """A silo's conditions. The defaults allow what a study needs, and no label counts or sums.
 
     Attributes:
         strategies: of the runs to take part in; empty allows every one.
@@ -56,6 +67,14 @@ class Policy:
         max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
             passes over the silo's training data, in each training by itself: of the round's model,
             however it is counted, of the silo's own, and before a test.
+        min_samples: the fewest different training samples behind an update; a silo that has fewer
+            trains with all it has, or not at all. From an update of one sample that sample follows.
+        min_batch: the fewest samples of a step.
+        max_evaluations: the most in one round of a run; 0 sets no limit.
+        max_minutes: the longest that the work for one message may take; 0 sets no limit.
+        max_message_mb: the largest message, in millions of bytes, before any of it is unpacked; 0
+            sets no limit.
+        max_kept_runs: of how many runs models are kept in the silo's folder; 0 sets no limit.
         label_counts: consent to tell how many training samples of each label there are, which
             FedGen asks for and nothing else does.
         column_sums: consent to tell count, mean and deviation of numeric columns of the training
@@ -68,11 +87,17 @@ class Policy:
     keep_layers: str = ""
     metrics: tuple[str, ...] | None = None
     auxiliary: bool = True
-    max_local_epochs: int = 0
-    max_rounds: int = 0
+    max_local_epochs: int = 1000
+    max_rounds: int = 10_000
     label_counts: bool = False
     column_sums: bool = False
     column_sums_from: int = 20
+    min_samples: int = 8
+    min_batch: int = 1
+    max_evaluations: int = 200
+    max_minutes: float = 720.0
+    max_message_mb: float = 2000.0
+    max_kept_runs: int = 100
 
     def unknown_metrics(self) -> tuple[str, ...]:
         """Metrics that the silo names and that no task has: only an app of others may."""
@@ -98,6 +123,37 @@ class Policy:
             if most and not number(asked) <= most:  # also what is no number
                 return f"trains at most {most} {what}; this run asks for {asked} ({key})."
         return self.label_counts_objection() if config.get(wire.ASKS_LABEL_COUNTS) else ""
+
+    def type_objection(self, kind: str, config: Mapping[str, object]) -> str:
+        """Why a message of this type is refused: only runs of some strategies send it.
+
+        A run that names no strategy is refused by a silo that takes part in some only.
+        """
+        strategies, named = BOUND.get(kind), config.get(wire.STRATEGY)
+        if strategies is None or named is None or named in strategies:
+            return ""
+        return f"answers {kind} messages only in runs of {', '.join(strategies)}, not of {named}."
+
+    def samples_objection(self, samples: int, batch: int, *, of: int) -> str:
+        """Why a training with too few samples is refused; empty if it is not.
+
+        Args:
+            samples: different ones that it sees at most.
+            batch: samples of a step.
+            of: training samples that the silo has.
+        """
+        least = min(self.min_samples, of)
+        if samples < least:
+            return (
+                f"lets no update leave that fewer than {least} samples are behind (min_samples); "
+                f"this run's would have {samples}. Raise local-steps or batch-size."
+            )
+        if batch < min(self.min_batch, of):
+            return (
+                f"trains with at least {self.min_batch} samples a step (min_batch); this run asks "
+                f"for {batch} (batch-size)."
+            )
+        return ""
 
     def label_counts_objection(self) -> str:
         """Why a run that asks for label counts is refused; empty if it is not."""

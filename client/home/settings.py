@@ -161,6 +161,12 @@ POLICY: Mapping[str, Reader] = {
     "column-sums-from": int,
     "max-local-epochs": int,
     "max-rounds": int,
+    "min-samples": int,
+    "min-batch": int,
+    "max-evaluations": int,
+    "max-minutes": float,
+    "max-message-mb": float,
+    "max-kept-runs": int,
 }
 """Keys of a node config, which are fields here and of the policy, and how each is read."""
 EXPECTED = {_flag: "true or false", _metrics: "names with commas between them"}

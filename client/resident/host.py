@@ -8,20 +8,23 @@ repeatability: torch has one stream of random numbers in a process. For more cor
 processes.
 
 The process reconnects by itself, answers an exception with an error reply, ends cleanly on SIGTERM,
-and runs only the code installed beside it.
+and runs only the code installed beside it. What it has finished it delivers, however long the way
+is cut, until the run is over; work for a run that is over, or that takes too long, it ends.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from threading import Thread
+from threading import Event, Thread
 from types import FrameType
 
 from flwr.app import Context, Message, RecordDict
@@ -34,8 +37,10 @@ from coterie.client.resident.link import (
     LinkError,
     RunEndedError,
     RunSettings,
+    TooLargeError,
     connect,
 )
+from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.schedule import Schedule
 from coterie.client.resident.sharing import ObjectCache
 
@@ -43,6 +48,10 @@ log = logging.getLogger("coterie.silo")
 
 MAX_RUNS = 8
 """Whose configurations are kept."""
+ASK_S = 10.0
+"""How often the SuperLink is asked, while the app works, whether the run still goes on."""
+STOP_WORK = signal.SIGUSR1
+"""How a thread ends what the main thread works on."""
 
 
 class GaveUpError(LinkError):
@@ -53,22 +62,32 @@ class _ToldToEndError(BaseException):
     """Raised inside running work when the process is told to end; not one of the work's errors."""
 
 
+class _StopWorkError(BaseException):
+    """Raised inside running work that is of no use any more, or takes too long."""
+
+
 @dataclass
 class _Silo:
-    """A silo and its connection, if it has one."""
+    """A silo, its connection, if it has one, and the reply that it could not send yet.
+
+    ``away`` is whether the connection is cut; it goes on when the way is back.
+    """
 
     settings: SiloSettings
+    outbox: Outbox
     link: FleetLink | None = None
+    away: bool = False
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
         """Open the connection; raises ``LinkError`` if it cannot be opened."""
-        self.link = self._opened.enter_context(connect(how, cache))
+        most = int(self.settings.policy.max_message_mb * 1e6)
+        self.link = self._opened.enter_context(connect(how, cache, max_bytes=most))
         return self.link
 
     def disconnect(self) -> None:
         """Sign off at the SuperLink, if it listens."""
-        self.link = None
+        self.link, self.away = None, False
         try:
             self._opened.close()
         except LinkError as error:
@@ -84,6 +103,7 @@ class _Job:
     node_id: int
     run: RunSettings
     answer: queue.SimpleQueue[tuple[Message, float]] = field(default_factory=queue.SimpleQueue)
+    begun: Event = field(default_factory=Event)
 
 
 class Host:
@@ -115,7 +135,7 @@ class Host:
         self.app = app
         self.connection = connection
         self.num_threads = min(parallel, len(silos))
-        self._silos = [_Silo(own) for own in silos]
+        self._silos = [_Silo(own, Outbox(own.home)) for own in silos]
         self._reads_runs = reads_runs
         self._runs: dict[int, RunSettings] = {}
         self._schedule = Schedule(self._silos)
@@ -123,6 +143,10 @@ class Host:
         self._cache = ObjectCache() if len(silos) > 1 else None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopping = self._working = False
+        self._interruptible = False
+        self._current: _Job | None = None
+        self._useless: tuple[_Job, str] | None = None
+        """What the main thread is to end, and why."""
         self._failure: Exception | None = None
 
     def run(self) -> None:
@@ -162,8 +186,15 @@ class Host:
                 self._working = False  # a second signal must not hit the error reply
                 raise _ToldToEndError
 
+        def on_useless(signum: int, frame: FrameType | None) -> None:
+            if self._working and self._useless is not None and self._current is self._useless[0]:
+                self._working = False
+                raise _StopWorkError(self._useless[1])
+
         signal.signal(signal.SIGTERM, on_signal)
         signal.signal(signal.SIGINT, on_signal)
+        signal.signal(STOP_WORK, on_useless)
+        self._interruptible = True
 
     def _answer(self, job: _Job) -> Message:
         """In the main thread: call the app; whatever happens in it, there is a reply."""
@@ -177,8 +208,13 @@ class Host:
             run_config=dict(job.run.config),
             series_id=job.run.series,
         )
+        self._current = job
+        job.begun.set()
         try:
             reply = self._call(message, context)
+        except _StopWorkError as why:
+            log.warning("a %s message was not finished: %s", meta.message_type, why)
+            return wire.refusal(f"silo {silo.name!r} stopped: {why}", message)
         except _ToldToEndError:
             log.info("told to end: run %s round %s is left", meta.run_id, meta.group_id)
             return wire.refusal(f"silo {silo.name!r} is shutting down.", message)
@@ -232,26 +268,98 @@ class Host:
             )
 
     def _look(self, silo: _Silo, link: FleetLink) -> None:
-        """Look for a message; if there is one, have it answered and send the reply."""
-        started, dropped = time.monotonic(), "message"
+        """Send what could not be sent yet, or look for a message and answer it."""
+        started = time.monotonic()
         try:
-            message = link.receive()
-            if message is None:
-                self._schedule.missed(silo, seconds=time.monotonic() - started)
-                return
-            run = self._run_of(message, link) if self._reads_runs else RunSettings()
-            job = _Job(silo.settings, message, link.node_id, run)
-            self._jobs.put(job)
-            reply, seconds = job.answer.get()
-            dropped = "reply"
-            link.send(reply, seconds=seconds)
+            if silo.outbox.unsent is None:
+                message = link.receive()
+                self._came_back(silo)
+                if message is None:
+                    self._schedule.missed(silo, seconds=time.monotonic() - started)
+                    return
+                self._work(silo, message, link)
+            self._deliver(silo, link)
+            self._came_back(silo)
         except RunEndedError as error:
-            log.info("a %s was dropped: its run has ended (%s)", dropped, error)
+            self._came_back(silo)
+            log.info("a message was dropped: its run has ended (%s)", error)
+        except TooLargeError as error:
+            text = (
+                f"silo {silo.settings.name!r} takes no message of more than "
+                f"{silo.settings.policy.max_message_mb:g} MB (max_message_mb). It was sent {error}."
+            )
+            log.error("refused a %s message: %s", error.header.metadata.message_type, text)
+            silo.outbox.keep(Unsent(wire.refusal(text, error.header), 0.0, link.node_id))
         except LinkError as error:
-            silo.disconnect()
-            self._try_again_later(silo, error, was_connected=True)
+            was_connected = not silo.away
+            if error.holds:
+                silo.away = True
+            else:
+                silo.disconnect()
+            self._try_again_later(silo, error, was_connected=was_connected)
             return
         self._schedule.worked(silo)
+
+    def _came_back(self, silo: _Silo) -> None:
+        if silo.away:
+            silo.away = False
+            self._schedule.returned()
+            log.info("silo %s: the SuperLink is back", silo.settings.name)
+
+    def _work(self, silo: _Silo, message: Message, link: FleetLink) -> None:
+        """Have a message answered by the main thread, and keep the reply until it is sent."""
+        run = self._run_of(message, link) if self._reads_runs else RunSettings()
+        job = _Job(silo.settings, message, link.node_id, run)
+        self._jobs.put(job)
+        reply, seconds = self._answer_of(job, link)
+        silo.outbox.unsent = Unsent(reply, seconds, link.node_id)
+
+    def _answer_of(self, job: _Job, link: FleetLink) -> tuple[Message, float]:
+        """Wait for the app; end its work if the run ends before it, or if it takes too long."""
+        if not self._interruptible:
+            return job.answer.get()
+        limit_s = 60 * job.silo.policy.max_minutes or math.inf
+        wait_s, worked_s = min(ASK_S, limit_s), 0.0
+        while True:
+            try:
+                return job.answer.get(timeout=wait_s)
+            except queue.Empty:
+                # Counted rather than read from a clock: a machine that sleeps does not work.
+                worked_s += wait_s if job.begun.is_set() else 0.0
+            why = ""
+            try:
+                link.require_running(job.message.metadata.run_id)
+            except RunEndedError:
+                why = "its run has ended."
+            except LinkError as error:  # cut: it may still be wanted when the way is back
+                log.debug("not known whether the run goes on: %s", error)
+            if worked_s >= limit_s:
+                minutes = job.silo.policy.max_minutes
+                why = why or f"one message may take it {minutes:g} minutes at most (max_minutes)."
+            if why:
+                self._useless = job, why
+                signal.pthread_kill(threading.main_thread().ident or 0, STOP_WORK)
+
+    def _deliver(self, silo: _Silo, link: FleetLink) -> None:
+        """Send the reply; it is kept if the way is cut, and let go if its run is over."""
+        unsent = silo.outbox.unsent
+        if unsent is None:
+            return
+        if unsent.node_id != link.node_id:
+            log.warning("a reply was dropped: the SuperLink was started anew, and does not want it")
+            silo.outbox.clear()
+            return
+        try:
+            link.send(unsent.reply, seconds=unsent.seconds)
+        except RunEndedError as error:
+            log.info("a reply was dropped: its run has ended (%s)", error)
+        except LinkError:
+            silo.outbox.keep(unsent)
+            raise
+        else:
+            if silo.away:
+                log.info("silo %s: the reply was sent after all", silo.settings.name)
+        silo.outbox.clear()
 
     def _run_of(self, message: Message, link: FleetLink) -> RunSettings:
         """Fetched once a run: a run's configuration does not change."""

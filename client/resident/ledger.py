@@ -18,13 +18,12 @@ from typing import Any
 from flwr.app import Context, Message
 
 from coterie import wire
+from coterie.client.home.asked import LEDGER, asked_by
 from coterie.client.home.journal import json_lines
 from coterie.client.home.settings import SiloSettings
 from coterie.system.files import append_line, make_folder
 
 log = logging.getLogger("coterie.silo")
-
-FILE = "ledger.jsonl"
 
 
 def outbound(
@@ -41,7 +40,12 @@ def outbound(
         except BaseException as error:  # the process ends: whoever ended it answers for the app
             _append(settings, _entry(message) | {"error": type(error).__name__})
             raise
-        _append(settings, _entry(message) | _content(reply))
+        entry = _entry(message) | _content(reply)
+        # Before it is in the ledger: whoever counts first must not read it there as well.
+        asked = asked_by(settings, entry["run"], entry["flower-run"])
+        _append(settings, entry)
+        if "error" not in entry:
+            asked.add(entry["type"], entry)
     except (Exception, SystemExit) as error:  # wrong settings, or no room for the ledger
         return _failure(name, error, message)
     return reply
@@ -59,8 +63,10 @@ def _entry(message: Message) -> dict[str, Any]:
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "run": "" if config is None else str(config.get(wire.RUN, "")),
         "flower-run": str(meta.run_id),
-        "round": 0 if config is None else config.get(wire.ROUND, 0),
+        "round": 0 if config is None else wire.whole(config.get(wire.ROUND)),
         "type": meta.message_type,
+        "purpose": "" if config is None else str(config.get(wire.PURPOSE, ""))[:64],
+        "strategy": "" if config is None else str(config.get(wire.STRATEGY, ""))[:64],
     }
 
 
@@ -88,7 +94,7 @@ def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:
 
 def ledger_of(home: Path) -> Path:
     """The ledger of the silo whose folder this is."""
-    return home / FILE
+    return home / LEDGER
 
 
 def read(home: Path, *, run: str = "") -> Iterator[dict[str, Any]]:
@@ -131,10 +137,10 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]
     found: dict[tuple[str, str], Total] = {}
     for entry in entries:
         key = (str(entry.get("run", "")), str(entry.get("type", "?")))
-        number = _whole(entry.get("round"))
+        number = wire.whole(entry.get("round"))
         total = found.setdefault(key, Total((number, number)))
         total.messages += 1
-        total.bytes += _whole(entry.get("bytes"))
+        total.bytes += wire.whole(entry.get("bytes"))
         total.refused += "error" in entry
         total.rounds = (min(total.rounds[0], number), max(total.rounds[1], number))
         tensors, values = entry.get("tensors"), entry.get("values")
@@ -146,7 +152,3 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]
         for record in values.values() if isinstance(values, dict) else ():
             total.values |= dict.fromkeys(record) if isinstance(record, dict) else {}
     return found
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0

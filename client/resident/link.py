@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -34,6 +34,7 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 from flwr.supercore.inflatable import inflatable_object, inflatable_utils
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.retry import RetryInvoker, exponential
 
 from coterie.client.resident import sharing
@@ -54,6 +55,19 @@ PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """What a moment may heal: no way there, and what Flower makes of an exception of its own, such as a
 database that was locked for too long. To ask again is harmless: a repeated reply counts once."""
 
+LOST = (
+    *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL),
+    *(grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED),
+)
+"""What says nothing about this node: it is still the SuperLink's when the way there is back, and a
+connection that is opened anew would sign it off first, which costs it its round."""
+
+OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
+"""In what is wrong with a certificate: a renewal heals it, or a clock that is set."""
+
+MAX_OBJECTS = 100_000
+"""Of one message. Each costs a call and more memory than its bytes."""
+
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
 
@@ -68,15 +82,29 @@ sharing.install()
 
 
 class LinkError(ConnectionError):
-    """No connection to the SuperLink. ``retry`` tells whether trying again can help."""
+    """No connection to the SuperLink.
 
-    def __init__(self, text: str, *, retry: bool = True) -> None:
+    Attributes:
+        retry: whether trying again can help.
+        holds: whether the SuperLink still knows this node, as far as one can tell: the same
+            connection goes on when the way there is back.
+    """
+
+    def __init__(self, text: str, *, retry: bool = True, holds: bool = False) -> None:
         super().__init__(text)
-        self.retry = retry
+        self.retry, self.holds = retry, holds
 
 
 class RunEndedError(RuntimeError):
     """The message belongs to a run that has ended meanwhile."""
+
+
+class TooLargeError(RuntimeError):
+    """A message has more than this silo takes; ``header`` is what can be answered."""
+
+    def __init__(self, text: str, header: Message) -> None:
+        super().__init__(text)
+        self.header = header
 
 
 @dataclass(frozen=True)
@@ -119,38 +147,81 @@ class FleetLink:
         node_id: int,
         calls: Sequence[Any],
         cache: sharing.ObjectCache | None = None,
+        max_bytes: int = 0,
     ) -> None:
         self.node_id = node_id
         self._cache = cache
+        self._max_bytes = max_bytes
+        self._claimed: tuple[Message, ObjectTree] | None = None
         self._receive, self._send, self._run, self._fab = calls[:4]
         self._pull_object, self._push_object, self._confirm = calls[4:]
 
     def receive(self) -> Message | None:
         """The next message for this silo, or None at once if there is none.
 
+        The SuperLink hands a message out once. One whose content did not come because the
+        connection was lost is gone on with by the next call.
+
         Raises:
             LinkError: the SuperLink cannot be reached or does not know this silo any more.
             RunEndedError: the message's run ended while it was being fetched.
+            TooLargeError: it is larger than this silo takes; nothing of it was unpacked.
         """
         with _translated():
-            received = cast(tuple[Message, ObjectTree] | None, self._receive())
-            if received is None:
+            self._claimed = self._claimed or self._receive()
+            if self._claimed is None:
                 return None
-            header, tree = received
-            run_id, message_id = header.metadata.run_id, header.metadata.message_id
-            nodes = inflatable_object.iterate_object_tree(tree)
-            contents = inflatable_utils.pull_objects(
-                [node.object_id for node in nodes],
-                partial(self._pulled, run_id, message_id),
-                initial_backoff=OBJECT_PAUSE_S,
-                backoff_cap=0.5,
-                max_time=OBJECT_WAIT_S,
-            )
-            self._confirm(run_id, message_id)
-            message = inflatable_utils.inflate_object_from_contents(message_id, contents)
-            assert isinstance(message, Message)
-            message.metadata.__dict__["_message_id"] = message_id
+            try:
+                message = self._content_of(*self._claimed)
+            except grpc.RpcError as error:
+                if error.code() not in LOST:
+                    self._claimed = None
+                raise
+            except BaseException:
+                self._claimed = None
+                raise
+            self._claimed = None
             return message
+
+    def _content_of(self, header: Message, tree: ObjectTree) -> Message:
+        run_id, message_id = header.metadata.run_id, header.metadata.message_id
+        ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
+        most = f"a message of more than {self._max_bytes / 1e6:,.0f} MB"
+        if len(ids) > MAX_OBJECTS:
+            raise TooLargeError(f"a message of more than {MAX_OBJECTS:,} objects", header)
+        pulled = dict[str, int]()
+
+        def pull(object_id: str) -> bytes:
+            content = self._pulled(run_id, message_id, object_id)
+            pulled[object_id] = len(content)
+            if self._max_bytes and sum(list(pulled.values())) > self._max_bytes:
+                raise TooLargeError(most, header)
+            return content
+
+        contents = inflatable_utils.pull_objects(
+            list(dict.fromkeys(ids)),
+            pull,
+            initial_backoff=OBJECT_PAUSE_S,
+            backoff_cap=0.5,
+            max_time=OBJECT_WAIT_S,
+        )
+        # An object that is named many times is unpacked as often.
+        if self._max_bytes and sum(len(contents[one]) for one in ids) > self._max_bytes:
+            raise TooLargeError(most, header)
+        self._confirm(run_id, message_id)
+        message = inflatable_utils.inflate_object_from_contents(message_id, contents)
+        assert isinstance(message, Message)
+        message.metadata.__dict__["_message_id"] = message_id
+        return message
+
+    def require_running(self, run_id: int) -> None:
+        """Ask whether a run still goes on.
+
+        Raises:
+            LinkError, RunEndedError: as in ``receive``.
+        """
+        with _translated():
+            self._run(run_id)
 
     def settings_of(self, run_id: int) -> RunSettings:
         """What an app is told of a run. Of its FAB the configuration is read, and no code is run.
@@ -208,10 +279,15 @@ def _config_of(fab: bytes) -> dict[str, str | int | float | bool]:
 
 
 @contextmanager
-def connect(how: Connection, cache: sharing.ObjectCache | None = None) -> Iterator[FleetLink]:
+def connect(
+    how: Connection, cache: sharing.ObjectCache | None = None, *, max_bytes: int = 0
+) -> Iterator[FleetLink]:
     """Register with a SuperLink and hold the connection.
 
-    ``cache`` is of objects that were pulled, shared with other connections.
+    Args:
+        how: to reach it.
+        cache: of objects that were pulled, shared with other connections.
+        max_bytes: of a message; a larger one is refused before it is unpacked. 0: no limit.
 
     Raises:
         LinkError: not reachable, or refused; the text has the SuperLink's reason.
@@ -227,14 +303,14 @@ def connect(how: Connection, cache: sharing.ObjectCache | None = None) -> Iterat
         GRPC_MAX_MESSAGE_LENGTH,
         how.root_certificates.read_bytes() if how.root_certificates else None,
         how.keys,
-        _recording_stub(errors),
+        _recording_stub(errors, lambda: sharing.renew(how.address)),
     )
     with _quiet_flower():
         try:
             with connection as (node_id, *calls):
                 entered, invoker.max_time = True, RETRY_S
                 try:
-                    yield FleetLink(node_id, calls, cache)
+                    yield FleetLink(node_id, calls, cache, max_bytes)
                 except BaseException as error:  # Flower's context manager would swallow it
                     failure = error
         except RuntimeError as error:
@@ -252,7 +328,7 @@ def _retry_invoker() -> RetryInvoker:
     """Retry only what a moment may heal, and not for ever: the resident silo reconnects."""
 
     def is_lasting(error: Any) -> bool:
-        return error.code() not in PASSING or "handshake" in str(error.details()).lower()
+        return error.code() not in PASSING or _distrusts(str(error.details()))
 
     return RetryInvoker(
         wait_gen_factory=lambda: exponential(base_delay=0.25, max_delay=2),
@@ -263,14 +339,20 @@ def _retry_invoker() -> RetryInvoker:
     )
 
 
-def _recording_stub(errors: list[grpc.RpcError]) -> type[FleetStub]:
-    """Flower's stub with a deadline, remembering errors that its context manager hides."""
+def _recording_stub(errors: list[grpc.RpcError], stalled: Callable[[], None]) -> type[FleetStub]:
+    """Flower's stub with a deadline, remembering errors that its context manager hides.
+
+    ``stalled`` is called when a deadline has passed: what is left of a connection that the other
+    end has forgotten takes everything and answers nothing, for a quarter of an hour.
+    """
 
     def call(method: Callable[..., Any], deadline_s: float, *args: Any, **kwargs: Any) -> Any:
         try:
             return method(*args, **{"timeout": deadline_s} | kwargs)
         except grpc.RpcError as error:
             errors.append(error)
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED and "timeout" not in kwargs:
+                stalled()
             raise
 
     class RecordingStub(FleetStub):
@@ -287,14 +369,20 @@ def _refused(address: str, errors: list[grpc.RpcError], *, tls: bool) -> LinkErr
     if not errors:
         return LinkError(f"no connection to the SuperLink at {address}.")
     code, details = errors[-1].code(), _details(errors[-1])
-    if "handshake" in details.lower():
+    if _distrusts(details):
         return LinkError(
-            f"TLS with the SuperLink at {address} failed: {details}. The CA certificate "
-            "must be the one that signed the SuperLink's, and both must use TLS or neither.",
+            f"the SuperLink at {address} shows a certificate that this silo does not trust: "
+            f"{details}. The CA certificate must be the one that signed the SuperLink's, and the "
+            "SuperLink's must name the address that this silo connects to.",
             retry=False,
         )
     if code == grpc.StatusCode.UNAVAILABLE:
         hint = "" if tls else " This silo connects without TLS; does the SuperLink want it?"
+        if "handshake" in details.lower():
+            hint = (
+                " Something takes the connection and ends it before TLS is agreed: a proxy or load "
+                "balancer without the SuperLink behind it, or a SuperLink without TLS."
+            )
         return LinkError(f"the SuperLink at {address} cannot be reached: {details}.{hint}")
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return LinkError(
@@ -310,9 +398,20 @@ def _refused(address: str, errors: list[grpc.RpcError], *, tls: bool) -> LinkErr
         )
     if code == grpc.StatusCode.UNAUTHENTICATED:
         return LinkError(
-            f"the SuperLink at {address} does not accept this silo's key: {details}.", retry=False
+            f"the SuperLink at {address} does not accept this silo's key: {details}. Is it the "
+            "one that enrolled this silo?"
         )
     return LinkError(f"the SuperLink at {address} refuses this silo: {code.name}: {details}")
+
+
+def _distrusts(details: str) -> bool:
+    """Whether a call failed because of the SuperLink's certificate, for good.
+
+    Everything else that ends a handshake passes: whoever took the connection closed it.
+    """
+    said = details.lower()
+    wrong = "certificate_verify_failed" in said or "peer certificate" in said
+    return wrong and not any(word in said for word in OF_TIME)
 
 
 def _details(error: grpc.RpcError) -> str:
@@ -330,12 +429,18 @@ def _translated() -> Iterator[None]:
         yield
     except grpc.RpcError as error:
         if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
-            raise RunEndedError(str(error.details())) from error
+            raise RunEndedError(_details(error)) from error
+        details = _details(error)
+        of_time = error.code() == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower()
         raise LinkError(
-            f"the SuperLink was lost: {error.code().name}: {error.details()}"
+            f"the SuperLink was lost: {error.code().name}: {details}",
+            holds=(error.code() in LOST and not _distrusts(details)) or of_time,
         ) from error
+    except TooLargeError:
+        raise
     except RuntimeError as error:  # an object that did not come, a node that is gone
-        raise LinkError(f"the SuperLink was lost: {error}") from error
+        holds = isinstance(error, ObjectPullError | ObjectUnavailableError)
+        raise LinkError(f"the SuperLink was lost: {error}", holds=holds) from error
 
 
 @contextmanager

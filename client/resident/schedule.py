@@ -73,6 +73,13 @@ class Schedule(Generic[Silo]):
             self._give_back(silo)
             return self._num_connected == self._num_silos
 
+    def returned(self) -> None:
+        """A connection that was lost, and was not given up, goes on."""
+        with self._changed:
+            self._num_connected += 1
+            self._next_dial, self._dial_pause = 0.0, DIAL_PAUSE_S
+            self._last_contact = time.monotonic()
+
     def worked(self, silo: Silo) -> None:
         """There was a message. Those of a round come together: the others' turns come at once."""
         with self._changed:

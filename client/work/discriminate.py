@@ -30,6 +30,8 @@ def train_discriminators(request: Request) -> RecordDict:
         batch_size=request.integer(wire.BATCH_SIZE, minimum=1, default=32),
         lr=request.real(wire.LR, default=0.01),
     )
+    most = request.integer(wire.SAMPLES, minimum=1, default=500)
+    request.check_samples(plan.steps, plan.batch_size, most=most)
     seed = request.seed()
     content = RecordDict({wire.ARRAYS: wire.encode_arrays({}, packed=True)})
     with Stopwatch() as watch:

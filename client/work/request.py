@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal
+from coterie.client.home.asked import asked_by, quota_objection
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.guard import Guard, guarded, guarded_until, leave_out_validation
@@ -119,7 +120,14 @@ class Request:
         task = self.config.get(wire.TASK, own)
         if task != own:
             self.refuse_for(f"serves task {own!r}, the run is of task {task!r}.")
-        self.refuse_for(self.bench.settings.policy.objection(self.config))
+        policy, kind = self.bench.settings.policy, self.message.metadata.message_type
+        self.refuse_for(policy.objection(self.config))
+        self.refuse_for(policy.type_objection(kind, self.config))
+        run = str(self.config.get(wire.RUN, ""))
+        flower_run = str(self.message.metadata.run_id)
+        asked = asked_by(self.bench.settings, run, flower_run)
+        self.refuse_for(asked.objection(kind, self.config, policy))
+        self.refuse_for(quota_objection(self.bench.settings.home, run, policy.max_kept_runs))
 
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
@@ -211,6 +219,7 @@ class Request:
             steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
+        self.check_samples(plan.steps, plan.batch_size)
         self._check_task()
         return plan
 
@@ -403,6 +412,19 @@ class Request:
             epochs = ceil(plan.steps / an_epoch)
         passes = epochs * self.inner_steps()
         self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
+
+    def check_samples(self, steps: int, batch: int, *, most: int | None = None) -> None:
+        """Refuse a training with too few of the silo's samples.
+
+        Args:
+            steps: mini-batches; 0: whole epochs.
+            batch: samples in each.
+            most: samples that may be used at all.
+        """
+        own = len(self.bench.data.train)
+        seen = min(own, own if most is None else most, steps * batch if steps else own)
+        policy = self.bench.settings.policy
+        self.refuse_for(policy.samples_objection(seen, batch, of=own))
 
     def _one_of(self, key: str, known: Sequence[str]) -> str:
         value = str(self.config.get(key, known[0]))

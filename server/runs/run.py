@@ -38,6 +38,9 @@ log = logging.getLogger("coterie.run")
 INITIAL_DEADLINE_S = 60.0
 LOCK_DEADLINE_S = 60.0
 """How long to wait for the process before: one that lost its SuperLink needs some time to end."""
+RESUME_PATIENCE = 5
+"""Times ``wait-for-silos`` that a resumed run waits for enough silos: by default ten minutes, as
+long as silos try to come back. A key that was not signed off is refused for one of them."""
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints within the run's."""
 TERMS = (
@@ -263,6 +266,7 @@ def _execute(
         churn=Churn.parse(config.churn),
         terms=terms(config),
         enrolled=enrolled,
+        patience_s=0.0 if resume is None else RESUME_PATIENCE * config.wait_for_silos,
         awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),
         schema="" if standing is None else standing.schema,
     )

@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 from coterie.strategies.errors import FederationError, refused
@@ -19,12 +22,17 @@ from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
 from coterie.server.site import enrolled
 from coterie.server.site.federation import ENVIRONMENT, Federation
-from coterie.system.files import write_atomically
+from coterie.system.files import LockedError, held_by, locked, write_atomically
 from coterie.system.ports import check_free, listens
 from coterie.system.processes import Program, noting_signals
 
 STOP_DEADLINE_S = 10.0
 LOOK_S = 0.2
+LOCK = "superlink.lock"
+CHECK_S, CHECK_SHARE = 15.0, 0.01
+"""Least seconds between two looks at the database for damage, and the share of time they take."""
+DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")
+"""SQLite's names for what a truncated or overwritten file gives."""
 
 
 def answers(federation: Federation) -> bool:
@@ -42,8 +50,21 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
     """Run the SuperLink in the foreground until SIGTERM, SIGHUP or Ctrl-C; return the exit status.
 
     Raises:
-        FederationError: a port is taken, or the SuperLink does not start.
+        FederationError: a port is taken, the SuperLink does not start, or another process serves
+            this folder already.
     """
+    try:
+        with locked(federation.folder, name=LOCK):
+            return _serve(federation, say)
+    except LockedError:
+        process = held_by(federation.folder, LOCK)
+        raise refused(
+            f"{federation.folder} is served already, by process {process}. Two coordinators would "
+            "ruin its state: stop that one first, or give this one a folder of its own."
+        ) from None
+
+
+def _serve(federation: Federation, say: Callable[[str], None]) -> int:
     reason = federation.renew_certificate()
     if reason:
         say(f"The server's certificate was renewed: {reason}.")
@@ -59,13 +80,23 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
     executor = _program("executor", started, federation)
     with noting_signals() as stopped:
         try:
+            set_aside_if_damaged(federation, say)
             link.start()
             superlink.wait_until_it_answers(link, [federation.control_address], stopped)
             tell_superlink(federation)
             executor.start()
             _greet(federation, say)
+            due = time.monotonic() + CHECK_S
             while not stopped():
                 time.sleep(LOOK_S)
+                if time.monotonic() >= due:
+                    looked = time.monotonic()
+                    if damage_of(federation.database):
+                        link.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
+                    took_s = time.monotonic() - looked
+                    due = time.monotonic() + max(CHECK_S, took_s / CHECK_SHARE)
+                if link.ended:
+                    set_aside_if_damaged(federation, say)
                 if link.ended and link.restart(say, stopped):
                     _come_back(link, federation, say, stopped)
                 if executor.ended:
@@ -75,6 +106,40 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
                 program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
     say("The SuperLink has ended.")
     return 0
+
+
+def damage_of(database: Path) -> str:
+    """What is wrong with the SuperLink's database; empty if nothing is, or there is none."""
+    if not database.exists():
+        return ""
+    try:
+        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)) as opened:
+            (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()
+            return "" if found == "ok" else str(found)
+    except sqlite3.DatabaseError as error:
+        damaged = getattr(error, "sqlite_errorname", "").startswith(DAMAGE)
+        return str(error) if damaged else ""  # else it is busy, or may not be read now
+
+
+def set_aside_if_damaged(federation: Federation, say: Callable[[str], None]) -> None:
+    """Give the SuperLink a new database if its own is damaged.
+
+    Who is enrolled is in the roster, where runs stand is in their checkpoints.
+    """
+    database = federation.database
+    damage = damage_of(database)
+    if not damage:
+        return
+    aside = database.with_name(f"{database.name}.damaged-{datetime.now(UTC):%Y%m%d-%H%M%S}")
+    for suffix in ("-wal", "-shm", ""):
+        part = database.with_name(database.name + suffix)
+        if part.exists():
+            part.rename(aside.with_name(aside.name + suffix))
+    say(
+        f"The SuperLink's database was damaged ({damage}) and is now {aside}. It begins with a new "
+        "one. Silos come back by themselves; a run that was going on is resumed with "
+        "`coterie run --resume RUN`."
+    )
 
 
 def _come_back(
@@ -106,7 +171,7 @@ def _greet(federation: Federation, say: Callable[[str], None]) -> None:
 
 def _superlink_command(federation: Federation, secret: Path) -> list[str]:
     listen, tls = federation.config.listen, federation.tls
-    database = ("--database", str(federation.folder / "superlink.db"))
+    database = ("--database", str(federation.database))
     return superlink.command(
         listen.silos,
         listen.operators,

@@ -112,6 +112,11 @@ class Federation:
         return self.folder / "roster.json"
 
     @property
+    def database(self) -> Path:
+        """File of the SuperLink's own state."""
+        return self.folder / "superlink.db"
+
+    @property
     def runs(self) -> Path:
         """Folder of run records."""
         return self.folder / "runs"

@@ -160,6 +160,7 @@ class DescribedRoster:
             asked anew for every newcomer, so that silos can be enrolled during a run.
         awaited: silos of a run that is resumed: the first look waits for them as well, and goes on
             without those that do not come back within the deadline.
+        patience_s: seconds to wait for enough silos of a run that is resumed, if longer.
         schema: fingerprint of the run's model; empty takes the first silo's.
     """
 
@@ -170,6 +171,7 @@ class DescribedRoster:
     terms: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     enrolled: Callable[[], Mapping[int, str]] | None = None
     awaited: frozenset[str] = frozenset()
+    patience_s: float = 0.0
     schema: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     """Silo or node → why it does not take part, as far as known."""
@@ -188,13 +190,19 @@ class DescribedRoster:
         gone = {name for name, at in self.churn.leaves.items() if at <= number}
         due -= gone
 
-        deadline = time.monotonic() + self.deadline_s
+        started, most = time.monotonic(), 0
+        deadline = started + self.deadline_s
+        patience_s = max(self.deadline_s, self.patience_s if self.awaited else 0.0)
         while True:
             here = self._look(grid, number=number)
             names = {silo.name for silo in here}
             missing, lingering = sorted(due - names), sorted(gone & names)
             away = sorted(self.awaited - names - gone - due)
-            late = time.monotonic() >= deadline
+            now = time.monotonic()
+            if self.awaited and len(here) > most:  # they are coming back: the others may as well
+                most = len(here)
+                deadline = max(deadline, min(now + self.deadline_s, started + patience_s))
+            late = now >= deadline
             back = min(self.min_silos, len(self.awaited - gone))
             enough = len(here) >= (self.min_silos if number <= 1 else max(1, back))
             if enough and not missing and not lingering and (late or not away):
@@ -206,10 +214,10 @@ class DescribedRoster:
             if time.monotonic() - self._said >= SAY_AGAIN_S:
                 self._said = time.monotonic()
                 log.info(text)
-            if late:
+            if now >= started + patience_s:
                 refused = "".join(f" {who} was refused: {why}" for who, why in self.refused.items())
                 raise FederationError(
-                    f"gave up after {self.deadline_s:.0f} s: {text}.{refused} Start silos with "
+                    f"gave up after {patience_s:.0f} s: {text}.{refused} Start silos with "
                     "`coterie silo`, or raise wait-for-silos.",
                     round_number=number,
                     phase="roster",

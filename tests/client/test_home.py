@@ -60,7 +60,9 @@ def test_every_line_of_silo_toml_reaches_the_settings(tmp_path: Path) -> None:
     settings = Home(tmp_path).settings()
     assert settings.task == str(tmp_path / "study.toml"), "paths are meant from the folder"
     assert settings.options == {"data": str(tmp_path / "x.csv"), "test-share": 0.3}
-    assert settings.policy == Policy(("hcct",), 3, "head", ("error",), False, 5, 50, True)
+    assert settings.policy == Policy(
+        ("hcct",), 3, "head", ("error",), False, 5, 50, label_counts=True
+    )
     assert (settings.alpha, settings.device, settings.threads) == (20.0, "cpu", 2)
 
 

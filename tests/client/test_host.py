@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +17,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from coterie import wire
+from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident import host, schedule
 from coterie.client.resident.host import GaveUpError, Host
 from coterie.client.resident.ledger import outbound
-from coterie.client.resident.link import Connection, LinkError, RunEndedError
+from coterie.client.resident.link import Connection, LinkError, RunEndedError, TooLargeError
+from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
 
 
@@ -52,6 +57,11 @@ class FakeLink:
         assert step is None or isinstance(step, Message)
         return step
 
+    def require_running(self, run_id: int) -> None:
+        assert run_id == 5
+        if self.world.ended:
+            raise RunEndedError("over")
+
     def send(self, reply: Message, *, seconds: float) -> None:
         assert seconds >= 0
         if self.world.send_errors:
@@ -77,6 +87,7 @@ class World:
         self.pauses: list[float] = []
         self.at_end: set[int] = set()
         self.now = 0.0
+        self.ended = False
         app = ClientApp(mods=[outbound])
 
         @app.train()
@@ -87,6 +98,8 @@ class World:
                 raise ValueError("patient 17 has no consent")
             if text == "exit":
                 raise SystemExit(3)
+            while text == "endless":
+                threading.Event().wait(0.01)
             if text == "signal":
                 signal.raise_signal(signal.SIGTERM)
             return Message(RecordDict({"config": ConfigRecord({"text": text})}), reply_to=message)
@@ -95,7 +108,10 @@ class World:
         self.host = Host(app, self.silos, Connection("fl.example:9092", patience_s=30.0))
 
     @contextmanager
-    def connect(self, how: Connection, cache: ObjectCache | None) -> Iterator[FakeLink]:
+    def connect(
+        self, how: Connection, cache: ObjectCache | None, *, max_bytes: int
+    ) -> Iterator[FakeLink]:
+        assert max_bytes == 2_000_000_000
         self.arguments.append((how, cache))
         plan = self.connections.pop(0) if self.connections else []
         if isinstance(plan, Exception):
@@ -194,10 +210,72 @@ def test_a_lost_connection_is_opened_again(world: World) -> None:
 
 
 def test_a_connection_lost_while_answering_is_opened_again(world: World) -> None:
+    """The SuperLink gave the silo another node: nobody takes the reply of the one before."""
     world.send_errors = [LinkError("gone")]
     world.connections = [[message(text="1")], [message(text="2")]]
     world.host.run()
     assert texts(world) == ["2"]
+
+
+def test_a_reply_is_sent_again_when_the_way_is_back_and_before_anything_else(world: World) -> None:
+    world.send_errors = [LinkError("cut", holds=True)] * 3
+    world.connections = [[message(text="1"), message(text="2")]]
+    world.host.run()
+    assert texts(world) == ["1", "2"]
+    assert len(world.contexts) == 2, "each is worked on once"
+    assert world.opened == 1, "signing off would cost the silo its round"
+
+
+def test_a_way_that_stays_cut_ends_the_silo_after_its_patience(world: World) -> None:
+    world.connections = [[LinkError("cut", holds=True)] * 50]
+    with pytest.raises(GaveUpError, match=r"gave up after 3\d s: cut"):
+        world.host.run()
+
+
+def test_a_reply_that_could_not_be_sent_is_sent_by_the_next_process(
+    tmp_path: Path,
+) -> None:
+    reply = Message(RecordDict({"config": ConfigRecord({"text": "1"})}), reply_to=message(text="0"))
+    Outbox(str(tmp_path)).keep(Unsent(reply, 1.5, 77))
+    kept = Outbox(str(tmp_path)).unsent
+    assert kept is not None and (kept.seconds, kept.node_id) == (1.5, 77)
+    assert kept.reply.content["config"]["text"] == "1"
+    assert kept.reply.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
+    assert (tmp_path / "unsent.zip").stat().st_mode & 0o077 == 0
+    again = Outbox(str(tmp_path))
+    again.clear()
+    assert Outbox(str(tmp_path)).unsent is None
+    (tmp_path / "unsent.zip").write_bytes(b"half")
+    assert Outbox(str(tmp_path)).unsent is None
+
+
+def test_a_message_that_is_too_large_is_refused_in_words_and_the_silo_goes_on(world: World) -> None:
+    world.connections = [[TooLargeError("a bomb", message(text="1")), message(text="2")]]
+    world.host.run()
+    assert "takes no message of more than 2000 MB (max_message_mb)" in texts(world)[0]
+    assert texts(world)[1] == "2"
+
+
+@pytest.mark.parametrize(
+    ("ended", "minutes", "said"),
+    [(True, 0.0, "its run has ended"), (False, 0.01, r"0.01 minutes at most \(max_minutes\)")],
+)
+def test_work_that_is_of_no_use_or_takes_too_long_is_ended(
+    ended: bool,
+    minutes: float,
+    said: str,
+    world: World,
+    own_signals: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host, "ASK_S", 0.1)
+    world.ended = ended
+    world.host._silos[0].settings = replace(world.silos[0], policy=Policy(max_minutes=minutes))
+    world.connections = [[message(text="endless"), message(text="next")]]
+    world.host.stop_on_signals()
+    world.host.run()
+    assert re.search(said, texts(world)[0])
+    assert texts(world)[1] == "next"
 
 
 def test_refused_attempts_are_repeated_with_growing_pauses(world: World) -> None:
@@ -268,7 +346,7 @@ def test_an_error_that_is_no_link_error_is_not_hidden(world: World) -> None:
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    before = [(s, signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGINT)]
+    before = [(s, signal.getsignal(s)) for s in (signal.SIGTERM, signal.SIGINT, host.STOP_WORK)]
     yield
     for number, handler in before:
         signal.signal(number, handler)

@@ -59,6 +59,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     ("code", "details"),
     [
         (grpc.StatusCode.UNAVAILABLE, "connection refused"),
+        (grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed: Socket closed"),
         (grpc.StatusCode.INTERNAL, "Internal server error."),  # e.g. a locked database
     ],
 )
@@ -69,7 +70,7 @@ def test_what_a_moment_may_heal_is_asked_again(code: Any, details: str) -> None:
 @pytest.mark.parametrize(
     ("code", "details"),
     [
-        (grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed"),
+        (grpc.StatusCode.UNAVAILABLE, "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED"),
         (grpc.StatusCode.FAILED_PRECONDITION, "the key is not registered"),
         (grpc.StatusCode.UNAUTHENTICATED, "invalid signature"),
         (grpc.StatusCode.PERMISSION_DENIED, "the run has ended"),

@@ -11,8 +11,10 @@ from flwr.app import Message
 
 import coterie.client.app
 from coterie import wire
+from coterie.client.home import asked
 from coterie.client.home.policy import NAMES, REVEALING, Policy, permitted
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.resident import ledger
 from coterie.client.work.workbench import open_workbench
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
@@ -308,3 +310,108 @@ def test_there_is_no_kind_of_message_that_the_policy_does_not_cover() -> None:
     for kind in kinds:
         reply = ask(kind, silo(strategies="hcct"), model=model, strategy="fedavg", **TRAINING)
         assert "takes part in hcct; this run's strategy is fedavg" in reason(reply), kind
+
+
+# ---------------------------------------------------------------- what a hostile server asks for
+
+
+@pytest.fixture
+def own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asked, "_memory", {})
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "said"),
+    [
+        (1, 1, "would have 1"),
+        (1, 7, "would have 7"),
+        (7, 1, "would have 7"),
+        (1, 8, ""),
+        (8, 1, ""),
+    ],
+)
+def test_no_update_leaves_that_few_samples_are_behind(steps: int, batch: int, said: str) -> None:
+    asked_for = {**TRAINING, wire.LOCAL_STEPS: steps, wire.BATCH_SIZE: batch}
+    replies = [
+        train(initial(), digits_config("a"), **asked_for),
+        ask(wire.DESCRIBE, digits_config("a"), **asked_for),
+    ]
+    for reply in replies:
+        if said:
+            assert f"fewer than 8 samples are behind (min_samples); this run's {said}" in reason(
+                reply
+            )
+        else:
+            assert not reply.has_error()
+
+
+def test_a_step_has_as_many_samples_as_the_silo_wants() -> None:
+    wants = silo(min_batch=4)
+    assert "at least 4 samples a step (min_batch)" in reason(
+        train(initial(), wants, **{**TRAINING, wire.BATCH_SIZE: 3})
+    )
+    assert not train(initial(), wants, **{**TRAINING, wire.BATCH_SIZE: 4}).has_error()
+
+
+def test_a_server_that_calls_every_round_the_first_is_refused(
+    own_counts: None, tmp_path: Path
+) -> None:
+    wants = digits_config("a", home=str(tmp_path), **{"max-rounds": 5})
+    told = {**TRAINING, wire.RUN: "attack", wire.ROUND: 1, wire.LOCAL_STEPS: 1}
+    replies = [train(initial(), wants, **told) for _ in range(asked.MAX_REPEATS + 1)]
+    assert not any(reply.has_error() for reply in replies)
+    assert "has trained for round 1 of this run 21 times already" in reason(
+        train(initial(), wants, **told)
+    )
+    asked._memory.clear()  # a new process reads them from the ledger
+    assert "21 times already" in reason(train(initial(), wants, **told))
+    for number in range(2, 6):
+        assert not train(initial(), wants, **{**told, wire.ROUND: number}).has_error()
+    assert "trains at most 5 rounds; it has trained 25 times" in reason(
+        train(initial(), wants, **{**told, wire.ROUND: 5})
+    )
+    assert not train(initial(), wants, **{**told, wire.RUN: "another"}).has_error()
+
+
+def test_evaluations_in_a_round_are_counted(own_counts: None) -> None:
+    wants, told = silo(max_evaluations=2), {wire.RUN: "attack", wire.ROUND: 1}
+    replies = [ask(wire.EVALUATE, wants, model=initial(), **told) for _ in range(3)]
+    assert [reply.has_error() for reply in replies] == [False, False, True]
+    assert "at most 2 times a round (max_evaluations)" in reason(replies[2])
+    later = {**told, wire.ROUND: 2}
+    assert not ask(wire.EVALUATE, wants, model=initial(), **later).has_error()
+
+
+def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(own_counts: None) -> None:
+    told = {**TRAINING, wire.RUN: "attack", wire.STRATEGY: "fedavg"}
+    assert not train(initial(), silo(), **told).has_error()
+    assert "as one of fedavg; now it says hcct" in reason(
+        train(initial(), silo(), **{**told, wire.STRATEGY: "hcct"})
+    )
+    assert "train.pfedme messages only in runs of pfedme, not of fedavg" in reason(
+        ask(wire.TRAIN_PFEDME, silo(), model=initial(), **told)
+    )
+
+
+def test_models_of_so_many_runs_are_kept_and_no_more(own_counts: None, tmp_path: Path) -> None:
+    wants = digits_config("a", home=str(tmp_path), **{"max-kept-runs": 2})
+
+    def keep(run: str) -> Message:
+        told = {wire.RUN: run, wire.ROUND: 1, wire.ROUNDS: 2, wire.KEEP: True, wire.SEED: 0}
+        return ask(wire.EVALUATE, wants, model=initial(), **told)
+
+    assert not keep("one").has_error() and not keep("two").has_error()
+    assert "models of at most 2 runs (max_kept_runs), and has them of 2" in reason(keep("three"))
+    assert not keep("one").has_error(), "one that is there goes on"
+    assert len({file.stem for file in (tmp_path / "models").glob("*.safetensors")}) == 2
+
+
+def test_what_a_server_calls_a_round_does_not_break_the_ledger(tmp_path: Path) -> None:
+    wants = digits_config("a", home=str(tmp_path))
+    for number in ("x", -3, 2.5, True):
+        ask(wire.EVALUATE, wants, model=initial(), **{wire.ROUND: number, wire.RUN: "r"})
+    entries = list(ledger.read(tmp_path))
+    assert [entry["round"] for entry in entries] == [0, 0, 0, 0]
+    old = [{"run": "r", "type": "evaluate", "round": "x"}, {"type": "train", "round": 2}]
+    found = ledger.totals([*entries, *old])
+    assert found["r", "evaluate"].rounds == (0, 0)

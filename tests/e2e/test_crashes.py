@@ -27,9 +27,9 @@ from tests.e2e.crashes import (
     until_event,
 )
 from tests.e2e.gated import ONE_BATCH
-from tests.e2e.proxy import Proxy
 from tests.e2e.runs import ROOT, record_of, spec, until
 from tests.e2e.trio import Trio
+from tests.hostile.proxy import Proxy
 
 BIG = '''
 import torch

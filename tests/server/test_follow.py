@@ -117,6 +117,14 @@ def test_a_line_that_is_still_being_written_is_waited_for(tmp_path: Path) -> Non
     assert [(e.kind, e.number) for e in told] == [("start", 0), ("round", 3), ("end", 0)]
 
 
+def test_a_damaged_line_costs_itself(tmp_path: Path) -> None:
+    write(tmp_path, {"event": "start"})
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\x00\n")
+    write(tmp_path, {"event": "end"})
+    assert kinds(events(tmp_path, start_deadline_s=5, ended=never)) == ["start", "end"]
+
+
 def test_a_folder_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
     def begin() -> None:
         time.sleep(0.1)

@@ -298,6 +298,45 @@ def test_a_torn_event_and_a_left_over_temporary_file_do_no_harm(tmp_path: Path) 
     assert all(file.suffix == ".safetensors" for file in checkpoints(folder))
 
 
+@pytest.mark.parametrize("damage", [b"", b'{"format": 1, "rou', b"\xff\xfe", None])
+def test_a_damaged_record_does_not_stop_a_resumption(
+    damage: bytes | None,
+    whole: Callable[[str], dict[str, Any]],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = tmp_path / "runs" / "run-1"
+    interrupted(folder, CutGrid(nodes(tmp_path / "homes"), at=(wire.TRAIN, 3)), strategy="fedavg")
+    if damage is None:
+        (folder / "run.json").unlink()
+    else:
+        (folder / "run.json").write_bytes(damage)
+    resume(folder, tmp_path / "homes")
+    assert "What events.jsonl says takes its place" in caplog.text
+    undisturbed = whole("fedavg")
+    assert record_of(folder)["model-hashes"] == undisturbed["model-hashes"]
+    assert timeless(record_of(folder)) == timeless(undisturbed)
+
+
+def test_damaged_events_do_not_stop_a_resumption(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run-1"
+    interrupted(folder, CutGrid(nodes(tmp_path / "homes"), at=(wire.TRAIN, 3)), strategy="fedavg")
+    (folder / "events.jsonl").write_bytes(b"\xff\xfe\x00\n\x80")
+    resume(folder, tmp_path / "homes")
+    assert record_of(folder)["status"] == "completed"
+    told = events(folder, start_deadline_s=1, ended=lambda: None, run_id=2)
+    assert [event.kind for event in told][-1] == "end"
+
+
+def test_where_the_configuration_is_lost_a_resumption_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "run-1"
+    interrupted(folder, CutGrid(nodes(tmp_path / "homes"), at=(wire.TRAIN, 3)), strategy="fedavg")
+    for file in ("run.json", "events.jsonl"):
+        (folder / file).write_text("{}\n")
+    with pytest.raises(FederationError, match=r"run.json|no record of a run"):
+        resume(folder, tmp_path / "homes")
+
+
 def test_a_silo_that_does_not_come_back_is_waited_for_and_then_left(tmp_path: Path) -> None:
     folder, home = tmp_path / "runs" / "run-1", tmp_path / "homes"
     keys = {"strategy": "fedavg", "min-silos": 2}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -43,17 +44,23 @@ def events(
     """
     path = folder / EVENTS
     deadline, checked = time.monotonic() + start_deadline_s, time.monotonic()
-    position, rest = 0, ""
+    position, rest = 0, b""
     begun = run_id is None
     while True:
         if path.exists():
-            with path.open(encoding="utf-8") as file:
+            with path.open("rb") as file:
+                if (
+                    os.fstat(file.fileno()).st_size < position
+                ):  # it was cut off: what is left counts
+                    position, rest = os.fstat(file.fileno()).st_size, b""
                 file.seek(position)
-                text = file.read()
-                position = file.tell()
-            lines = (rest + text).split("\n")
+                content = file.read()
+                position += len(content)
+            lines = (rest + content).split(b"\n")
             rest = lines.pop()  # a line that is still being written
-            told = [event for line in lines if (event := event_of(line)) is not None]
+            # A damaged line costs itself.
+            texts = [line.decode(errors="replace") for line in lines]
+            told = [event for text in texts if (event := event_of(text)) is not None]
             resumed = [i for i, event in enumerate(told) if event.kind == "resume"]
             past = max(resumed, default=-1) if run_id is None else -1
             for i, event in enumerate(told):

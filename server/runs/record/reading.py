@@ -8,6 +8,7 @@ because it is damaged, is taken from ``events.jsonl``. Whatever cannot be read i
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -17,8 +18,10 @@ from typing import Any
 from coterie.server.paths import place
 from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.format import event_of, run_of
-from coterie.strategies.errors import refused
+from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.reports import Evaluation
+
+log = logging.getLogger("coterie.run")
 
 RECORD, EVENTS = "run.json", "events.jsonl"
 
@@ -87,12 +90,26 @@ def read_whole(folder: Path) -> Run:
 
 
 def read_unfinished(folder: Path) -> Run:
-    """The record of a run that can be resumed.
+    """The record of a run that can be resumed; of one that is damaged what ``events.jsonl`` says.
 
     Raises:
-        FederationError: there is none, it is damaged, or the run is complete.
+        FederationError: there is none, its configuration is lost, or the run is complete.
     """
-    run = read_whole(folder)
+    try:
+        run = read_whole(folder)
+        if not run.config:
+            raise refused(f"{folder / RECORD} is damaged: it has no configuration.")
+    except FederationError as damage:
+        if not any((folder / file).exists() for file in (RECORD, EVENTS)):
+            raise
+        run = read_run(folder)
+        if not run.config:
+            raise refused(
+                f"{damage} {EVENTS} does not hold the run's configuration either: it cannot be "
+                "resumed. Start another one with `coterie run STRATEGY`."
+            ) from None
+        if run.status != "completed":
+            log.warning("%s What %s says takes its place.", damage, EVENTS)
     if run.status == "completed":
         raise refused(
             f"the run in {folder} is complete: there is nothing to resume. Start another one with "

@@ -1,0 +1,145 @@
+"""What a run has asked of this silo so far: counted here, whatever the server says of it.
+
+A server that calls every round the first would otherwise be answered for ever, and one update of a
+few samples says little where hundreds say everything. Of a silo with a folder the counts are taken
+from its ledger, so that a restart forgets nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coterie import wire
+from coterie.client.home.journal import json_lines
+from coterie.client.home.policy import Policy
+from coterie.client.home.rounds import folder_of
+from coterie.client.home.settings import SiloSettings
+
+LEDGER = "ledger.jsonl"
+MAX_RUNS = 64
+"""Whose counts a process holds for one silo; those of others are read again."""
+MAX_REPEATS = 20
+"""Times that a round may be trained again: a server that comes back from a crash repeats a few."""
+MAX_TRAININGS = 200
+"""Of one round, those for other purposes than the round's own model included: trials, races."""
+
+
+@dataclass
+class Asked:
+    """Of one run.
+
+    Attributes:
+        strategy: that its first message named.
+        trained: (type, purpose, round) → trainings that were answered.
+        evaluated: round → evaluations that were answered.
+    """
+
+    strategy: str = ""
+    trained: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    evaluated: Counter[int] = field(default_factory=Counter)
+
+    def add(self, kind: str, entry: Mapping[str, Any]) -> None:
+        """Count a message of this type that was answered; ``entry`` as in the ledger."""
+        number = wire.whole(entry.get("round"))
+        if kind.startswith((wire.TRAIN, wire.EVALUATE)):
+            self.strategy = self.strategy or str(entry.get("strategy", ""))
+        if kind.startswith(wire.TRAIN):
+            self.trained[kind, str(entry.get("purpose", "")), number] += 1
+        elif kind.startswith(wire.EVALUATE):
+            self.evaluated[number] += 1
+
+    def objection(self, kind: str, config: Mapping[str, Any], policy: Policy) -> str:
+        """Why a further message is refused; empty if it is not."""
+        number, named = wire.whole(config.get(wire.ROUND)), str(config.get(wire.STRATEGY, ""))[:64]
+        if self.strategy and named and named != self.strategy:
+            return f"takes part in this run as one of {self.strategy}; now it says {named}."
+        if kind.startswith(wire.TRAIN):
+            return self._training_objection(
+                kind, str(config.get(wire.PURPOSE, ""))[:64], number, policy
+            )
+        if kind.startswith(wire.EVALUATE):
+            most = policy.max_evaluations
+            if most and self.evaluated[number] >= most:
+                return (
+                    f"evaluates at most {most} times a round (max_evaluations); this run asks for "
+                    f"more in round {number}."
+                )
+        return ""
+
+    def _training_objection(self, kind: str, purpose: str, number: int, policy: Policy) -> str:
+        if self.trained[kind, purpose, number] > MAX_REPEATS:
+            return f"has trained for round {number} of this run {MAX_REPEATS + 1} times already."
+        in_round = sum(n for (_, _, one), n in self.trained.items() if one == number)
+        if in_round >= MAX_TRAININGS:
+            return f"trains at most {MAX_TRAININGS} times a round; this run asks for more."
+        if policy.max_rounds and not purpose:
+            done = sum(n for (_, other, _), n in self.trained.items() if not other)
+            if done >= policy.max_rounds + MAX_REPEATS:
+                return (
+                    f"trains at most {policy.max_rounds} rounds; it has trained {done} times for "
+                    "this run already, whatever the run calls its rounds."
+                )
+        return ""
+
+
+_memory: dict[tuple[str, str, str, str], Asked] = {}
+"""(silo, home, run, Flower's run) → what it asked."""
+
+
+def asked_by(settings: SiloSettings, run: str, flower_run: str) -> Asked:
+    """What a run has asked of a silo so far.
+
+    Args:
+        settings: of the silo.
+        run: its name, which holds when it is resumed; empty if it has none.
+        flower_run: its number at the SuperLink, ``0`` where there is none: of a run in this process
+            that has no name either nothing is known.
+    """
+    if not run and flower_run == "0":
+        return Asked()
+    key = (settings.name, settings.home, run, "" if run and settings.home else flower_run)
+    if key not in _memory:
+        for old in [k for k in _memory if k[:2] == key[:2]][: -MAX_RUNS + 1]:
+            del _memory[old]
+        _memory[key] = _from_ledger(settings.home, run, flower_run)
+    return _memory[key]
+
+
+def _from_ledger(home: str, run: str, flower_run: str) -> Asked:
+    asked = Asked()
+    if not home:
+        return asked
+    try:
+        for entry in json_lines(Path(home) / LEDGER):
+            if entry is None or entry.get("run") != run or "error" in entry:
+                continue
+            if run or entry.get("flower-run") == flower_run:
+                asked.add(str(entry.get("type", "")), entry)
+    except FileNotFoundError:
+        pass
+    return asked
+
+
+def quota_objection(home: str, run: str, most: int) -> str:
+    """Why nothing is kept for one more run; empty if there is room.
+
+    Args:
+        home: the silo's folder.
+        run: its name, which the server gives.
+        most: runs that models may be kept of; 0: any number.
+    """
+    if not home or not run or not most:
+        return ""
+    own = folder_of(home, "models", run).name
+    files = (Path(home) / "models").glob("*.safetensors")
+    kept = {file.stem.partition("-round-")[0] for file in files}
+    if own.partition("-round-")[0] in kept or len(kept) < most:
+        return ""
+    return (
+        f"keeps models of at most {most} runs (max_kept_runs), and has them of {len(kept)}. Who "
+        "runs the silo can move some away from its folder models/, or allow more in silo.toml."
+    )

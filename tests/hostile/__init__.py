@@ -1,0 +1,1 @@
+"""Faults of networks and machines, and hostile peers."""
