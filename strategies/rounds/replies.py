@@ -55,11 +55,14 @@ class ReplyError(ValueError):
     Attributes:
         refused: by the silo itself, not because it is wrong.
         raised: the ClientApp raised, which is what one does that has no function for a message.
+        silent: none came in time.
     """
 
-    def __init__(self, reason: str, *, refused: bool = False, raised: bool = False) -> None:
+    def __init__(
+        self, reason: str, *, refused: bool = False, raised: bool = False, silent: bool = False
+    ) -> None:
         super().__init__(wire.plain_text(reason))
-        self.refused, self.raised = refused, raised
+        self.refused, self.raised, self.silent = refused, raised, silent
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -
             or types, NaN or infinity, or a sample count that is missing or not positive.
     """
     if reply is None:
-        raise ReplyError("it did not answer in time.")
+        raise ReplyError("it did not answer in time.", silent=True)
     if reply.has_error():
         raise ReplyError(
             str(reply.error.reason or "it answered with an error."),

@@ -433,7 +433,7 @@ class DescribedRoster:
     def _refuse(self, node: int, who: str, reason: str) -> None:
         who = who or f"node {node}"
         self._refused_nodes[node] = reason
-        self.refused[who] = reason
+        self.refused[who] = reason = wire.plain_text(reason)
         log.error("silo %s does not take part: %s", who, reason)
 
 
