@@ -85,9 +85,7 @@ def admit(reply: Message, message: Message) -> Message:
             reason = wire.plain_text(reply.error.reason or "it answered with an error.")
             reply.error = Error(int(reply.error.code), reason)
             return reply
-        most = wire.most_bytes(
-            message.metadata.message_type, wire.num_array_bytes(message.content)
-        )
+        most = wire.most_bytes(message.metadata.message_type, wire.num_array_bytes(message.content))
         objection = wire.content_objection(reply.content, max_bytes=most)
     except Exception as error:  # made of what came from elsewhere: of any kind
         objection = wire.plain_text(error)

@@ -279,9 +279,8 @@ class DescribedRoster:
                 if node in self._refused_nodes:
                     del self._refused_nodes[node]
                     self._let_in(self._described[node], node)
-        for name, node in stated:
-            if node not in same and node in self._by_node:
-                del self._by_node[node]
+        for node in self._described.keys() - set(same):
+            self._by_node.pop(node, None)
         for name, node in stated:
             if node not in same and node not in self._refused_nodes:
                 self._refuse(node, name, self._difference(self._described[node]))

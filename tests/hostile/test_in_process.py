@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 
 from coterie import wire
 from coterie.server.runs import initial
@@ -107,7 +107,7 @@ def check(kind: str, what: str, caplog: pytest.LogCaptureFixture) -> None:
         reasons |= report.left_out
         json.dumps([report.evaluation, report.metrics], allow_nan=True)
         for _, error, count in report.evaluation.values():
-            assert error != error or 0 <= error <= 1e15 and 0 < count <= 1e15
+            assert error != error or (0 <= error <= 1e15 and 0 < count <= 1e15)
     texts = [*reasons, *reasons.values(), *(r.getMessage() for r in caplog.records)]
     ours = [text for text in texts if "├" not in text and "└" not in text]
     assert all(text.isprintable() and len(text) < 1500 for text in ours), ours

@@ -48,16 +48,16 @@ class Store:
         self.replies: dict[str, tuple[int, str, ObjectTree]] = {}
         self.confirmed: list[str] = []
 
-    def PushMessages(self, request: Any, **_: Any) -> Any:  # noqa: N802
+    def PushMessages(self, request: Any, **_: Any) -> Any:
         ids = []
-        for proto, tree in zip(
-            request.messages_list, request.message_object_trees, strict=True
-        ):
+        for proto, tree in zip(request.messages_list, request.message_object_trees, strict=True):
             message_id, node = tree.object_id, proto.metadata.dst_node_id
             sent = Message(RecordDict(), dst_node_id=node, message_type=wire.TRAIN, group_id="1")
             sent.metadata.__dict__["_message_id"] = message_id
             arrays = ArrayRecord({"w": Array(np.full(3, node, np.float32))})
-            content = RecordDict({"arrays": arrays, "metrics": MetricRecord({"num-examples": node})})
+            content = RecordDict(
+                {"arrays": arrays, "metrics": MetricRecord({"num-examples": node})}
+            )
             reply = Message(content, reply_to=sent)
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects = {k: o.deflate() for k, o in get_all_nested_objects(reply).items()}
@@ -68,7 +68,7 @@ class Store:
             ids.append(message_id)
         return PushAppMessagesResponse(message_ids=ids)
 
-    def PullMessages(self, request: Any, **_: Any) -> Any:  # noqa: N802
+    def PullMessages(self, request: Any, **_: Any) -> Any:
         found = [(i, *self.replies[i]) for i in request.message_ids if i in self.replies]
         if any(node in self.broken for _, node, _, _ in found):
             raise FakeError
@@ -81,7 +81,7 @@ class Store:
             del self.replies[message_id]
         return answer
 
-    def PullObject(self, request: Any, **_: Any) -> Any:  # noqa: N802
+    def PullObject(self, request: Any, **_: Any) -> Any:
         content = self.objects.get(request.object_id)
         return PullObjectResponse(
             object_found=content is not None,
@@ -89,10 +89,10 @@ class Store:
             object_content=content or b"",
         )
 
-    def PushObject(self, request: Any, **_: Any) -> Any:  # noqa: N802
+    def PushObject(self, request: Any, **_: Any) -> Any:
         raise AssertionError("no object is wanted")
 
-    def ConfirmMessageReceived(self, request: Any, **_: Any) -> None:  # noqa: N802
+    def ConfirmMessageReceived(self, request: Any, **_: Any) -> None:
         self.confirmed.append(request.message_object_id)
 
 

@@ -15,8 +15,8 @@ from flwr.clientapp import ClientApp
 
 from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, keys_of
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.initial import initial_arrays
+from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.strategies import (
     APFL,

@@ -17,8 +17,8 @@ from torch import nn
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.initial import initial_arrays
+from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy, execute
 from coterie.strategies import (
     HCCT,

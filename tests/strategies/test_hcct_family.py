@@ -12,8 +12,8 @@ from flwr.app import ArrayRecord
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.initial import initial_arrays
+from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import build_strategy
 from coterie.server.study.demo import hidden_groups, silos
 from coterie.strategies import HCCT
