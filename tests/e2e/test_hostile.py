@@ -1,4 +1,4 @@
-"""A hostile silo over gRPC: it speaks Flower's Fleet API, and sends what Flower's own never does."""
+"""A hostile silo over gRPC: it speaks the Fleet API, and sends what Flower itself never does."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ def hostile_silo(address: str) -> Iterator[list[str]]:
 
 
 def test_a_hostile_silo_over_grpc_is_left_out_and_the_run_completes(
-    trio: Trio, tmp_path: Any
+    trio: Trio, tmp_path: Path
 ) -> None:
     """The others' models are those of a run without it; its drip costs one deadline of a round."""
     keys: dict[str, Any] = {**KEYS, "strategy": "fedavg"}
