@@ -10,7 +10,7 @@ from functools import partial
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from coterie.server.machine.link import pull_objects_promptly
+from coterie.server.machine.pulling import bounded
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
 from coterie.server.site.enrolled import names_by_node
@@ -25,12 +25,11 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Flower calls this once per run."""
     _log_to_stdout()
-    pull_objects_promptly()
     end_with_parent(EXIT_RUN)
     config = RunConfig.read_from_flower(context.run_config)
     federation = os.environ.get(ENVIRONMENT)
     execute(
-        grid,
+        bounded(grid),
         config,
         run_id=context.run_id,
         folder=run_folder(config, run_id=context.run_id),

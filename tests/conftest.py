@@ -87,7 +87,10 @@ def plain_app(fault: Fault | None = None) -> ClientApp:
             {
                 "arrays": ArrayRecord({k: Array(a) for k, a in trained.items()}),
                 "metrics": MetricRecord(
-                    {"num-examples": int(context.node_config["samples"]), "train-loss": 0.5}
+                    {
+                        "num-examples": int(context.node_config.get("samples", 100)),
+                        "train-loss": 0.5,
+                    }
                 ),
             }
         )

@@ -16,7 +16,10 @@ OURS = {"client", "pictures", "server", "strategies", "system", "tasks", "wire"}
 PUBLIC_FLWR = ("flwr.app", "flwr.serverapp", "flwr.clientapp")
 MOUNTS = {"server/cli/main.py: client"}
 """The one import against the direction: there ``coterie`` takes in the commands of a silo."""
-INSIDE_FLWR = {"client/resident/link.py", "client/resident/sharing.py", "server/machine/link.py"}
+INSIDE_FLWR = {"client/resident/link.py", "client/resident/sharing.py"} | {
+    "server/machine/link.py",
+    "server/machine/pulling.py",
+}
 
 
 def sources(package: str) -> list[Path]:

@@ -28,6 +28,16 @@ from coterie.wire.description import (
     is_silo_name,
 )
 from coterie.wire.errors import WireError
+from coterie.wire.limits import (
+    MAX_OBJECT_BYTES,
+    MAX_OBJECTS,
+    MAX_WORD,
+    content_objection,
+    is_plain_name,
+    most_bytes,
+    num_array_bytes,
+    plain_text,
+)
 from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
 from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal, whole

@@ -13,6 +13,7 @@ from safetensors.numpy import load as unpack
 from safetensors.numpy import save as pack
 
 from coterie.wire.errors import WireError
+from coterie.wire.limits import MAX_ARRAYS, MAX_NAME, is_plain_name
 from coterie.wire.names import PACKED_NAME
 
 Model = dict[str, NDArray[np.generic]]
@@ -62,6 +63,11 @@ def decode_arrays(record: ArrayRecord) -> Model:
         arrays = unpack(data[8 + length :])
         if sorted(order) != sorted(arrays):
             raise WireError("a packed model names other arrays than it holds.")
+        if len(arrays) > MAX_ARRAYS or not all(map(is_plain_name, arrays)):
+            raise WireError(
+                f"a packed model has at most {MAX_ARRAYS:,} arrays, with names of at most "
+                f"{MAX_NAME} letters that can be seen."
+            )
         return {name: arrays[name] for name in order}
     except WireError:
         raise

@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import ConfigRecord, RecordDict
 
 from coterie.wire.errors import WireError
+from coterie.wire.limits import MAX_ARRAYS, MAX_NAME, MAX_WORD, is_plain_name, plain_text
 from coterie.wire.metrics import KNOWN_METRICS
 from coterie.wire.names import (
     CONFIG,
@@ -128,17 +129,17 @@ def decode_description(content: RecordDict) -> Description:
             name=_text(config["name"]),
             num_examples=int(_number(config[NUM_EXAMPLES])),
             task=_text(config[TASK]),
-            schema=_text(config[SCHEMA]),
+            schema=plain_text(_text(config[SCHEMA]), MAX_NAME),
             parts=decode_parts(config.get(SCHEMA_PARTS, "{}")),
             alpha=None if alpha is None else float(_number(alpha)),
-            device=_text(config["device"]),
-            versions={str(k): str(v) for k, v in json.loads(_text(config["versions"])).items()},
-            buffers=tuple(str(name) for name in json.loads(_text(config["buffers"]))),
+            device=plain_text(_text(config["device"]), MAX_WORD),
+            versions=_versions(json.loads(_text(config["versions"]))),
+            buffers=_names(json.loads(_text(config["buffers"]))),
             min_group_size=int(_number(config.get("min-group-size", 1))),
             max_local_epochs=int(_number(config.get("max-local-epochs", 0))),
             pooled_columns=int(_number(config.get("pooled-columns", 0))),
             metric=_metric(config.get(METRIC, "error")),
-            unit=_text(config.get("unit", ""))[:MAX_UNIT],
+            unit=plain_text(_text(config.get("unit", ""))[:MAX_UNIT]),
             head=_layers(json.loads(_text(config.get("head", "[]")))),
             protocol=int(_number(config[PROTOCOL_KEY])),
         )
@@ -179,8 +180,22 @@ def differences(ours: Parts, theirs: Parts) -> list[str]:
     return [part for part in found if part not in FOLLOWING] or found
 
 
+def _versions(value: Any) -> Mapping[str, str]:
+    if len(value) > MAX_PARTS:
+        raise ValueError(f"at most {MAX_PARTS} versions may be stated")
+    return {plain_text(k, MAX_WORD): plain_text(v, MAX_WORD) for k, v in value.items()}
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if len(value) > MAX_ARRAYS or not all(map(is_plain_name, value)):
+        raise ValueError("buffers must be names of arrays")
+    return tuple(value)
+
+
 def _layers(value: Any) -> Layers:
     layers = tuple(tuple(_text(word) for word in layer) for layer in value)
+    if len(layers) > MAX_PARTS:
+        raise ValueError(f"a head has at most {MAX_PARTS} layers")
     arguments = {"positive": 0, "linear": 2, "relu": 0, "tanh": 0}
     for kind, *names in layers:
         if arguments.get(kind) != len(names):

@@ -221,3 +221,5 @@ REFUSED: Final = 200
 """Error code of a silo that will not take part, with the reason in words."""
 FAILED: Final = 201
 """Error code of a silo whose app raised."""
+UNREADABLE: Final = 202
+"""Error code that the coordinator gives a reply which cannot be read, or holds too much."""

@@ -6,12 +6,13 @@ from math import isfinite
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
+from coterie.wire.limits import plain_text
 from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED
 
 
 def refusal(reason: str, message: Message) -> Message:
     """An error reply of a silo that will not do what was asked."""
-    return Message(Error(REFUSED, reason), reply_to=message)
+    return Message(Error(REFUSED, plain_text(reason)), reply_to=message)
 
 
 def failure(silo: str, error: BaseException, message: Message) -> Message:
@@ -44,6 +45,7 @@ def read_figures(content: RecordDict) -> dict[str, Value]:
     for key, value in metrics.items():
         numbers = value if isinstance(value, list) else [value]
         fits = 0 < len(numbers) <= MAX_METRICS and 0 < len(key) <= MAX_METRICS
+        fits = fits and key.isprintable()
         if key not in OWN_METRICS and fits and all(isfinite(number) for number in numbers):
             found[key] = [float(n) for n in value] if isinstance(value, list) else float(value)
         if len(found) == MAX_METRICS:

@@ -86,11 +86,10 @@ resident_app = ServerApp()
 @resident_app.main()
 def resident(grid: Grid, context: Context) -> None:
     """coterie's FedAvg with coterie's loop."""
-    from coterie.server.machine.link import pull_objects_promptly
+    from coterie.server.machine.pulling import bounded
     from coterie.strategies import FedAvg
     from coterie.strategies.rounds.roster import DescribedRoster
 
-    pull_objects_promptly()
     config = context.run_config
     seconds: list[float] = []
 
@@ -102,7 +101,7 @@ def resident(grid: Grid, context: Context) -> None:
         roster=DescribedRoster("echo", int(config["nodes"])), on_round=on_round, evaluate=False
     )
     strategy.start(
-        grid,
+        bounded(grid),
         arrays_of(float(config["megabytes"])),
         num_rounds=int(config["rounds"]),
         train_config=ConfigRecord({}),

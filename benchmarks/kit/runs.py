@@ -14,8 +14,9 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, train_config
+from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.server.runs.run import build_strategy
 from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
@@ -113,7 +114,7 @@ def train(
         strategy.on_round = told
     started = time.monotonic()
     here = roster.present(grid, number=1)
-    initial = initial_arrays(grid, here[0], config)
+    initial = initial_arrays(grid, here, config)
 
     def commit(checkpoint: Checkpoint[Any]) -> None:
         if after_round is not None:

@@ -1,4 +1,4 @@
-"""The coordinator's connection to the SuperLink: the one server-side module inside Flower.
+"""The coordinator's connection to the SuperLink, for what operators ask of it.
 
 Submitting a run through ``flwr run`` starts another Python and waits in whole seconds; the same
 call on Flower's Control API takes milliseconds. A contract test exercises this module against a
@@ -28,20 +28,6 @@ from coterie.system.ports import split_address
 
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
 CALL_DEADLINE_S = 30.0
-
-
-def pull_objects_promptly() -> None:
-    """Ask again soon for an object that is announced but not there yet.
-
-    A reply becomes visible before its arrays have arrived. Flower's Grid then waits a second
-    before it looks again, which is five times a whole round of ours; 10 ms, growing, is enough.
-    The default sits in the signature of a function that the Grid calls without naming it.
-    """
-    from flwr.supercore.inflatable import inflatable_utils
-
-    defaults = inflatable_utils.pull_objects.__kwdefaults__
-    assert defaults and {"initial_backoff", "backoff_cap"} <= set(defaults)
-    defaults["initial_backoff"], defaults["backoff_cap"] = 0.01, 0.5
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from coterie import wire
@@ -20,22 +20,20 @@ from coterie.server.paths import place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, foreign_keys, train_config
+from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.scale import ask_for_scale
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
-from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.options import Scalar
-from coterie.strategies.rounds.replies import check_finite
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Roster, Silo
 from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 
 log = logging.getLogger("coterie.run")
 
-INITIAL_DEADLINE_S = 60.0
 LOCK_DEADLINE_S = 60.0
 """How long to wait for the process before: one that lost its SuperLink needs some time to end."""
 RESUME_PATIENCE = 5
@@ -292,7 +290,7 @@ def _execute(
     done = 0 if resume is None else resume.round
     ended = resume is not None and resume.ended_early
     here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
-    initial = initial_arrays(grid, here[0], config) if resume is None else ArrayRecord()
+    initial = initial_arrays(grid, here, config) if resume is None else ArrayRecord()
     told = {wire.PROTOCOL_KEY: wire.PROTOCOL, **train_config(config, run=record.folder.name)}
     scale = (
         ask_for_scale(grid, here, told, deadline_s=config.round_timeout)
@@ -308,40 +306,6 @@ def _execute(
         commit=commit,
         resume=resume,
     )
-
-
-def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
-    """w⁰: any silo gives the same for the run's seed, so the server needs neither task nor torch.
-
-    Raises:
-        FederationError: the silo gave none, or not-a-number.
-    """
-    asked = ConfigRecord(
-        {
-            wire.PROTOCOL_KEY: wire.PROTOCOL,
-            wire.TASK: config.task,
-            wire.STRATEGY: config.strategy,
-            wire.SEED: config.seed,
-            wire.PERSONAL: config.personal,
-            **config.task_keys,
-        }
-    )
-    request = Message(RecordDict({wire.CONFIG: asked}), silo.node_id, wire.INITIAL, group_id="0")
-    (reply,) = exchange(grid, [request], deadline_s=INITIAL_DEADLINE_S)
-    try:
-        if reply is None:
-            raise wire.WireError("no answer")
-        if reply.has_error():
-            raise wire.WireError(str(reply.error.reason))
-        if wire.ARRAYS not in reply.content.array_records:
-            raise wire.WireError("no arrays in its answer")
-        model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
-    except wire.WireError as error:
-        raise FederationError(
-            f"silo {silo.name!r} gave no initial model: {error}", silo=silo.name, phase="initial"
-        ) from None
-    check_finite(model)
-    return wire.encode_arrays(model, packed=False)
 
 
 def _line(report: RoundReport, rounds: int, lead: Lead) -> str:

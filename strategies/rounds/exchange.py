@@ -1,13 +1,19 @@
-"""One exchange with the silos: push, then pull with a short, growing pause, until a deadline."""
+"""One exchange with the silos: push, then pull with a short, growing pause, until a deadline.
+
+Here replies come in, so here they lose what could harm: one that cannot be read, or holds more than
+it may, becomes an error reply of its own silo; reasons become one plain line.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
+
+from coterie import wire
 
 log = logging.getLogger("coterie.run")
 
@@ -35,24 +41,56 @@ def exchange(grid: Grid, messages: Sequence[Message], *, deadline_s: float) -> l
     """
     if not messages:
         return []
-    ids = list(grid.push_messages(list(messages)))
-    position = {message_id: i for i, message_id in enumerate(ids) if message_id}
-    replies: list[Message | None] = [None] * len(messages)
-    waiting = set(position)
+    ids: list[str | None] = list(grid.push_messages(list(messages)))
+    ids += [None] * (len(messages) - len(ids))  # what Flower gives for messages that are too large
+    asked = {message_id: m for message_id, m in zip(ids, messages, strict=True) if message_id}
+    replies: dict[str, Message] = {}
+    waiting = set(asked)
     started = time.monotonic()
     while waiting:
-        asked, before = time.monotonic(), len(waiting)
-        for reply in grid.pull_messages(sorted(waiting)):
+        pulled_at, before = time.monotonic(), len(waiting)
+        for reply in _pull(grid, {name: asked[name] for name in sorted(waiting)}):
             message_id = reply.metadata.reply_to_message_id
             if message_id in waiting:
                 waiting.discard(message_id)
-                replies[position[message_id]] = reply
+                replies[message_id] = admit(reply, asked[message_id])
         waited = time.monotonic() - started
         if not waiting or waited >= deadline_s:
             break
-        in_vain = time.monotonic() - asked if len(waiting) == before else 0.0
+        in_vain = time.monotonic() - pulled_at if len(waiting) == before else 0.0
         pause = max(PAUSE_SHARE * waited, MIN_PAUSE_S, in_vain / PULL_SHARE)
         time.sleep(min(pause, MAX_PAUSE_S, deadline_s - waited))
     if waiting:
         log.warning("%d of %d replies did not come in %.0f s", len(waiting), len(ids), deadline_s)
-    return replies
+    return [replies.get(message_id or "") for message_id in ids]
+
+
+def _pull(grid: Grid, asked: Mapping[str, Message]) -> Iterator[Message]:
+    """Replies that are there. Where Flower cannot read one of them, each is asked for by itself."""
+    try:
+        yield from list(grid.pull_messages(list(asked)))
+    except Exception as error:
+        log.warning("replies are pulled one by one: %s", wire.plain_text(error))
+        for message_id, message in asked.items():
+            try:
+                yield from list(grid.pull_messages([message_id]))
+            except Exception as broken:
+                yield _unreadable(message, wire.plain_text(broken))
+
+
+def admit(reply: Message, message: Message) -> Message:
+    """The reply, or an error reply in its place if nothing of it may be looked at."""
+    try:
+        if reply.has_error():
+            reason = wire.plain_text(reply.error.reason or "it answered with an error.")
+            reply.error = Error(int(reply.error.code), reason)
+            return reply
+        most = wire.most_bytes(message.metadata.message_type, wire.num_array_bytes(message.content))
+        objection = wire.content_objection(reply.content, max_bytes=most)
+    except Exception as error:  # made of what came from elsewhere: of any kind
+        objection = wire.plain_text(error)
+    return _unreadable(message, objection) if objection else reply
+
+
+def _unreadable(message: Message, why: str) -> Message:
+    return Message(Error(wire.UNREADABLE, f"its reply cannot be read: {why}"), reply_to=message)

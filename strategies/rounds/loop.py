@@ -33,6 +33,13 @@ from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
 from coterie.wire import Model
 
+MOST_TRIES = 3
+"""How often a round is played in which no training counts, before the run is given up."""
+TRY_AGAIN_S = 1.0
+"""The pause before that, twice as long each time: a moment may heal what it was."""
+MISSES = 2
+"""Rounds in a row in which a silo may keep the others waiting; then it is not asked for a while."""
+
 SIZED = (wire.TRAIN, wire.COLD_START)
 """Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
 
@@ -129,6 +136,7 @@ class _Run:
         strategy: its name, for silos that take part in some only.
         names: of metrics.
         minimums: silo → the smallest group that it accepts, of those that said so with an update.
+        absences: of silos that do not answer in time.
     """
 
     grid: Grid
@@ -139,6 +147,7 @@ class _Run:
     strategy: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     minimums: dict[str, int] = field(default_factory=dict)
+    absences: _Absences = field(default_factory=lambda: _Absences())
 
     @property
     def told(self) -> dict[str, Any]:
@@ -154,7 +163,7 @@ class _Run:
             replace(silo, min_group_size=self.minimums[silo.name])
             if silo.name in self.minimums and not silo.described
             else silo
-            for silo in roster.present(self.grid, number=number)
+            for silo in self.absences.awake(roster.present(self.grid, number=number), number)
         )
 
     def note_minimums(self, updates: kit.Updates) -> None:
@@ -170,6 +179,44 @@ class _Run:
     def exchange(self, messages: Sequence[Message]) -> list[Message | None]:
         """The reply to every message; None where none came in time."""
         return exchange(self.grid, messages, deadline_s=self.deadline_s)
+
+
+@dataclass
+class _Absences:
+    """Silos that are connected and do not answer in time: each keeps everybody waiting.
+
+    After ``MISSES`` rounds in a row such a silo is not asked for two rounds; if it misses the next
+    one too, for four, and so on. An answer in time clears it.
+    """
+
+    missed: dict[str, int] = field(default_factory=dict)
+    until: dict[str, int] = field(default_factory=dict)
+    """Silo → the first round in which it is asked again."""
+
+    def note(self, orders: Sequence[kit.Order], checked: kit.Checked, number: int) -> None:
+        """Count who did not answer in this round."""
+        silent = {order.silo.name for order, why in checked.failed if why.silent}
+        for name in sorted({order.silo.name for order in orders}):
+            if name not in silent:
+                self.missed.pop(name, None)
+                continue
+            missed = self.missed[name] = self.missed.get(name, 0) + 1
+            if missed >= MISSES:
+                rest = 2 ** (missed - MISSES + 1)
+                self.until[name] = number + 1 + rest
+                kit.log.warning(
+                    "round %d: %s has not answered in %d rounds in a row: it is asked again in "
+                    "round %d",
+                    *(number, name, missed, self.until[name]),
+                )
+
+    def awake(self, silos: Sequence[kit.Silo], number: int) -> Sequence[kit.Silo]:
+        """Those who are asked in this round; all, if it would be nobody."""
+        return [s for s in silos if self.until.get(s.name, 0) <= number] or silos
+
+
+class _NobodyAnsweredError(Exception):
+    """No training of this round counts. The text says why, silo by silo."""
 
 
 class GroupStrategy(Strategy):
@@ -341,8 +388,10 @@ class GroupStrategy(Strategy):
         result.stand(self.algorithm, standing.state)
         if resume is None:
             _evaluate_on_server(evaluate_fn, 0, result)
+        counted = resume is not None
         while standing.round < run.rounds and not standing.ended_early:
-            standing, report, updates = self._play_round(run, standing)
+            standing, report, updates = self._play_until_answered(run, standing)
+            counted = counted or bool(updates)
             result.stand(self.algorithm, standing.state)
             _note(result, report, updates)
             _evaluate_on_server(evaluate_fn, standing.round, result)
@@ -350,11 +399,41 @@ class GroupStrategy(Strategy):
             on_round(report)
             if commit is not None:
                 commit(standing)
+        if not counted:
+            why = "; ".join(f"{name}: {reason}" for name, reason in report.left_out.items())
+            raise FederationError(
+                f"no update of any silo counted in {standing.round} rounds. {why}",
+                round_number=standing.round,
+                phase="train",
+            )
         standing, report = self._finish(run, standing, alone=resume is standing)
         result.stand(self.algorithm, standing.state)
         _note(result, report, [])
         on_round(report)
         return result
+
+    def _play_until_answered(
+        self, run: _Run, before: Checkpoint[Any]
+    ) -> tuple[Checkpoint[Any], kit.RoundReport, list[kit.Update]]:
+        """The next round. One in which nobody answered does not count: it is played again."""
+        number = before.round + 1
+        for tries in range(1, MOST_TRIES + 1):
+            try:
+                return self._play_round(run, before)
+            except _NobodyAnsweredError as nobody:
+                why = str(nobody)
+            if tries < MOST_TRIES:
+                kit.log.warning(
+                    "round %d: no silo's training counts, so the round is played again (%d of %d "
+                    "tries): %s",
+                    *(number, tries, MOST_TRIES, why),
+                )
+                time.sleep(TRY_AGAIN_S * 2 ** (tries - 1))
+        raise FederationError(
+            f"no silo's training counted in {MOST_TRIES} tries of round {number}: {why}",
+            round_number=number,
+            phase="train",
+        )
 
     def _play_round(
         self, run: _Run, before: Checkpoint[Any]
@@ -385,6 +464,9 @@ class GroupStrategy(Strategy):
         clock.lap("prepare")
         checked = kit.check_replies(orders, run.exchange(messages), run.names)
         require_understood(orders, checked, number, type(algorithm).__name__)
+        run.absences.note(orders, checked, number)
+        if checked.left_out and all(u.purpose for u in checked.updates):
+            raise _NobodyAnsweredError("; ".join(f"{n}: {w}" for n, w in checked.left_out.items()))
         run.note_minimums(checked.updates)
         phases = kit.add_costs(phases, kit.costs_beside_training(orders, checked.updates))
         clock.lap("train")

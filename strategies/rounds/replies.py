@@ -55,11 +55,14 @@ class ReplyError(ValueError):
     Attributes:
         refused: by the silo itself, not because it is wrong.
         raised: the ClientApp raised, which is what one does that has no function for a message.
+        silent: none came in time.
     """
 
-    def __init__(self, reason: str, *, refused: bool = False, raised: bool = False) -> None:
-        super().__init__(reason)
-        self.refused, self.raised = refused, raised
+    def __init__(
+        self, reason: str, *, refused: bool = False, raised: bool = False, silent: bool = False
+    ) -> None:
+        super().__init__(wire.plain_text(reason))
+        self.refused, self.raised, self.silent = refused, raised, silent
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,7 @@ def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -
             or types, NaN or infinity, or a sample count that is missing or not positive.
     """
     if reply is None:
-        raise ReplyError("it did not answer in time.")
+        raise ReplyError("it did not answer in time.", silent=True)
     if reply.has_error():
         raise ReplyError(
             str(reply.error.reason or "it answered with an error."),
@@ -137,12 +140,13 @@ def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -
             if array.dtype.kind not in "biuf":
                 raise ReplyError(f"array {name!r} must hold numbers. Got {array.dtype}.")
             _check_values(name, array)
-    metrics = wire.understood(wire.read_metrics(reply.content), names)
-    count = metrics.get(wire.NUM_EXAMPLES)
+    stated = wire.understood(wire.read_metrics(reply.content), names)
+    count = stated.get(wire.NUM_EXAMPLES)
     if count is None or not 0 < count <= MAX_EXAMPLES:
         raise ReplyError(f"{wire.NUM_EXAMPLES} must be a number above 0. Got {count}.")
+    metrics = {key: _sane(value) for key, value in stated.items()}
     return Update(
-        silo=_with_minimum(order.silo, metrics),
+        silo=_with_minimum(order.silo, stated),
         start=order.model,
         model={name: model[name] for name in order.model},
         num_examples=float(count),
@@ -162,6 +166,11 @@ def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:
     if silo.described or not stated > 1:
         return silo
     return replace(silo, min_group_size=ceil(min(stated, MAX_EXAMPLES)))
+
+
+def _sane(value: float, *, least: float = -MAX_VALUE) -> float:
+    """A figure of a silo; NaN if it is none that could be measured."""
+    return value if least <= value <= MAX_VALUE else float("nan")
 
 
 def check_finite(model: Model) -> None:
@@ -212,10 +221,11 @@ def read_evaluations(
             continue
         metrics = wire.understood(wire.read_metrics(reply.content), names)
         count = metrics.get(wire.NUM_EXAMPLES, 0)
-        if not np.isfinite(count) or count <= 0:
+        if not 0 < count <= MAX_EXAMPLES:
             log.warning("%s was not evaluated: it states %s test samples", silo.name, count)
             continue
-        found[silo.name] = (metrics.get(wire.LOSS, float("nan")), error_of(metrics), int(count))
+        loss = _sane(metrics.get(wire.LOSS, float("nan")))
+        found[silo.name] = (loss, _sane(error_of(metrics), least=0), int(count))
     return dict(sorted(found.items()))
 
 
@@ -229,7 +239,7 @@ def read_guards(silos: Sequence[Silo], replies: Sequence[Message | None]) -> dic
         error, alone, validation, alone_validation = (
             metrics.get(key, float("nan")) for key in GUARD_KEYS
         )
-        if np.isfinite([error, alone, validation, alone_validation]).all():
+        if all(0 <= one <= MAX_VALUE for one in (error, alone, validation, alone_validation)):
             kept_alone = metrics.get(wire.KEPT_ALONE) == 1
             found[silo.name] = GuardReport(error, alone, validation, alone_validation, kept_alone)
     return dict(sorted(found.items()))
@@ -242,18 +252,21 @@ def received_evaluations(updates: Updates) -> dict[str, Evaluation]:
     return {
         name: (
             metrics.get(wire.RECEIVED_LOSS, float("nan")),
-            metrics[wire.RECEIVED_ERROR],
+            _sane(metrics[wire.RECEIVED_ERROR], least=0),
             int(counts[name]),
         )
         for name, metrics in stated.items()
-        if np.isfinite(counts[name]) and counts[name] > 0
+        if 0 < counts[name] <= MAX_EXAMPLES
     }
 
 
 def trained_evaluations(updates: Updates) -> dict[str, tuple[float, float]]:
     """Silo → (loss, error) of the model as it trained it, of those that were asked."""
     return {
-        u.silo.name: (u.metrics.get(wire.TRAINED_LOSS, float("nan")), u.metrics[wire.TRAINED_ERROR])
+        u.silo.name: (
+            u.metrics.get(wire.TRAINED_LOSS, float("nan")),
+            _sane(u.metrics[wire.TRAINED_ERROR], least=0),
+        )
         for u in updates
         if wire.TRAINED_ERROR in u.metrics
     }

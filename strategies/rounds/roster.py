@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +28,9 @@ log = logging.getLogger("coterie.run")
 DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
 """Seconds for silos to say who they are, and for each of them on top: a SuperLink passes on some
 ten messages a second on a loaded machine."""
+ASKED_AGAIN_S, MOST_ASKED_AGAIN_S = 2.0, 64.0
+"""How long a node that did not say who it is is left in peace before it is asked again; twice as
+long each time. It then has ``TOLD_DEADLINE_S`` to answer: the others wait for it."""
 TOLD_DEADLINE_S = 5.0
 """Seconds for silos that do not fit to take note of it."""
 POLL_S = 0.05
@@ -161,7 +165,8 @@ class DescribedRoster:
         awaited: silos of a run that is resumed: the first look waits for them as well, and goes on
             without those that do not come back within the deadline.
         patience_s: seconds to wait for enough silos of a run that is resumed, if longer.
-        schema: fingerprint of the run's model; empty takes the first silo's.
+        schema: fingerprint of the run's model; empty takes the one that most of the first
+            ``min_silos`` state.
     """
 
     task: str
@@ -177,12 +182,20 @@ class DescribedRoster:
     """Silo or node → why it does not take part, as far as known."""
     _parts: wire.Parts = field(default_factory=dict)
     """Of the schema, as the first silo that has it says."""
+    _described: dict[int, wire.Description] = field(default_factory=dict)
+    """Node → what it said of itself, until the run begins."""
+    _begun: bool = False
+    _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Node that did not say who it is → when it is asked again, and the pause after that."""
     _others: list[int] = field(default_factory=list)
     """Nodes of another schema that have not been told."""
     _by_node: dict[int, Silo] = field(default_factory=dict)
     _refused_nodes: dict[int, str] = field(default_factory=dict)
     _doubles: dict[int, str] = field(default_factory=dict)
     _said: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._given = bool(self.schema)
 
     def present(self, grid: Grid, *, number: int) -> list[Silo]:
         """See ``Roster``."""
@@ -195,6 +208,9 @@ class DescribedRoster:
         patience_s = max(self.deadline_s, self.patience_s if self.awaited else 0.0)
         while True:
             here = self._look(grid, number=number)
+            if self._described and len(self._described) >= (self.min_silos if number <= 1 else 1):
+                self._settle_schema(grid)
+                here = self._here(number)
             names = {silo.name for silo in here}
             missing, lingering = sorted(due - names), sorted(gone & names)
             away = sorted(self.awaited - names - gone - due)
@@ -209,6 +225,8 @@ class DescribedRoster:
                 if away:
                     log.warning("the run goes on without %s", ", ".join(away))
                 self.awaited = frozenset()
+                self._described.clear()
+                self._begun = True
                 return sorted(here, key=lambda silo: silo.name)
             text = _waiting_text(len(here), self.min_silos, missing + away, lingering, number)
             if time.monotonic() - self._said >= SAY_AGAIN_S:
@@ -228,23 +246,59 @@ class DescribedRoster:
     def _look(self, grid: Grid, *, number: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""
         nodes = set(grid.get_node_ids())
-        for node in (set(self._by_node) | set(self._refused_nodes)) - nodes:
+        for node in (set(self._by_node) | set(self._refused_nodes) | set(self._silent)) - nodes:
             self._by_node.pop(node, None)
+            self._described.pop(node, None)
+            self._silent.pop(node, None)
             self._refused_nodes.pop(node, None)
             self._doubles.pop(node, None)
         held = {silo.name for silo in self._by_node.values()}
         for node in [n for n, name in self._doubles.items() if name not in held]:
             del self._doubles[node]
             self._refused_nodes.pop(node, None)
-        self._describe(grid, sorted(nodes - set(self._by_node) - set(self._refused_nodes)))
+        now = time.monotonic()
+        resting = {node for node, (at, _) in self._silent.items() if now < at}
+        new = sorted(nodes - set(self._by_node) - set(self._refused_nodes) - resting)
+        known = [node for node in new if node in self._silent]
+        self._describe(grid, [n for n in new if n not in self._silent], DESCRIBE_DEADLINE_S)
+        self._describe(grid, known, TOLD_DEADLINE_S)
+        return self._here(number)
+
+    def _here(self, number: int) -> list[Silo]:
+        """Silos that are here and due."""
         return [
             silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= number
         ]
 
-    def _describe(self, grid: Grid, new: Sequence[int]) -> None:
+    def _settle_schema(self, grid: Grid) -> None:
+        """The run's schema is the one that most of the silos here have; the others are refused.
+
+        Of two that equally many have it is that of the silo whose name comes first. Until the run
+        begins, whoever comes has a vote, so that it is no matter who was first.
+        """
+        stated = sorted((described.name, node) for node, described in self._described.items())
+        votes = Counter(self._described[node].schema for _, node in stated)
+        schema = votes.most_common(1)[0][0]
+        same = [node for _, node in stated if self._described[node].schema == schema]
+        if schema != self.schema:
+            self.schema, self._parts = schema, {}
+            for node in same:
+                self._parts = self._parts or self._described[node].parts
+                if node in self._refused_nodes:
+                    del self._refused_nodes[node]
+                    self._let_in(self._described[node], node)
+        for node in self._described.keys() - set(same):
+            self._by_node.pop(node, None)
+        for name, node in stated:
+            if node not in same and node not in self._refused_nodes:
+                self._refuse(node, name, self._difference(self._described[node]))
+                self._others.append(node)
+        self._tell_others(grid)
+
+    def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
         config: Any = {**self.terms, wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: self.task}
         messages = [_describe(node, config) for node in new]
-        deadline_s = DESCRIBE_DEADLINE_S + DESCRIBE_MORE_S * len(new)
+        deadline_s += DESCRIBE_MORE_S * len(new)
         answers = exchange(grid, messages, deadline_s=deadline_s)
         read = []
         for node, answer in zip(new, answers, strict=True):
@@ -271,7 +325,11 @@ class DescribedRoster:
 
     def _read(self, node: int, answer: Message | None) -> wire.Description | None:
         if answer is None:
-            return None  # asked again at the next look
+            _, pause = self._silent.get(node, (0.0, ASKED_AGAIN_S))
+            self._silent[node] = time.monotonic() + pause, min(2 * pause, MOST_ASKED_AGAIN_S)
+            log.warning("node %s did not say who it is: asked again in %.0f s", node, pause)
+            return None
+        self._silent.pop(node, None)
         if answer.has_error():
             self._refuse(node, f"node {node}", str(answer.error.reason))
             return None
@@ -291,7 +349,7 @@ class DescribedRoster:
         reason = self._objection(described)
         if reason:
             self._refuse(node, described.name if wire.is_silo_name(described.name) else "", reason)
-            if self.schema and described.schema != self.schema and described.task == self.task:
+            if not self._votes and described.schema != self.schema and described.task == self.task:
                 self._others.append(node)
             return
         if any(silo.name == described.name for silo in self._by_node.values()):
@@ -300,8 +358,18 @@ class DescribedRoster:
             reason = "another silo of that name is already here. Give every silo its own name."
             self._refuse(node, described.name, reason)
             return
-        self.schema = self.schema or described.schema
-        self._parts = self._parts or described.parts
+        if self._votes:
+            self._described[node] = described
+        else:
+            self._parts = self._parts or described.parts
+        self._let_in(described, node)
+
+    @property
+    def _votes(self) -> bool:
+        """Whether silos still have a say in the run's schema."""
+        return not self._begun and not self._given
+
+    def _let_in(self, described: wire.Description, node: int) -> None:
         for who in (described.name, f"node {node}"):
             self.refused.pop(who, None)
         self._by_node[node] = Silo(
@@ -346,7 +414,7 @@ class DescribedRoster:
             return f"its max_local_epochs must be at least 0. Got {described.max_local_epochs}."
         if described.num_examples <= 0:
             return f"it states {described.num_examples} training samples; at least 1 is needed."
-        if self.schema and described.schema != self.schema:
+        if not self._votes and described.schema != self.schema:
             return self._difference(described)
         return ""
 
@@ -372,7 +440,7 @@ class DescribedRoster:
     def _refuse(self, node: int, who: str, reason: str) -> None:
         who = who or f"node {node}"
         self._refused_nodes[node] = reason
-        self.refused[who] = reason
+        self.refused[who] = reason = wire.plain_text(reason)
         log.error("silo %s does not take part: %s", who, reason)
 
 

@@ -15,8 +15,9 @@ from flwr.clientapp import ClientApp
 
 from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, keys_of
+from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.server.runs.run import build_strategy
 from coterie.strategies import (
     APFL,
     CFL,
@@ -659,7 +660,7 @@ def test_each_runs_on_coteries_silos_by_its_configuration(name: str) -> None:
     config = RunConfig.read({**keys, "rounds": 3, "local-epochs": 1})
     roster = DescribedRoster("digits", 3)
     strategy = build_strategy(config, run="test", roster=roster, on_round=lambda report: None)
-    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1), config)
     result = strategy.start(grid, initial, num_rounds=3)
     assert sorted(result.models) == ["a", "b", "c"]
     assert all(not report.left_out for report in result.rounds)

@@ -17,8 +17,9 @@ from torch import nn
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, execute, initial_arrays
+from coterie.server.runs.run import build_strategy, execute
 from coterie.strategies import (
     HCCT,
     FedAvg,
@@ -200,7 +201,7 @@ def test_a_newcomer_gets_the_model_at_once_and_a_leavers_generator_is_dropped(
 
     roster = DescribedRoster("digits", min_silos=3, churn=Churn.parse("d+3"))
     strategy: Any = build_strategy(config, run="r", roster=roster, on_round=leave)
-    arrays = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    arrays = initial_arrays(grid, roster.present(grid, number=1), config)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=6)
     assert [sorted(entry) for entry in receivers(result)] == [
         [],
@@ -428,7 +429,7 @@ def test_fedgen_goes_with_a_base_that_forms_groups_in_round_1(tmp_path: Path) ->
         train_config={wire.LOCAL_EPOCHS: 1, wire.TASK: "digits"},
     )
     config = RunConfig.read({"strategy": "fedgen"})
-    arrays = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    arrays = initial_arrays(grid, roster.present(grid, number=1), config)
     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3)
     assert [sorted(entry) for entry in receivers(result)] == [[], ["everybody"], ["everybody"]]
 
@@ -439,7 +440,7 @@ def test_fedgen_ends_with_who_did_not_consent_and_how_to() -> None:
     grid, roster = InProcessGrid(app, nodes), DescribedRoster("digits", min_silos=2)
     strategy = FedGen(roster=roster, train_config={wire.TASK: "digits"})
     config = RunConfig.read({"strategy": "fedgen"})
-    arrays = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    arrays = initial_arrays(grid, roster.present(grid, number=1), config)
     with pytest.raises(FederationError, match=r"None came from: b. .*label_counts = true"):
         strategy.start(grid=grid, initial_arrays=arrays, num_rounds=2)
 
@@ -588,7 +589,7 @@ def test_who_comes_back_is_asked_anew_and_what_it_said_before_is_gone(before: bo
         on_round=churn,
     )
     config = RunConfig.read({"strategy": "fedgen"})
-    arrays = initial_arrays(grid, strategy.roster.present(grid, number=1)[0], config)
+    arrays = initial_arrays(grid, strategy.roster.present(grid, number=1), config)
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=6)
     assert asked == [(1, 1), (1, 2), (2, 3), (5, 4)]
     assert known == {2: before, 3: before, 5: not before, 6: not before}

@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import Result
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, train_config
+from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import initial_arrays
 from coterie.server.study.demo import NEWCOMER, hidden_groups, newcomer, silos
 from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationError
@@ -659,7 +659,7 @@ def test_the_demos_hidden_groups_are_found_and_its_newcomer_placed(seed: int, me
     grid = InProcessGrid(coterie_app, nodes)
     config = RunConfig.read({"seed": seed})
     roster = DescribedRoster("digits", len(specs), churn=Churn.parse(f"{NEWCOMER}+2"))
-    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1), config)
     strategy = FedGroup(
         num_groups=3,
         measure=measure,

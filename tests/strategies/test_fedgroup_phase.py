@@ -12,8 +12,8 @@ from flwr.app import Message
 from coterie import wire
 from coterie.client.app import app as coterie_app
 from coterie.server.runs.config import RunConfig, train_config
+from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import initial_arrays
 from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.fedgroup.algorithm import COLD_START
@@ -86,7 +86,7 @@ def digits_run(
     least = count - churn.count("+")
     roster = DescribedRoster("digits", least, deadline_s=5, churn=Churn.parse(churn))
     config = RunConfig.read({"seed": 0})
-    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1), config)
     common = train_config(config, run="test") | training
 
     def on_round(report: RoundReport) -> None:

@@ -12,8 +12,9 @@ from flwr.app import ArrayRecord
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
+from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.server.runs.run import build_strategy, initial_arrays
+from coterie.server.runs.run import build_strategy
 from coterie.server.study.demo import hidden_groups, silos
 from coterie.strategies import HCCT
 from coterie.strategies.errors import FederationError
@@ -48,7 +49,7 @@ def run(seed: int = 0, home: str = "", **keys: Any) -> RunResult:
     roster = DescribedRoster("digits", 9)
     label = f"family-{sorted(keys.items())}"
     strategy = build_strategy(config, run=label, roster=roster, on_round=lambda report: None)
-    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1), config)
     return strategy.start(grid=grid, initial_arrays=initial, num_rounds=config.rounds)
 
 
@@ -163,7 +164,7 @@ def test_auto_knows_the_rounds_of_start() -> None:
     grid = InProcessGrid(app, nodes)
     roster = DescribedRoster("digits", 3)
     config = RunConfig.read({"strategy": "independent"})
-    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1), config)
     strategy = HCCT(alpha="auto", roster=roster, train_config={"lr": 0.1})
     result = strategy.start(grid=grid, initial_arrays=initial, num_rounds=6)
     assert [r.round for r in result.rounds if "trial" in r.details] == [5]
@@ -182,7 +183,7 @@ def test_auto_needs_silos_that_tell_their_error() -> None:
     nodes = [digits_config(name, i, metrics="train-loss") for i, name in enumerate("abc")]
     grid, config = InProcessGrid(app, nodes), RunConfig.read({"strategy": "hcct", "rounds": 8})
     roster = DescribedRoster("digits", 3)
-    initial = initial_arrays(grid, roster.present(grid, number=1)[0], config)
+    initial = initial_arrays(grid, roster.present(grid, number=1), config)
     strategy = HCCT(alpha="auto", roster=roster)
     with pytest.raises(FederationError, match=r"no silo gave one.*Give alpha as a number"):
         strategy.start(grid=grid, initial_arrays=initial, num_rounds=8)

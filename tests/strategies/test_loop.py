@@ -310,21 +310,43 @@ def test_every_strategy_goes_on_without_a_bad_reply(make: Any, kind: str) -> Non
     assert all(np.isfinite(a).all() for r in result.models.values() for a in arrays_of(r).values())
 
 
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round in which nobody answered is played again without a pause."""
+    monkeypatch.setattr("coterie.strategies.rounds.loop.TRY_AGAIN_S", 0.0)
+
+
 @EACH
-def test_a_round_in_which_nobody_answers_changes_no_model(make: Any) -> None:
+def test_a_round_in_which_nobody_answers_does_not_count_and_is_played_again(
+    make: Any, at_once: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = iter([True] * 3)
+
     def fault(message: Message, answer: RecordDict) -> Message | RecordDict:
-        return error_reply(message, answer) if message.metadata.group_id == "2" else answer
+        fails = message.metadata.group_id == "2" and next(failing, False)
+        return error_reply(message, answer) if fails else answer
 
     nodes = plain_nodes(0, 0, 1)
-    with_fault = run(make(), InProcessGrid(plain_app(fault), nodes), rounds=2)
-    shorter = run(make(), InProcessGrid(plain_app(), nodes), rounds=1)
-    assert sorted(with_fault.rounds[1].left_out) == ["node-1", "node-2", "node-3"]
-    assert 2 not in with_fault.train_metrics_clientapp
-    for name, record in shorter.models.items():
-        if make is not HCCT:  # whose group's model of round 2 is the mean that it planned
-            assert_equal_models(arrays_of(with_fault.models[name]), arrays_of(record))
-    longer = run(make(), InProcessGrid(plain_app(fault), nodes), rounds=3)
-    assert longer.rounds[2].left_out == {}
+    with_fault = run(make(), InProcessGrid(plain_app(fault), nodes), rounds=3)
+    whole = run(make(), InProcessGrid(plain_app(), nodes), rounds=3)
+    assert [dict(r.left_out) for r in with_fault.rounds] == [{}] * 4
+    assert "round 2: no silo's training counts" in caplog.text
+    for name, record in whole.models.items():
+        assert_equal_models(arrays_of(with_fault.models[name]), arrays_of(record))
+
+
+def test_a_round_is_not_played_for_ever_without_answers(at_once: None) -> None:
+    grid = InProcessGrid(plain_app(error_reply), plain_nodes(0, 1))
+    with pytest.raises(FederationError, match=r"in 3 tries of round 1: node-1: the disk is full"):
+        run(FedAvg(), grid)
+
+
+def test_a_silo_that_keeps_the_others_waiting_is_not_asked_for_some_rounds() -> None:
+    grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=[(3, n) for n in (1, 2, 5)])
+    result = run(FedAvg(), grid, rounds=8)
+    silent = [r.round for r in result.rounds[:-1] if "node-3" in r.left_out]
+    trained = [r.round for r in result.rounds[:-1] if "node-3" in r.silos]
+    assert (silent, trained) == ([1, 2, 5], []), "asked in rounds 1, 2 and 5, then not before 10"
 
 
 @EACH

@@ -1,0 +1,124 @@
+"""w⁰: the model that a run begins from, which its silos make of the run's seed.
+
+Every silo makes the same, so the server needs neither task nor torch, and one silo's word is not
+needed: what one gives is held against what another gives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.server.runs.config import RunConfig
+from coterie.strategies.errors import FederationError
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.roster import Silo
+from coterie.wire import Model
+
+log = logging.getLogger("coterie.run")
+
+PAIR_DEADLINE_S, DEADLINE_S = 20.0, 60.0
+"""Seconds for two silos to give w⁰ before two others are asked, and at last for all."""
+SILENT = "it did not answer in time."
+MOST_PAIRS = 3
+MAX_VALUE = 1e6
+"""No model begins with larger numbers: a training could not go on from them."""
+
+
+def initial_arrays(grid: Grid, silos: Sequence[Silo], config: RunConfig) -> ArrayRecord:
+    """The model that two silos give alike; the only one's if a run has no other.
+
+    Silos are asked two at a time, in their order, then all that have not answered. Who is silent,
+    or gives what no training could begin from, is passed over.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        silos: who is here, of one schema.
+        config: of the run.
+
+    Raises:
+        FederationError: no silo gave one, or three and more give nothing but different ones.
+    """
+    given: dict[str, tuple[str, Model]] = {}
+    why: dict[str, str] = {}
+    pairs = [silos[i : i + 2] for i in range(0, len(silos), 2)][:MOST_PAIRS]
+    for asked in [*pairs, silos]:
+        deadline_s = DEADLINE_S if asked is silos and not given else PAIR_DEADLINE_S
+        left = [s for s in asked if s.name not in given and why.get(s.name, SILENT) == SILENT]
+        messages = [_question(silo, config) for silo in left]
+        for silo, reply in zip(left, exchange(grid, messages, deadline_s=deadline_s), strict=True):
+            try:
+                model = _read(reply)
+            except wire.WireError as error:
+                why[silo.name] = str(error)
+                log.warning("silo %s gave no initial model: %s", silo.name, error)
+            else:
+                given[silo.name] = wire.model_hash(model), model
+        hashes = [digest for digest, _ in given.values()]
+        for digest, model in given.values():
+            if hashes.count(digest) >= min(2, len(silos)):
+                odd = sorted(name for name, (other, _) in given.items() if other != digest)
+                if odd:
+                    log.warning("another initial model than the others' is that of %s", odd)
+                return wire.encode_arrays(model, packed=False)
+    return _unconfirmed(given, why)
+
+
+def _unconfirmed(given: dict[str, tuple[str, Model]], why: dict[str, str]) -> ArrayRecord:
+    """The first silo's model where no two are alike, if nobody but another denies it."""
+    told = " ".join(f"{name}: {reason}" for name, reason in sorted(why.items()))
+    if not given:
+        raise FederationError(f"no silo gave an initial model. {told}", phase="initial")
+    if len(given) > 2:
+        raise FederationError(
+            f"the silos {', '.join(sorted(given))} each give another initial model for one seed. "
+            "Give all of them the same releases of coterie and torch.",
+            phase="initial",
+        )
+    name = min(given)
+    log.warning("the initial model is that of %s alone: no other silo gave the same", name)
+    return wire.encode_arrays(given[name][1], packed=False)
+
+
+def _question(silo: Silo, config: RunConfig) -> Message:
+    asked = ConfigRecord(
+        {
+            wire.PROTOCOL_KEY: wire.PROTOCOL,
+            wire.TASK: config.task,
+            wire.STRATEGY: config.strategy,
+            wire.SEED: config.seed,
+            wire.PERSONAL: config.personal,
+            **config.task_keys,
+        }
+    )
+    return Message(RecordDict({wire.CONFIG: asked}), silo.node_id, wire.INITIAL, group_id="0")
+
+
+def _read(reply: Message | None) -> Model:
+    """The model in an answer.
+
+    Raises:
+        WireError: there is none, or none that a training could begin from.
+    """
+    if reply is None:
+        raise wire.WireError(SILENT)
+    if reply.has_error():
+        raise wire.WireError(str(reply.error.reason))
+    if wire.ARRAYS not in reply.content.array_records:
+        raise wire.WireError("no arrays in its answer.")
+    model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+    if not model:
+        raise wire.WireError("its model has no arrays.")
+    for name, array in model.items():
+        if array.dtype.kind not in "biuf":
+            raise wire.WireError(f"array {name!r} must hold numbers. Got {array.dtype}.")
+        if not np.isfinite(array).all():
+            raise wire.WireError(f"array {name!r} holds NaN or infinity.")
+        if array.size and max(float(array.max()), -float(array.min())) > MAX_VALUE:
+            raise wire.WireError(f"array {name!r} holds values beyond ±{MAX_VALUE:g}.")
+    return model

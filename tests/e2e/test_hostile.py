@@ -1,0 +1,134 @@
+"""A hostile silo over gRPC: it speaks the Fleet API, and sends what Flower itself never does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_object_id
+
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.resident.link import Connection, FleetLink, LinkError, RunEndedError, connect
+from tests.e2e.runs import KEYS, NAMES, hashes_of, in_process, record_of, spec
+from tests.e2e.trio import Trio
+
+HOSTILE = "0-hostile"
+"""The first by name, whom everything is asked first."""
+
+
+def made(kind: str, body: bytes, *children: ObjectTree) -> tuple[ObjectTree, bytes]:
+    """An object as it travels, under its right id."""
+    ids = ",".join(child.object_id for child in children)
+    content = f"{kind} {ids} {len(body)}".encode() + b"\0" + body
+    return ObjectTree(object_id=get_object_id(content), children=children), content
+
+
+def under(good: Message, *parts: tuple[ObjectTree, bytes]) -> tuple[ObjectTree, dict[str, bytes]]:
+    """The objects, the last of which is the content, with the good reply's message above."""
+    tree, content = made("Message", good.deflate().split(b"\0", 1)[1], parts[-1][0])
+    return tree, {one.object_id: raw for one, raw in (*parts, (tree, content))}
+
+
+def broken_record(good: Message) -> tuple[ObjectTree, dict[str, bytes]]:
+    return under(good, made("RecordDict", b"{"))
+
+
+def piece_400_times(good: Message) -> tuple[ObjectTree, dict[str, bytes]]:
+    """400 MB by one piece of a megabyte."""
+    piece = made("ArrayChunk", b"\0" * 2**20)
+    about = {"dtype": "f4", "shape": [1], "stype": "numpy.ndarray", "arraychunk_ids": [0] * 400}
+    array = made("Array", json.dumps(about).encode(), piece[0])
+    record = made("ArrayRecord", json.dumps({"w": array[0].object_id}).encode(), array[0])
+    content = json.dumps({"arrays": record[0].object_id}).encode()
+    return under(good, piece, array, record, made("RecordDict", content, record[0]))
+
+
+def never_sent(good: Message) -> tuple[ObjectTree, dict[str, bytes]]:
+    """It announces its reply, and does not send it."""
+    return broken_record(good)[0], {}
+
+
+TRAINING: dict[str, Callable[[Message], tuple[ObjectTree, dict[str, bytes]]]] = {
+    "1": never_sent,
+    "2": broken_record,
+    "3": piece_400_times,
+}
+FORGED = "no\x1b[2J\nINFO round 4/4"
+"""Why it refuses to train in any other round."""
+
+
+def answer(link: FleetLink, message: Message) -> None:
+    """Be as every silo when asked who it is; then as hostile as can be."""
+    kind, number = message.metadata.message_type, message.metadata.group_id
+    context = Context(1, link.node_id, spec(HOSTILE, 3).node_config(), RecordDict(), {})
+    if kind == wire.TRAIN and number not in TRAINING:
+        link.send(Message(Error(200, FORGED), reply_to=message), seconds=0.0)
+        return
+    reply = app(message, context)
+    if kind == wire.INITIAL:
+        model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+        dead = {name: np.full_like(array, -1) for name, array in model.items()}
+        reply.content[wire.ARRAYS] = wire.encode_arrays(dead, packed=True)
+    if kind != wire.TRAIN:
+        link.send(reply, seconds=0.0)
+        return
+    tree, objects = TRAINING[number](reply)
+    reply.metadata.__dict__["_message_id"] = tree.object_id
+    wanted, session = link._send(reply, tree, 0.0)
+    for object_id in [one for one in objects if one in wanted]:
+        link._push_object(reply.metadata.run_id, session, object_id, objects[object_id])
+
+
+@contextmanager
+def hostile_silo(address: str) -> Iterator[list[str]]:
+    """It serves until the end; gives the messages that it was sent."""
+    told, over, here = [], threading.Event(), threading.Event()
+
+    def serve() -> None:
+        with connect(Connection(address)) as link:
+            here.set()
+            while not over.wait(0.05):
+                try:
+                    message = link.receive()
+                    if message is not None:
+                        told.append(f"{message.metadata.message_type} {message.metadata.group_id}")
+                        answer(link, message)
+                except (LinkError, RunEndedError):
+                    continue
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    assert here.wait(20)
+    try:
+        yield told
+    finally:
+        over.set()
+        thread.join(20)
+
+
+def test_a_hostile_silo_over_grpc_is_left_out_and_the_run_completes(
+    trio: Trio, tmp_path: Path
+) -> None:
+    """The others' models are those of a run without it; its drip costs one deadline of a round."""
+    keys: dict[str, Any] = {**KEYS, "strategy": "fedavg"}
+    with hostile_silo(trio.superlink.fleet_address) as told:
+        folder, last = trio.run(**{**keys, "min-silos": 4, "round-timeout": 6.0})
+    record = record_of(folder)
+    assert last.status == "completed", record.get("error")
+    assert [f"train {n}" for n in "1234"] == [t for t in told if t.startswith("train")]
+    reasons = [one["left-out"][HOSTILE] for one in record["rounds"]]
+    assert reasons[0] == "it did not answer in time."
+    assert "its reply cannot be read" in reasons[1] and "put together" in reasons[2]
+    assert reasons[3] == r"no\x1b[2J INFO round 4/4"
+    assert 6 <= sum(record["rounds"][0]["seconds"].values()) < 10
+    expected = in_process(tmp_path / "alone", *NAMES, **keys)["model-hashes"]
+    assert {n: h for n, h in hashes_of(folder).items() if n != HOSTILE} == expected
+    assert "\x1b" not in (folder / "run.log").read_text() + (folder / "events.jsonl").read_text()
