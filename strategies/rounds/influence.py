@@ -54,7 +54,7 @@ class Influence(Options):
     """What one silo may do to the others at most."""
 
     max_share: float = Field(
-        0.5,
+        0.8,
         gt=0,
         le=1,
         description="Largest share of a group's weight that one silo has, in groups of three and "
@@ -190,7 +190,7 @@ def bound(
     if influence.aggregate != "mean":
         kept = [replace(u, aggregate=influence.aggregate) for u in kept]
     more = {
-        u.silo.name: [u.num_examples, own.num_examples]
+        u.silo.name: u.num_examples
         for u, own in zip(updates, counted, strict=True)
         if own.num_examples < u.num_examples and not own.silo.described
     }
