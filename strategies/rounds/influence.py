@@ -6,8 +6,9 @@ knows of it and any ClientApp is covered:
 - *Counts*. A silo weighs by the samples that it stated first, and at most ``max_share`` of those
   whose updates are averaged with its own.
 - *Norms*. An update is clipped to ``clip_updates`` times the median norm of those it is compared
-  with, up to twice that where the silo has more samples than most (Sun, Kairouz, Suresh, McMahan: "Can You Really Backdoor Federated Learning?", 2019,
-  https://arxiv.org/abs/1911.07963, with the median in the place of a fixed bound).
+  with, up to twice that where the silo has more samples than most (Sun, Kairouz, Suresh, McMahan:
+  "Can You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the
+  median in the place of a fixed bound).
 - *Directions*. Where most members of a group agree, one whose updates keep away from the others'
   mean direction is moved out: it trains alone, and comes back on probation.
 
@@ -42,6 +43,8 @@ AGAINST = 0.05
 with noisy updates come near 0, and never below this for three rounds in a row."""
 MOST_ROOM = 2.0
 """A silo with more samples makes more steps, so its limit grows with their square root, so far."""
+ELSEWHERE = 4.0
+"""And so many times larger where it is compared with silos that trained other models."""
 SHORT = 0.5
 """Multiple of the median norm below which an update does too little to matter."""
 ROUNDING = 1e-12
@@ -64,8 +67,8 @@ class Influence(Options):
         3.0,
         le=1e9,
         description="Largest norm of an update, as a multiple of the median of three and more that "
-        "it is compared with; longer ones are shortened to it, those of silos with many samples to up to "
-        "twice that. 0 sets no limit.",
+        "it is compared with; longer ones are shortened to it, those of silos with many samples "
+        "to at most twice that. 0 sets no limit.",
     )
     aggregate: Aggregate = Field(
         "mean",
@@ -219,13 +222,14 @@ def _with_first_counts(updates: Updates, conduct: Conduct) -> tuple[list[Update]
     """
     first = dict(conduct.counts)
     for update in updates:
-        if _trains(update) and not update.purpose and not update.silo.num_examples:
+        if _trains(update) and not update.purpose and not update.silo.described:
             first.setdefault(update.silo.name, update.num_examples)
     counted = []
     for update in updates:
-        most = float(update.silo.num_examples) or first.get(update.silo.name, math.inf)
+        silo = update.silo
+        most = silo.num_examples if silo.described else first.get(silo.name, math.inf)
         more = _trains(update) and update.num_examples > most
-        counted.append(replace(update, num_examples=most) if more else update)
+        counted.append(replace(update, num_examples=float(most)) if more else update)
     return counted, replace(conduct, counts=first)
 
 
@@ -292,7 +296,7 @@ def _clipped(updates: list[Update], most: float) -> _Clipped:
     medians: dict[int, float] = {}
     room: dict[int, float] = {}
 
-    def compare(key: Callable[[Update], object]) -> None:
+    def compare(key: Callable[[Update], object], *, times: float = 1.0) -> None:
         for group in _alike(updates, key):
             if len(group) >= FEWEST:
                 median = float(np.median([norms[i] for i in group]))
@@ -300,11 +304,12 @@ def _clipped(updates: list[Update], most: float) -> _Clipped:
                 for i in group:
                     medians.setdefault(i, median)
                     more = math.sqrt(updates[i].num_examples / usual)
-                    room.setdefault(i, min(max(more, 1.0), MOST_ROOM))
+                    room.setdefault(i, times * min(max(more, 1.0), MOST_ROOM))
 
-    # Those that trained the same model; of smaller groups all that did the same work.
+    # Those that trained the same model; of smaller groups all that did the same work, some of which
+    # may be nearly done where others have far to go.
     compare(lambda u: (u.purpose, u.kind, id(u.start)))
-    compare(lambda u: (re.sub(r"-\d+$", "", u.purpose), u.kind))
+    compare(lambda u: (re.sub(r"-\d+$", "", u.purpose), u.kind), times=ELSEWHERE)
     shorter, factors, lengths = list(updates), {}, {}
     for i, median in medians.items():
         update = updates[i]

@@ -65,7 +65,7 @@ def noise(factor: float) -> Callable[..., Any]:
 
 def run(fault: Fault | None = None, *, strategy: Any = None, rounds: int = 8, **more: Any) -> Any:
     nodes = plain_nodes(*[0] * (HONEST + 1))
-    made = strategy or FedAvg(**({"influence": more.pop("influence")} if "influence" in more else {}))
+    made = strategy or FedAvg(influence=more.pop("influence", None))
     return made.start(
         grid=InProcessGrid(plain_app(fault), nodes),
         initial_arrays=plain_initial(),
@@ -127,9 +127,7 @@ def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probatio
 
 def test_what_is_remembered_survives_a_checkpoint() -> None:
     stored: dict[int, Checkpoint[Any]] = {}
-    whole = run(
-        ATTACKS["sign flipped"], rounds=10, commit=lambda c: stored.__setitem__(c.round, c)
-    )
+    whole = run(ATTACKS["sign flipped"], rounds=10, commit=lambda c: stored.__setitem__(c.round, c))
     for after in (2, 5, 9):
         resumed = run(ATTACKS["sign flipped"], rounds=10, resume=decode(*encode(stored[after])))
         for name, model in whole.models.items():
