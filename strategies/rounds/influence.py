@@ -28,7 +28,7 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Update, Updates
-from coterie.strategies.rounds.models import AGGREGATES, Aggregate
+from coterie.strategies.rounds.models import AGGREGATES, Aggregate, same_model
 from coterie.strategies.rounds.options import CountOrNone, NotNegative, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
@@ -185,11 +185,12 @@ def bound(
         groups: who trains together; only who is in one of several is judged by its direction.
     """
     counted, conduct = _with_first_counts(updates, conduct)
-    clipped = _clipped(counted, influence.clip_updates)
-    found = _directions(clipped.updates, groups)
+    started = _Starts()
+    clipped = _clipped(counted, influence.clip_updates, started)
+    found = _directions(clipped.updates, groups, started)
     conduct, moved_out = _judged(found, conduct, influence.quarantine_after, number)
     kept = [u for u in clipped.updates if u.silo.name not in moved_out]
-    kept = _capped_by_group(kept, influence.max_share)
+    kept = _capped_by_group(kept, influence.max_share, started)
     if influence.aggregate != "mean":
         kept = [replace(u, aggregate=influence.aggregate) for u in kept]
     more = {
@@ -254,10 +255,32 @@ def capped(weights: Mapping[str, float], max_share: float) -> dict[str, float]:
     return {name: min(weight, limit) for name, weight in weights.items()}
 
 
-def _capped_by_group(updates: list[Update], max_share: float) -> list[Update]:
+class _Starts:
+    """Numbers models by their values: what silos trained from, whatever object holds it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, int] = {}
+        self._by_sample: dict[bytes, list[tuple[int, Model]]] = {}
+
+    def __call__(self, model: Model) -> int:
+        if id(model) not in self._by_id:  # the updates hold the models, so ids stay their own
+            alike = self._by_sample.setdefault(_sample(model), [])
+            number = next((n for n, other in alike if same_model(model, other)), len(self._by_id))
+            alike.append((number, model))
+            self._by_id[id(model)] = number
+        return self._by_id[id(model)]
+
+
+def _sample(model: Model) -> bytes:
+    """Some of its values, by which most models that differ do."""
+    arrays = (array.ravel() for array in model.values())
+    return b"".join(flat[:: max(flat.size // 4, 1)].tobytes() for flat in arrays)
+
+
+def _capped_by_group(updates: list[Update], max_share: float, started: _Starts) -> list[Update]:
     """No silo has more than its share among those that trained the same model."""
     most: dict[int, float] = {}
-    for group in _alike(updates, lambda u: (u.purpose, id(u.start))):
+    for group in _alike(updates, lambda u: (u.purpose, started(u.start))):
         counts = {str(i): updates[i].num_examples for i in group}
         most |= {int(i): count for i, count in capped(counts, max_share).items()}
     return [
@@ -291,7 +314,7 @@ class _Clipped:
     lengths: Mapping[str, float]
 
 
-def _clipped(updates: list[Update], most: float) -> _Clipped:
+def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
     norms = {i: update_norm(u) for i, u in enumerate(updates) if _trains(u)}
     medians: dict[int, float] = {}
     room: dict[int, float] = {}
@@ -308,7 +331,7 @@ def _clipped(updates: list[Update], most: float) -> _Clipped:
 
     # Those that trained the same model; of smaller groups all that did the same work, some of which
     # may be nearly done where others have far to go.
-    compare(lambda u: (u.purpose, u.kind, id(u.start)))
+    compare(lambda u: (u.purpose, u.kind, started(u.start)))
     compare(lambda u: (re.sub(r"-\d+$", "", u.purpose), u.kind), times=ELSEWHERE)
     shorter, factors, lengths = list(updates), {}, {}
     for i, median in medians.items():
@@ -361,14 +384,14 @@ class _Direction:
     out_of_line: bool
 
 
-def _directions(updates: Updates, groups: Sequence[Group]) -> list[_Direction]:
+def _directions(updates: Updates, groups: Sequence[Group], started: _Starts) -> list[_Direction]:
     """Of every group of four and more that trained the same model in the round's own training.
 
     Every silo has one vote, whatever its length and its samples, so that one cannot turn the mean.
     """
     together = {name for group in groups if len(group) > 1 for name in group}
     found = []
-    for group in _alike(updates, lambda u: (u.purpose, id(u.start))):
+    for group in _alike(updates, lambda u: (u.purpose, started(u.start))):
         own = [updates[i] for i in group]
         own = [u for u in own if not u.purpose and u.silo.name in together]
         if len(own) >= FEWEST_VOTES:

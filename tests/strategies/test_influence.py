@@ -260,3 +260,16 @@ def test_a_newcomer_is_moved_out_at_its_first_update_against_the_group() -> None
     )
     assert "on probation" in result.rounds[2].left_out["node-8"]
     assert ("node-8",) in result.rounds[3].groups
+
+
+def test_models_of_equal_values_are_one_start_whatever_object_holds_them() -> None:
+    updates = updates_of([np.ones(4)] * 3 + [np.full(4, 100.0)], [100.0] * 4)
+    copies = [replace(u, start={k: a.copy() for k, a in u.start.items()}) for u in updates]
+    one, other = (
+        kit.bound(Influence(max_share=0.3), kit.Conduct(), some, number=1, groups=[tuple("abcd")])
+        for some in (updates, copies)
+    )
+    assert one.told == other.told and one.told["clipped"] == {"s3": 0.03}
+    for a, b in zip(one.updates, other.updates, strict=True):
+        assert a.num_examples == b.num_examples
+        assert_equal_models(a.model, b.model)
