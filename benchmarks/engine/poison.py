@@ -88,10 +88,10 @@ def _changed(sent: Model, back: Model, attack: str, rng: np.random.Generator) ->
     """The model sent, moved by the attack's multiple of the honest update, or of noise as long."""
     changed = {}
     for name, start in sent.items():
-        step = back[name].astype(np.float64) - start
+        step = back[name].astype(np.float64) - start.astype(np.float64)
         if attack.startswith("random"):
             step = rng.normal(size=step.shape) * np.std(step)
-        changed[name] = (start + FACTORS[attack] * step).astype(start.dtype)
+        changed[name] = (start.astype(np.float64) + FACTORS[attack] * step).astype(start.dtype)
     return changed
 
 

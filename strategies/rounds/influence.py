@@ -333,7 +333,9 @@ def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
     # may be nearly done where others have far to go.
     compare(lambda u: (u.purpose, u.kind, started(u.start)))
     compare(lambda u: (re.sub(r"-\d+$", "", u.purpose), u.kind), times=ELSEWHERE)
-    shorter, factors, lengths = list(updates), {}, {}
+    shorter = list(updates)
+    factors: dict[str, float] = {}
+    lengths: dict[str, float] = {}
     for i, median in medians.items():
         update = updates[i]
         if median <= 0:

@@ -416,7 +416,7 @@ class GroupStrategy(Strategy):
         #    of its own does not count: of the groups that trained, and of those that came of it.
         several = [group for group in algorithm.groups(state) if len(group) > 1]
         counting = [u for u in bounded.updates if u.silo.name not in was_apart]
-        left_out = checked.left_out | bounded.moved_out | kit.withdraw(several, counting)
+        left_out = checked.left_out | dict(bounded.moved_out) | kit.withdraw(several, counting)
         updates = [u for u in counting if u.purpose or u.silo.name not in left_out]
         state = with_stated_sizes(algorithm, state, updates, self.influence)
         state = algorithm.absorb(state, updates, now)
