@@ -16,6 +16,7 @@ from coterie.strategies.errors import FederationError
 from coterie.strategies.registry import PUBLIC, strategy_class
 
 if TYPE_CHECKING:
+    from coterie.strategies.rounds.influence import Influence
     from coterie.strategies.rounds.loop import GroupStrategy, RunResult
 
     APFL: type[GroupStrategy]
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     PFedGraph: type[GroupStrategy]
     PFedMe: type[GroupStrategy]
 
-__all__ = ["FederationError", "GroupStrategy", "RunResult", *PUBLIC]
+__all__ = ["FederationError", "GroupStrategy", "Influence", "RunResult", *PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
@@ -50,4 +51,8 @@ def __getattr__(name: str) -> Any:
         from coterie.strategies.rounds import loop
 
         return getattr(loop, name)
+    if name == "Influence":
+        from coterie.strategies.rounds.influence import Influence
+
+        return Influence
     raise AttributeError(f"module 'coterie.strategies' has no attribute {name!r}")

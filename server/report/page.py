@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 from coterie.pictures.page import Page, Picture, Table
@@ -117,12 +118,35 @@ def _tables(story: Story) -> dict[str, Table]:
             ("round", "silo", f"why{cut}"),
             [(str(number), name, why) for number, name, why in shown],
         ),
+        "In line with its group": Table(
+            ("silo", "cosine to the others", "norm / median", "clipped in rounds", "moved out"),
+            _line_rows(run),
+        ),
         "Not let in": Table(("silo", "why"), list(run.refused.items())),
         "Configuration": Table(
             ("key", "value"), [(str(k), str(v)) for k, v in sorted(run.config.items())]
         ),
         "Versions": Table(("package", "version"), sorted(run.versions.items())),
     }
+
+
+def _line_rows(run: Run) -> list[tuple[str, ...]]:
+    """Every silo's update beside the others': medians over the rounds, and what was done."""
+    told = [(one.round, one.influence) for one in run.rounds]
+    cosines, norms = (
+        {name: [own[name] for own in by_round if name in own] for name in sorted(run.silos)}
+        for by_round in ([i.cosines for _, i in told], [i.norms for _, i in told])
+    )
+    rows = []
+    for name in sorted(run.silos):
+        clipped = [str(number) for number, one in told if name in one.clipped]
+        out = [str(number) for number, one in told if name in one.apart]
+        if cosines[name] or norms[name] or clipped or out:
+            both = cosines[name], norms[name]
+            middle = (decimals(median(own), 2) if own else NO_NUMBER for own in both)
+            away = f"rounds {', '.join(out[:20])}" if out else ""
+            rows.append((name, *middle, ", ".join(clipped[:20]), away))
+    return rows
 
 
 def _silo_table(story: Story) -> Table:

@@ -21,6 +21,7 @@ from coterie.server.runs.tracking import tracker_names
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
+from coterie.strategies.rounds.influence import Influence, aggregate_problem
 from coterie.strategies.rounds.options import Key, NotNegative, Options, Positive, Scalar, table_of
 from coterie.strategies.rounds.roster import Churn
 
@@ -218,6 +219,7 @@ class RunConfig(Options):
         description="Name of a run's folder in `runs-dir`: go on with that run after its last "
         "checkpoint, with the keys that it had. `coterie run --resume RUN` sets it.",
     )
+    influence: Influence = Field(default_factory=Influence)
     algorithm: InstanceOf[Algorithm[Any]]
     task_keys: dict[str, Any] = Field(default_factory=dict)
     """``task.<name>`` → value: for the task at the silos, which alone know what it may be."""
@@ -266,6 +268,9 @@ class RunConfig(Options):
             config = cls.build(shared, algorithm=algorithm, task_keys=of_task)
             problems += config.algorithm.problems(train_config(config, run=""))
             problems += _validation_problems(config)
+            averages, name = config.algorithm.averages, config.strategy
+            why = aggregate_problem(config.influence, averages=averages, strategy=name)
+            problems += [why] if why else []
         except FederationError as error:
             problems.append(str(error).removesuffix("."))
         if problems:

@@ -122,6 +122,7 @@ def build_strategy(
         evaluate_every=config.evaluate_every,
         patience=config.patience,
         name_members=config.name_members,
+        influence=config.influence,
     )
 
 

@@ -42,6 +42,13 @@ from coterie.wire import Model
 class Independent(kit.Algorithm[kit.Plain]):
     """Every silo trains its own model from w⁰ and never hears of another."""
 
+    alone = True
+
+    @property
+    def averages(self) -> bool:
+        """There is nothing to average."""
+        return False
+
     def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
         """Train your own model."""
         members = state.members.grouped((name,) for name in now.names)
@@ -114,6 +121,11 @@ class FedFA(OneModel[FedFAState]):
 
     remembers = FedFAState
 
+    @property
+    def averages(self) -> bool:
+        """Weights are of accuracies."""
+        return False
+
     def prepare(self, state: FedFAState, now: kit.Round) -> kit.Exchanges[FedFAState]:
         """Ask everybody for the global model's accuracy on its training data."""
         answers = yield from ask(now.silos, [kit.global_model(state.members)])
@@ -172,6 +184,11 @@ class FedNova(OneModel[kit.Plain]):
     ClientApp. BatchNorm's running statistics are no sum of gradients: they are averaged
     size-weighted.
     """
+
+    @property
+    def averages(self) -> bool:
+        """Updates are put together by their steps."""
+        return False
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """With a stronger pull the steps of an update cancel out, and it has no |a_i|₁."""
@@ -347,7 +364,7 @@ class PFedMe(OneModel[kit.Plain]):
         require_understood(updates, wire.TRAIN_PFEDME, now.number)
         if not updates:
             return state
-        mean = kit.weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
+        mean = kit.combine(updates)
         if self.server_lr < 1:
             mean = kit.weighted_mean([updates[0].start, mean], [1 - self.server_lr, self.server_lr])
         return kit.Plain(kit.hand_out(state.members, mean))

@@ -69,6 +69,12 @@ class PFedGraph(kit.Algorithm[Graph]):
     graph_lambda: kit.NotNegative = Field(
         0.01, le=1e6, description="λ of the pull of local training towards the model received."
     )
+
+    @property
+    def averages(self) -> bool:
+        """Every silo has weights of its own."""
+        return False
+
     remembers = Graph
 
     def newcomer_model(self, state: Graph) -> Model:

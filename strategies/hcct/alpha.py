@@ -243,7 +243,7 @@ def continue_trial(trial: Trial, updates: kit.Updates) -> Trial:
         mine = mine if len(group) == 1 else kit.accepted(mine)
         if not mine:
             continue
-        models[group] = kit.weighted_mean([u.model for u in mine], [u.num_examples for u in mine])
+        models[group] = kit.combine(mine)
         found[group] = held_out(mine)
     after = replace(
         trial,

@@ -25,6 +25,7 @@ from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
 from coterie.strategies.rounds.members import Members, Plain
+from coterie.strategies.rounds.models import Aggregate
 from coterie.strategies.rounds.options import Config, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -118,6 +119,7 @@ class Update:
         extras: further arrays of the reply, by record name, all finite; their names and shapes
             are for the algorithm to check.
         bytes_sent, bytes_received: of arrays.
+        aggregate: how it is put together with others.
     """
 
     silo: Silo
@@ -131,6 +133,7 @@ class Update:
     bytes_sent: int = 0
     bytes_received: int = 0
     figures: Mapping[str, wire.Value] = field(default_factory=dict)
+    aggregate: Aggregate = "mean"
 
 
 Updates = Sequence[Update]
@@ -166,8 +169,16 @@ class Algorithm(Options, Generic[State]):
 
     remembers: ClassVar[type[Any]] = Plain
     """The first state, made of members alone; by default one that remembers nothing else."""
+    alone: ClassVar[bool] = False
+    """Whether no silo ever gets anything of another's, so that no influence is to be bounded."""
     hands_on: ClassVar[bool] = False
     """Whether a group's model may be given to newcomers, that of a silo alone in it too."""
+
+    @property
+    def averages(self) -> bool:
+        """Whether every group's model is ``kit.average`` of updates, which other means may replace;
+        not if silos are alone, or weigh by what the algorithm finds."""
+        return True
 
     def first(self, initial: Model) -> State:
         """The state before round 1."""
@@ -286,6 +297,10 @@ class Around(Algorithm[State]):
 
     def demands(self) -> Config:
         return self.base.demands()
+
+    @property
+    def averages(self) -> bool:
+        return self.base.averages
 
     def newcomer_model(self, state: Any) -> Model:
         return self.base.newcomer_model(state.base)

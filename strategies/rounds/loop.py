@@ -39,7 +39,7 @@ TRY_AGAIN_S = 1.0
 """The pause before that, twice as long each time: a moment may heal what it was."""
 MISSES = 2
 """Rounds in a row in which a silo may keep the others waiting; then it is not asked for a while."""
-
+NO_CONDUCT = kit.Conduct()
 SIZED = (wire.TRAIN, wire.COLD_START)
 """Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
 
@@ -57,6 +57,7 @@ class Checkpoint(Generic[kit.State]):
         best_round, best_error: after which round the mean error on validation data was lowest,
             and what it was, as far as silos told one.
         ended_early: why no further round is played, in words; empty: the run goes on.
+        conduct: of the silos, by which their influence is bounded.
     """
 
     round: int
@@ -65,6 +66,7 @@ class Checkpoint(Generic[kit.State]):
     best_round: int = 0
     best_error: float = math.inf
     ended_early: str = ""
+    conduct: kit.Conduct = NO_CONDUCT
 
 
 EvaluateGroup = Callable[[int, kit.Group, ArrayRecord], MetricRecord | None]
@@ -87,13 +89,18 @@ class RunResult(Result):
         self.members: kit.Members | None = None
         self.rounds: list[kit.RoundReport] = []
         self.evaluate_metrics_groups: dict[int, dict[kit.Group, MetricRecord]] = {}
-        self._owned: Mapping[str, Model] = {}
+        self._shared: Mapping[str, Model] = {}
+        self._apart: Mapping[str, Model] = {}
         super().__init__()
 
     @property
     def arrays(self) -> ArrayRecord:
-        """The size-weighted mean of all silos' models, made when it is asked for."""
-        mean = None if self.members is None else mean_model(self._owned, self.members.sizes)
+        """The size-weighted mean of all silos' models, made when it is asked for.
+
+        Without those that were moved out of their groups.
+        """
+        shared = {n: model for n, model in self._shared.items() if n not in self._apart}
+        mean = None if self.members is None else mean_model(shared, self.members.sizes)
         return self.initial if mean is None else wire.encode_arrays(mean, packed=False)
 
     @arrays.setter
@@ -103,7 +110,8 @@ class RunResult(Result):
     @cached_property
     def models(self) -> dict[str, ArrayRecord]:
         """Silo → its own final model."""
-        return {n: wire.encode_arrays(m, packed=False) for n, m in self._owned.items()}
+        own = {**self._shared, **self._apart}
+        return {n: wire.encode_arrays(m, packed=False) for n, m in own.items()}
 
     @property
     def groups(self) -> dict[int, list[list[str]]]:
@@ -112,14 +120,16 @@ class RunResult(Result):
 
     def group_model(self, group: kit.Group) -> ArrayRecord | None:
         """The size-weighted mean of a group's models, mostly one; None where no size is known."""
-        own = {name: self._owned[name] for name in group if name in self._owned}
+        held = {**self._shared, **self._apart}
+        own = {name: held[name] for name in group if name in held}
         mean = None if self.members is None else mean_model(own, self.members.sizes)
         return None if mean is None else wire.encode_arrays(mean, packed=False)
 
-    def stand(self, algorithm: kit.Algorithm[Any], state: Any) -> None:
-        """The run stands at this state."""
-        self.state, self.members = state, algorithm.members(state)
-        self._owned = algorithm.models(state)
+    def stand(self, algorithm: kit.Algorithm[Any], standing: Checkpoint[Any]) -> None:
+        """The run stands here."""
+        self.state, self.members = standing.state, algorithm.members(standing.state)
+        self._shared = algorithm.models(standing.state)
+        self._apart = standing.conduct.models
         self.__dict__.pop("models", None)
 
 
@@ -240,6 +250,7 @@ class GroupStrategy(Strategy):
         patience: the run ends when the silos' mean error on their validation data, which they keep
             out of training if ``train_config`` has ``validation``, has not improved for so many
             rounds; 0 plays all rounds.
+        influence: how much one silo can do to the others; see ``coterie.strategies.Influence``.
         metric_names: the ClientApp's name of a metric → ``num-examples``, ``train-loss``, ``loss``,
             ``error`` or ``accuracy``, for names that are not understood by themselves, as those of
             Flower's examples are.
@@ -265,6 +276,7 @@ class GroupStrategy(Strategy):
         name_members: bool = False,
         evaluate_every: int = 1,
         patience: int = 0,
+        influence: kit.Influence | None = None,
         metric_names: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
@@ -281,6 +293,11 @@ class GroupStrategy(Strategy):
         training = dict(train_config or {})
         algorithm.require_consistency(training, spell=kit.underscored)
         self.algorithm, self._asked = algorithm, training
+        self.influence = influence or kit.Influence()
+        name = type(self if self.kind is not None else algorithm).__name__
+        averages = algorithm.averages
+        if why := kit.aggregate_problem(self.influence, averages=averages, strategy=name):
+            raise kit.wrong_options([why])
         self.round_timeout = round_timeout
         self.train_config: kit.Config = {**training, **algorithm.entries(training)}
         self.evaluate = evaluate
@@ -385,14 +402,14 @@ class GroupStrategy(Strategy):
             standing = Checkpoint(0, self.algorithm.first(initial), ())
         else:
             standing = resume
-        result.stand(self.algorithm, standing.state)
+        result.stand(self.algorithm, standing)
         if resume is None:
             _evaluate_on_server(evaluate_fn, 0, result)
         counted = resume is not None
         while standing.round < run.rounds and not standing.ended_early:
             standing, report, updates = self._play_until_answered(run, standing)
             counted = counted or bool(updates)
-            result.stand(self.algorithm, standing.state)
+            result.stand(self.algorithm, standing)
             _note(result, report, updates)
             _evaluate_on_server(evaluate_fn, standing.round, result)
             _evaluate_groups(evaluate_group_fn, report, result)
@@ -407,7 +424,7 @@ class GroupStrategy(Strategy):
                 phase="train",
             )
         standing, report = self._finish(run, standing, alone=resume is standing)
-        result.stand(self.algorithm, standing.state)
+        result.stand(self.algorithm, standing)
         _note(result, report, [])
         on_round(report)
         return result
@@ -443,15 +460,18 @@ class GroupStrategy(Strategy):
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         silos = run.present(self.roster, number)
-        now = kit.Round(number, silos, {**run.told, **run.config}, self.on_event)
+        known = algorithm.members(before.state).sizes
+        conduct = before.conduct.begin(number, [s.name for s in silos if s.name not in known])
+        now = self._round(run, number, silos, conduct)
         state = welcome(algorithm, before.state, now)
 
         # 2. What the algorithm must ask before the training, such as a cold start.
-        state, phases, asked = self._ask(run, algorithm.prepare(state, now), now)
-        state = with_stated_sizes(algorithm, state, asked)
+        state, phases, asked = self._ask(run, algorithm.prepare(state, now), now, conduct)
+        state = with_stated_sizes(algorithm, state, asked, self.influence)
 
         # 3. What does each of them do? One exchange, every reply checked.
         state, orders = algorithm.orders(state, now)
+        orders += _orders_apart(silos, conduct)
         messages = training_messages(
             orders,
             number=number,
@@ -468,18 +488,24 @@ class GroupStrategy(Strategy):
         if checked.left_out and all(u.purpose for u in checked.updates):
             raise _NobodyAnsweredError("; ".join(f"{n}: {w}" for n, w in checked.left_out.items()))
         run.note_minimums(checked.updates)
+        bounded = self._bound(checked.updates, conduct, number, algorithm.groups(state))
+        was_apart, conduct = conduct.apart, bounded.conduct
         phases = kit.add_costs(phases, kit.costs_beside_training(orders, checked.updates))
         clock.lap("train")
 
         # 4. State and updates give the next state. Who accepts no group as small as what answered
         #    of its own does not count: of the groups that trained, and of those that came of it.
         several = [group for group in algorithm.groups(state) if len(group) > 1]
-        left_out = checked.left_out | kit.withdraw(several, checked.updates)
-        updates = [u for u in checked.updates if u.purpose or u.silo.name not in left_out]
-        state = with_stated_sizes(algorithm, state, updates)
+        counting = [u for u in bounded.updates if u.silo.name not in was_apart]
+        left_out = checked.left_out | dict(bounded.moved_out) | kit.withdraw(several, counting)
+        updates = [u for u in counting if u.purpose or u.silo.name not in left_out]
+        state = with_stated_sizes(algorithm, state, updates, self.influence)
         state = algorithm.absorb(state, updates, now)
         left_out |= kit.withdraw(algorithm.sharing(state), updates)
+        conduct = conduct.trained_alone([u for u in checked.updates if u.silo.name in was_apart])
         trained = [u for u in updates if not u.purpose]
+        trained += [u for u in checked.updates if u.silo.name in conduct.apart and not u.purpose]
+        trained.sort(key=lambda u: u.silo.name)
         evaluated, evaluation = number - 1, kit.received_evaluations(trained)
         metrics: Mapping[str, kit.Figures] = {}
         clock.lap("aggregate")
@@ -487,12 +513,13 @@ class GroupStrategy(Strategy):
         # 5. Silos that cannot answer for it on the way are asked for their error, and all keep
         #    their models where it is time to.
         outlook = self._outlook(run, before, trained, state, now)
+        everybody = replace(now, silos=silos)
         if number < run.rounds and not outlook.ended_early:
-            stated, metrics = self._evaluate_plain(run, state, now)
+            stated, metrics = self._evaluate_plain(run, state, everybody, conduct)
             evaluated, evaluation = (number, stated) if stated else (evaluated, evaluation)
             clock.lap("evaluate")
             if self.keep_every and number % self.keep_every == 0:
-                self._hand_over(run, state, now)
+                self._hand_over(run, state, everybody, conduct)
                 clock.lap("keep")
 
         # 6. The round is over.
@@ -501,9 +528,9 @@ class GroupStrategy(Strategy):
         was_here = [silo.name for silo in before.silos]
         report = kit.RoundReport(
             round=number,
-            groups=tuple(algorithm.groups(state)),
-            joined=tuple(name for name in now.names if name not in was_here),
-            left=tuple(name for name in was_here if name not in now.here),
+            groups=self._groups(state, everybody, conduct),
+            joined=tuple(name for name in everybody.names if name not in was_here),
+            left=tuple(name for name in was_here if name not in everybody.here),
             left_out=left_out,
             silos={u.silo.name: kit.silo_report(u) for u in trained},
             evaluated_round=evaluated,
@@ -513,10 +540,11 @@ class GroupStrategy(Strategy):
             personalised=kit.trained_evaluations(trained),
             seconds=clock.seconds,
             phases=phases,
-            details=algorithm.details(state),
+            details={**algorithm.details(state), **_influence_entry(bounded)},
             ended_early=outlook.ended_early,
         )
-        return replace(outlook, round=number, state=state, silos=silos), report, trained
+        standing = replace(outlook, round=number, state=state, silos=silos, conduct=conduct)
+        return standing, report, trained
 
     def _outlook(
         self,
@@ -567,18 +595,23 @@ class GroupStrategy(Strategy):
         if alone:  # only the end was missing: its nodes may have other ids now
             here = {s.name: s for s in run.present(self.roster, standing.round)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
-        now = kit.Round(standing.round, silos, {**run.told, **run.config}, self.on_event)
-        state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now)
+        conduct = standing.conduct
+        now = self._round(run, standing.round, silos, conduct)
+        everybody = replace(now, silos=tuple(silos))
+        state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now, conduct)
         clock.lap("finish")
         early = bool(standing.ended_early)
-        handed = self._hand_over(run, state, now, ended_early=early) if self.evaluate else ([], [])
-        asked, replies = handed
+        asked, replies = (
+            self._hand_over(run, state, everybody, conduct, ended_early=early)
+            if self.evaluate
+            else ([], [])
+        )
         evaluation = kit.read_evaluations(asked, replies, run.names)
         guards = {n: g for n, g in kit.read_guards(asked, replies).items() if n in evaluation}
         clock.lap("evaluate")
         report = kit.RoundReport(
             round=standing.round,
-            groups=tuple(algorithm.groups(state)),
+            groups=self._groups(state, everybody, conduct),
             evaluated_round=standing.round,
             evaluation=evaluation,
             metrics=kit.read_own_metrics(asked, replies, evaluation),
@@ -592,11 +625,42 @@ class GroupStrategy(Strategy):
 
     # ---------------------------------------------------------------- its steps
 
+    def _round(
+        self, run: _Run, number: int, silos: Sequence[kit.Silo], conduct: kit.Conduct
+    ) -> kit.Round:
+        """The round as the algorithm sees it: for it, who was moved out is away."""
+        here = tuple(silo for silo in silos if silo.name not in conduct.apart)
+        return kit.Round(number, here, {**run.told, **run.config}, self.on_event)
+
+    def _bound(
+        self,
+        updates: kit.Updates,
+        conduct: kit.Conduct,
+        number: int,
+        groups: Sequence[kit.Group] = (),
+    ) -> kit.Bounded:
+        """What counts of an exchange's updates; of silos that learn nothing of others, all."""
+        if self.algorithm.alone:
+            return kit.Bounded(list(updates), conduct)
+        shared = [u for u in updates if u.silo.name not in conduct.apart]
+        return kit.bound(self.influence, conduct, shared, number=number, groups=groups)
+
+    def _groups(
+        self, state: Any, everybody: kit.Round, conduct: kit.Conduct
+    ) -> tuple[kit.Group, ...]:
+        """Who trained together; who was moved out is alone."""
+        out = conduct.apart.keys() & set(everybody.names)
+        if not out:
+            return tuple(self.algorithm.groups(state))
+        kept = [tuple(n for n in group if n not in out) for group in self.algorithm.groups(state)]
+        return tuple(group for group in kept if group) + tuple((name,) for name in sorted(out))
+
     def _ask(
         self,
         run: _Run,
         steps: Generator[Sequence[kit.Order], kit.Answers, Any],
         now: kit.Round,
+        conduct: kit.Conduct,
     ) -> tuple[Any, dict[str, kit.PhaseReport], list[kit.Update]]:
         """Drive ``prepare`` or ``finish``: every set of orders that it yields is one exchange."""
         costs: dict[str, kit.PhaseReport] = {}
@@ -620,16 +684,17 @@ class GroupStrategy(Strategy):
             )
             checked = kit.check_replies(orders, run.exchange(messages), run.names)
             require_understood(orders, checked, now.number, type(self.algorithm).__name__)
-            answers = checked.answers
+            bounded = self._bound(checked.updates, conduct, now.number)
+            answers = replace(checked, updates=bounded.updates).answers
             seconds = time.perf_counter() - started
             costs = kit.add_costs(costs, kit.costs_by_kind(orders, answers, seconds))
             asked += answers
 
     def _evaluate_plain(
-        self, run: _Run, state: Any, now: kit.Round
+        self, run: _Run, state: Any, now: kit.Round, conduct: kit.Conduct
     ) -> tuple[dict[str, kit.Evaluation], dict[str, kit.Figures]]:
         """Of the silos that do not answer for it with their next training."""
-        models = self.algorithm.next_models(state)
+        models = {**self.algorithm.next_models(state), **conduct.models}
         plain = [silo for silo in now.silos if not silo.described and silo.name in models]
         if not self.evaluate or not plain or now.number % self.evaluate_every:
             return {}, {}
@@ -647,12 +712,18 @@ class GroupStrategy(Strategy):
         return evaluation, kit.read_own_metrics(plain, replies, evaluation)
 
     def _hand_over(
-        self, run: _Run, state: Any, now: kit.Round, *, ended_early: bool = False
+        self,
+        run: _Run,
+        state: Any,
+        now: kit.Round,
+        conduct: kit.Conduct,
+        *,
+        ended_early: bool = False,
     ) -> tuple[list[kit.Silo], list[Message | None]]:
         """Send every silo that is here its own model to keep; return what they say of it."""
-        models = self.algorithm.models(state)
+        models = {**self.algorithm.models(state), **conduct.models}
         silos = [silo for silo in now.silos if silo.name in models]
-        groups = self.algorithm.groups(state)
+        groups = self._groups(state, now, conduct)
         messages = evaluation_messages(
             silos,
             models,
@@ -724,11 +795,30 @@ def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
 
 
 def with_stated_sizes(
-    algorithm: kit.Algorithm[Any], state: Any, updates: Iterable[kit.Update]
+    algorithm: kit.Algorithm[Any],
+    state: Any,
+    updates: Iterable[kit.Update],
+    influence: kit.Influence | None = None,
 ) -> Any:
-    """The state with the training samples that silos state now."""
+    """The state with the training samples that silos state now, none with too large a share."""
     stated = {u.silo.name: u.num_examples for u in updates if not u.purpose or u.kind in SIZED}
+    if influence is not None:
+        stated = kit.capped(stated, influence.max_share)
     return algorithm.with_members(state, kit.with_sizes(algorithm.members(state), stated))
+
+
+def _orders_apart(silos: Sequence[kit.Silo], conduct: kit.Conduct) -> list[kit.Order]:
+    """Who was moved out trains its own model, alone."""
+    return [
+        kit.Order(silo, conduct.apart[silo.name].model, config={wire.GROUP_SIZE: 1})
+        for silo in silos
+        if silo.name in conduct.apart
+    ]
+
+
+def _influence_entry(bounded: kit.Bounded) -> dict[str, Any]:
+    """For the record, where there is something to say."""
+    return {"influence": dict(bounded.told)} if bounded.told else {}
 
 
 def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model | None:

@@ -8,11 +8,18 @@ means nothing, so the longest-training member's is taken.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coterie.wire import Model
+
+Aggregate = Literal["mean", "trimmed-mean", "median", "krum"]
+"""How a group's model is made of its members'."""
+AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
+TRIMMED = 0.2
+"""Share of the values that a trimmed mean drops at either end; at least one."""
 
 
 def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
@@ -38,6 +45,54 @@ def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
 def plain_mean(models: Sequence[Model]) -> Model:
     """The mean with equal weights."""
     return weighted_mean(models, [1.0] * len(models))
+
+
+def aggregated(models: Sequence[Model], weights: Sequence[float], how: Aggregate) -> Model:
+    """One model of several, by one of the rules; of fewer than three it is always the mean.
+
+    ``trimmed-mean`` and ``median`` go value by value (Yin, Chen, Ramchandran, Bartlett: ICML 2018,
+    https://arxiv.org/abs/1803.01498, Definitions 1 and 2); ``krum`` takes one of the models
+    (Blanchard, El Mhamdi, Guerraoui, Stainer: NeurIPS 2017, https://arxiv.org/abs/1703.02757,
+    section 4, with f = ⌊(n − 3) / 2⌋). These three weigh all alike.
+
+    Args:
+        models: at least one.
+        weights: as many, ≥ 0, not all 0; of the mean.
+        how: the rule.
+
+    Returns:
+        Arrays of the inputs' types.
+    """
+    if how == "mean" or len(models) < 3:
+        return weighted_mean(models, weights)
+    if how == "krum":
+        return models[_krum(models)]
+    cut = 0 if how == "median" else max(1, int(TRIMMED * len(models)))
+    middle = {}
+    for name, first in models[0].items():
+        arrays = [model[name] for model in models]
+        if not np.issubdtype(first.dtype, np.floating):
+            middle[name] = _mean_array(arrays, weights)
+            continue
+        stacked = np.sort(np.stack(arrays).astype(np.float64), axis=0)
+        kept = stacked[cut : len(models) - cut]
+        value = np.median(stacked, axis=0) if how == "median" else kept.mean(axis=0)
+        middle[name] = value.astype(first.dtype)
+    return middle
+
+
+def _krum(models: Sequence[Model]) -> int:
+    """The position of the model whose n − f − 2 nearest others are nearest; ties to the first."""
+    count = len(models)
+    nearest = max(count - (count - 3) // 2 - 2, 1)
+    squares = np.zeros((count, count))
+    for name, first in models[0].items():
+        if np.issubdtype(first.dtype, np.floating):
+            rows = np.stack([model[name].ravel() for model in models]).astype(np.float64)
+            for i in range(count):
+                squares[i] += np.square(rows - rows[i]).sum(axis=1)
+    np.fill_diagonal(squares, np.inf)
+    return int(np.argmin(np.sort(squares, axis=1)[:, :nearest].sum(axis=1)))
 
 
 def _mean_array(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.strategies.rounds.algorithm import Update, Updates
 from coterie.strategies.rounds.members import Members, minimums_of, staying
-from coterie.strategies.rounds.models import weighted_mean
+from coterie.strategies.rounds.models import aggregated
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 
@@ -34,9 +34,16 @@ def accepted(updates: Updates) -> list[Update]:
 
 
 def average(updates: Updates) -> Model | None:
-    """The size-weighted mean of those that may be averaged; None of nobody."""
+    """The model of those that may be averaged: their size-weighted mean, or what the run takes in
+    its place (``aggregate``); None of nobody."""
     kept = accepted(updates)
-    return weighted_mean([u.model for u in kept], [u.num_examples for u in kept]) if kept else None
+    return combine(kept) if kept else None
+
+
+def combine(updates: Updates) -> Model:
+    """The same of at least one update, all of which may be averaged."""
+    models, sizes = [u.model for u in updates], [u.num_examples for u in updates]
+    return aggregated(models, sizes, updates[0].aggregate)
 
 
 def average_groups(members: Members, updates: Updates) -> Members:

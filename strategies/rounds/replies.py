@@ -23,13 +23,11 @@ from coterie.strategies.rounds.reports import (
     PhaseReport,
     SiloReport,
 )
-from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.roster import MAX_EXAMPLES, Silo
 from coterie.wire import Model, Value
 
 log = logging.getLogger("coterie.run")
 
-MAX_EXAMPLES = 1e15
-"""More training samples than anybody has; sums of such counts are still exact numbers."""
 MAX_VALUE = 1e15
 """Larger than any parameter, running statistic or counter of a model that can be trained further:
 the float32 squares that training takes overflow at 1.8e19, and one such value spoils a mean."""
@@ -143,7 +141,10 @@ def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -
     stated = wire.understood(wire.read_metrics(reply.content), names)
     count = stated.get(wire.NUM_EXAMPLES)
     if count is None or not 0 < count <= MAX_EXAMPLES:
-        raise ReplyError(f"{wire.NUM_EXAMPLES} must be a number above 0. Got {count}.")
+        raise ReplyError(
+            f"{wire.NUM_EXAMPLES} must be a number above 0 and at most {MAX_EXAMPLES:g}. "
+            f"Got {count}."
+        )
     metrics = {key: _sane(value) for key, value in stated.items()}
     return Update(
         silo=_with_minimum(order.silo, stated),

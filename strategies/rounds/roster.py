@@ -25,6 +25,9 @@ from coterie.strategies.rounds.exchange import exchange
 
 log = logging.getLogger("coterie.run")
 
+MAX_EXAMPLES = 1e9
+"""More training samples than any file has that a silo trains on; a silo that states more is wrong,
+or wants to weigh more than its due."""
 DESCRIBE_DEADLINE_S, DESCRIBE_MORE_S = 20.0, 0.1
 """Seconds for silos to say who they are, and for each of them on top: a SuperLink passes on some
 ten messages a second on a loaded machine."""
@@ -412,8 +415,11 @@ class DescribedRoster:
             return f"its min_group_size must be at least 1. Got {described.min_group_size}."
         if described.max_local_epochs < 0:
             return f"its max_local_epochs must be at least 0. Got {described.max_local_epochs}."
-        if described.num_examples <= 0:
-            return f"it states {described.num_examples} training samples; at least 1 is needed."
+        if not 0 < described.num_examples <= MAX_EXAMPLES:
+            return (
+                f"it states {described.num_examples} training samples; it must be at least 1 and "
+                f"at most {MAX_EXAMPLES:g}."
+            )
         if not self._votes and described.schema != self.schema:
             return self._difference(described)
         return ""

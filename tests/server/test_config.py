@@ -221,7 +221,7 @@ def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
 
 
 def test_an_unknown_key_is_refused_with_what_there_is() -> None:
-    known = r"unknown key 'alhpa' \(known with hcct: accumulate, alone, alpha, "
+    known = r"unknown key 'alhpa' \(known with hcct: accumulate, aggregate, alone, alpha, "
     with pytest.raises(FederationError, match=known) as caught:
         RunConfig.read({"alhpa": 3})
     assert caught.value.exit_code == EXIT_CONFIG

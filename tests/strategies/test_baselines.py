@@ -31,6 +31,7 @@ from coterie.strategies import (
     FedNova,
     FeSEM,
     Independent,
+    Influence,
     KMeans,
     PerFedAvg,
     PFedGraph,
@@ -83,6 +84,10 @@ def run(
 ) -> RunResult:
     grid = grid if grid is not None else InProcessGrid(plain_app(), nodes)
     return strategy.start(grid, record(w0()), num_rounds=rounds, timeout=0.05)
+
+
+NOTHING_CLIPPED = Influence(clip_updates=0)
+"""For algorithms that are compared with their literal text."""
 
 
 def flat(model: Mapping[str, Any]) -> np.ndarray:
@@ -147,9 +152,9 @@ def test_ifca_and_flsc_are_the_literal_algorithm(num_models: int, count: int) ->
             own = [i for i, c in enumerate(chosen) if j in c]
             if own:
                 models[j] = mean([trained[i] for i in own], SIZES[own])
-    strategy: GroupStrategy = IFCA(num_groups=num_models, seed=3)
+    strategy: GroupStrategy = IFCA(num_groups=num_models, seed=3, influence=NOTHING_CLIPPED)
     if count > 1:
-        strategy = FLSC(num_groups=num_models, soft_groups=count, seed=3)
+        strategy = FLSC(num_groups=num_models, soft_groups=count, seed=3, influence=NOTHING_CLIPPED)
     result = run(strategy)
     assert_models(result, [mean([models[j] for j in c], np.ones(count)) for c in chosen])
     details = result.rounds[3].details
@@ -466,7 +471,8 @@ def test_cfl_splits_until_the_kinds_are_apart() -> None:
 
 
 def test_cfl_is_fedavg_until_it_splits_and_fedavg_in_every_part_after() -> None:
-    result = run(CFL(eps_mean=0.3, eps_largest=0.35, first_split=1), rounds=12)
+    keys: dict[str, Any] = {"eps_mean": 0.3, "eps_largest": 0.35, "first_split": 1}
+    result = run(CFL(**keys, influence=NOTHING_CLIPPED), rounds=12)
     held, groups = {n: w0() for n in NAMES}, [NAMES]
     for round in range(1, 13):
         trained = {n: plain_trained(held[n], NODES[i]) for i, n in enumerate(NAMES)}

@@ -262,7 +262,7 @@ BAD: dict[str, tuple[Callable[..., Any], str]] = {
         "arrays differ from those sent: secret",
     ),
     "no-arrays": (without("arrays"), "its reply has no arrays"),
-    "no-metrics": (without("metrics"), "num-examples must be a number above 0. Got None"),
+    "no-metrics": (without("metrics"), "num-examples must be a number above 0 and .* Got None"),
     "no-count": (with_metrics(num_examples=None), "num-examples must be a number above 0"),
     "zero-count": (with_metrics(num_examples=0), "Got 0"),
     "negative-count": (with_metrics(num_examples=-5), "Got -5"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record.grouping import Grouping
-from coterie.server.runs.record.values import Groups, clean
+from coterie.server.runs.record.values import Fields, Groups, clean
 from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
 
 Evaluations = Mapping[str, Evaluation]
@@ -25,6 +25,25 @@ Evaluations = Mapping[str, Evaluation]
 def errors_of(evaluation: Evaluations) -> dict[str, float]:
     """Silo → error in [0, 1], of those that say it."""
     return {name: told[1] for name, told in evaluation.items() if math.isfinite(told[1])}
+
+
+@dataclass(frozen=True)
+class Influence:
+    """How far silos were from the others in a round, and what was done about it.
+
+    Attributes:
+        cosines: silo → of its update to the mean direction of the others in its group.
+        norms: silo → length of its update, as a multiple of the median.
+        clipped: silo → what its update was multiplied by.
+        claimed: silo → training samples that it stated, more than at first; they do not count.
+        apart: silo → why it trains alone.
+    """
+
+    cosines: Mapping[str, float] = field(default_factory=dict)
+    norms: Mapping[str, float] = field(default_factory=dict)
+    clipped: Mapping[str, float] = field(default_factory=dict)
+    claimed: Mapping[str, float] = field(default_factory=dict)
+    apart: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -70,6 +89,11 @@ class Round(RoundReport):
     def grouping(self) -> Grouping:
         """How the groups were found."""
         return Grouping(self.details)
+
+    @cached_property
+    def influence(self) -> Influence:
+        """What each silo did to the others at most."""
+        return Fields(self.details.get("influence", {}), "", []).read(Influence)
 
     @property
     def num_bytes(self) -> tuple[int, int]:

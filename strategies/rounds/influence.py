@@ -1,0 +1,472 @@
+"""How much one silo can do to the others: the one place where its influence is bounded.
+
+The engine calls ``bound`` between the checks of replies and the algorithm, so that no algorithm
+knows of it and any ClientApp is covered:
+
+- *Counts*. A silo weighs by the samples that it stated first, and at most ``max_share`` of those
+  whose updates are averaged with its own.
+- *Norms*. An update is clipped to ``clip_updates`` times the median norm of those it is compared
+  with, up to twice that where the silo has more samples than most (Sun, Kairouz, Suresh, McMahan:
+  "Can You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the
+  median in the place of a fixed bound).
+- *Directions*. Where most members of a group agree, one whose updates keep away from the others'
+  mean direction is moved out: it trains alone, and comes back on probation.
+
+Nothing is changed where nobody is out of line: the very same updates go on.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from pydantic import Field
+
+from coterie import wire
+from coterie.strategies.rounds.algorithm import Update, Updates
+from coterie.strategies.rounds.models import AGGREGATES, Aggregate, same_model
+from coterie.strategies.rounds.options import CountOrNone, NotNegative, Options
+from coterie.strategies.rounds.reports import Group
+from coterie.wire import Model
+
+FEWEST, FEWEST_VOTES = 3, 4
+"""Updates without which a median norm, and a common direction, say nothing of one of them."""
+AGREEMENT = 0.25
+"""Median cosine to the others' mean direction from which a group has a direction: as more than half
+of its members have it then, those out of line are always the fewer."""
+AGAINST = 0.05
+"""Cosine below which an update is out of line with such a group: in honest federations small silos
+with noisy updates come near 0, and never below this for three rounds in a row."""
+MOST_ROOM = 2.0
+"""A silo with more samples makes more steps, so its limit grows with their square root, so far."""
+ELSEWHERE = 4.0
+"""And so many times larger where it is compared with silos that trained other models."""
+SHORT = 0.5
+"""Multiple of the median norm below which an update does too little to matter."""
+ROUNDING = 1e-12
+"""Equal weights are not to be cut by the last bit of a sum."""
+AWAY = 5
+"""Rounds that a silo trains alone the first time; each further time they are twice as many."""
+
+
+class Influence(Options):
+    """What one silo may do to the others at most."""
+
+    max_share: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="Largest share of a group's weight that one silo has, in groups of three and "
+        "more; 1 sets no limit.",
+    )
+    clip_updates: NotNegative = Field(
+        3.0,
+        le=1e9,
+        description="Largest norm of an update, as a multiple of the median of three and more that "
+        "it is compared with; longer ones are shortened to it, those of silos with many samples "
+        "to at most twice that. 0 sets no limit.",
+    )
+    aggregate: Aggregate = Field(
+        "mean",
+        description="What a group's model is made of its updates by, in groups of three and more: "
+        "`mean` weighs by samples; `trimmed-mean`, `median` (both value by value) and `krum` (the "
+        "one update that is nearest to the others) count every silo once, and resist several "
+        "dishonest ones.",
+    )
+    quarantine_after: CountOrNone = Field(
+        3,
+        description="A silo whose updates point away from its group's so many rounds in a row "
+        "trains alone for some rounds, then comes back on probation; 0 never moves one out.",
+    )
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A silo that was moved out of its group.
+
+    Attributes:
+        model: its own, which it trains alone.
+        since: the round in which it was moved out.
+        until: the round in which it comes back.
+        why: in words.
+    """
+
+    model: Model
+    since: int
+    until: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Conduct:
+    """What is remembered of silos between two rounds.
+
+    Attributes:
+        counts: silo → training samples that it stated first, of those that did not describe
+            themselves.
+        strikes: silo → rounds in a row in which it was out of line.
+        probation: silos of which one such round is enough: who came later, or came back.
+        times: silo → how often it was moved out.
+        apart: who is out now.
+    """
+
+    counts: Mapping[str, float] = field(default_factory=dict)
+    strikes: Mapping[str, int] = field(default_factory=dict)
+    probation: frozenset[str] = frozenset()
+    times: Mapping[str, int] = field(default_factory=dict)
+    apart: Mapping[str, Apart] = field(default_factory=dict)
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """Silo → its own model, of those that are out."""
+        return {name: apart.model for name, apart in self.apart.items()}
+
+    def begin(self, number: int, new: Collection[str]) -> Conduct:
+        """A round begins: whose time is over comes back, and newcomers after round 1 are watched.
+
+        Args:
+            number: of the round.
+            new: who is here for the first time.
+        """
+        back = {name for name, apart in self.apart.items() if apart.until <= number}
+        later = frozenset(new) if number > 1 else frozenset()
+        return replace(
+            self,
+            apart={name: apart for name, apart in self.apart.items() if name not in back},
+            probation=self.probation | back | later,
+        )
+
+    def trained_alone(self, updates: Updates) -> Conduct:
+        """With what silos that are out made of their own models."""
+        own = {
+            u.silo.name: replace(self.apart[u.silo.name], model=u.model)
+            for u in updates
+            if u.silo.name in self.apart
+        }
+        return replace(self, apart={**self.apart, **own})
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """One exchange's updates as they count.
+
+    Attributes:
+        updates: those that count, in their order; what was in line is the same object.
+        conduct: what is remembered.
+        moved_out: silo → why it is in this round.
+        told: for the record, JSON values.
+    """
+
+    updates: list[Update]
+    conduct: Conduct
+    moved_out: Mapping[str, str] = field(default_factory=dict)
+    told: Mapping[str, Any] = field(default_factory=dict)
+
+
+def bound(
+    influence: Influence,
+    conduct: Conduct,
+    updates: Updates,
+    *,
+    number: int,
+    groups: Sequence[Group] = (),
+) -> Bounded:
+    """The updates of one exchange, each with no more influence than it may have.
+
+    Args:
+        influence: the options.
+        conduct: what is known of the silos.
+        updates: checked.
+        number: of the round.
+        groups: who trains together; only who is in one of several is judged by its direction.
+    """
+    counted, conduct = _with_first_counts(updates, conduct)
+    started = _Starts()
+    clipped = _clipped(counted, influence.clip_updates, started)
+    found = _directions(clipped.updates, groups, started)
+    conduct, moved_out = _judged(found, conduct, influence.quarantine_after, number)
+    kept = [u for u in clipped.updates if u.silo.name not in moved_out]
+    kept = _capped_by_group(kept, influence.max_share, started)
+    if influence.aggregate != "mean":
+        kept = [replace(u, aggregate=influence.aggregate) for u in kept]
+    more = {
+        u.silo.name: u.num_examples
+        for u, own in zip(updates, counted, strict=True)
+        if own.num_examples < u.num_examples and not own.silo.described
+    }
+    told = {
+        "clipped": clipped.factors,
+        "claimed": more,
+        "cosines": {one.update.silo.name: round(one.cosine, 4) for one in found},
+        "norms": clipped.lengths,
+        "apart": {name: apart.why for name, apart in sorted(conduct.apart.items())},
+    }
+    return Bounded(kept, conduct, moved_out, {key: value for key, value in told.items() if value})
+
+
+# ---------------------------------------------------------------- counts
+
+
+def _trains(update: Update) -> bool:
+    """Whether its arrays are an update, and its count is of training samples."""
+    return update.kind.split(".")[0] != wire.EVALUATE
+
+
+def _with_first_counts(updates: Updates, conduct: Conduct) -> tuple[list[Update], Conduct]:
+    """Nobody has more samples than it stated when it came; fewer do no harm.
+
+    A training that holds samples out states fewer by itself.
+    """
+    first = dict(conduct.counts)
+    for update in updates:
+        if _trains(update) and not update.purpose and not update.silo.described:
+            first.setdefault(update.silo.name, update.num_examples)
+    counted = []
+    for update in updates:
+        silo = update.silo
+        most = silo.num_examples if silo.described else first.get(silo.name, math.inf)
+        more = _trains(update) and update.num_examples > most
+        counted.append(replace(update, num_examples=float(most)) if more else update)
+    return counted, replace(conduct, counts=first)
+
+
+def capped(weights: Mapping[str, float], max_share: float) -> dict[str, float]:
+    """Weights of which none is more than ``max_share`` of what they then add up to.
+
+    Args:
+        weights: name → weight > 0.
+        max_share: in (0, 1]; less than equal shares cannot be.
+
+    Returns:
+        The weights, the largest made as small as it takes; of fewer than three, as they are.
+    """
+    if len(weights) < FEWEST:
+        return dict(weights)
+    share = max(max_share, 1 / len(weights))
+    ordered, limit = sorted(weights.values(), reverse=True), math.inf
+    for count, weight in enumerate(ordered):  # so many, the largest, are cut to the limit
+        limit = share * math.fsum(ordered[count:]) / (1 - share * count) * (1 + ROUNDING)
+        if weight <= limit:
+            break
+    return {name: min(weight, limit) for name, weight in weights.items()}
+
+
+class _Starts:
+    """Numbers models by their values: what silos trained from, whatever object holds it."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, int] = {}
+        self._by_sample: dict[bytes, list[tuple[int, Model]]] = {}
+
+    def __call__(self, model: Model) -> int:
+        if id(model) not in self._by_id:  # the updates hold the models, so ids stay their own
+            alike = self._by_sample.setdefault(_sample(model), [])
+            number = next((n for n, other in alike if same_model(model, other)), len(self._by_id))
+            alike.append((number, model))
+            self._by_id[id(model)] = number
+        return self._by_id[id(model)]
+
+
+def _sample(model: Model) -> bytes:
+    """Some of its values, by which most models that differ do."""
+    arrays = (array.ravel() for array in model.values())
+    return b"".join(flat[:: max(flat.size // 4, 1)].tobytes() for flat in arrays)
+
+
+def _capped_by_group(updates: list[Update], max_share: float, started: _Starts) -> list[Update]:
+    """No silo has more than its share among those that trained the same model."""
+    most: dict[int, float] = {}
+    for group in _alike(updates, lambda u: (u.purpose, started(u.start))):
+        counts = {str(i): updates[i].num_examples for i in group}
+        most |= {int(i): count for i, count in capped(counts, max_share).items()}
+    return [
+        replace(u, num_examples=most[i]) if most.get(i, u.num_examples) < u.num_examples else u
+        for i, u in enumerate(updates)
+    ]
+
+
+def _alike(updates: Updates, key: Callable[[Update], object]) -> list[list[int]]:
+    """Positions of updates with equal keys, of those that are trainings."""
+    found: dict[object, list[int]] = {}
+    for i, update in enumerate(updates):
+        if _trains(update):
+            found.setdefault(key(update), []).append(i)
+    return list(found.values())
+
+
+# ---------------------------------------------------------------- norms
+
+
+@dataclass(frozen=True)
+class _Clipped:
+    """Updates none of which is too long.
+
+    ``factors``: silo → what its update was multiplied by. ``lengths``: silo → its update's norm as
+    a multiple of the median, of the round's own training.
+    """
+
+    updates: list[Update]
+    factors: Mapping[str, float]
+    lengths: Mapping[str, float]
+
+
+def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
+    norms = {i: update_norm(u) for i, u in enumerate(updates) if _trains(u)}
+    medians: dict[int, float] = {}
+    room: dict[int, float] = {}
+
+    def compare(key: Callable[[Update], object], *, times: float = 1.0) -> None:
+        for group in _alike(updates, key):
+            if len(group) >= FEWEST:
+                median = float(np.median([norms[i] for i in group]))
+                usual = float(np.median([updates[i].num_examples for i in group]))
+                for i in group:
+                    medians.setdefault(i, median)
+                    more = math.sqrt(updates[i].num_examples / usual)
+                    room.setdefault(i, times * min(max(more, 1.0), MOST_ROOM))
+
+    # Those that trained the same model; of smaller groups all that did the same work, some of which
+    # may be nearly done where others have far to go.
+    compare(lambda u: (u.purpose, u.kind, started(u.start)))
+    compare(lambda u: (re.sub(r"-\d+$", "", u.purpose), u.kind), times=ELSEWHERE)
+    shorter = list(updates)
+    factors: dict[str, float] = {}
+    lengths: dict[str, float] = {}
+    for i, median in medians.items():
+        update = updates[i]
+        if median <= 0:
+            continue
+        if not update.purpose:
+            lengths[update.silo.name] = round(norms[i] / median, 3)
+        limit = most * room[i] * median
+        if most and norms[i] > limit:
+            factor = limit / norms[i]
+            shorter[i] = replace(update, model=_shortened(update, factor))
+            factors[update.silo.name] = min(factor, factors.get(update.silo.name, 1.0))
+    return _Clipped(shorter, {name: float(f"{f:.4g}") for name, f in factors.items()}, lengths)
+
+
+def update_norm(update: Update) -> float:
+    """Euclidean norm of what the training changed, over all floating-point arrays."""
+    return math.sqrt(math.fsum(float(np.vdot(step, step)) for step in _steps(update).values()))
+
+
+def _steps(update: Update) -> dict[str, np.ndarray]:
+    return {
+        name: array.astype(np.float64) - update.start[name].astype(np.float64)
+        for name, array in update.model.items()
+        if np.issubdtype(array.dtype, np.floating)
+    }
+
+
+def _shortened(update: Update, factor: float) -> Model:
+    """``start + factor · (model − start)``; counters as they came."""
+    short = {
+        name: (update.start[name].astype(np.float64) + factor * step).astype(
+            update.model[name].dtype
+        )
+        for name, step in _steps(update).items()
+    }
+    return {name: short.get(name, array) for name, array in update.model.items()}
+
+
+# ---------------------------------------------------------------- directions
+
+
+@dataclass(frozen=True)
+class _Direction:
+    """An update beside the others of its group: the cosine to their mean direction."""
+
+    update: Update
+    cosine: float
+    out_of_line: bool
+
+
+def _directions(updates: Updates, groups: Sequence[Group], started: _Starts) -> list[_Direction]:
+    """Of every group of four and more that trained the same model in the round's own training.
+
+    Every silo has one vote, whatever its length and its samples, so that one cannot turn the mean.
+    """
+    together = {name for group in groups if len(group) > 1 for name in group}
+    found = []
+    for group in _alike(updates, lambda u: (u.purpose, started(u.start))):
+        own = [updates[i] for i in group]
+        own = [u for u in own if not u.purpose and u.silo.name in together]
+        if len(own) >= FEWEST_VOTES:
+            found += _beside_others(own)
+    return sorted(found, key=lambda one: one.update.silo.name)
+
+
+def _beside_others(updates: Sequence[Update]) -> list[_Direction]:
+    norms = np.array([update_norm(u) for u in updates])
+    scale = np.where(norms > 0, norms, 1.0)
+    total: dict[str, np.ndarray] = {}
+    for update, length in zip(updates, scale, strict=True):
+        for name, step in _steps(update).items():
+            total[name] = total.get(name, 0.0) + step / length
+    square = math.fsum(float(np.vdot(part, part)) for part in total.values())
+    cosines = []
+    for update, norm, length in zip(updates, norms, scale, strict=True):
+        steps = _steps(update)
+        along = math.fsum(float(np.vdot(step, total[n])) for n, step in steps.items()) / length
+        one = float(norm > 0)
+        others = math.sqrt(max(square - 2 * along + one, 0.0))  # |total − own direction|
+        cosines.append((along - one) / others if others > 0 else 0.0)
+    agreed, median = float(np.median(cosines)) >= AGREEMENT, float(np.median(norms))
+    return [
+        _Direction(u, cosine, agreed and cosine < AGAINST and norm >= SHORT * median)
+        for u, cosine, norm in zip(updates, cosines, norms, strict=True)
+    ]
+
+
+def _judged(
+    found: Sequence[_Direction], conduct: Conduct, patience: int, number: int
+) -> tuple[Conduct, dict[str, str]]:
+    """Who was out of line once too often is moved out, with the model that it was sent."""
+    if not patience:
+        return conduct, {}
+    strikes, apart, times = dict(conduct.strikes), dict(conduct.apart), dict(conduct.times)
+    cleared, moved_out = set(), {}
+    for one in found:
+        name = one.update.silo.name
+        if not one.out_of_line:
+            strikes.pop(name, None)
+            cleared.add(name)
+            continue
+        strikes[name] = strikes.get(name, 0) + 1
+        on_probation = name in conduct.probation
+        if strikes[name] < patience and not on_probation:
+            continue
+        times[name] = times.get(name, 0) + 1
+        until = number + 1 + AWAY * 2 ** (times[name] - 1)
+        rounds = f"{strikes[name]} round{'s' if strikes[name] > 1 else ''} in a row"
+        moved_out[name] = (
+            f"its update pointed away from its group's {rounds} (cosine {one.cosine:.2f})"
+            f"{', on probation' if on_probation else ''}: it trains alone until round {until}."
+        )
+        apart[name] = Apart(one.update.start, number, until, moved_out[name])
+        strikes.pop(name)
+    kept = replace(
+        conduct,
+        strikes=strikes,
+        times=times,
+        apart=apart,
+        probation=conduct.probation - cleared - set(moved_out),
+    )
+    return kept, moved_out
+
+
+def aggregate_problem(influence: Influence, *, averages: bool, strategy: str) -> str:
+    """Why a strategy cannot aggregate so; empty: it can."""
+    if influence.aggregate == "mean" or averages:
+        return ""
+    others = ", ".join(name for name in AGGREGATES if name != "mean")
+    return (
+        f"{strategy} makes its models by weights of its own or of single updates, so aggregate "
+        f"must be mean ({others} are for strategies that average groups). "
+        f"Got {influence.aggregate!r}"
+    )

@@ -1,0 +1,275 @@
+"""How much one dishonest silo can do to the others, and that honest ones notice nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie import wire
+from coterie.server.runs.codec import decode, encode
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.strategies import FedAvg, FederationError, FedFA, FedGroup, Influence, RunResult
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.loop import Checkpoint
+from tests.conftest import (
+    Fault,
+    arrays_of,
+    assert_equal_models,
+    plain_app,
+    plain_initial,
+    plain_model,
+    plain_nodes,
+    plain_trained,
+)
+
+HONEST = 7
+BAD = HONEST + 1
+"""Of eight nodes of one kind, the last is dishonest."""
+OFF = Influence(max_share=1, clip_updates=0, quarantine_after=0)
+
+
+def dishonest(change: Callable[[str, Any, Any, np.random.Generator], Any], count: int = 0) -> Fault:
+    """A fault of the last node's in every round: (name, sent, trained, rng) → what it sends."""
+
+    def fault(message: Message, answer: RecordDict) -> RecordDict:
+        if message.metadata.dst_node_id != BAD:
+            return answer
+        sent, back = (wire.decode_arrays(m["arrays"]) for m in (message.content, answer))
+        rng = np.random.default_rng([3, int(message.content["config"]["server-round"])])
+        made = {k: change(k, sent[k], back[k], rng).astype(np.float32) for k in sent}
+        answer["arrays"] = wire.encode_arrays(made, packed=False)
+        if count:
+            answer["metrics"]["num-examples"] = count
+        return answer
+
+    return fault
+
+
+def times(factor: float) -> Callable[..., Any]:
+    return lambda name, sent, back, rng: sent + factor * (back - sent)
+
+
+def noise(factor: float) -> Callable[..., Any]:
+    return lambda name, sent, back, rng: (
+        sent + factor * rng.normal(size=sent.shape) * max(float(np.std(back - sent)), 0.3)
+    )
+
+
+def run(fault: Fault | None = None, *, strategy: Any = None, rounds: int = 8, **more: Any) -> Any:
+    nodes = plain_nodes(*[0] * (HONEST + 1))
+    made = strategy or FedAvg(influence=more.pop("influence", None))
+    return made.start(
+        grid=InProcessGrid(plain_app(fault), nodes),
+        initial_arrays=plain_initial(),
+        num_rounds=rounds,
+        timeout=5.0,
+        **more,
+    )
+
+
+def distance(result: RunResult) -> float:
+    """Of node 1's model from what honest training alone comes to."""
+    target = {k: np.zeros_like(a) for k, a in plain_model().items()}
+    for node in plain_nodes(*[0] * HONEST):
+        made = plain_model()
+        for _ in range(60):
+            made = plain_trained(made, node)
+        target = {k: target[k] + made[k] / HONEST for k in target}
+    got = arrays_of(result.models["node-1"])
+    return float(np.sqrt(sum(np.square(got[k] - target[k]).sum() for k in target)))
+
+
+ATTACKS: dict[str, Fault] = {
+    "sign flipped": dishonest(times(-1)),
+    "sign flipped, x 10": dishonest(times(-10)),
+    "honest direction x 100": dishonest(times(100)),
+    "random": dishonest(noise(1)),
+    "random, x 1e6": dishonest(noise(1e6)),
+    "claims 1e15": dishonest(times(-1), 10**15),
+    "claims 1e8": dishonest(times(-1), 10**8),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_one_dishonest_silo_of_eight_does_little_to_the_others(attack: str) -> None:
+    free = distance(run())
+    assert distance(run(ATTACKS[attack])) < free + 0.6
+
+
+@pytest.mark.parametrize("attack", ["sign flipped, x 10", "random, x 1e6", "claims 1e8"])
+def test_without_the_bounds_it_spoils_everybodys_model(attack: str) -> None:
+    assert distance(run(ATTACKS[attack], influence=OFF)) > 5
+
+
+def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coterie.strategies.rounds.influence.AWAY", 1)
+    result = run(ATTACKS["sign flipped"], rounds=7)
+    out = [r for r in result.rounds if (f"node-{BAD}",) in r.groups and not r.final]
+    assert [r.round for r in out] == [3, 4, 5, 6, 7], "out at once when it came back"
+    assert "pointed away from its group's 3 rounds in a row" in result.rounds[2].left_out["node-8"]
+    assert "on probation" in result.rounds[4].left_out["node-8"]
+    assert "node-8" in result.rounds[2].details["influence"]["apart"]
+    together = tuple(f"node-{i}" for i in range(1, BAD))
+    assert together in result.rounds[5].groups
+    assert set(result.models) == {*together, "node-8"}
+    assert "node-8" in result.rounds[5].silos, "it trains on, alone"
+
+
+def test_what_is_remembered_survives_a_checkpoint() -> None:
+    stored: dict[int, Checkpoint[Any]] = {}
+    whole = run(ATTACKS["sign flipped"], rounds=10, commit=lambda c: stored.__setitem__(c.round, c))
+    for after in (2, 5, 9):
+        resumed = run(ATTACKS["sign flipped"], rounds=10, resume=decode(*encode(stored[after])))
+        for name, model in whole.models.items():
+            assert_equal_models(arrays_of(resumed.models[name]), arrays_of(model))
+        assert [r.groups for r in resumed.rounds] == [r.groups for r in whole.rounds[after:]]
+
+
+def test_a_silo_weighs_by_what_it_stated_first() -> None:
+    def later(message: Message, answer: RecordDict) -> RecordDict:
+        if message.metadata.dst_node_id == BAD and message.content["config"]["server-round"] > 1:
+            answer["metrics"]["num-examples"] = 700
+        return answer
+
+    result = run(later, rounds=3)
+    assert result.rounds[1].details["influence"]["claimed"] == {"node-8": 700}
+    free = run(rounds=3)
+    assert_equal_models(arrays_of(result.models["node-1"]), arrays_of(free.models["node-1"]))
+
+
+def test_honest_silos_notice_nothing() -> None:
+    bounded, free = run(), run(influence=OFF)
+    for name, model in free.models.items():
+        assert_equal_models(arrays_of(bounded.models[name]), arrays_of(model))
+    told = [r.details["influence"] for r in bounded.rounds if not r.final]
+    assert not any({"clipped", "apart", "claimed"} & set(one) for one in told)
+    assert set(told[0]["norms"]) == set(told[0]["cosines"]) == set(free.models)
+
+
+# ---------------------------------------------------------------- the arithmetic
+
+
+def updates_of(models: list[Any], counts: list[float]) -> list[kit.Update]:
+    start = {"w": np.zeros(models[0].shape, np.float32)}
+    return [
+        kit.Update(kit.Silo(f"s{i}", i), start, {"w": model.astype(np.float32)}, count, {})
+        for i, (model, count) in enumerate(zip(models, counts, strict=True))
+    ]
+
+
+@given(
+    st.lists(st.floats(1, 1e9), min_size=1, max_size=12),
+    st.floats(0.05, 1.0),
+)
+def test_no_weight_is_above_its_share_and_only_too_large_ones_change(
+    weights: list[float], share: float
+) -> None:
+    named = {str(i): weight for i, weight in enumerate(weights)}
+    kept = kit.capped(named, share)
+    if len(weights) < 3:
+        assert kept == named
+        return
+    most = max(share, 1 / len(weights))
+    assert max(kept.values()) <= most * sum(kept.values()) * (1 + 1e-9)
+    cut = {name for name in named if kept[name] != named[name]}
+    assert all(kept[name] == pytest.approx(max(kept.values())) for name in cut)
+    if max(weights) <= most * sum(weights):
+        assert kept == named
+
+
+@given(st.integers(3, 9), st.integers(0, 2**31))
+def test_where_nobody_is_out_of_line_bounded_aggregation_is_the_plain_mean(
+    count: int, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    common = rng.normal(size=20)
+    models = [common + 0.3 * rng.normal(size=20) for _ in range(count)]
+    updates = updates_of(models, rng.integers(50, 100, size=count).astype(float).tolist())
+    names = tuple(u.silo.name for u in updates)
+    bounded = kit.bound(Influence(), kit.Conduct(), updates, number=1, groups=[names])
+    assert all(one is other for one, other in zip(bounded.updates, updates, strict=True))
+    assert not bounded.moved_out and "clipped" not in bounded.told
+    plain = kit.weighted_mean([u.model for u in updates], [u.num_examples for u in updates])
+    mean = kit.average(bounded.updates)
+    assert mean is not None
+    assert_equal_models(mean, plain)
+
+
+@given(st.floats(0, 1e9), st.integers(3, 9))
+def test_no_update_is_longer_than_the_multiple_of_the_median(factor: float, count: int) -> None:
+    rng = np.random.default_rng(count)
+    models = [rng.normal(size=20) for _ in range(count - 1)]
+    updates = updates_of([*models, factor * models[0]], [100.0] * count)
+    bounded = kit.bound(Influence(), kit.Conduct(), updates, number=1)
+    median = np.median([kit.update_norm(u) for u in updates])
+    longest = max(kit.update_norm(u) for u in bounded.updates)
+    assert longest <= 3 * median * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("how", ["trimmed-mean", "median", "krum"])
+def test_robust_means_stay_among_the_honest_whatever_two_of_seven_send(how: Any) -> None:
+    honest = [np.full(4, value) for value in (0.9, 0.95, 1.0, 1.05, 1.1)]
+    updates = updates_of([*honest, np.full(4, 1e9), np.full(4, -1e9)], [1, 1, 1, 1, 1, 1e8, 1e8])
+    found = kit.average([replace(u, aggregate=how) for u in updates])
+    assert found is not None and 0.9 <= found["w"].min() <= found["w"].max() <= 1.1
+    pair = kit.average([replace(u, aggregate=how) for u in updates[:2]])
+    assert pair is not None and pair["w"] == pytest.approx(np.full(4, 0.925))
+
+
+def test_the_run_s_aggregate_is_what_groups_are_made_by() -> None:
+    for how in ("trimmed-mean", "median", "krum"):
+        bounds = Influence(aggregate=how, max_share=1, clip_updates=0, quarantine_after=0)
+        assert distance(run(ATTACKS["random, x 1e6"], influence=bounds)) < 1
+    grouped = FedGroup(num_groups=1, influence=Influence(aggregate="median"))
+    assert distance(run(ATTACKS["sign flipped"], strategy=grouped)) < 1
+
+
+def test_robust_means_are_refused_where_they_mean_nothing() -> None:
+    for strategy in ("independent", "fedfa", "fednova", "pfedgraph"):
+        with pytest.raises(FederationError, match=f"{strategy} makes its models .* 'median'"):
+            RunConfig.read({"strategy": strategy, "aggregate": "median"})
+    with pytest.raises(FederationError, match="FedFA makes its models"):
+        FedFA(influence=Influence(aggregate="krum"))
+    config = RunConfig.read({"strategy": "hcct", "aggregate": "median", "max-share": 0.7})
+    assert (config.influence.aggregate, config.influence.max_share) == ("median", 0.7)
+    assert config.plain()["aggregate"] == "median"
+
+
+def test_a_newcomer_is_moved_out_at_its_first_update_against_the_group() -> None:
+    def leave(grid: InProcessGrid) -> None:
+        grid.connect(plain_nodes(*[0] * (HONEST + 1))[-1])
+
+    grid = InProcessGrid(plain_app(ATTACKS["sign flipped"]), plain_nodes(*[0] * HONEST))
+
+    def joins(checkpoint: Checkpoint[Any]) -> None:
+        if checkpoint.round == 2:
+            leave(grid)
+
+    result = FedAvg().start(
+        grid=grid, initial_arrays=plain_initial(), num_rounds=4, timeout=5.0, commit=joins
+    )
+    assert "on probation" in result.rounds[2].left_out["node-8"]
+    assert ("node-8",) in result.rounds[3].groups
+
+
+def test_models_of_equal_values_are_one_start_whatever_object_holds_them() -> None:
+    updates = updates_of([np.ones(4)] * 3 + [np.full(4, 100.0)], [100.0] * 4)
+    copies = [replace(u, start={k: a.copy() for k, a in u.start.items()}) for u in updates]
+    one, other = (
+        kit.bound(Influence(max_share=0.3), kit.Conduct(), some, number=1, groups=[tuple("abcd")])
+        for some in (updates, copies)
+    )
+    assert one.told == other.told and one.told["clipped"] == {"s3": 0.03}
+    for a, b in zip(one.updates, other.updates, strict=True):
+        assert a.num_examples == b.num_examples
+        assert_equal_models(a.model, b.model)
