@@ -96,10 +96,10 @@ def asked_by(settings: SiloSettings, run: str, flower_run: str) -> Asked:
     Args:
         settings: of the silo.
         run: its name, which holds when it is resumed; empty if it has none.
-        flower_run: its number at the SuperLink, ``0`` where there is none: of a run in this process
-            that has no name either nothing is known.
+        flower_run: its number at the SuperLink, ``0`` of a run in this process. Nothing is known of
+            one of those at a silo without a folder: it is played by whoever asks.
     """
-    if not run and flower_run == "0":
+    if flower_run == "0" and not (run and settings.home):
         return Asked()
     key = (settings.name, settings.home, run, "" if run and settings.home else flower_run)
     if key not in _memory:
