@@ -248,8 +248,8 @@ class _Chosen:
             behind, noise = self._paired(number)
             if not math.isfinite(noise) or noise == 0:
                 return "no: it made the same errors, and the discriminators propose another"
-            limit = _points(lead, quantile(len(verdict.judges)) * noise)
-            return f"if the chosen one had been more than {limit} worse than it"
+            most = _points(lead, quantile(len(verdict.judges)) * noise)
+            return f"if the chosen one had been more than {most} worse than it"
         if other.samples > verdict.chosen.samples:
             limit = NEAR * other.standard_error
             return f"if it had been at most {_points(lead, limit)} behind the best"
