@@ -85,7 +85,7 @@ bench-overhead: setup ## Round overhead: stock SuperNodes beside resident silos,
 bench-partition: setup ## Gram matrix and solvers beside their limits
 	@$(BIN)/python -m benchmarks.engine.partition $(ARGS)
 
-bench-auto: setup ## Auto beside every strategy, on silos that nothing was tuned on
+bench-auto: setup ## Auto beside every strategy, on other silos than these were tuned on
 	@$(BIN)/python -m benchmarks.papers.auto $(ARGS)
 
 bench-digits: setup ## HCCT's and FedGroup's options on the demo's silos, ten seeds
