@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from coterie.tasks.base import Option
 from coterie.wire import Model
-
-_RUNS = itertools.count(1)
 
 Node = Mapping[str, Option]
 App = Callable[[Message, Context], Message]
@@ -81,7 +78,7 @@ def train(
     *,
     app: App = coterie_app,
     build: Build | None = None,
-    run: str = "",
+    run: str = "bench",
     evaluate: bool = True,
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     on_round: Callable[[RoundReport], None] | None = None,
@@ -95,8 +92,7 @@ def train(
         keys: of the run's configuration. All silos are waited for unless ``min-silos`` says so.
         app: the silos' ClientApp.
         build: makes another strategy than the configuration names.
-        run: a name, which takes part in nothing that is computed; by default a new one, as silos
-            refuse a run that changes its strategy.
+        run: a name, which takes part in nothing that is computed.
         evaluate: whether silos evaluate their models after every round.
         evaluate_fn: evaluates the mean of all models after every round.
         on_round: called with every report.
@@ -104,7 +100,6 @@ def train(
         resume: strategy and w⁰ → the state that it begins with.
     """
     torch.set_num_threads(1)
-    run = run or f"bench-{next(_RUNS)}"
     task = {"task": nodes[0]["task"]} if "task" in nodes[0] else {}
     config = RunConfig.read({"min-silos": len(nodes), **task, **keys})
     grid = InProcessGrid(app, nodes)

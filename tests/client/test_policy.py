@@ -373,8 +373,8 @@ def test_a_server_that_calls_every_round_the_first_is_refused(
     assert not train(initial(), wants, **{**told, wire.RUN: "another"}).has_error()
 
 
-def test_evaluations_in_a_round_are_counted(own_counts: None) -> None:
-    wants, told = silo(max_evaluations=2), {wire.RUN: "attack", wire.ROUND: 1}
+def test_evaluations_in_a_round_are_counted(own_counts: None, tmp_path: Path) -> None:
+    wants, told = silo(max_evaluations=2, home=str(tmp_path)), {wire.RUN: "attack", wire.ROUND: 1}
     replies = [ask(wire.EVALUATE, wants, model=initial(), **told) for _ in range(3)]
     assert [reply.has_error() for reply in replies] == [False, False, True]
     assert "at most 2 times a round (max_evaluations)" in reason(replies[2])
@@ -382,15 +382,28 @@ def test_evaluations_in_a_round_are_counted(own_counts: None) -> None:
     assert not ask(wire.EVALUATE, wants, model=initial(), **later).has_error()
 
 
-def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(own_counts: None) -> None:
+def test_a_run_stays_of_one_strategy_and_sends_what_that_sends(
+    own_counts: None, tmp_path: Path
+) -> None:
+    own = silo(home=str(tmp_path))
     told = {**TRAINING, wire.RUN: "attack", wire.STRATEGY: "fedavg"}
-    assert not train(initial(), silo(), **told).has_error()
+    assert not train(initial(), own, **told).has_error()
     assert "as one of fedavg; now it says hcct" in reason(
-        train(initial(), silo(), **{**told, wire.STRATEGY: "hcct"})
+        train(initial(), own, **{**told, wire.STRATEGY: "hcct"})
     )
     assert "train.pfedme messages only in runs of pfedme, not of fedavg" in reason(
-        ask(wire.TRAIN_PFEDME, silo(), model=initial(), **told)
+        ask(wire.TRAIN_PFEDME, own, model=initial(), **told)
     )
+
+
+def test_a_silo_without_a_folder_knows_a_run_by_its_number_at_the_superlink(
+    own_counts: None,
+) -> None:
+    own, entry = SiloSettings("a"), {"round": 1, "strategy": "fedavg"}
+    asked.asked_by(own, "run", "7").add(wire.EVALUATE, entry)
+    assert asked.asked_by(own, "run", "7").evaluated[1] == 1
+    for other in ("8", "0"):  # 0: a run in this process, which is played by whoever asks
+        assert not asked.asked_by(own, "run", other).evaluated
 
 
 def test_models_of_so_many_runs_are_kept_and_no_more(own_counts: None, tmp_path: Path) -> None:
