@@ -2,6 +2,7 @@
 
 import logging
 
+from coterie.strategies.rounds.absences import *
 from coterie.strategies.rounds.algorithm import *
 from coterie.strategies.rounds.influence import *
 from coterie.strategies.rounds.members import *

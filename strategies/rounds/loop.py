@@ -37,9 +37,7 @@ MOST_TRIES = 3
 """How often a round is played in which no training counts, before the run is given up."""
 TRY_AGAIN_S = 1.0
 """The pause before that, twice as long each time: a moment may heal what it was."""
-MISSES = 2
-"""Rounds in a row in which a silo may keep the others waiting; then it is not asked for a while."""
-NO_CONDUCT = kit.Conduct()
+NO_CONDUCT, NO_ABSENCES = kit.Conduct(), kit.Absences()
 SIZED = (wire.TRAIN, wire.COLD_START)
 """Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
 
@@ -58,6 +56,7 @@ class Checkpoint(Generic[kit.State]):
             and what it was, as far as silos told one.
         ended_early: why no further round is played, in words; empty: the run goes on.
         conduct: of the silos, by which their influence is bounded.
+        absences: of silos that keep the others waiting.
     """
 
     round: int
@@ -67,6 +66,7 @@ class Checkpoint(Generic[kit.State]):
     best_error: float = math.inf
     ended_early: str = ""
     conduct: kit.Conduct = NO_CONDUCT
+    absences: kit.Absences = NO_ABSENCES
 
 
 EvaluateGroup = Callable[[int, kit.Group, ArrayRecord], MetricRecord | None]
@@ -146,7 +146,6 @@ class _Run:
         strategy: its name, for silos that take part in some only.
         names: of metrics.
         minimums: silo → the smallest group that it accepts, of those that said so with an update.
-        absences: of silos that do not answer in time.
     """
 
     grid: Grid
@@ -157,7 +156,6 @@ class _Run:
     strategy: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
     minimums: dict[str, int] = field(default_factory=dict)
-    absences: _Absences = field(default_factory=lambda: _Absences())
 
     @property
     def told(self) -> dict[str, Any]:
@@ -173,7 +171,7 @@ class _Run:
             replace(silo, min_group_size=self.minimums[silo.name])
             if silo.name in self.minimums and not silo.described
             else silo
-            for silo in self.absences.awake(roster.present(self.grid, number=number), number)
+            for silo in roster.present(self.grid, number=number)
         )
 
     def note_minimums(self, updates: kit.Updates) -> None:
@@ -189,40 +187,6 @@ class _Run:
     def exchange(self, messages: Sequence[Message]) -> list[Message | None]:
         """The reply to every message; None where none came in time."""
         return exchange(self.grid, messages, deadline_s=self.deadline_s)
-
-
-@dataclass
-class _Absences:
-    """Silos that are connected and do not answer in time: each keeps everybody waiting.
-
-    After ``MISSES`` rounds in a row such a silo is not asked for two rounds; if it misses the next
-    one too, for four, and so on. An answer in time clears it.
-    """
-
-    missed: dict[str, int] = field(default_factory=dict)
-    until: dict[str, int] = field(default_factory=dict)
-    """Silo → the first round in which it is asked again."""
-
-    def note(self, orders: Sequence[kit.Order], checked: kit.Checked, number: int) -> None:
-        """Count who did not answer in this round."""
-        silent = {order.silo.name for order, why in checked.failed if why.silent}
-        for name in sorted({order.silo.name for order in orders}):
-            if name not in silent:
-                self.missed.pop(name, None)
-                continue
-            missed = self.missed[name] = self.missed.get(name, 0) + 1
-            if missed >= MISSES:
-                rest = 2 ** (missed - MISSES + 1)
-                self.until[name] = number + 1 + rest
-                kit.log.warning(
-                    "round %d: %s has not answered in %d rounds in a row: it is asked again in "
-                    "round %d",
-                    *(number, name, missed, self.until[name]),
-                )
-
-    def awake(self, silos: Sequence[kit.Silo], number: int) -> Sequence[kit.Silo]:
-        """Those who are asked in this round; all, if it would be nobody."""
-        return [s for s in silos if self.until.get(s.name, 0) <= number] or silos
 
 
 class _NobodyAnsweredError(Exception):
@@ -408,7 +372,7 @@ class GroupStrategy(Strategy):
         counted = resume is not None
         while standing.round < run.rounds and not standing.ended_early:
             standing, report, updates = self._play_until_answered(run, standing)
-            counted = counted or bool(updates)
+            counted = counted or bool(updates) or not report.left_out
             result.stand(self.algorithm, standing)
             _note(result, report, updates)
             _evaluate_on_server(evaluate_fn, standing.round, result)
@@ -459,7 +423,9 @@ class GroupStrategy(Strategy):
         algorithm, clock, number = self.algorithm, _Clock(), before.round + 1
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
-        silos = run.present(self.roster, number)
+        here = run.present(self.roster, number)
+        resting = before.absences.resting([silo.name for silo in here], number)
+        silos = tuple(silo for silo in here if silo.name not in resting)
         known = algorithm.members(before.state).sizes
         conduct = before.conduct.begin(number, [s.name for s in silos if s.name not in known])
         now = self._round(run, number, silos, conduct)
@@ -484,7 +450,6 @@ class GroupStrategy(Strategy):
         clock.lap("prepare")
         checked = kit.check_replies(orders, run.exchange(messages), run.names)
         require_understood(orders, checked, number, type(algorithm).__name__)
-        run.absences.note(orders, checked, number)
         if checked.left_out and all(u.purpose for u in checked.updates):
             raise _NobodyAnsweredError("; ".join(f"{n}: {w}" for n, w in checked.left_out.items()))
         run.note_minimums(checked.updates)
@@ -497,7 +462,8 @@ class GroupStrategy(Strategy):
         #    of its own does not count: of the groups that trained, and of those that came of it.
         several = [group for group in algorithm.groups(state) if len(group) > 1]
         counting = [u for u in bounded.updates if u.silo.name not in was_apart]
-        left_out = checked.left_out | dict(bounded.moved_out) | kit.withdraw(several, counting)
+        left_out = resting | checked.left_out | dict(bounded.moved_out)
+        left_out |= kit.withdraw(several, counting)
         updates = [u for u in counting if u.purpose or u.silo.name not in left_out]
         state = with_stated_sizes(algorithm, state, updates, self.influence)
         state = algorithm.absorb(state, updates, now)
@@ -529,8 +495,8 @@ class GroupStrategy(Strategy):
         report = kit.RoundReport(
             round=number,
             groups=self._groups(state, everybody, conduct),
-            joined=tuple(name for name in everybody.names if name not in was_here),
-            left=tuple(name for name in was_here if name not in everybody.here),
+            joined=tuple(silo.name for silo in here if silo.name not in was_here),
+            left=tuple(name for name in was_here if name not in {silo.name for silo in here}),
             left_out=left_out,
             silos={u.silo.name: kit.silo_report(u) for u in trained},
             evaluated_round=evaluated,
@@ -543,7 +509,15 @@ class GroupStrategy(Strategy):
             details={**algorithm.details(state), **_influence_entry(bounded)},
             ended_early=outlook.ended_early,
         )
-        standing = replace(outlook, round=number, state=state, silos=silos, conduct=conduct)
+        absences = before.absences.after(orders, checked, number)
+        standing = replace(
+            outlook,
+            round=number,
+            state=state,
+            silos=here,
+            conduct=conduct,
+            absences=absences,
+        )
         return standing, report, trained
 
     def _outlook(
@@ -596,8 +570,10 @@ class GroupStrategy(Strategy):
             here = {s.name: s for s in run.present(self.roster, standing.round)}
             silos = tuple(here[silo.name] for silo in silos if silo.name in here)
         conduct = standing.conduct
-        now = self._round(run, standing.round, silos, conduct)
-        everybody = replace(now, silos=tuple(silos))
+        rests = standing.absences.resting([silo.name for silo in silos], standing.round + 1)
+        awake = [silo for silo in silos if silo.name not in rests]
+        now = self._round(run, standing.round, awake, conduct)
+        everybody = replace(now, silos=tuple(silos))  # who rested is given its model all the same
         state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now, conduct)
         clock.lap("finish")
         early = bool(standing.ended_early)

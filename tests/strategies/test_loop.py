@@ -25,12 +25,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from coterie import wire
+from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
 from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.rounds.loop import GroupStrategy
+from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy
 from coterie.strategies.rounds.messages import training_messages
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.replies import check_replies
@@ -343,10 +344,40 @@ def test_a_round_is_not_played_for_ever_without_answers(at_once: None) -> None:
 
 def test_a_silo_that_keeps_the_others_waiting_is_not_asked_for_some_rounds() -> None:
     grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=[(3, n) for n in (1, 2, 5)])
-    result = run(FedAvg(), grid, rounds=8)
-    silent = [r.round for r in result.rounds[:-1] if "node-3" in r.left_out]
+    result = run(FedAvg(), grid, rounds=10)
+    reasons = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
+    silent = [number for number, why in enumerate(reasons, 1) if why.endswith("in time.")]
+    assert silent == [1, 2, 5], "then not before 10"
+    assert reasons[2] == (
+        "it did not answer in 2 rounds in a row, so it is asked again in round 5."
+    )
     trained = [r.round for r in result.rounds[:-1] if "node-3" in r.silos]
-    assert (silent, trained) == ([1, 2, 5], []), "asked in rounds 1, 2 and 5, then not before 10"
+    assert trained == [10] and not any(r.joined or r.left for r in result.rounds[1:])
+    assert "node-3" in result.rounds[-1].evaluation, "it is given its model"
+
+
+def test_who_rests_is_the_same_in_a_run_that_is_resumed() -> None:
+    lost = [(3, n) for n in (1, 2, 5)]
+    stored: dict[int, Checkpoint[Any]] = {}
+    whole = run(
+        FedAvg(),
+        LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=lost),
+        rounds=6,
+        commit=lambda checkpoint: stored.update({checkpoint.round: checkpoint}),
+    )
+    grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=lost)
+    resumed = run(FedAvg(), grid, rounds=6, resume=decode(*encode(stored[3])))
+    told = [(report.round, report.left_out) for report in resumed.rounds]
+    assert told == [(report.round, report.left_out) for report in whole.rounds[3:]]
+    for name, record in whole.models.items():
+        assert_equal_models(arrays_of(resumed.models[name]), arrays_of(record))
+
+
+def test_a_silo_that_answers_after_its_rest_is_asked_as_before() -> None:
+    grid = LossyGrid(plain_app(), plain_nodes(0, 0, 1), lost=[(3, n) for n in (1, 2, 6)])
+    result = run(FedAvg(), grid, rounds=7)
+    trained = [r.round for r in result.rounds[:-1] if "node-3" in r.silos]
+    assert trained == [5, 7], "one miss is no reason to rest"
 
 
 @EACH
