@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,6 +85,13 @@ def breaches(package: str, allowed: set[str]) -> list[str]:
 )
 def test_packages_import_one_way(package: str, allowed: set[str]) -> None:
     assert set(breaches(package, allowed)) - MOUNTS == set()
+
+
+def test_every_folder_with_modules_is_a_package_of_the_wheel() -> None:
+    manifest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {file.parent.relative_to(ROOT) for package in OURS for file in sources(package)}
+    names = {".".join(("coterie", *folder.parts)) for folder in folders}
+    assert set(manifest["tool"]["setuptools"]["packages"]) == names
 
 
 def test_coterie_silo_is_mounted_in_one_place() -> None:
