@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ MOUNTS = {"server/cli/main.py: client"}
 INSIDE_FLWR = {"client/resident/link.py", "client/resident/sharing.py"} | {
     "server/machine/link.py",
     "server/machine/pulling.py",
+    "wire/objects.py",
 }
 
 
@@ -87,6 +89,13 @@ def breaches(package: str, allowed: set[str]) -> list[str]:
 )
 def test_packages_import_one_way(package: str, allowed: set[str]) -> None:
     assert set(breaches(package, allowed)) - MOUNTS == set()
+
+
+def test_every_folder_with_modules_is_a_package_of_the_wheel() -> None:
+    manifest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {file.parent.relative_to(ROOT) for package in OURS for file in sources(package)}
+    names = {".".join(("coterie", *folder.parts)) for folder in folders}
+    assert set(manifest["tool"]["setuptools"]["packages"]) == names
 
 
 def test_coterie_silo_is_mounted_in_one_place() -> None:
@@ -165,7 +174,7 @@ def test_partition_is_pure_numerics() -> None:
 def test_only_the_links_reach_inside_flower() -> None:
     reaching = {
         str(file.relative_to(ROOT))
-        for package in ("client", "server", "strategies", "tasks")
+        for package in ("client", "server", "strategies", "tasks", "wire")
         for file in sources(package)
         for name in imports(file)
         if name.split(".")[0] == "flwr" and not name.startswith(PUBLIC_FLWR)

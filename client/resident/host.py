@@ -38,6 +38,7 @@ from coterie.client.resident.link import (
     RunEndedError,
     RunSettings,
     TooLargeError,
+    UnreadableError,
     connect,
 )
 from coterie.client.resident.outbox import Outbox, Unsent
@@ -283,11 +284,14 @@ class Host:
         except RunEndedError as error:
             self._came_back(silo)
             log.info("a message was dropped: its run has ended (%s)", error)
-        except TooLargeError as error:
-            text = (
-                f"silo {silo.settings.name!r} takes no message of more than "
-                f"{silo.settings.policy.max_message_mb:g} MB (max_message_mb). It was sent {error}."
-            )
+        except UnreadableError as error:
+            text = f"silo {silo.settings.name!r} cannot read what it was sent: {error}"
+            if isinstance(error, TooLargeError):
+                text = (
+                    f"silo {silo.settings.name!r} takes no message of more than "
+                    f"{silo.settings.policy.max_message_mb:g} MB (max_message_mb). It was sent "
+                    f"{error}."
+                )
             log.error("refused a %s message: %s", error.header.metadata.message_type, text)
             silo.outbox.keep(Unsent(wire.refusal(text, error.header), 0.0, link.node_id))
         except LinkError as error:

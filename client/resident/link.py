@@ -37,6 +37,7 @@ from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
 from flwr.supercore.retry import RetryInvoker, exponential
 
+from coterie import wire
 from coterie.client.resident import sharing
 
 log = logging.getLogger("coterie.silo")
@@ -99,12 +100,16 @@ class RunEndedError(RuntimeError):
     """The message belongs to a run that has ended meanwhile."""
 
 
-class TooLargeError(RuntimeError):
-    """A message has more than this silo takes; ``header`` is what can be answered."""
+class UnreadableError(RuntimeError):
+    """A message cannot be read; ``header`` is what can be answered."""
 
     def __init__(self, text: str, header: Message) -> None:
         super().__init__(text)
         self.header = header
+
+
+class TooLargeError(UnreadableError):
+    """A message has more than this silo takes."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class FleetLink:
         Raises:
             LinkError: the SuperLink cannot be reached or does not know this silo any more.
             RunEndedError: the message's run ended while it was being fetched.
-            TooLargeError: it is larger than this silo takes; nothing of it was unpacked.
+            UnreadableError: it is no message, or larger than this silo takes.
         """
         with _translated():
             self._claimed = self._claimed or self._receive()
@@ -205,12 +210,14 @@ class FleetLink:
             backoff_cap=0.5,
             max_time=OBJECT_WAIT_S,
         )
+        self._confirm(run_id, message_id)
         # An object that is named many times is unpacked as often.
         if self._max_bytes and sum(len(contents[one]) for one in ids) > self._max_bytes:
             raise TooLargeError(most, header)
-        self._confirm(run_id, message_id)
-        message = inflatable_utils.inflate_object_from_contents(message_id, contents)
-        assert isinstance(message, Message)
+        try:
+            message = wire.put_together(message_id, contents, max_bytes=self._max_bytes)
+        except wire.WireError as error:
+            raise UnreadableError(str(error), header) from None
         message.metadata.__dict__["_message_id"] = message_id
         return message
 
@@ -436,7 +443,7 @@ def _translated() -> Iterator[None]:
             f"the SuperLink was lost: {error.code().name}: {details}",
             holds=(error.code() in LOST and not _distrusts(details)) or of_time,
         ) from error
-    except TooLargeError:
+    except UnreadableError:
         raise
     except RuntimeError as error:  # an object that did not come, a node that is gone
         holds = isinstance(error, ObjectPullError | ObjectUnavailableError)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Message
-from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 
+from coterie import wire
 from coterie.system.files import make_folder, replacing
 
 log = logging.getLogger("coterie.silo")
@@ -67,21 +67,15 @@ class Outbox:
 
 
 def _write(file: Path, unsent: Unsent) -> None:
-    reply = unsent.reply
-    with inflatable_object.no_object_id_recompute():
-        objects = inflatable_object.get_all_nested_objects(reply)
-        about = {
-            "reply": reply.object_id,
-            "seconds": unsent.seconds,
-            "node": unsent.node_id,
-        }
-        with (
-            replacing(file, private=True) as unfinished,
-            zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as packed,
-        ):
-            packed.writestr(ABOUT, json.dumps(about))
-            for object_id, one in objects.items():
-                packed.writestr(object_id, one.deflate())
+    reply = ""
+    with (
+        replacing(file, private=True) as unfinished,
+        zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as packed,
+    ):
+        for reply, content in wire.taken_apart(unsent.reply):  # the reply itself comes last
+            packed.writestr(reply, content)
+        about = {"reply": reply, "seconds": unsent.seconds, "node": unsent.node_id}
+        packed.writestr(ABOUT, json.dumps(about))
 
 
 def _read(file: Path) -> Unsent | None:
@@ -90,9 +84,7 @@ def _read(file: Path) -> Unsent | None:
         with zipfile.ZipFile(file) as packed:
             about = json.loads(packed.read(ABOUT))
             contents = {name: packed.read(name) for name in packed.namelist() if name != ABOUT}
-        reply = inflatable_utils.inflate_object_from_contents(about["reply"], contents)
-        if not isinstance(reply, Message):
-            raise ValueError("it is no reply")
+        reply = wire.put_together(about["reply"], contents, max_bytes=0)
         return Unsent(reply, float(about["seconds"]), int(about["node"]))
     except FileNotFoundError:
         return None

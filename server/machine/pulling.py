@@ -9,7 +9,6 @@ silo. Read in Flower 1.34: ``flwr.superlink.grid.grpc_grid``.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -258,40 +257,20 @@ class _BoundedGrid(Grid):
         why = reply.why
         if not why:
             try:
-                _check_expansion(reply)
-                message = inflatable_utils.inflate_object_from_contents(
-                    reply.object_id, reply.contents
+                message = wire.put_together(
+                    reply.object_id,
+                    reply.contents,
+                    max_bytes=reply.most + wire.MAX_OBJECT_BYTES,
                 )
-                if isinstance(message, Message):
-                    meta = message.metadata.__dict__
-                    meta["_message_id"] = reply.object_id
-                    meta["_reply_to_message_id"] = reply.message_id
-                    return message
-                why = "it is no message."
-            except Exception as error:  # Flower, json and protobuf raise all sorts of things
-                why = f"{type(error).__name__}: {error}"
+                meta = message.metadata.__dict__
+                meta["_message_id"] = reply.object_id
+                meta["_reply_to_message_id"] = reply.message_id
+                return message
+            except wire.WireError as error:
+                why = str(error)
         sent = self._sent[reply.message_id]
         told = Error(wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(why)}")
         return Message(told, reply_to=sent)
-
-
-def _check_expansion(reply: _Reply) -> None:
-    """Refuse arrays that name one piece so often that they are too large once put together.
-
-    Raises:
-        _TooLargeError: they are.
-        Exception: what is there is no object of Flower's.
-    """
-    total = 0
-    for content in list(reply.contents.values()):
-        kind, children, _ = inflatable_object.get_object_head_values_from_object_content(content)
-        if kind != "Array":
-            continue
-        body = json.loads(inflatable_object._get_object_body(content))
-        sizes = [len(reply.contents[child]) for child in children]
-        total += sum(sizes[piece] for piece in body["arraychunk_ids"])
-        if total > reply.most + wire.MAX_OBJECT_BYTES:
-            raise _TooLargeError(f"put together, its arrays hold more than {reply.most:,} bytes.")
 
 
 def _said(error: grpc.RpcError) -> str:

@@ -7,12 +7,12 @@ strategies differ in, where they form groups, is a handful of partitions; so the
   show or a third of the run is over.
 - *Race.* Candidates are everybody alone, all together, what HCCT over all α and FedGroup over all
   numbers of groups would make of the silos' updates (``candidates``), and what FedCollab makes of
-  the discriminators of silos that allow these. Every distinct group
-  trains a model side by side, from the mean of what its members have by then; every silo measures
-  the models that it is offered on the samples that none of them has seen. A candidate that is worse
-  beyond chance, by differences within silos, is out. The race is over when one is left, or after a
-  few rounds, within a budget: of those that are as good as the best by what was measured, the one
-  whose models have most data behind them wins.
+  the discriminators of silos that allow these. Every distinct group trains a model side by side,
+  from the mean of what its members have by then; every silo measures the models that it is offered
+  on the samples that none of them has seen. A candidate that is worse beyond chance, by differences
+  within silos, is out. The race is over when one is left, or after a few rounds, within a budget:
+  of those that are as good as the best by what was measured, the one whose models have most data
+  behind them wins.
 - *Hold.* The winner's groups go on, with all data. A silo whose group's model is expected to be
   worse for it than its own, by what it measured drawn towards what all measured, keeps its own; it
   still trains with its group, as long as the budget lets it.
@@ -201,13 +201,10 @@ class Auto(kit.Algorithm[AutoState]):
                 for number, a in answers.items()
                 if np.isfinite(probes.loss_of(a))
             ]
-            fits = [
-                entry
-                for entry in own
-                if len(offered[entry[2]]) + 1 >= state.members.minimums.get(name, 1)
-            ]
-            if fits:
-                beside[name] = offered[min(fits)[2]]
+            least = state.members.minimums.get(name, 1)
+            accepted = [entry for entry in own if len(offered[entry[2]]) + 1 >= least]
+            if accepted:
+                beside[name] = offered[min(accepted)[2]]
         return replace(state, beside=beside)
 
     # ---------------------------------------------------------------- a round
@@ -248,7 +245,8 @@ class Auto(kit.Algorithm[AutoState]):
                 **_holdout(silo),
                 wire.GROUP_SIZE: _size_here(beside, now) + 1,
             }
-            longer = _catch_up(silo, now) if not state.probation[name] else {}
+            new = not state.probation[name]
+            longer = kit.catch_up(silo, now, most=MAX_LOOK) if new else {}
             return [
                 kit.Order(silo, state.group_models[beside], config=told),
                 replace(alone, purpose=ALONE, config={**alone.config, **longer}),
@@ -568,17 +566,6 @@ def _race_orders(state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.O
     return work
 
 
-def _catch_up(silo: kit.Silo, now: kit.Round) -> dict[str, kit.Scalar]:
-    """A newcomer's first training alone: longer, so that it can be compared with a group's model,
-    and no longer than the silo allows."""
-    epochs, times = int(now.config.get(wire.LOCAL_EPOCHS, 1)), min(now.number, MAX_LOOK)
-    if silo.max_local_epochs:
-        times = max(1, min(times, silo.max_local_epochs // epochs))
-    if now.config.get(wire.LOCAL_STEPS):
-        return {}
-    return {wire.LOCAL_EPOCHS: epochs * times}
-
-
 def _with_alone(state: AutoState, updates: kit.Updates) -> AutoState:
     """What silos have trained by themselves."""
     for update in updates:
@@ -673,10 +660,7 @@ def _distinct_held(
 ) -> tuple[Candidate, ...]:
     """The candidates, with the partition that holds among them if there is one."""
     if state.held:
-        here = [tuple(n for n in group if n in names) for group in state.held]
-        placed = {n for group in here for n in group}
-        alone = [(n,) for n in names if n not in placed]
-        now = tuple(sorted([*(g for g in here if g), *alone]))
+        now = kit.present_groups(state.held, names)
         if now not in {c.groups for c in found}:
             found = (*found, Candidate(now, "as it is"))
     return tuple(found)

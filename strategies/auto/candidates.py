@@ -1,8 +1,8 @@
 """The partitions that a race is run between: what the other strategies would make of these silos.
 
-All of them come from one comparison, of how far every silo's own training has taken it from w⁰:
-those that HCCT gives over all α, those that FedGroup gives over all numbers of groups, and the two
-that need no comparison, everybody alone and all together.
+Two need no comparison: everybody alone, and all together. Most come from one, of how far every
+silo's own training has taken it from w⁰: what HCCT gives over all α, and FedGroup over all numbers
+of groups. One can come from elsewhere: FedCollab's, of the discriminators that silos trained.
 """
 
 from __future__ import annotations
@@ -101,10 +101,7 @@ def with_proposal(
         source: who proposes.
         whole: it is of all silos, not only of those that could be compared: then it is supported.
     """
-    here = [tuple(sorted(set(group) & set(names))) for group in groups]
-    placed = {name for group in here for name in group}
-    parts = [*(group for group in here if group), *((n,) for n in names if n not in placed)]
-    proposal = Candidate(tuple(sorted(parts)), source)
+    proposal = Candidate(kit.present_groups(groups, names), source)
     return tuple(
         replace(candidate, supported=whole and candidate.groups == proposal.groups)
         for candidate in _distinct([*found, proposal])

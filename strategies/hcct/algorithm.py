@@ -27,7 +27,7 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -171,7 +171,7 @@ class HCCT(kit.Algorithm[HCCTState]):
 
     def orders(self, state: HCCTState, now: kit.Round) -> tuple[HCCTState, list[kit.Order]]:
         """Everybody here trains from its group's model; newcomers also from w⁰."""
-        present = _present_groups(state.planned, now.here)
+        present = kit.present_groups(state.planned, now.here)
         groups = tuple(sorted(kit.form(present, state.members.minimums)))
         # Who is alone only because its group became too small for it has no part in their mean.
         parted = {name for group in set(groups) - set(present) for name in group if len(group) == 1}
@@ -188,8 +188,9 @@ class HCCT(kit.Algorithm[HCCTState]):
         if self._looks(state, now):
             hold_out = {wire.HOLDOUT: trials.HOLDOUT}
             own = [o if o.silo.name in state.alphas else replace(o, config=hold_out) for o in own]
+        missed = {s.name: kit.catch_up(s, now, most=MAX_CATCH_UP) for s in new}
         return state, own + [
-            kit.Order(s, state.members.initial, purpose=CATCH_UP, config=_catch_up(s, now))
+            kit.Order(s, state.members.initial, purpose=CATCH_UP, config=missed[s.name])
             for s in new
         ]
 
@@ -293,7 +294,7 @@ class HCCT(kit.Algorithm[HCCTState]):
         for group in best.groups:
             models |= dict.fromkeys(group, trial.models[group])
         names = sorted(tried & set(state.memory))  # who is away just now belongs to the groups too
-        groups = _present_groups(best.groups, here)
+        groups = kit.present_groups(best.groups, here)
         members = state.members.holding(models).grouped(groups)
         placed = tuple(group for group in groups if not state.newcomers & set(group))
         mean = kit.mean_of_all(members.grouped(placed))
@@ -386,7 +387,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             run = float(np.mean(sorted(state.alphas.values())))
         alphas = np.array([state.alphas.get(n, run) for n in compared])
         n = len(settled)
-        before = _present_groups(state.planned, settled)
+        before = kit.present_groups(state.planned, settled)
         found: list[list[int]] = []
         if stand:
             rows = {name: row for row, name in enumerate(settled)}
@@ -472,22 +473,6 @@ class HCCT(kit.Algorithm[HCCTState]):
         return details | kit.comparison(state.compared, state.similarity, state.norms)
 
 
-def _catch_up(silo: kit.Silo, now: kit.Round) -> dict[str, kit.Scalar]:
-    """A newcomer's training from w⁰: as long as that of the rounds it missed, within reason.
-
-    Within what the silo allows, too: it has agreed to as much as a round.
-    """
-    times = min(now.number, MAX_CATCH_UP)
-    epochs = int(now.config.get(wire.LOCAL_EPOCHS, 1))
-    steps = int(now.config.get(wire.LOCAL_STEPS, 0))
-    if silo.max_local_epochs:
-        most = silo.max_local_epochs
-        batches = most * kit.num_batches(silo, now.config)
-        times = max(1, min(times, batches // steps if steps else most // epochs))
-    longer: dict[str, kit.Scalar] = {wire.LOCAL_EPOCHS: epochs * times}
-    return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
-
-
 def _nobody_judges(now: kit.Round) -> FederationError:
     return FederationError(
         "alpha = auto needs the errors that silos measure on data they hold out, and no silo gave "
@@ -527,14 +512,6 @@ def _with_absent(
             else:
                 target |= away
     return tuple(tuple(sorted(group)) for group in groups)
-
-
-def _present_groups(planned: Sequence[kit.Group], here: Collection[str]) -> tuple[kit.Group, ...]:
-    """The planned groups without who is away; who was in none of them is alone."""
-    kept = [tuple(name for name in group if name in here) for group in planned]
-    grouped = {name for group in kept for name in group}
-    alone: list[kit.Group] = [(name,) for name in here if name not in grouped]
-    return tuple(sorted([group for group in kept if group] + alone))
 
 
 def _common_starts(

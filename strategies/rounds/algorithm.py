@@ -26,7 +26,7 @@ from pydantic import BeforeValidator, InstanceOf
 from coterie import wire
 from coterie.strategies.rounds.members import Members, Plain
 from coterie.strategies.rounds.models import Aggregate
-from coterie.strategies.rounds.options import Config, Options
+from coterie.strategies.rounds.options import Config, Options, Scalar
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
@@ -350,6 +350,26 @@ def drawn_silos(now: Round, count: int, *, seed: int) -> list[Silo]:
 def num_batches(silo: Silo, config: Config) -> int:
     """Mini-batches of one epoch at a silo that described itself."""
     return ceil(silo.num_examples / int(config.get(wire.BATCH_SIZE, DEFAULT_BATCH)))
+
+
+def catch_up(silo: Silo, now: Round, *, most: int) -> dict[str, Scalar]:
+    """A newcomer's training by itself: as long as that of the rounds it missed, within reason.
+
+    Within what the silo allows, too: it has agreed to as much as a round.
+
+    Args:
+        silo: the newcomer.
+        now: the round in which it comes.
+        most: rounds' worth of epochs.
+    """
+    times = min(now.number, most)
+    epochs = int(now.config.get(wire.LOCAL_EPOCHS, 1))
+    steps = int(now.config.get(wire.LOCAL_STEPS, 0))
+    if silo.max_local_epochs:
+        batches = silo.max_local_epochs * num_batches(silo, now.config)
+        times = max(1, min(times, batches // steps if steps else silo.max_local_epochs // epochs))
+    longer: dict[str, Scalar] = {wire.LOCAL_EPOCHS: epochs * times}
+    return longer | ({wire.LOCAL_STEPS: steps * times} if steps else {})
 
 
 def num_bytes(*models: Model) -> int:

@@ -72,6 +72,14 @@ def staying(group: Sequence[str], minimums: Mapping[str, int]) -> tuple[str, ...
     return stay
 
 
+def present_groups(groups: Iterable[Group], here: Iterable[str]) -> tuple[Group, ...]:
+    """The groups without who is away; who is here and in none of them is alone."""
+    here = sorted(here)
+    kept = [tuple(sorted(set(group) & set(here))) for group in groups]
+    grouped = {name for group in kept for name in group}
+    return tuple(sorted([*filter(None, kept), *((n,) for n in here if n not in grouped)]))
+
+
 def enrol(members: Members, new: Sequence[Silo], model: Model, *, number: int) -> Members:
     """Let silos in with ``model`` as their current model, in the round ``number``."""
     return replace(

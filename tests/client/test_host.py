@@ -22,7 +22,13 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.resident import host, schedule
 from coterie.client.resident.host import GaveUpError, Host
 from coterie.client.resident.ledger import outbound
-from coterie.client.resident.link import Connection, LinkError, RunEndedError, TooLargeError
+from coterie.client.resident.link import (
+    Connection,
+    LinkError,
+    RunEndedError,
+    TooLargeError,
+    UnreadableError,
+)
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
 
@@ -249,11 +255,18 @@ def test_a_reply_that_could_not_be_sent_is_sent_by_the_next_process(
     assert Outbox(str(tmp_path)).unsent is None
 
 
-def test_a_message_that_is_too_large_is_refused_in_words_and_the_silo_goes_on(world: World) -> None:
-    world.connections = [[TooLargeError("a bomb", message(text="1")), message(text="2")]]
+def test_a_message_that_is_too_large_or_unreadable_is_refused_in_words(
+    world: World,
+) -> None:
+    errors = [
+        TooLargeError("a bomb", message(text="1")),
+        UnreadableError("it is no message.", message(text="2")),
+    ]
+    world.connections = [[*errors, message(text="3")]]
     world.host.run()
     assert "takes no message of more than 2000 MB (max_message_mb)" in texts(world)[0]
-    assert texts(world)[1] == "2"
+    assert texts(world)[1].endswith("cannot read what it was sent: it is no message.")
+    assert texts(world)[2] == "3"
 
 
 @pytest.mark.parametrize(

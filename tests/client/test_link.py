@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 import coterie.client.resident.link
-from coterie.client.resident.link import FleetLink, _retry_invoker
+from coterie import wire
+from coterie.client.resident.link import FleetLink, UnreadableError, _retry_invoker
 from coterie.client.resident.sharing import ObjectCache
 
 
@@ -118,3 +120,40 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
     reply = Message(RecordDict(), reply_to=received)
     link.send(reply, seconds=1.5)
     assert set(pushed) == set(get_all_nested_objects(reply))
+
+
+def often(content: bytes) -> bytes:
+    """An array that names its one piece a thousand times."""
+    head, _, body = content.partition(b"\0")
+    body = body.replace(b'"arraychunk_ids": [0]', b'"arraychunk_ids": ' + str([0] * 1000).encode())
+    kind, children, _ = head.split(b" ")
+    return b" ".join((kind, children, str(len(body)).encode())) + b"\0" + body
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "said"),
+    [
+        (b"Array ", often, "put together, its arrays hold"),
+        (b"RecordDict ", lambda content: b"RecordDict  1\0{", "JSON"),
+        (b"Message ", lambda content: b"Message  0\0", "Error"),
+        (b"ConfigRecord ", lambda content: b"\xff", "Error"),
+    ],
+)
+def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(
+    kind: bytes, changed: Callable[[bytes], bytes], said: str
+) -> None:
+    config = ConfigRecord({"text": "1"})
+    asked = Message(
+        RecordDict({"arrays": ArrayRecord([np.arange(3.0)]), "config": config}), 5, "train"
+    )
+    asked.metadata.__dict__["_message_id"] = asked.object_id
+    contents = {
+        object_id: changed(content) if content.startswith(kind) else content
+        for object_id, content in wire.taken_apart(asked)
+    }
+    assert contents != dict(wire.taken_apart(asked))
+    nothing = lambda *which: None  # noqa: E731
+    calls = [lambda: (asked, get_object_tree(asked)), *[nothing] * 3]
+    calls += [lambda run_id, object_id: contents[object_id], nothing, nothing]
+    with pytest.raises(UnreadableError, match=said):
+        FleetLink(1, calls, max_bytes=20_000).receive()

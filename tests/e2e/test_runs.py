@@ -49,8 +49,8 @@ SHORT: dict[str, dict[str, Any]] = {
     "fedgenp": {"generator-steps": 6, "generator-hidden": 16},
 }
 """Keys with which a strategy is quick."""
-REPRESENTATIVE = ("auto", "ifca", "pfedme", "fedgenp")
-"""A race; models of groups; message types of its own; generators. The others: make nightly."""
+REPRESENTATIVE = ("ifca", "pfedme", "fedgenp")
+"""Models of groups; message types of its own; generators. The others: make nightly."""
 CONSENT = {"fedgen"}
 """Needs silos that share their label counts; it is asked for and refused in a test of its own."""
 
@@ -164,8 +164,9 @@ def test_auto_resumes_in_the_middle_of_a_race_and_places_a_newcomer(
     record = record_of(folder)
     expected = in_process(tmp_path / "whole", *NAMES, "late", **keys)
     assert record["model-hashes"] == expected["model-hashes"]
-    assert record["rounds"][7]["probation"] == ["late"]
-    assert record["rounds"][-1]["verdict"]["complete"]
+    assert set(record["rounds"][7]["probation"]) == {"late"}
+    (verdict,) = (one["verdict"] for one in record["rounds"] if "verdict" in one)
+    assert verdict["complete"]
 
 
 def _phases(folder: Path) -> list[str]:

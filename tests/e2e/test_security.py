@@ -37,8 +37,7 @@ from tests.e2e.runs import (
     until_happened,
 )
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("attacks")]
-"""They share one long run, so one worker has them all."""
+pytestmark = pytest.mark.timeout(600)
 
 ROUNDS = 40
 KEYS = {

@@ -237,7 +237,7 @@ def test_models_stay_between_the_start_and_the_targets(name: str) -> None:
 @pytest.mark.parametrize("name", ["independent", "fedavg", "hcct"])
 @settings(max_examples=12)
 @given(
-    kinds=st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    kinds=st.lists(st.integers(0, 2), min_size=2, max_size=5),
     samples=st.lists(st.integers(1, 500), min_size=5, max_size=5),
     bad=st.tuples(st.integers(1, 5), st.integers(1, 3)),
 )

@@ -1,0 +1,61 @@
+"""A message and the objects that Flower takes it apart into: where it travels, and where it waits.
+
+Whatever comes from a peer is put together here, at the coordinator as at a silo, so that nothing
+that Flower, JSON or protobuf make of it goes further than to be the reason of a ``WireError``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+
+from flwr.app import Message
+from flwr.supercore.inflatable import inflatable_object, inflatable_utils
+
+from coterie.wire.errors import WireError
+
+
+def taken_apart(message: Message) -> Iterator[tuple[str, bytes]]:
+    """The objects of a message as (id, content), parts before the whole."""
+    with inflatable_object.no_object_id_recompute():
+        for object_id, one in inflatable_object.get_all_nested_objects(message).items():
+            yield object_id, one.deflate()
+
+
+def put_together(message_id: str, contents: Mapping[str, bytes], *, max_bytes: int) -> Message:
+    """The inverse of ``taken_apart``.
+
+    Args:
+        message_id: the object that is the message.
+        contents: of all its objects by id.
+        max_bytes: of its arrays, each piece counted as often as it is named; 0: no limit.
+
+    Raises:
+        WireError: it is no message, cannot be read, or would be too large.
+    """
+    try:
+        num_bytes = _expanded_bytes(contents) if max_bytes else 0
+        if num_bytes > max_bytes:
+            raise WireError(
+                f"put together, its arrays hold {num_bytes:,} bytes, more than {max_bytes:,}."
+            )
+        message = inflatable_utils.inflate_object_from_contents(message_id, dict(contents))
+    except WireError:
+        raise
+    except Exception as error:  # Flower, json and protobuf raise all sorts of things
+        raise WireError(f"{type(error).__name__}: {error}") from None
+    if not isinstance(message, Message):
+        raise WireError("it is no message.")
+    return message
+
+
+def _expanded_bytes(contents: Mapping[str, bytes]) -> int:
+    """Bytes of all arrays once they are put together: one may name a piece any number of times."""
+    total = 0
+    for content in contents.values():
+        kind, children, _ = inflatable_object.get_object_head_values_from_object_content(content)
+        if kind == "Array":
+            body = json.loads(inflatable_object._get_object_body(content))
+            sizes = [len(contents[child]) for child in children]
+            total += sum(sizes[piece] for piece in body["arraychunk_ids"])
+    return total
