@@ -94,20 +94,26 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=WIDE)
 
 
+def _span(rounds: tuple[int, int]) -> str:
+    first, last = rounds
+    return str(first) if first == last else f"{first}–{last}"
+
+
 def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
     from rich.table import Table
     from rich.text import Text
+
+    from coterie.wire import TRAIN
 
     table = Table(box=None, padding=(0, 1))
     for column in ("run", "message", "rounds", "replies", "refused", "bytes", "arrays", "values"):
         is_text = column in ("run", "message", "values")
         table.add_column(column, overflow="fold", no_wrap=not is_text)
     for (run, kind), total in found.items():
-        first, last = total.rounds
         table.add_row(
             Text(run or "–"),
             kind,
-            str(first) if first == last else f"{first}–{last}",
+            _span(total.rounds),
             str(total.messages),
             str(total.refused),
             f"{total.bytes:,}",
@@ -116,6 +122,10 @@ def _print_totals(found: Mapping[tuple[str, str], Total], file: Path) -> None:
         )
     console = _console()
     console.print(table)
+    for (run, kind), total in found.items():
+        for why, rounds in total.apart.items() if kind == TRAIN else ():
+            said = f"{run}, rounds {_span(rounds)}: moved out of its group: {why}"
+            console.print(said, markup=False, soft_wrap=True)
     replies, size = sum(t.messages for t in found.values()), sum(t.bytes for t in found.values())
     text = f"{replies} replies, {size:,} bytes of arrays in total: {file}"
     console.print(text, markup=False, soft_wrap=True)

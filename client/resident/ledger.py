@@ -25,6 +25,9 @@ from coterie.system.files import append_line, make_folder
 
 log = logging.getLogger("coterie.silo")
 
+_told: dict[str, tuple[str, str]] = {}
+"""Silo → a run, and why it trains alone in that, as it was said last."""
+
 
 def outbound(
     message: Message, context: Context, call_next: Callable[[Message, Context], Message]
@@ -41,6 +44,7 @@ def outbound(
             _append(settings, _entry(message) | {"error": type(error).__name__})
             raise
         entry = _entry(message) | _content(reply)
+        _say_apart(settings.name, entry)
         # Before it is in the ledger: whoever counts first must not read it there as well.
         asked = asked_by(settings, entry["run"], entry["flower-run"])
         _append(settings, entry)
@@ -56,9 +60,24 @@ def _failure(silo: str, error: BaseException, message: Message) -> Message:
     return wire.failure(silo, error, message)
 
 
+def _say_apart(silo: str, entry: Mapping[str, Any]) -> None:
+    """Tell whoever runs the silo, once, that it was moved out of its group, and that it is back."""
+    run, why = str(entry["run"]), str(entry.get("apart", ""))
+    before = _told.get(silo, ("", ""))
+    if entry["type"] != wire.TRAIN or entry["purpose"] or (run, why) == before:
+        return
+    where = f"run {wire.plain_text(run, wire.MAX_WORD)}, round {entry['round']}"
+    if why:
+        log.warning("%s: silo %s was moved out of its group: %s", where, silo, why)
+    elif before[1] and before[0] == run:
+        log.info("%s: silo %s is back among the others", where, silo)
+    _told[silo] = run, why
+
+
 def _entry(message: Message) -> dict[str, Any]:
     meta = message.metadata
     config = message.content.config_records.get(wire.CONFIG) if message.has_content() else None
+    apart = None if config is None else config.get(wire.APART)
     return {
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "run": "" if config is None else str(config.get(wire.RUN, "")),
@@ -67,6 +86,7 @@ def _entry(message: Message) -> dict[str, Any]:
         "type": meta.message_type,
         "purpose": "" if config is None else str(config.get(wire.PURPOSE, ""))[:64],
         "strategy": "" if config is None else str(config.get(wire.STRATEGY, ""))[:64],
+        **({"apart": wire.plain_text(apart)} if apart else {}),
     }
 
 
@@ -119,6 +139,7 @@ class Total:
         rounds: first and last.
         tensors: names of arrays → shapes as written.
         values: names of metrics and other entries, as keys.
+        apart: why the silo was moved out of its group → the rounds in which it was, first and last.
     """
 
     rounds: tuple[int, int]
@@ -127,6 +148,7 @@ class Total:
     refused: int = 0
     tensors: dict[str, str] = field(default_factory=dict)
     values: dict[str, None] = field(default_factory=dict)
+    apart: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]:
@@ -143,6 +165,9 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Total]
         total.bytes += wire.whole(entry.get("bytes"))
         total.refused += "error" in entry
         total.rounds = (min(total.rounds[0], number), max(total.rounds[1], number))
+        if why := str(entry.get("apart", "")):
+            first, last = total.apart.get(why, (number, number))
+            total.apart[why] = (min(first, number), max(last, number))
         tensors, values = entry.get("tensors"), entry.get("values")
         for one in tensors if isinstance(tensors, list) else ():
             if isinstance(one, dict):

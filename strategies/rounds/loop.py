@@ -784,11 +784,11 @@ def with_stated_sizes(
 
 
 def _orders_apart(silos: Sequence[kit.Silo], conduct: kit.Conduct) -> list[kit.Order]:
-    """Who was moved out trains its own model, alone."""
+    """Who was moved out trains its own model, alone, and is told why."""
+    out = [(silo, conduct.apart[silo.name]) for silo in silos if silo.name in conduct.apart]
     return [
-        kit.Order(silo, conduct.apart[silo.name].model, config={wire.GROUP_SIZE: 1})
-        for silo in silos
-        if silo.name in conduct.apart
+        kit.Order(silo, apart.model, config={wire.GROUP_SIZE: 1, wire.APART: apart.why})
+        for silo, apart in out
     ]
 
 

@@ -35,6 +35,7 @@ from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
 from coterie.tasks import TaskError, load_task
 from coterie.wire import model_hash
+from tests import commands
 from tests.conftest import assert_equal_models, digits_config, silo
 
 NAMES = ("a", "b", "c")
@@ -116,6 +117,33 @@ def test_refusals_and_failures_are_in_the_ledger_too(tmp_path: Path) -> None:
     errors = [entry["error"] for entry in read(home)]
     assert "serves task 'digits'" in errors[0]
     assert "needs 'arrays'" in errors[1] or "server-round" in errors[1]
+
+
+def test_a_silo_that_is_moved_out_of_its_group_says_so_once_and_in_its_ledger(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "a"
+    grid = InProcessGrid(app, [digits_config("a", home=str(home))])
+    told = [
+        {},
+        {wire.APART: "it \x1b[2J points away."},
+        {wire.APART: "it \x1b[2J points away."},
+        {},
+    ]
+    with caplog.at_level("INFO", "coterie.silo"):
+        for number, more in enumerate(told, 1):
+            config = ConfigRecord({wire.RUN: "r", wire.ROUND: number, **more})
+            content = RecordDict({wire.CONFIG: config})
+            list(grid.push_messages([Message(content, 1, wire.TRAIN, group_id="1")]))
+    said = [r.getMessage() for r in caplog.records if " silo a " in r.getMessage()]
+    assert said == [
+        r"run r, round 2: silo a was moved out of its group: it \x1b[2J points away.",
+        "run r, round 4: silo a is back among the others",
+    ]
+    found = totals(read(home))
+    assert found["r", wire.TRAIN].apart == {r"it \x1b[2J points away.": (2, 3)}
+    shown = commands.coterie("silo", "ledger", "--home", str(home)).stdout
+    assert r"r, rounds 2–3: moved out of its group: it \x1b[2J points away." in shown
 
 
 def test_without_room_for_its_ledger_a_silo_sends_nothing(tmp_path: Path) -> None:

@@ -113,7 +113,16 @@ def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probatio
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("coterie.strategies.rounds.influence.AWAY", 1)
-    result = run(ATTACKS["sign flipped"], rounds=7)
+    told: dict[int, str] = {}
+
+    def listening(message: Message, answer: RecordDict) -> Any:
+        config = message.content["config"]
+        if message.metadata.message_type == wire.TRAIN and wire.APART in config:
+            assert message.metadata.dst_node_id == BAD
+            told[config[wire.ROUND]] = config[wire.APART]
+        return ATTACKS["sign flipped"](message, answer)
+
+    result = run(listening, rounds=7)
     out = [r for r in result.rounds if (f"node-{BAD}",) in r.groups and not r.final]
     assert [r.round for r in out] == [3, 4, 5, 6, 7], "out at once when it came back"
     assert "pointed away from its group's 3 rounds in a row" in result.rounds[2].left_out["node-8"]
@@ -123,6 +132,7 @@ def test_a_silo_that_points_away_is_moved_out_told_so_and_comes_back_on_probatio
     assert together in result.rounds[5].groups
     assert set(result.models) == {*together, "node-8"}
     assert "node-8" in result.rounds[5].silos, "it trains on, alone"
+    assert told[4] == result.rounds[2].left_out["node-8"], "and is told why"
 
 
 def test_what_is_remembered_survives_a_checkpoint() -> None:
