@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import sys
 import tomllib
 import zipfile
 import zlib
@@ -65,9 +66,6 @@ connection that is opened anew would sign it off first, which costs it its round
 
 OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
 """In what is wrong with a certificate: a renewal heals it, or a clock that is set."""
-
-MAX_OBJECTS = 100_000
-"""Of one message. Each costs a call and more memory than its bytes."""
 
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
@@ -192,8 +190,8 @@ class FleetLink:
         run_id, message_id = header.metadata.run_id, header.metadata.message_id
         ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
         most = f"a message of more than {self._max_bytes / 1e6:,.0f} MB"
-        if len(ids) > MAX_OBJECTS:
-            raise TooLargeError(f"a message of more than {MAX_OBJECTS:,} objects", header)
+        if len(ids) > wire.MAX_OBJECTS:
+            raise UnreadableError(f"more than {wire.MAX_OBJECTS:,} objects.", header)
         pulled = dict[str, int]()
 
         def pull(object_id: str) -> bytes:
@@ -218,6 +216,12 @@ class FleetLink:
             message = wire.put_together(message_id, contents, max_bytes=self._max_bytes)
         except wire.WireError as error:
             raise UnreadableError(str(error), header) from None
+        most_bytes = self._max_bytes or sys.maxsize
+        objection = "it has no content."
+        if message.has_content():
+            objection = wire.content_objection(message.content, max_bytes=most_bytes)
+        if objection:
+            raise UnreadableError(objection, header)
         message.metadata.__dict__["_message_id"] = message_id
         return message
 
