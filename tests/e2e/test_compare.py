@@ -45,7 +45,7 @@ KEYS: dict[str, str] = {
 @pytest.mark.parametrize(
     "strategies",
     [
-        pytest.param(("fednova", "perfedavg", "kmeans"), id="representative"),
+        pytest.param(("fednova", "kmeans"), id="representative"),
         pytest.param(tuple(KEYS), id="all", marks=pytest.mark.nightly),
     ],
 )

@@ -82,6 +82,7 @@ def test_a_run_that_goes_on_or_is_complete_is_not_resumed(trio: Trio) -> None:
     assert done.returncode == 2 and "0 runs in" in done.stderr
 
 
+@pytest.mark.nightly
 def test_a_server_app_killed_while_it_writes_a_checkpoint_loses_nothing(
     trio: Trio, tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
+@pytest.mark.nightly
 def test_a_full_disk_at_the_coordinator_ends_the_run_and_room_lets_it_go_on(
     trio: Trio, small_disk: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from safetensors.numpy import load_file
 
 from coterie import wire
@@ -25,6 +26,7 @@ KEYS: dict[str, Any] = {
 }
 
 
+@pytest.mark.nightly
 def test_late_newcomers_are_placed_one_is_killed_in_its_cold_start_and_a_group_runs_empty(
     trio: Trio,
 ) -> None:

@@ -116,6 +116,7 @@ def wait_for_two(calls: Control, running: list[subprocess.Popen[bytes]]) -> None
     assert all(one.poll() is None for one in running)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_quickstarts_under_resident_silos_are_the_quickstarts_bit_for_bit(
     federation: LocalFederation, tmp_path: Path

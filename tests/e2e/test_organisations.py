@@ -82,6 +82,7 @@ def test_a_run_carries_on_when_the_superlink_is_killed_and_gives_the_same_models
     assert all(not entry["left-out"] for entry in record_of(folder)["rounds"])
 
 
+@pytest.mark.nightly
 def test_a_coordinator_that_lost_its_database_resumes_with_a_new_certificate(
     pair: Organisations, tmp_path: Path
 ) -> None:

@@ -290,7 +290,7 @@ runpy.run_module("coterie.client", run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("seconds", [60, -400])
+@pytest.mark.parametrize("seconds", [60, pytest.param(-400, marks=pytest.mark.nightly)])
 def test_a_clock_that_is_wrong_is_named(attacked: Attacked, seconds: int) -> None:
     """Of a silo that is enrolled and was connected."""
     away = attacked.organisations.home_of("away")

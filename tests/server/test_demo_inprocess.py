@@ -43,7 +43,7 @@ def mean_error(result: RunResult) -> float:
     return float(np.mean([error for _, error, _ in evaluation.values()]))
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_hcct_finds_the_three_hidden_groups_and_everybody_gains(seed: int, tmp_path: Path) -> None:
     results = {name: run(name, seed, tmp_path) for name in ("independent", "fedavg", "hcct")}
     hidden = hidden_groups([spec.name for spec in silos(seed)])
