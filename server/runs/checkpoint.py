@@ -64,8 +64,9 @@ class Checkpoints:
             return target.stat().st_size
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"round {round} cannot be committed to {self.folder}: {why_unwritten(error)}. The "
+                f"round {number} cannot be committed to {self.folder}: {why_unwritten(error)}. The "
                 "rounds before are safe: make room and go on with `coterie run --resume`.",
+                round_number=number,
                 phase="commit",
             ) from error
 
