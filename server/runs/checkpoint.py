@@ -66,6 +66,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"round {number} cannot be committed to {self.folder}: {why_unwritten(error)}. The "
                 "rounds before are safe: make room and go on with `coterie run --resume`.",
+                round_number=number,
                 phase="commit",
             ) from error
 

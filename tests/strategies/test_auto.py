@@ -30,6 +30,7 @@ from coterie.strategies.partition.race import (
 )
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.loop import Checkpoint
+from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
 from tests.conftest import assert_equal_models, digits_config, plain_app, plain_initial, plain_nodes
@@ -334,6 +335,41 @@ def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held(
     out = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, True)]
     chosen = [evidence.choose((alone, together), found, sizes) for found in (close, far, out)]
     assert chosen == [1, 0, 0]
+
+
+def test_who_loses_by_the_winner_s_group_keeps_its_own_model() -> None:
+    """Its group is the best for all others: one model cannot be right for everybody."""
+    names = ("a", "b", "c", "d", "e", "f")
+    alone, together = trivial(names, {})
+
+    def times(error: float) -> tuple[Measured, ...]:
+        return (Measured(error, 2 * error, 4000),) * evidence.MEASURES
+
+    worse = {"f": 0.9}
+    measured = {(name,): {name: times(0.5)} for name in names}
+    measured[names] = {name: times(worse.get(name, 0.1)) for name in names}
+    own = {name: {"w": np.full(2, number, np.float32)} for number, name in enumerate(names)}
+    state = AutoState(
+        members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(names, 50.0)),
+        phase="race",
+        since=3,
+        alone=own,
+        candidates=(alone, together),
+        models={names: {"w": np.full(2, 9, np.float32)}},
+        measured=measured,
+        raced=frozenset(names),
+    )
+    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(names))
+    now = Round(6, silos, {"rounds": ROUNDS})
+    auto = Auto(train_config=TRAINING).algorithm
+    state = auto.absorb(state, [], now)
+    assert state.phase == "hold" and state.held == (names,) and state.own == {"f"}
+    assert_equal_models(state.members.models["f"], own["f"])
+    assert_equal_models(state.members.models["a"], {"w": np.full(2, 9, np.float32)})
+    _, work = auto.orders(state, replace(now, number=7))
+    (first, *_) = [order for order in work if order.silo.name == "f"]
+    assert not first.purpose
+    assert_equal_models(first.model, own["f"])
 
 
 def test_candidates_are_what_the_updates_suggest_and_fit_the_smallest_groups() -> None:
