@@ -35,7 +35,11 @@ from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.grpc import GRPC_MAX_MESSAGE_LENGTH
 from flwr.supercore.inflatable import inflatable_object, inflatable_utils
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    ObjectUnavailableError,
+)
 from flwr.supercore.retry import RetryInvoker, exponential
 
 from coterie import wire
@@ -449,9 +453,12 @@ def _translated() -> Iterator[None]:
         ) from error
     except UnreadableError:
         raise
-    except RuntimeError as error:  # an object that did not come, a node that is gone
-        holds = isinstance(error, ObjectPullError | ObjectUnavailableError)
-        raise LinkError(f"the SuperLink was lost: {error}", holds=holds) from error
+    except (ObjectPullError, ObjectUnavailableError, ObjectPushError) as error:
+        # One that did not come, or that the SuperLink takes no more under this number: the reply is
+        # announced again.
+        raise LinkError(f"the SuperLink was lost: {error}", holds=True) from error
+    except RuntimeError as error:  # a node that is gone
+        raise LinkError(f"the SuperLink was lost: {error}") from error
 
 
 @contextmanager

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 
 import coterie.client.resident.link
 from coterie import wire
-from coterie.client.resident.link import FleetLink, UnreadableError, _retry_invoker
+from coterie.client.resident.link import FleetLink, LinkError, UnreadableError, _retry_invoker
 from coterie.client.resident.sharing import ObjectCache
 
 
@@ -158,3 +159,30 @@ def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(
     calls += [lambda run_id, object_id: contents[object_id], nothing, nothing]
     with pytest.raises(UnreadableError, match=said):
         FleetLink(1, calls, max_bytes=20_000).receive()
+
+
+def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(coterie.client.resident.link, "OBJECT_WAIT_S", 0.05)
+    asked = Message(RecordDict(), 5, "train")
+    asked.metadata.__dict__["_message_id"] = asked.object_id
+
+    def lacking(run_id: int, object_id: str) -> bytes:
+        raise ObjectUnavailableError(object_id)
+
+    def taken_by_another(run_id: int, session: str, object_id: str, content: bytes) -> None:
+        raise ObjectPushError(object_id, run_id, session)
+
+    def send(reply: Message, told: Any, seconds: float) -> tuple[set[str], str]:
+        return set(get_all_nested_objects(reply)), "session"
+
+    nothing = lambda *which: None  # noqa: E731
+    calls = [lambda: (asked, get_object_tree(asked)), send, nothing, nothing]
+    link = FleetLink(1, [*calls, lacking, taken_by_another, nothing])
+    with pytest.raises(LinkError) as lost:
+        link.receive()
+    assert lost.value.retry and lost.value.holds
+    with pytest.raises(LinkError, match="Failed to push object") as refused:
+        link.send(Message(RecordDict(), reply_to=asked), seconds=1.5)
+    assert refused.value.retry and refused.value.holds, "the reply is sent again"
