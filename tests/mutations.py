@@ -96,8 +96,8 @@ MUTATIONS = (
     Mutation(
         "the proximal term is left out",
         "client/work",
-        "        if anchor:",
-        "        if False:",
+        "                if plan.proximal_mu > 0:",
+        "                if False:",
         "tests/client",
     ),
     Mutation(
