@@ -67,13 +67,18 @@ def submit_and_follow(
             if not here:
                 return _follow_log(console, calls, run_id)
             title = config.resume or config.strategy
-            with insistent_interrupts(), showing(console, Progress(title)) as show:
+            again = run_id if config.resume else None
+            with (
+                insistent_interrupts(),
+                showing(console, Progress(title), resumed_as=again) as show,
+            ):
                 last = follow_run(calls, run_id, folder, show)
         except KeyboardInterrupt:
             _print_going_on(console, folder.name if here else str(run_id), options, here=here)
             return EXIT_INTERRUPTED
     if last.status != "completed":
-        console.print(f"the run failed: {last.error}", style="red", markup=False)
+        what = "was" if last.status == "stopped" else "failed:"
+        console.print(f"the run {what} {last.error}", style="red", markup=False)
         _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
@@ -183,13 +188,14 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
 
 
-def watch_run(name: str | None, root: Path | None) -> int:
+def watch_run(name: str | None, options: Given) -> int:
     """Show a run that is recorded on this machine until it ends; return the exit status.
 
     Raises:
         FederationError: no such run, its process was killed, or nothing was written for longer
             than a round may take.
     """
+    root = options.place().runs_dir
     folder = reading.newest_run(root) if name is None else reading.find_run(name, root)
     if folder is None:
         raise refused(f"no run is recorded in {root or reading.default_runs_dir()}.")
@@ -200,7 +206,8 @@ def watch_run(name: str | None, root: Path | None) -> int:
         limit = sum(progress.config.get(key, 600.0) for key in ("round-timeout", "wait-for-silos"))
         silent = time.time() - file.stat().st_mtime
         if silent > LAST_WORDS_S and held_by(folder) is None:
-            return f"its process is gone. Resume it with: coterie run --resume {folder.name}"
+            line = options.again(f"run --resume {shlex.quote(folder.name)}")
+            return f"its process is gone. Resume it with: {line}"
         return (
             f"nothing was written for {silent:.0f} s; its process may hang"
             if silent > limit
@@ -240,7 +247,8 @@ def print_final(console: Console, folder: Path) -> None:
         _say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.collaboration:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
-    _say(console, f"{run.seconds:.1f} s; models and record: {folder}")
+    since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
+    _say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
     from coterie.server.report.command import write_report  # draws: loaded late
 
     try:
@@ -316,7 +324,7 @@ def print_status(options: Given) -> None:
     if known:
         table = Table("run", "status", "submitted", "details")
         for info in known:
-            state = f"{info.status} {info.sub_status}".strip()
+            state = info.sub_status or info.status
             submitted = _local_time(info.pending_at)[:19]
             table.add_row(str(info.run_id), state, submitted, Text(info.details))
         wide(console).print(table)

@@ -39,6 +39,7 @@ def build_page(story: Story) -> Page:
 
 
 def _subtitle(run: Run) -> str:
+    since = "since then" if run.resumed else "in all"
     parts = [
         f"strategy {run.strategy}" if run.strategy else "",
         f"task {run.config.get('task', '?')}",
@@ -47,7 +48,8 @@ def _subtitle(run: Run) -> str:
         run.status,
         f"ended early: {run.ended_early}" if run.ended_early else "",
         f"started {run.started}" if run.started else "",
-        f"{duration(run.seconds)} in all" if math.isfinite(run.seconds) else "",
+        *(f"resumed {one.when}" for one in run.resumed),
+        f"{duration(run.seconds)} {since}" if math.isfinite(run.seconds) else "",
     ]
     return " · ".join(part for part in parts if part)
 

@@ -58,19 +58,21 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "status", "said"),
     [
-        (KeyboardInterrupt(), "stopped by Ctrl-C (SIGINT)"),
-        (SystemExit(0), "stopped by `coterie stop`, or by SIGTERM or SIGINT to its process"),
-        (FederationError("no silos"), "no silos"),
-        (ValueError(), "ValueError"),
-        (ValueError("0"), "0"),
+        (KeyboardInterrupt(), "stopped", "stopped by Ctrl-C (SIGINT)"),
+        (SystemExit(0), "stopped", "stopped by `coterie stop`, or by SIGTERM or SIGINT"),
+        (SystemExit(3), "failed", "3"),
+        (FederationError("no silos"), "failed", "no silos"),
+        (ValueError(), "failed", "ValueError"),
+        (ValueError("0"), "failed", "0"),
     ],
 )
 def test_the_record_says_in_words_why_a_run_ended(
-    error: BaseException, said: str, tmp_path: Path
+    error: BaseException, status: str, said: str, tmp_path: Path
 ) -> None:
     Recorder(tmp_path, RunConfig.read({}).plain(), run_id=1).fail(error)
+    assert record(tmp_path)["status"] == lines(tmp_path)[-1]["status"] == status
     assert record(tmp_path)["error"] == said and lines(tmp_path)[-1]["error"] == said
 
 
@@ -321,7 +323,7 @@ def test_a_silo_that_gives_no_initial_model_ends_the_run_with_its_name(
     assert record(tmp_path / "run")["status"] == "failed"
 
 
-def test_an_interrupted_run_is_recorded_as_failed(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_recorded_as_stopped(tmp_path: Path) -> None:
     def interrupted(message: Message, context: Context) -> Message:
         if message.metadata.message_type == wire.TRAIN:
             raise KeyboardInterrupt
@@ -330,7 +332,7 @@ def test_an_interrupted_run_is_recorded_as_failed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute_in(tmp_path / "run", InProcessGrid(interrupted, three()))  # type: ignore[arg-type]
     data = record(tmp_path / "run")
-    assert (data["status"], data["error"]) == ("failed", "stopped by Ctrl-C (SIGINT)")
+    assert (data["status"], data["error"]) == ("stopped", "stopped by Ctrl-C (SIGINT)")
 
 
 def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(

@@ -509,6 +509,18 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
     assert "5 of 20 rounds" in build_page(tell(run)).subtitle
 
 
+def test_a_stopped_and_resumed_run_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", num_silos=4, num_rounds=5, status="stopped")
+    record = json.loads((folder / "run.json").read_text())
+    again = {"after-round": 2, "at": "2026-01-01T10:00:00+00:00", "previous-run-id": "7"}
+    record |= {"resumed": [again], "seconds": 24.9, "error": "stopped by Ctrl-C (SIGINT)"}
+    (folder / "run.json").write_text(json.dumps(record))
+    run = read_run(folder)
+    assert run.missing == ("the run was stopped by Ctrl-C (SIGINT), after 5 of 5 rounds",)
+    told = build_page(tell(run)).subtitle
+    assert " · stopped · " in told and told.endswith("resumed after round 2 · 24.9 s since then")
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"rounds": [', "[1, 2]", "\x00\xff", "null"])
 def test_a_record_that_cannot_be_read_is_replaced_by_its_events(
     runs: Path, tmp_path: Path, content: str

@@ -238,6 +238,7 @@ def _gaps(run: Run) -> list[str]:
         done = f"{last} of {run.planned_rounds or '?'} rounds"
         words = {
             "failed": f"the run failed after {done}: {run.error or 'no reason is recorded'}",
+            "stopped": f"the run was {run.error or 'stopped'}, after {done}",
             "running": f"the run is going on or was cut off: {done} are recorded",
             "starting": "the run had not begun to train when this was written",
         }
