@@ -66,12 +66,9 @@ def submit_and_follow(
         try:
             if not here:
                 return _follow_log(console, calls, run_id)
-            title = config.resume or config.strategy
+            progress = Progress(config.resume or config.strategy)
             again = run_id if config.resume else None
-            with (
-                insistent_interrupts(),
-                showing(console, Progress(title), resumed_as=again) as show,
-            ):
+            with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
                 last = follow_run(calls, run_id, folder, show)
         except KeyboardInterrupt:
             _print_going_on(console, folder.name if here else str(run_id), options, here=here)
@@ -79,7 +76,8 @@ def submit_and_follow(
     if last.status != "completed":
         what = "was" if last.status == "stopped" else "failed:"
         console.print(f"the run {what} {last.error}", style="red", markup=False)
-        _print_resumption(console, folder.name, options)
+        if progress.round:  # before the first there is nothing to go on from
+            _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
     return 0

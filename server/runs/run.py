@@ -22,6 +22,7 @@ from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, foreign_keys, train_config
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
+from coterie.server.runs.roster import EnrolledRoster
 from coterie.server.runs.scale import ask_for_scale
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
@@ -30,7 +31,7 @@ from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.replies import check_finite
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, Roster, Silo
+from coterie.strategies.rounds.roster import Churn, Roster, Silo
 from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 
 log = logging.getLogger("coterie.run")
@@ -127,7 +128,7 @@ def build_strategy(
 class _RecordingRoster:
     """A roster that tells the record whom it waits for and who is here."""
 
-    def __init__(self, inner: DescribedRoster, record: Recorder) -> None:
+    def __init__(self, inner: Roster, record: Recorder) -> None:
         self.inner = inner
         self.record = record
         self.silos: dict[str, Silo] = {}
@@ -256,7 +257,7 @@ def _execute(
     enrolled: Callable[[], Mapping[int, str]] | None,
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
-    roster = DescribedRoster(
+    roster = EnrolledRoster(
         task=config.task,
         min_silos=config.min_silos,
         deadline_s=config.wait_for_silos,

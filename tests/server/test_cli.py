@@ -20,7 +20,7 @@ from coterie.server.cli.main import app, main
 from coterie.server.cli.operator import NOT_WITH_FEDERATION, superlink
 from coterie.server.machine.link import RunInfo
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.record import Event
+from coterie.server.runs.record import Event, Round
 from coterie.server.site.federation import Federation, create
 
 
@@ -291,9 +291,18 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
 def test_how_to_go_on_names_the_options_that_were_given(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = Event("end", status="failed", error="no silos")
-    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", lambda *_: failed)
+    told: list[Event] = []
+
+    def follow(*given: Any) -> Event:
+        for event in told:
+            given[-1](event)
+        return Event("end", status="failed", error="no silos")
+
+    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", follow)
     write_federation(tmp_path)
+    done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
+    assert (done.exit_code, "--resume" in done.stdout) == (3, False), "no round, nothing to resume"
+    told = [Event("round", report=Round(1))]
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
     assert done.exit_code == 3
     assert f"coterie run --resume fedavg-8 --federation {tmp_path}\n" in done.stdout
