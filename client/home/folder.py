@@ -263,8 +263,13 @@ class Home:
                 "line that `coterie silo init` printed, then run `coterie silo join` with the "
                 "answer."
             ) from None
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise SettingsError(f"coordinator.json cannot be read: {error}. Join again.") from None
+        except OSError as error:
+            raise SettingsError(f"coordinator.json cannot be read: {error.strerror}.") from None
+        except (ValueError, KeyError, AttributeError):
+            raise SettingsError(
+                f"{self.folder / 'coordinator.json'} is damaged. Run `coterie silo join` again "
+                "with the operator's answer."
+            ) from None
 
     def _path(self, text: str) -> str:
         """Paths are meant from the silo's folder, wherever the command is started."""

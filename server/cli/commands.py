@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import time
@@ -55,6 +56,8 @@ def submit_and_follow(
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)
     console = Console()
+    if here:
+        _check_records(Path(config.runs_dir), console)
     with control(address, root_certificates=certificates) as calls:
         if config.resume and _is_local(address):
             config = _resumable(calls, config)
@@ -81,6 +84,23 @@ def submit_and_follow(
         return EXIT_RUN
     print_final(console, folder)
     return 0
+
+
+def _check_records(folder: Path, console: Console) -> None:
+    """Say before a run begins that its record cannot be written, as far as it shows from here.
+
+    Raises:
+        FederationError: something that is no folder is in the way.
+    """
+    known = next(place for place in (folder, *folder.parents) if place.exists())
+    if not known.is_dir():
+        raise refused(f"{known} is not a folder, so no run can be recorded in {folder}.")
+    if not os.access(known, os.W_OK | os.X_OK):  # the SuperLink may run under another account
+        _say(
+            console,
+            f"warning: you may not write in {known}. Unless the SuperLink may, name "
+            "another folder with --runs-dir.",
+        )
 
 
 def _say(console: Console, text: str, *, highlight: bool = True) -> None:

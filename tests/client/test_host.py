@@ -174,9 +174,7 @@ def test_the_log_has_a_line_for_a_run_for_each_round_and_for_the_end(
     ]
 
 
-def test_a_run_of_another_study_is_no_error(
-    world: World, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_of_another_study_is_no_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def other(message: Message, context: Context) -> Message:
         return wire.refusal("silo 'north' serves task 'a', the run is of task 'b'.", message)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -240,6 +241,19 @@ def test_a_superlink_is_told_a_folder_that_means_the_same_where_it_runs(
     assert calls.submitted[0].runs_dir == str(tmp_path / meant)
 
 
+def test_a_folder_that_cannot_hold_records_is_told_before_the_run_begins(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    line = ["run", "fedavg", "--detach", "--runs-dir"]
+    done = CliRunner().invoke(app, [*line, str(tmp_path / "file" / "runs")])
+    assert (done.exit_code, calls.submitted) == (2, [])
+    assert f"{tmp_path / 'file'} is not a folder" in done.stderr
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    done = CliRunner().invoke(app, [*line, str(tmp_path / "runs")])
+    assert f"warning: you may not write in {tmp_path}" in done.stdout
+
+
 def test_a_folder_for_a_superlink_elsewhere_stays_as_it_was_set(calls: Calls) -> None:
     there = ["--superlink", "fl.example.org:9093", "--set", "runs-dir=rel"]
     assert CliRunner().invoke(app, ["run", "fedavg", "--detach", *there]).exit_code == 0
@@ -330,7 +344,7 @@ def test_a_run_that_is_over_or_unknown_is_not_stopped(calls: Calls, tmp_path: Pa
     unknown = CliRunner().invoke(app, ["stop", "fedavg-9", "--runs-dir", str(tmp_path)])
     assert (unknown.exit_code, "does not know run 9" in unknown.stderr) == (2, True)
     nameless = CliRunner().invoke(app, ["stop", "fedavg", "--runs-dir", str(tmp_path)])
-    assert "0 runs" in nameless.stderr
+    assert "there is no run" in nameless.stderr
     assert not calls.stopped
 
 

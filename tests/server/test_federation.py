@@ -205,7 +205,10 @@ def test_a_server_of_the_ca_is_trusted_and_one_of_another_is_told_from_silence(
         control(nowhere, root_certificates=beside.ca),
     ):
         pass
-    with pytest.raises(FederationError, match="Start one with `coterie superlink`"), control(nowhere):
+    with (
+        pytest.raises(FederationError, match="Start one with `coterie superlink`"),
+        control(nowhere),
+    ):
         pass
     with (
         pytest.raises(FederationError, match="holds no certificate"),

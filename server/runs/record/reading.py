@@ -49,8 +49,11 @@ def find_run(name: str, root: Path | None) -> Path:
     runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
     found = sorted(run for run in runs if run.name.endswith(name))
     if len(found) != 1:
+        names = ", ".join(run.name for run in found[:3]) + (", …" if len(found) > 3 else "")
         raise refused(
-            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them."
+            f"{name!r} may be any of these runs in {folder}: {names}. Give the whole name."
+            if found
+            else f"there is no run {name!r} in {folder}. `coterie runs` lists the recorded runs."
         )
     return found[0]
 
