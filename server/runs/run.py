@@ -344,7 +344,8 @@ def initial_arrays(grid: Grid, silo: Silo, config: RunConfig) -> ArrayRecord:
 def _line(report: RoundReport, rounds: int, lead: Lead) -> str:
     """One round in one line, for a log."""
     parts = ["final" if report.final else f"round {report.round}/{rounds}"]
-    parts.append(f"{len(report.groups)} group(s)")
+    count = len(report.groups)
+    parts.append(f"{count} group{'s' * (count != 1)}")
     if report.joined and report.round > 1:
         parts.append("joined: " + ", ".join(report.joined))
     if report.left:
