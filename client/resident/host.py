@@ -196,7 +196,7 @@ class Host:
             return wire.failure(silo.name, error, message)
         if reply.has_error():
             what = "failed on" if reply.error.code == wire.FAILED else "refused"
-            other = meta.message_type == wire.DESCRIBE and wire.OTHER_TASK in reply.error.reason
+            other = meta.message_type == wire.DESCRIBE and wire.OTHER_TASK in str(reply.error.reason)
             level = logging.INFO if other else logging.ERROR
             log.log(level, "%s a %s message: %s", what, meta.message_type, reply.error.reason)
         else:
