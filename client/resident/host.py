@@ -41,10 +41,10 @@ from coterie.client.resident.sharing import ObjectCache
 
 log = logging.getLogger("coterie.silo")
 
-MAX_RUNS = 8
-"""Whose configurations are kept."""
 SAID = (wire.TASK, wire.STRATEGY, wire.ROUNDS)
 """Entries of a run's first message that its line in the log has."""
+MAX_RUNS = 8
+"""Whose configurations are kept."""
 
 
 class GaveUpError(LinkError):
@@ -196,7 +196,9 @@ class Host:
             return wire.failure(silo.name, error, message)
         if reply.has_error():
             what = "failed on" if reply.error.code == wire.FAILED else "refused"
-            other = meta.message_type == wire.DESCRIBE and wire.OTHER_TASK in str(reply.error.reason)
+            other = meta.message_type == wire.DESCRIBE and wire.OTHER_TASK in str(
+                reply.error.reason
+            )
             level = logging.INFO if other else logging.ERROR
             log.log(level, "%s a %s message: %s", what, meta.message_type, reply.error.reason)
         else:

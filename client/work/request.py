@@ -118,7 +118,7 @@ class Request:
         own = self.bench.task.name
         task = self.config.get(wire.TASK, own)
         if task != own:
-            self.refuse_for(f"serves task {own!r}, {wire.OTHER_TASK} {task!r}.")
+            self.refuse_for(f"serves task {own!r}, the run is of task {task!r}.")
         self.refuse_for(self.bench.settings.policy.objection(self.config))
 
     def _check_terms(self) -> None:

@@ -27,7 +27,11 @@ class EnrolledRoster(DescribedRoster):
         if number <= 1 and not here and self.enrolled is not None:
             enrolled = self.enrolled()
             if enrolled and enrolled.keys() <= self._refused_nodes.keys():
-                raise self._hopeless({self._refused_nodes[node] for node in enrolled})
+                told = {
+                    self.refused.get(name, self._refused_nodes[node])
+                    for node, name in enrolled.items()
+                }
+                raise self._hopeless(told)
         return here
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
