@@ -265,7 +265,7 @@ class _Flow:
         for name in column.joined:
             self._remark(x - self.bar * 0.8, layer.get(name), ("joins ", "+ "), "right")
         for name in column.left:
-            texts = (f" {shorten(name, 20)} leaves", " leaves", " ×")
+            texts = (f" {shorten(name, 20)} leaves", f" {shorten(name, 8)} ×", " ×")
             self._remark(x + self.bar * 0.8, layer.get(name), texts, "left")
 
     def _remark(self, x: float, place: _Place | None, texts: Sequence[str], side: str) -> None:
@@ -656,8 +656,13 @@ class Curve:
     stops: bool = False
 
 
-def curves(lines: Sequence[Curve], layout: Layout, *, title: str, unit: str) -> Drawing:
-    """Lines with their labels at their ends; a band is drawn where there are too many lines."""
+def curves(
+    lines: Sequence[Curve], layout: Layout, *, title: str, unit: str, whole: bool = False
+) -> Drawing:
+    """Lines with their labels at their ends; a band is drawn where there are too many lines.
+
+    ``whole``: what is counted comes in whole numbers.
+    """
     longest = 14 if layout.narrow else 30
     room = max((text_width(shorten(c.label, longest), 12) for c in lines if c.label), default=0.0)
     height = 280 if layout.narrow else 400
@@ -683,6 +688,8 @@ def curves(lines: Sequence[Curve], layout: Layout, *, title: str, unit: str) -> 
             drawing.tip(drawn, line.tip)
     axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.margins(x=0.01)
+    if whole:
+        axes.locator_params(axis="y", integer=True)
     _label_ends(axes, [line for line in lines if line.label and len(line.x)], height - 62, longest)
     return drawing
 

@@ -25,6 +25,10 @@ COUNTER = "num_batches_tracked"
 """Of a BatchNorm, which uses it only without momentum; files of old have none."""
 
 
+OF_EVERY_SHAPE = ("mclr", "mlp")
+"""Beginnings of the names of networks that take rows of a table, too."""
+
+
 def make(name: str, *, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Module, str]:
     """A freshly initialised network, and the beginning of the names of its head's arrays.
 
@@ -48,10 +52,10 @@ def make(name: str, *, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Mod
 def _own(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
     maker = NETWORKS.get(name)
     if maker is None:
-        raise TaskError(
-            f"network must be one of {', '.join(NETWORKS)}, or torchvision/NAME or timm/NAME. "
-            f"Got {name!r}."
-        )
+        known = ", ".join(NETWORKS) + ", or torchvision/NAME or timm/NAME"
+        if len(shape) == 1:
+            known = ", ".join(n for n in NETWORKS if n.startswith(OF_EVERY_SHAPE))
+        raise TaskError(f"network must be one of {known}. Got {name!r}.")
     try:
         return SplitModel(*maker(shape=shape, num_classes=num_classes))
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError):

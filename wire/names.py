@@ -219,6 +219,8 @@ OWN_METRICS: Final = frozenset(
 PACKED_NAME: Final = "safetensors"
 """Name of the one array, and its ``stype``, in a packed ArrayRecord."""
 
+OTHER_TASK: Final = "the run is of task"
+"""In the reason of who refuses because it serves another: a federation may have several studies."""
 REFUSED: Final = 200
 """Error code of a silo that will not take part, with the reason in words."""
 FAILED: Final = 201

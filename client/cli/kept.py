@@ -170,7 +170,8 @@ def predict(
     else:
         with output.open("w", encoding="utf-8", newline="") as out:
             write_csv(answers, out)
-    said = [f"{len(answers.values)} samples", f"model {asked.file}, trained {kept.card.trained}"]
+    how = "alone" if kept.card.alone else kept.card.trained
+    said = [f"{len(answers.values)} samples", f"model {asked.file}, trained {how}"]
     print("; ".join([*said, *filter(None, [headline(answers)])]), file=sys.stderr)
     print(*summary(answers), sep="\n", file=sys.stderr)
 

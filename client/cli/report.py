@@ -215,7 +215,9 @@ def _pictures(run: SiloRun) -> list[Any]:
             key,
             title,
             caption,
-            lambda layout: charts.curves(lines, layout=layout, title=title, unit=unit),
+            lambda layout: charts.curves(
+                lines, layout=layout, title=title, unit=unit, whole=unit == "silos"
+            ),
             Table(("round", unit), [(str(n), f"{v:.4g}") for n, v in zip(x, y, strict=True)]),
         )
 
@@ -236,7 +238,7 @@ def _pictures(run: SiloRun) -> list[Any]:
         if one.bytes
     ]
     if rows:
-        title = "What left the silo"
+        title = "Megabytes that left the silo"
         found.append(
             Picture(
                 "outbound",

@@ -149,6 +149,11 @@ class Card:
     best_of: int = 0
     validation_examples: int = 0
 
+    @property
+    def alone(self) -> bool:
+        """It was trained with this silo's data only."""
+        return self.trained == "alone" or (self.trained != HERE and self.group_size == 1)
+
 
 def card_of(
     bench: Workbench,
@@ -263,6 +268,14 @@ def read_card(file: Path) -> Card:
         raise CardError(f"{file} is not a model that a silo kept: {error}") from None
 
 
+def _how_trained(card: Card) -> str:
+    if card.trained == HERE:
+        return "as this silo trained it last, before it was averaged"
+    if card.trained == "alone":
+        return "alone, which the guard found better"
+    return "alone: no other silo was in its group" if card.alone else card.trained
+
+
 def _text(card: Card, file: Path) -> str:
     """The card for a person."""
     lead = lead_of(card)
@@ -275,7 +288,7 @@ def _text(card: Card, file: Path) -> str:
         "Run": f"{card.run}, strategy {card.strategy or 'unknown'}",
         "Rounds": f"{card.round} of {card.rounds or 'unknown'}",
         "Group": f"{card.group}, {card.group_size} silo(s): {who}" if card.group else size,
-        "Trained": "as this silo trained it last, before it was averaged" if own else card.trained,
+        "Trained": _how_trained(card),
         "Training samples of this silo": str(card.num_examples),
         f"{_title(card)} on this silo's test data": f"{value_text(card, card.test_error)} "
         f"of {card.test_examples} samples (loss {card.test_loss:.4g})",

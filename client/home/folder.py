@@ -73,8 +73,8 @@ keep_layers = ""
 # data. The server, and of each pair the other silo, can read from them which labels this silo
 # has, and estimate how many of each.
 auxiliary = true
-# Whether the server may be told how many training samples of each label there are. FedGen needs it;
-# nothing else asks. The shares of the labels in all silos together then go to every silo: where
+# Whether the server may be told how many training samples of each label there are. Only
+# FedGen needs it. Every silo is then told the shares of the labels in all silos together: where
 # there are two, each can work out the other's counts.
 label_counts = false
 # Whether the server may be told count, mean and deviation of each numeric column of the training
@@ -280,8 +280,13 @@ class Home:
                 "line that `coterie silo init` printed, then run `coterie silo join` with the "
                 "answer."
             ) from None
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise SettingsError(f"coordinator.json cannot be read: {error}. Join again.") from None
+        except OSError as error:
+            raise SettingsError(f"coordinator.json cannot be read: {error.strerror}.") from None
+        except (ValueError, KeyError, AttributeError):
+            raise SettingsError(
+                f"{self.folder / 'coordinator.json'} is damaged. Run `coterie silo join` again "
+                "with the operator's answer."
+            ) from None
 
     def _path(self, text: str) -> str:
         """Paths are meant from the silo's folder, wherever the command is started."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import time
@@ -55,6 +56,8 @@ def submit_and_follow(
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)
     console = Console()
+    if here:
+        _check_records(Path(config.runs_dir), console)
     with control(address, root_certificates=certificates) as calls:
         if config.resume and _is_local(address):
             config = _resumable(calls, config)
@@ -66,18 +69,38 @@ def submit_and_follow(
         try:
             if not here:
                 return _follow_log(console, calls, run_id)
-            title = config.resume or config.strategy
-            with insistent_interrupts(), showing(console, Progress(title)) as show:
+            progress = Progress(config.resume or config.strategy)
+            again = run_id if config.resume else None
+            with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
                 last = follow_run(calls, run_id, folder, show)
         except KeyboardInterrupt:
             _print_going_on(console, folder.name if here else str(run_id), options, here=here)
             return EXIT_INTERRUPTED
     if last.status != "completed":
-        console.print(f"the run failed: {last.error}", style="red", markup=False)
-        _print_resumption(console, folder.name, options)
+        what = "was" if last.status == "stopped" else "failed:"
+        console.print(f"the run {what} {last.error}", style="red", markup=False)
+        if progress.round:  # before the first there is nothing to go on from
+            _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
     return 0
+
+
+def _check_records(folder: Path, console: Console) -> None:
+    """Say before a run begins that its record cannot be written, as far as it shows from here.
+
+    Raises:
+        FederationError: something that is no folder is in the way.
+    """
+    known = next(place for place in (folder, *folder.parents) if place.exists())
+    if not known.is_dir():
+        raise refused(f"{known} is not a folder, so no run can be recorded in {folder}.")
+    if not os.access(known, os.W_OK | os.X_OK):  # the SuperLink may run under another account
+        _say(
+            console,
+            f"warning: you may not write in {known}. Unless the SuperLink may, name "
+            "another folder with --runs-dir.",
+        )
 
 
 def _say(console: Console, text: str, *, highlight: bool = True) -> None:
@@ -183,13 +206,14 @@ def _resumable(calls: Control, config: RunConfig) -> RunConfig:
     return RunConfig.read({"resume": folder.name, "runs-dir": str(folder.resolve().parent)})
 
 
-def watch_run(name: str | None, root: Path | None) -> int:
+def watch_run(name: str | None, options: Given) -> int:
     """Show a run that is recorded on this machine until it ends; return the exit status.
 
     Raises:
         FederationError: no such run, its process was killed, or nothing was written for longer
             than a round may take.
     """
+    root = options.place().runs_dir
     folder = reading.newest_run(root) if name is None else reading.find_run(name, root)
     if folder is None:
         raise refused(f"no run is recorded in {root or reading.default_runs_dir()}.")
@@ -200,7 +224,8 @@ def watch_run(name: str | None, root: Path | None) -> int:
         limit = sum(progress.config.get(key, 600.0) for key in ("round-timeout", "wait-for-silos"))
         silent = time.time() - file.stat().st_mtime
         if silent > LAST_WORDS_S and held_by(folder) is None:
-            return f"its process is gone. Resume it with: coterie run --resume {folder.name}"
+            line = options.again(f"run --resume {shlex.quote(folder.name)}")
+            return f"its process is gone. Resume it with: {line}"
         return (
             f"nothing was written for {silent:.0f} s; its process may hang"
             if silent > limit
@@ -240,7 +265,8 @@ def print_final(console: Console, folder: Path) -> None:
         _say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.collaboration:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
-    _say(console, f"{run.seconds:.1f} s; models and record: {folder}")
+    since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
+    _say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
     from coterie.server.report.command import write_report  # draws: loaded late
 
     try:
@@ -316,7 +342,7 @@ def print_status(options: Given) -> None:
     if known:
         table = Table("run", "status", "submitted", "details")
         for info in known:
-            state = f"{info.status} {info.sub_status}".strip()
+            state = info.sub_status or info.status
             submitted = _local_time(info.pending_at)[:19]
             table.add_row(str(info.run_id), state, submitted, Text(info.details))
         wide(console).print(table)

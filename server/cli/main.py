@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
 import typer
 
@@ -50,6 +52,31 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        print(f"coterie {version('coterie')}, Flower {version('flwr')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            is_eager=True,
+            callback=_print_version,
+            help="Show the versions of coterie and Flower and exit.",
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 for _word, _part in SECTIONS.values():
     app.add_typer(_part, name=_word)
 

@@ -131,15 +131,15 @@ def watch(
 
     In the terminal, or with --web in a browser. Watching changes nothing.
     """
-    root = options.Given(federation, runs_dir=runs_dir).place().runs_dir
+    given = options.Given(federation, runs_dir=runs_dir)
     if web:
         from coterie.server.report.web import serve
 
-        serve(run, root=root, host=host, port=port)
+        serve(run, root=given.place().runs_dir, host=host, port=port)
     else:
         from coterie.server.cli.commands import watch_run
 
-        raise typer.Exit(watch_run(run, root))
+        raise typer.Exit(watch_run(run, given))
 
 
 @app.command(epilog="Example:  coterie report hcct-1234 --alone independent-1233")

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from coterie.server.report import race
 from coterie.server.runs.metrics import Collaboration, Lead
-from coterie.server.runs.record import Budget, Event, Round
+from coterie.server.runs.record import ENDS, Budget, Event, Round
 from coterie.server.runs.record.follow import Progress
 from coterie.strategies.errors import FederationError
 
@@ -23,15 +23,32 @@ MAX_NAMED = 4
 
 
 @contextmanager
-def showing(console: Console, progress: Progress) -> Iterator[Callable[[Event], None]]:
-    """Show a run; the callable that is given takes its events."""
+def showing(
+    console: Console, progress: Progress, *, resumed_as: int | None = None
+) -> Iterator[Callable[[Event], None]]:
+    """Show a run; the callable that is given takes its events.
+
+    Args:
+        console: where to show it.
+        progress: what the events add up to.
+        resumed_as: the run's new id: what its record tells from before is not told again.
+    """
+    new = resumed_as is None
+
+    def is_new(event: Event) -> bool:
+        nonlocal new
+        new = new or event.run_id == str(resumed_as)
+        return new
+
     if not console.is_terminal:
-        yield lambda event: _print_line(console, progress, event)
+        yield lambda event: _print_line(console, progress, event, silent=not is_new(event))
         return
     with Live(picture(progress), console=console, refresh_per_second=8, transient=False) as live:
 
         def take(event: Event) -> None:
             progress.feed(event)
+            if not is_new(event):
+                return
             if event.kind == "budget":  # stays above the picture
                 live.console.print(Text(line_of(progress, event)), soft_wrap=True)
             for line in _news(progress, event):
@@ -41,9 +58,9 @@ def showing(console: Console, progress: Progress) -> Iterator[Callable[[Event], 
         yield take
 
 
-def _print_line(console: Console, progress: Progress, event: Event) -> None:
+def _print_line(console: Console, progress: Progress, event: Event, *, silent: bool) -> None:
     progress.feed(event)
-    line = line_of(progress, event)
+    line = "" if silent else line_of(progress, event)
     if line:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -52,6 +69,9 @@ def line_of(progress: Progress, event: Event) -> str:
     """One event as a line of text, more where a round brought news, or nothing."""
     if event.kind == "start":
         return f"{progress.title}: waiting for silos"
+    if event.kind == "resume":
+        done = f"after round {event.number} of {progress.rounds}"
+        return f"{progress.title}: resumed {done}; waiting for silos"
     if event.kind == "ready":
         return f"{progress.title}: {len(event.silos)} silos have joined: {', '.join(event.silos)}"
     if event.budget:
@@ -60,7 +80,7 @@ def line_of(progress: Progress, event: Event) -> str:
         line = [] if event.report.final else [_round_line(progress, event.report)]
         return "\n".join(line + _news(progress, event))
     if event.kind == "end":
-        why = f": {progress.error}" if progress.error else ""
+        why = f": {progress.error.removeprefix('stopped ')}" if progress.error else ""
         return f"{progress.title}: {progress.status} after {event.seconds:.1f} s{why}"
     return ""
 
@@ -128,7 +148,7 @@ def _headline(progress: Progress) -> RenderableType:
 
 
 def _status(progress: Progress) -> str:
-    running = progress.status not in ("completed", "failed")
+    running = progress.status not in ENDS
     doing = race.activity(progress.phase, progress.racing) if running else ""
     return f"{progress.status}, {doing}" if doing else progress.status
 
@@ -143,7 +163,7 @@ def _silo_table(progress: Progress) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for column, side in (("silo", "left"), ("samples", "right"), ("group", "left")):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
-    table.add_column(progress.lead.title, justify="right")
+    table.add_column(f"{progress.lead.title} {_when(progress)}", justify="right")
     table.add_column("")
     group_of = {n: i for i, group in enumerate(progress.groups) for n in group}
     names = sorted(group_of, key=lambda n: (group_of[n], n))
@@ -189,8 +209,12 @@ def _footer(progress: Progress) -> RenderableType:
 
 def _mean_text(progress: Progress) -> str:
     """Silos test the model that they receive, so what a round tells is of an earlier one."""
-    when = f"after round {progress.evaluated}" if progress.evaluated else "at the start"
-    return f"mean {progress.lead.title} {when}: {progress.lead.text(progress.mean_error)}"
+    title = progress.lead.title
+    return f"mean {title} {_when(progress)}: {progress.lead.text(progress.mean_error)}"
+
+
+def _when(progress: Progress) -> str:
+    return f"after round {progress.evaluated}" if progress.evaluated else "at the start"
 
 
 def collaboration_text(figures: Collaboration, lead: Lead) -> str:

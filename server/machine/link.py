@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import socket
 import ssl
 from collections.abc import Iterator
@@ -168,7 +169,7 @@ def control(address: str, *, root_certificates: Path | None = None) -> Iterator[
     except grpc.FutureTimeoutError as error:
         raise FederationError(
             f"no SuperLink answers at {address} (Control API) within {CONNECT_DEADLINE_S:.0f} s. "
-            + _what_to_do(address, tls=root_certificates is not None)
+            + _what_to_do(address, root_certificates)
         ) from error
     finally:
         channel.close()
@@ -210,12 +211,18 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
         pass  # gRPC tells
 
 
-def _what_to_do(address: str, *, tls: bool) -> str:
+def _what_to_do(address: str, root_certificates: Path | None) -> str:
     try:
         _connected(address).close()
     except (OSError, ValueError, OverflowError):
-        return "Start one with `coterie superlink`, or name another with --superlink."
-    if tls:
+        folder = root_certificates.parent.parent if root_certificates else Path()
+        own = (folder / "coterie.toml").exists()  # where commands find it without its name
+        name = "" if folder.resolve() == Path.cwd() else f" --federation {shlex.quote(str(folder))}"
+        return (
+            f"Start {'it' if own else 'one'} with `coterie superlink{name if own else ''}`, or "
+            "name another with --superlink."
+        )
+    if root_certificates:
         return "What listens there does not speak TLS, or is busy. Is it a SuperLink without TLS?"
     return (
         "What listens there may want TLS: name the federation's folder with --federation, or its "

@@ -66,7 +66,7 @@ def _beside(
     for one in story.run.rounds_to_end():
         for kind, cost in one.phases.items():
             kinds[kind] = kinds.get(kind, 0.0) + value(cost)
-    return "; ".join(f"{kind}: {text(total)}" for kind, total in kinds.items() if total)
+    return ", ".join(f"{kind} {text(total)}" for kind, total in kinds.items() if total)
 
 
 def _silo_bars(
@@ -96,7 +96,7 @@ def silo_seconds_picture(story: Story) -> Picture | None:
     totals = _per_silo(story, lambda silo: {"training": silo.seconds})
     beside = _beside(story, lambda cost: cost.silo_seconds, lambda total: f"{total:.1f} s")
     caption = "The silos' own time for the rounds' training, without waiting and transport." + (
-        f" Beside it all silos together took {beside}." if beside else ""
+        f" Other work, of all silos together: {beside}." if beside else ""
     )
     title = "Seconds of work at each silo"
     return _silo_bars(story, "silo-seconds", title, caption, totals, "seconds")
@@ -113,6 +113,6 @@ def bytes_picture(story: Story) -> Picture | None:
     )
     beside = _beside(story, lambda cost: cost.bytes_sent + cost.bytes_received, bytes_of)
     caption = "Arrays of the rounds' training, in megabytes (10⁶ bytes)." + (
-        f" Beside it there went, for all silos together, {beside}." if beside else ""
+        f" Other messages, of all silos together: {beside}." if beside else ""
     )
     return _silo_bars(story, "bytes", "What moved to and from each silo", caption, totals, "MB")

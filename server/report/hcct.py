@@ -125,7 +125,7 @@ def path_picture(story: Story) -> Picture | None:
     title = "What other α would give"
     caption = (
         f"The groups that the updates of round {one.round} give, from all alone (small α) to all"
-        " together (large α); partitions that hold over a short stretch only are left out."
+        " together (large α), without those that only a narrow range of α gives."
     )
     table = Table(
         ("groups", "from α", "to α", "who"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
+from coterie import wire
 from coterie.pictures.page import Page, Picture, Table
 from coterie.server.report import auto, costs, hcct, similarity, training
 from coterie.server.report.story import (
@@ -28,7 +29,7 @@ def build_page(story: Story) -> Page:
     run = story.run
     pictures, gaps = make_pictures(story)
     return Page(
-        title=run.name,
+        title=_title(run),
         subtitle=_subtitle(run),
         lead=_lead(story),
         figures=_figures(story),
@@ -39,16 +40,24 @@ def build_page(story: Story) -> Page:
     )
 
 
+def _title(run: Run) -> str:
+    """For people, who know neither folders nor ids of runs; that one stands below."""
+    label = str(run.config.get("label") or run.strategy)
+    return f"{label} on {run.config.get('task', '?')}" if label else run.name
+
+
 def _subtitle(run: Run) -> str:
+    since = "since then" if run.resumed else "in all"
     parts = [
+        f"run {run.name}",
         f"strategy {run.strategy}" if run.strategy else "",
-        f"task {run.config.get('task', '?')}",
         f"{len(run.silos)} silos",
         f"{len(run.rounds)} of {run.planned_rounds or '?'} rounds",
         run.status,
         f"ended early: {run.ended_early}" if run.ended_early else "",
         f"started {run.started}" if run.started else "",
-        f"{duration(run.seconds)} in all" if math.isfinite(run.seconds) else "",
+        *(f"resumed {one.when}" for one in run.resumed),
+        f"{duration(run.seconds)} {since}" if math.isfinite(run.seconds) else "",
     ]
     return " · ".join(part for part in parts if part)
 
@@ -64,9 +73,9 @@ def _lead(story: Story) -> str:
             f" {signed_points(story.gains.mean_gain, lead)} {lead.points}."
         )
         if better:
-            text += f" Most: {better[0]} ({signed_points(gains[better[0]], lead)})."
+            text += f" Most: {better[0]} ({_gained(story, better[0])})."
         if worse:
-            named = ", ".join(f"{n} ({signed_points(gains[n], lead)})" for n in worse[:3])
+            named = ", ".join(f"{n} ({_gained(story, n)})" for n in worse[:3])
             more = f" and {len(worse) - 3} more" if len(worse) > 3 else ""
             text += f" Better alone: {named}{more}."
         elif len(better) < len(gains):
@@ -75,10 +84,19 @@ def _lead(story: Story) -> str:
     if story.run.strategy == "independent":
         return "Every silo trained for itself: this run is what others are compared with."
     return (
-        "Whether it was worth it cannot be said: there is no comparable run (the same settings, "
-        "and as many samples at every silo) in which every silo trained alone. The command that "
-        "makes one is at the end."
+        "There is nothing to compare this run with: no run of the same settings, with as many "
+        "samples at every silo, in which every silo trained alone. The command that makes one is "
+        "at the end."
     )
+
+
+def _gained(story: Story, name: str) -> str:
+    """A silo's gain; of errors also in test samples, which are often few."""
+    run, gain = story.run, story.gains.gain[name]
+    text, tested = signed_points(gain, run.lead), run.test_counts().get(name, 0)
+    if run.metric != wire.ERROR or not tested:
+        return text
+    return f"{text}: {abs(round(gain * tested))} of {tested} test samples"
 
 
 def _figures(story: Story) -> dict[str, str]:
@@ -217,6 +235,9 @@ def repeat_command(run: Run, *, strategy: str = "") -> str:
         if not skipped and key not in others and usual.get(key) != value:
             text = str(value).lower() if isinstance(value, bool) else str(value)
             line += ["--set", f"{key}={text}"]
+    federation = run.folder.resolve().parent.parent
+    if (federation / "coterie.toml").exists():
+        line += ["--federation", str(federation)]
     return shlex.join(line)
 
 

@@ -24,6 +24,9 @@ from coterie.server.report.story import (
     thinned,
 )
 
+MOST_NAMED_ALONE = 6
+"""Silos alone whose curves are named; of more, their mean is."""
+
 
 def groups_picture(story: Story) -> Picture | str:
     """Groups over rounds."""
@@ -180,16 +183,23 @@ def _lines(
         kept, rows = [rounds[i] for i in known.tolist()], values[known]
         if not kept:
             continue
+        named = not letter and 1 < len(names) <= MOST_NAMED_ALONE
         if not story.many and (letter or len(names) > 1):
             for column, name in enumerate(names):
                 one = [(r, v) for r, v in zip(kept, rows[:, column], strict=True) if np.isfinite(v)]
                 x, y = thin([r for r, _ in one], [v for _, v in one])
-                lines.append(charts.Curve(x, y, colour, tip=name))
+                lines.append(charts.Curve(x, y, colour, name if named else "", tip=name))
+        if named and not story.many:
+            continue
         x, y = thin(kept, np.nanmean(rows, axis=1))
         band = None
         if story.many and len(names) > 1:
             band = tuple(thin(kept, np.nanpercentile(rows, q, axis=1))[1] for q in (10, 90))
-        label = f"group {letter}" if letter else (names[0] if len(names) == 1 else "no group")
+        label = (
+            f"group {letter}"
+            if letter
+            else (names[0] if len(names) == 1 else "mean of those alone")
+        )
         lines.append(charts.Curve(x, y, colour, label, band=band))  # type: ignore[arg-type]
     return lines
 

@@ -101,7 +101,7 @@ def _page(folder: Path | None, root: Path | None) -> tuple[Page, str]:
     except FederationError as error:
         return Page(folder.name, str(folder), "This run cannot be read.", missing=[str(error)]), ""
     status = story.run.status
-    return build_page(story), status if status in ("completed", "failed") else ""
+    return build_page(story), status if story.run.ended else ""
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from typing import Any, Literal, Self
 
@@ -422,8 +423,13 @@ def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]
         if key in owners():
             yield f"{_belongs(key)}, and the strategy is {row.name}"
         else:
-            known = ", ".join(sorted({*mine, *RunConfig.own_keys()}))
-            yield f"unknown key {key!r} (known with {row.name}: {known})"
+            near = get_close_matches(key, [*mine, *RunConfig.own_keys(), *owners()], n=1)
+            advice = (
+                f"did you mean {near[0]}?"
+                if near
+                else "docs/reference/configuration.md lists the keys"
+            )
+            yield f"unknown key {key!r}: {advice}"
 
 
 def _algorithm(row: Row, own: Mapping[str, Any], values: Mapping[str, Any]) -> Algorithm[Any]:

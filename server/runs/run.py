@@ -23,13 +23,14 @@ from coterie.server.runs.config import RunConfig, foreign_keys, train_config
 from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
+from coterie.server.runs.roster import EnrolledRoster
 from coterie.server.runs.scale import ask_for_scale
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, Roster, Silo
+from coterie.strategies.rounds.roster import Churn, Roster, Silo
 from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 
 log = logging.getLogger("coterie.run")
@@ -129,7 +130,7 @@ def build_strategy(
 class _RecordingRoster:
     """A roster that tells the record whom it waits for and who is here."""
 
-    def __init__(self, inner: DescribedRoster, record: Recorder) -> None:
+    def __init__(self, inner: Roster, record: Recorder) -> None:
         self.inner = inner
         self.record = record
         self.silos: dict[str, Silo] = {}
@@ -258,7 +259,7 @@ def _execute(
     enrolled: Callable[[], Mapping[int, str]] | None,
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
-    roster = DescribedRoster(
+    roster = EnrolledRoster(
         task=config.task,
         min_silos=config.min_silos,
         deadline_s=config.wait_for_silos,
@@ -312,7 +313,8 @@ def _execute(
 def _line(report: RoundReport, rounds: int, lead: Lead) -> str:
     """One round in one line, for a log."""
     parts = ["final" if report.final else f"round {report.round}/{rounds}"]
-    parts.append(f"{len(report.groups)} group(s)")
+    count = len(report.groups)
+    parts.append(f"{count} group{'s' * (count != 1)}")
     if report.joined and report.round > 1:
         parts.append("joined: " + ", ".join(report.joined))
     if report.left:

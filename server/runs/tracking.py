@@ -104,7 +104,13 @@ class Tracking:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         for tracker in self._open:
             with suppress(Exception):
-                tracker.close("completed" if kind is None else "failed")
+                tracker.close(_end_of(kind))
+
+
+def _end_of(kind: type[BaseException] | None) -> str:
+    if kind is None:
+        return "completed"
+    return "failed" if issubclass(kind, Exception) else "stopped"
 
 
 def _part(figures: Mapping[str, float], *, errors: bool) -> dict[str, float]:

@@ -201,6 +201,6 @@ def _require_free(address: str) -> None:
         check_free(address)
     except OSError as error:
         raise refused(
-            f"{address} cannot be listened on: {error.strerror}. Stop what listens there, or "
+            f"coterie cannot listen on {address}: {error.strerror}. Stop what listens there, or "
             "change it under [listen] in coterie.toml."
         ) from None

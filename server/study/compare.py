@@ -608,8 +608,9 @@ def _run_repeat(
 def _outcome(found: Measure) -> str:
     """One run in a few words."""
     kept = found.kept_alone
+    groups = "1 group" if len(found.groups) == 1 else f"{len(found.groups)} groups"
     return (
-        f"mean {found.lead.title} {found.lead.text(found.mean)}, {len(found.groups)} group(s), "
+        f"mean {found.lead.title} {found.lead.text(found.mean)}, {groups}, "
         + (f"{len(kept)} kept their own model ({', '.join(kept[:4])}), " if kept else "")
         + f"{found.seconds:.1f} s"
     )

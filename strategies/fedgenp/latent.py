@@ -25,8 +25,9 @@ Reversal = Literal["log1mp", "clip", "unbounded", "none"]
 MAX_TIMES = 10.0
 """A predictor is out of line whose norm is more than so many times the usual one."""
 HOW_TO_ADD = (
-    "A task has a latent split when its model is tasks.models.SplitModel(representation, head) and "
-    "the head is a Linear layer, or a Sequential of Linear, ReLU, Tanh and Dropout; see "
+    "In a declaration, take a network whose name begins with mlp or cnn: mclr has only a head. A "
+    "model of your own must be tasks.models.SplitModel(representation, head), with a head of one "
+    "Linear layer, or a Sequential of Linear, ReLU, Tanh and Dropout; see "
     "docs/explanation/fedgenp.md."
 )
 

@@ -14,12 +14,14 @@ import tomllib
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from coterie.tasks.base import (
     ColumnScale,
@@ -333,11 +335,19 @@ def load_declared(file: Path) -> DeclaredTask:
         made.folder = file.parent
         return made
     except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(str(part) for part in entry['loc']) or file.name}: {entry['msg']}"
-            for entry in error.errors()
-        )
+        problems = "; ".join(_problem(entry, file, declaration) for entry in error.errors())
         raise TaskError(f"the task's declaration {file.name} is wrong: {problems}.") from None
+
+
+def _problem(entry: ErrorDetails, file: Path, declaration: type[Declaration]) -> str:
+    key = ".".join(str(part) for part in entry["loc"])
+    if entry["type"] == "extra_forbidden":
+        known = list(declaration.model_fields)
+        near = get_close_matches(key, known, n=1)
+        advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        return f"unknown key {key!r}: {advice}"
+    text = entry["msg"].removeprefix("Value error, ")
+    return f"{key or file.name}: {text[:1].lower() + text[1:]}"
 
 
 def split_by_class(

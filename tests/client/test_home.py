@@ -169,9 +169,10 @@ def test_the_certificate_is_that_of_the_coordinator_joined(tmp_path: Path) -> No
         assert home.coordinator()[1].read_bytes() == ca
     (home.folder / "coordinator.json").write_text('{"address": "fl.example.org:9092"}')
     assert home.coordinator()[1].read_bytes() == ca
-    (home.folder / "coordinator.json").write_text('["fl.example.org:9092"]')
-    with pytest.raises(SettingsError, match=r"cannot be read: .* Join again"):
-        home.coordinator()
+    for damaged in ('["fl.example.org:9092"]', "", "{}"):
+        (home.folder / "coordinator.json").write_text(damaged)
+        with pytest.raises(SettingsError, match=r"coordinator.json is damaged. Run .* join"):
+            home.coordinator()
 
 
 def test_a_folder_serves_one_process(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
 
 
-def message(kind: str = wire.TRAIN, text: str = "") -> Message:
-    content = RecordDict({"config": ConfigRecord({"text": text})})
-    made = Message(content, dst_node_id=1, message_type=kind, group_id="1")
+def message(kind: str = wire.TRAIN, text: str = "", round: str = "1") -> Message:
+    content = RecordDict({"config": ConfigRecord({"text": text, wire.STRATEGY: "fedavg"})})
+    made = Message(content, dst_node_id=1, message_type=kind, group_id=round)
     made.metadata.__dict__["_message_id"] = "id"
     made.metadata.__dict__["_run_id"] = 5
     return made
@@ -176,6 +176,36 @@ def test_the_app_is_called_with_the_silos_own_settings_and_nothing_of_the_server
     (context,) = world.contexts
     assert context.node_config == world.silos[0].to_node_config()
     assert (context.node_id, context.run_id, context.run_config) == (77, 5, {})
+
+
+def test_the_log_has_a_line_for_a_run_for_each_round_and_for_the_end(
+    world: World, own_signals: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.connections = [[message(text="1"), message(text="raise"), message(text="2", round="2")]]
+    world.connections[0] += [message(text="again", round="2"), message(text="signal")]
+    world.host.stop_on_signals()
+    with caplog.at_level(logging.INFO, logger="coterie.silo"):
+        world.host.run()
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO][1:]
+    assert said == [
+        "takes part in run 5: strategy 'fedavg'",
+        "run 5 round 1: trained in 0.00 s",
+        "run 5 round 2: trained in 0.00 s",
+        "told to end: run 5 round 1 is left",
+        "ended by SIGTERM",
+    ]
+
+
+def test_a_run_of_another_study_is_no_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    def other(message: Message, context: Context) -> Message:
+        return wire.refusal("silo 'north' serves task 'a', the run is of task 'b'.", message)
+
+    world.host.app = other
+    world.connections = [[message(wire.DESCRIBE)]]
+    with caplog.at_level(logging.INFO, logger="coterie.silo"):
+        world.host.run()
+    assert {r.levelno for r in caplog.records} == {logging.INFO}
+    assert "the run is of task 'b'" in caplog.text and "takes part" not in caplog.text
 
 
 def test_an_exception_is_answered_with_an_error_and_the_silo_goes_on(world: World) -> None:

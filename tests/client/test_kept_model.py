@@ -223,6 +223,8 @@ def test_every_silo_keeps_its_final_model_with_a_card(
         assert card.num_examples == 20
         text = file.with_suffix(".md").read_text(encoding="utf-8")
         assert card.sha256 in text and ", ".join(card.members) in text
+        trained = "together" if card.group_size > 1 else "alone: no other silo was in its group"
+        assert f"| Trained | {trained} |" in text and card.alone == (card.group_size == 1)
 
 
 def test_a_model_of_an_earlier_round_is_kept_where_the_run_asks_for_it(

@@ -241,7 +241,7 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
     assert done.returncode == 0, done.stderr
     assert "is stopped after round" in done.stdout and "coterie run --resume" in done.stdout
     record = record_of(folder)
-    assert record["status"] == "failed" and record["error"].startswith("stopped by `coterie stop`")
+    assert record["status"] == "stopped" and record["error"].startswith("stopped by `coterie stop`")
     again = trio.control("stop", str(folder))
     assert (again.returncode, "has already ended: stopped" in again.stdout) == (0, True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +21,7 @@ from coterie.server.cli.main import app, main
 from coterie.server.cli.operator import NOT_WITH_FEDERATION, superlink
 from coterie.server.machine.link import RunInfo
 from coterie.server.runs.config import RunConfig
-from coterie.server.runs.record import Event
+from coterie.server.runs.record import Event, Round
 from coterie.server.site.federation import Federation, create
 
 
@@ -240,6 +241,19 @@ def test_a_superlink_is_told_a_folder_that_means_the_same_where_it_runs(
     assert calls.submitted[0].runs_dir == str(tmp_path / meant)
 
 
+def test_a_folder_that_cannot_hold_records_is_told_before_the_run_begins(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    line = ["run", "fedavg", "--detach", "--runs-dir"]
+    done = CliRunner().invoke(app, [*line, str(tmp_path / "file" / "runs")])
+    assert (done.exit_code, calls.submitted) == (2, [])
+    assert f"{tmp_path / 'file'} is not a folder" in done.stderr
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    done = CliRunner().invoke(app, [*line, str(tmp_path / "runs")])
+    assert f"warning: you may not write in {tmp_path}" in done.stdout
+
+
 def test_a_folder_for_a_superlink_elsewhere_stays_as_it_was_set(calls: Calls) -> None:
     there = ["--superlink", "fl.example.org:9093", "--set", "runs-dir=rel"]
     assert CliRunner().invoke(app, ["run", "fedavg", "--detach", *there]).exit_code == 0
@@ -291,9 +305,18 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
 def test_how_to_go_on_names_the_options_that_were_given(
     calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = Event("end", status="failed", error="no silos")
-    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", lambda *_: failed)
+    told: list[Event] = []
+
+    def follow(*given: Any) -> Event:
+        for event in told:
+            given[-1](event)
+        return Event("end", status="failed", error="no silos")
+
+    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", follow)
     write_federation(tmp_path)
+    done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
+    assert (done.exit_code, "--resume" in done.stdout) == (3, False), "no round, nothing to resume"
+    told = [Event("round", report=Round(1))]
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
     assert done.exit_code == 3
     assert f"coterie run --resume fedavg-8 --federation {tmp_path}\n" in done.stdout
@@ -321,7 +344,7 @@ def test_a_run_that_is_over_or_unknown_is_not_stopped(calls: Calls, tmp_path: Pa
     unknown = CliRunner().invoke(app, ["stop", "fedavg-9", "--runs-dir", str(tmp_path)])
     assert (unknown.exit_code, "does not know run 9" in unknown.stderr) == (2, True)
     nameless = CliRunner().invoke(app, ["stop", "fedavg", "--runs-dir", str(tmp_path)])
-    assert "0 runs" in nameless.stderr
+    assert "there is no run" in nameless.stderr
     assert not calls.stopped
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -220,10 +221,17 @@ def test_a_value_out_of_bounds_is_refused_by_name(key: str, value: Any) -> None:
     assert EXIT_CONFIG == 2
 
 
-def test_an_unknown_key_is_refused_with_what_there_is() -> None:
-    known = r"unknown key 'alhpa' \(known with hcct: accumulate, aggregate, alone, alpha, "
-    with pytest.raises(FederationError, match=known) as caught:
-        RunConfig.read({"alhpa": 3})
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("alhpa", "unknown key 'alhpa': did you mean alpha?"),
+        ("num-grups", "unknown key 'num-grups': did you mean num-groups?"),
+        ("colour", "unknown key 'colour': docs/reference/configuration.md lists the keys"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest(key: str, said: str) -> None:
+    with pytest.raises(FederationError, match=re.escape(said)) as caught:
+        RunConfig.read({key: 3})
     assert caught.value.exit_code == EXIT_CONFIG
 
 

@@ -116,7 +116,7 @@ def test_runs_are_found_by_folder_name_or_id(
     folder.mkdir()
     (folder / "run.json").write_text(json.dumps(record()))
     assert find_run(str(folder), None) == find_run("123", tmp_path) == folder
-    with pytest.raises(FederationError, match="0 runs"):
+    with pytest.raises(FederationError, match="there is no run"):
         find_run("999", tmp_path)
     print_explanation("123", silo="a", number=1, root=tmp_path)
     assert "group 1: a, b" in capsys.readouterr().out

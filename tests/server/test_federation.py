@@ -201,8 +201,13 @@ def test_a_server_of_the_ca_is_trusted_and_one_of_another_is_told_from_silence(
             pass
     nowhere = f"127.0.0.1:{Ports.free().control}"
     with (
-        pytest.raises(FederationError, match="Start one with"),
+        pytest.raises(FederationError, match=f"superlink --federation {beside.folder}`"),
         control(nowhere, root_certificates=beside.ca),
+    ):
+        pass
+    with (
+        pytest.raises(FederationError, match="Start one with `coterie superlink`"),
+        control(nowhere),
     ):
         pass
     with (

@@ -15,6 +15,7 @@ import pytest
 import coterie.server.runs.record.follow
 from benchmarks.engine.synthetic import write_run
 from coterie.server.cli.commands import watch_run
+from coterie.server.cli.options import Given
 from coterie.server.machine.link import RunInfo
 from coterie.server.machine.local import follow_run
 from coterie.server.runs.record import Event, event_of
@@ -70,8 +71,9 @@ def test_who_watches_a_run_whose_process_was_killed_is_told_soon(
     folder = write_run(tmp_path / "hcct-1", num_silos=2, num_rounds=2, status="running")
     past = time.time() - 10  # no longer ago than a round may take
     os.utime(folder / "events.jsonl", (past, past))
-    with pytest.raises(FederationError, match=r"gone.*coterie run --resume hcct-1"):
-        watch_run("hcct-1", tmp_path)
+    line = f"coterie run --resume hcct-1 --runs-dir {tmp_path}"
+    with pytest.raises(FederationError, match=rf"gone.*{line}$"):
+        watch_run("hcct-1", Given(runs_dir=tmp_path))
 
 
 def test_a_run_that_somebody_holds_is_watched_however_long_it_says_nothing(
@@ -84,7 +86,7 @@ def test_a_run_that_somebody_holds_is_watched_however_long_it_says_nothing(
     end = {"event": "end", "status": "completed", "seconds": 1.0}
     with locked(folder):
         threading.Timer(0.5, write, (folder, end)).start()
-        assert watch_run("hcct-1", tmp_path) == 0
+        assert watch_run("hcct-1", Given(runs_dir=tmp_path)) == 0
 
 
 def test_events_are_given_in_order_until_the_end(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_a_run_that_is_over_without_saying_so_is_an_error(
     monkeypatch.setattr(coterie.server.runs.record.follow, "CHECK_S", 0.01)
     write(tmp_path, {"event": "start"})
     told = []
-    with pytest.raises(FederationError, match="without a record of its end: it was stopped"):
+    with pytest.raises(FederationError, match="did not record how it ended: it was stopped"):
         for event in events(tmp_path, start_deadline_s=9, ended=lambda: "it was stopped"):
             told.append(event)
     assert kinds(told) == ["start"]
@@ -175,7 +177,7 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
         process.join()
     assert last.kind == "end"
     write(tmp_path, {"event": "resume", "run_id": "2"})
-    with pytest.raises(FederationError, match="without a record of its end: stopped"):
+    with pytest.raises(FederationError, match="did not record how it ended: stopped"):
         follow_run(Calls(), 2, tmp_path, told.append)  # type: ignore[arg-type]
 
 

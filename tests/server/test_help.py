@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import click
 import pytest
@@ -43,6 +44,14 @@ def test_the_help_of_coterie_lists_every_command_in_one_line() -> None:
     assert "..." not in text.partition("Options:")[2], "a summary is too long for its line"
     rows = [line for line in text.splitlines() if line.startswith("  ")]
     assert not any(line.startswith(" " * 9) for line in rows), "a summary runs on"
+
+
+def test_the_version_is_told_with_flowers() -> None:
+    done = CliRunner().invoke(app, ["--version"])
+    assert (done.exit_code, done.stdout) == (
+        0,
+        f"coterie {version('coterie')}, Flower {version('flwr')}\n",
+    )
 
 
 @pytest.mark.parametrize("path", sorted(ALL))

@@ -58,19 +58,21 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "status", "said"),
     [
-        (KeyboardInterrupt(), "stopped by Ctrl-C (SIGINT)"),
-        (SystemExit(0), "stopped by `coterie stop`, or by SIGTERM or SIGINT to its process"),
-        (FederationError("no silos"), "no silos"),
-        (ValueError(), "ValueError"),
-        (ValueError("0"), "0"),
+        (KeyboardInterrupt(), "stopped", "stopped by Ctrl-C (SIGINT)"),
+        (SystemExit(0), "stopped", "stopped by `coterie stop`, or by SIGTERM or SIGINT"),
+        (SystemExit(3), "failed", "3"),
+        (FederationError("no silos"), "failed", "no silos"),
+        (ValueError(), "failed", "ValueError"),
+        (ValueError("0"), "failed", "0"),
     ],
 )
 def test_the_record_says_in_words_why_a_run_ended(
-    error: BaseException, said: str, tmp_path: Path
+    error: BaseException, status: str, said: str, tmp_path: Path
 ) -> None:
     Recorder(tmp_path, RunConfig.read({}).plain(), run_id=1).fail(error)
+    assert record(tmp_path)["status"] == lines(tmp_path)[-1]["status"] == status
     assert record(tmp_path)["error"] == said and lines(tmp_path)[-1]["error"] == said
 
 
@@ -281,6 +283,24 @@ def test_a_silo_of_another_task_is_refused_with_the_silos_own_reason(tmp_path: P
         execute_in(tmp_path / "run", task="mnist")
 
 
+@pytest.mark.parametrize("away", [False, True])
+def test_a_task_that_no_enrolled_silo_serves_ends_the_run_at_once(
+    away: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="coterie")
+    grid = InProcessGrid(app, three())
+    names = dict(zip(grid.get_node_ids(), "abc", strict=True)) | ({99: "away"} if away else {})
+    keys = SHORT | {"task": "mnist", "wait-for-silos": 1.0 if away else 100.0}
+    said = "a was refused" if away else r"every enrolled silo refuses.*Name their task with --task"
+    with pytest.raises(FederationError, match=said) as caught:
+        config = RunConfig.read(keys)
+        execute(grid, config, run_id=42, folder=tmp_path / "run", enrolled=lambda: names)
+    assert caught.value.exit_code == EXIT_NO_SILOS
+    told = {(r.levelname, r.getMessage()) for r in caplog.records if "study" in r.getMessage()}
+    text = "silo a is of another study: silo 'a' serves task 'digits', the run is of task 'mnist'."
+    assert ("INFO", text) in told and len(told) == 3
+
+
 def test_a_reply_left_out_is_in_record_events_and_log(tmp_path: Path) -> None:
     def failing(message: Message, context: Context) -> Message:
         meta = message.metadata
@@ -321,7 +341,7 @@ def test_a_silo_that_gives_no_initial_model_ends_the_run_with_its_name(
     assert record(tmp_path / "run")["status"] == "failed"
 
 
-def test_an_interrupted_run_is_recorded_as_failed(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_recorded_as_stopped(tmp_path: Path) -> None:
     def interrupted(message: Message, context: Context) -> Message:
         if message.metadata.message_type == wire.TRAIN:
             raise KeyboardInterrupt
@@ -330,7 +350,7 @@ def test_an_interrupted_run_is_recorded_as_failed(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         execute_in(tmp_path / "run", InProcessGrid(interrupted, three()))  # type: ignore[arg-type]
     data = record(tmp_path / "run")
-    assert (data["status"], data["error"]) == ("failed", "stopped by Ctrl-C (SIGINT)")
+    assert (data["status"], data["error"]) == ("stopped", "stopped by Ctrl-C (SIGINT)")
 
 
 def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(

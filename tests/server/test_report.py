@@ -253,7 +253,7 @@ def test_a_run_of_other_settings_is_not_compared(runs: Path, tmp_path: Path) -> 
     write_run(tmp_path / "hcct-1", num_silos=8, num_rounds=9)
     write_run(tmp_path / "independent-1", num_silos=8, num_rounds=8, strategy="independent")
     page = build_page(tell(read_run(tmp_path / "hcct-1")))
-    assert "cannot be said" in page.lead
+    assert "nothing to compare this run with" in page.lead
     (command,) = [text for title, text in page.commands.items() if "--alone" in title]
     assert command.startswith("coterie run independent --set rounds=9")
     story = tell(read_run(tmp_path / "hcct-1"), alone=read_run(runs / "independent-1"))
@@ -334,6 +334,15 @@ def test_the_command_repeats_what_is_not_a_default(runs: Path) -> None:
     assert repeat_command(run) == "coterie run hcct --set rounds=9"
     odd = replace(run, config={**run.config, "label": "a b", "lr": 0.5})
     assert repeat_command(odd) == "coterie run hcct --set rounds=9 --set lr=0.5 --set 'label=a b'"
+    page = build_page(tell(odd))
+    assert page.title.startswith("a b on ") and page.subtitle.startswith(f"run {run.name} · ")
+
+
+def test_how_to_repeat_a_run_of_a_federation_names_it(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "study" / "runs" / "r", num_silos=2, num_rounds=2))
+    assert "--federation" not in repeat_command(run)
+    (tmp_path / "study" / "coterie.toml").touch()
+    assert repeat_command(run).endswith(f" --federation {tmp_path / 'study'}")
 
 
 def test_work_beside_the_training_is_in_what_the_run_cost(runs: Path, tmp_path: Path) -> None:
@@ -346,8 +355,8 @@ def test_work_beside_the_training_is_in_what_the_run_cost(runs: Path, tmp_path: 
 
     changed = read_run(damaged(runs, tmp_path / "run", change))
     captions = {picture.key: picture.caption for picture in make_pictures(tell(changed))[0]}
-    assert "all silos together, trial: 8 MB." in captions["bytes"]
-    assert "Beside it all silos together took trial: 5.0 s." in captions["silo-seconds"]
+    assert "Other messages, of all silos together: trial 8 MB." in captions["bytes"]
+    assert "Other work, of all silos together: trial 5.0 s." in captions["silo-seconds"]
     before = read_run(runs / "hcct-1").rounds[0].phase_seconds
     after = changed.rounds[0].phase_seconds
     assert after["train"] == pytest.approx(before["train"] + 0.004)
@@ -507,6 +516,18 @@ def test_an_unfinished_run_says_how_far_it_is(tmp_path: Path) -> None:
     run = read_run(tmp_path / "run")
     assert run.missing == ("the run is going on or was cut off: 5 of 20 rounds are recorded",)
     assert "5 of 20 rounds" in build_page(tell(run)).subtitle
+
+
+def test_a_stopped_and_resumed_run_says_so(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", num_silos=4, num_rounds=5, status="stopped")
+    record = json.loads((folder / "run.json").read_text())
+    again = {"after-round": 2, "at": "2026-01-01T10:00:00+00:00", "previous-run-id": "7"}
+    record |= {"resumed": [again], "seconds": 24.9, "error": "stopped by Ctrl-C (SIGINT)"}
+    (folder / "run.json").write_text(json.dumps(record))
+    run = read_run(folder)
+    assert run.missing == ("the run was stopped by Ctrl-C (SIGINT), after 5 of 5 rounds",)
+    told = build_page(tell(run)).subtitle
+    assert " · stopped · " in told and told.endswith("resumed after round 2 · 24.9 s since then")
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"rounds": [', "[1, 2]", "\x00\xff", "null"])

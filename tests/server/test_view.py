@@ -104,6 +104,10 @@ BUDGET_LINE = (
             event("end", status="failed", seconds=3.0, error="no silos"),
             "HCCT: failed after 3.0 s: no silos",
         ),
+        (
+            event("end", status="stopped", seconds=3.0, error="stopped by Ctrl-C (SIGINT)"),
+            "HCCT: stopped after 3.0 s: by Ctrl-C (SIGINT)",
+        ),
         (event("look", round=3), ""),
     ],
 )
@@ -122,6 +126,23 @@ def test_without_a_terminal_every_event_is_a_plain_line() -> None:
     assert len(text.splitlines()) == 2  # long lines are not broken
     assert "\x1b" not in text
     assert progress.round == 1
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_who_resumes_a_run_is_not_told_its_earlier_rounds_again(terminal: bool) -> None:
+    console = Console(file=io.StringIO(), width=200, force_terminal=terminal)
+    progress = Progress("HCCT")
+    with showing(console, progress, resumed_as=8) as take:
+        take(event("start", run_id="7", config={"rounds": 5}))
+        take(BUDGET)
+        take(round_event(["a", "b"], 1))
+        assert progress.round == 1
+        take(event("resume", run_id="8", after=1, config={"rounds": 5}))
+        take(round_event(["a", "b"], 2))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert BUDGET_LINE not in text and "round 1/5" not in text and "round 2/5" in text
+    resumed = "HCCT: resumed after round 1 of 5; waiting for silos\n"
+    assert terminal or text.startswith(resumed)
 
 
 def test_on_a_terminal_what_a_phase_may_cost_stays_above_the_picture() -> None:
@@ -175,6 +196,7 @@ def test_the_picture_has_round_groups_errors_and_who_joined_late() -> None:
     progress.feed(round_event(["a", "b", "late"], 3, joined=["late"]))
     text = drawn(progress)
     assert "round 3/5" in text and "mean error after round 2: 25.0 %" in text
+    assert "group  error after round 2" in text, "a column says of which models its figures are"
     (late,) = [line for line in text.splitlines() if line.strip().startswith("late")]
     assert "joined in round 3" in late and "25.0 %" in late and "40" in late
 

@@ -4,6 +4,7 @@ Nothing outside this folder knows the keys of ``run.json`` and ``events.jsonl``.
 """
 
 from coterie.server.runs.record.contents import (
+    ENDS,
     Budget,
     Evaluations,
     Event,

@@ -18,6 +18,8 @@ from coterie.server.runs.record.grouping import Grouping
 from coterie.server.runs.record.values import Fields, Groups, clean
 from coterie.strategies.rounds.reports import Evaluation, PhaseReport, RoundReport, SiloReport
 
+ENDS = ("completed", "failed", "stopped")
+"""How a run may end: ``stopped`` by a person, with its rounds so far."""
 Evaluations = Mapping[str, Evaluation]
 """Silo → loss, error in [0, 1], number of test samples; NaN where a silo does not say it."""
 
@@ -129,6 +131,11 @@ class Resumption:
     at: str
     previous_run_id: str
 
+    @property
+    def when(self) -> str:
+        """Where it went on, in words."""
+        return f"after round {self.after_round}" if self.after_round else "before round 1"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -137,10 +144,11 @@ class Run:
     Attributes:
         folder: where it is.
         run_id: Flower's, of the last resumption.
-        status: ``starting``, ``running``, ``completed``, ``failed`` or ``unknown``.
-        error: why it failed, or empty.
+        status: ``starting``, ``running``, one of ``ENDS``, or ``unknown``.
+        error: why it failed or who stopped it, or empty.
         started: date and time as written, or empty.
-        seconds, seconds_to_first_training: wall seconds; NaN while unknown.
+        seconds, seconds_to_first_training: wall seconds since it was started or last resumed; NaN
+            while unknown.
         config, versions: as recorded.
         metric: that leads: silos' errors are what is missing to its best value.
         unit: in which it is counted, of real targets.
@@ -205,7 +213,7 @@ class Run:
     @property
     def ended(self) -> bool:
         """Nothing more is written to it unless it is resumed."""
-        return self.status in ("completed", "failed")
+        return self.status in ENDS
 
     @property
     def kept_alone(self) -> tuple[str, ...]:

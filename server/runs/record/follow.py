@@ -78,7 +78,7 @@ def events(
             checked = now
             reason = ended()
             if reason is not None:
-                raise FederationError(f"the run is over without a record of its end: {reason}")
+                raise FederationError(f"the run is over, but did not record how it ended: {reason}")
         time.sleep(POLL_S)
 
 

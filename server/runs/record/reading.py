@@ -52,8 +52,11 @@ def find_run(name: str, root: Path | None) -> Path:
     runs = {path.parent for file in files for path in folder.glob(f"*/{file}")}
     found = sorted(run for run in runs if run.name.endswith(name))
     if len(found) != 1:
+        names = ", ".join(run.name for run in found[:3]) + (", …" if len(found) > 3 else "")
         raise refused(
-            f"{len(found)} runs in {folder} are called {name!r}. `coterie runs` lists them."
+            f"{name!r} may be any of these runs in {folder}: {names}. Give the whole name."
+            if found
+            else f"there is no run {name!r} in {folder}. `coterie runs` lists the recorded runs."
         )
     return found[0]
 
@@ -255,6 +258,7 @@ def _gaps(run: Run) -> list[str]:
         done = f"{last} of {run.planned_rounds or '?'} rounds"
         words = {
             "failed": f"the run failed after {done}: {run.error or 'no reason is recorded'}",
+            "stopped": f"the run was {run.error or 'stopped'}, after {done}",
             "running": f"the run is going on or was cut off: {done} are recorded",
             "starting": "the run had not begun to train when this was written",
         }

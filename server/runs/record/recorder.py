@@ -137,9 +137,10 @@ class Recorder:
         self._close(status="completed", model_hashes=hashes, collaboration=beside)
 
     def fail(self, error: BaseException) -> None:
-        """Close the record of a run that could not go on; what is there stays."""
+        """Close the record of a run that could not go on or was stopped; what is there stays."""
+        status = "stopped" if _is_a_wish(error) else "failed"
         try:
-            self._close(status="failed", error=_in_words(error))
+            self._close(status=status, error=_in_words(error))
         except OSError as unwritten:  # the disk is full: that is why it could not go on
             print(f"{self.folder} does not say that the run failed: {unwritten}", file=sys.stderr)
 
@@ -207,16 +208,21 @@ def _thinned(rounds: list[Round]) -> list[Round]:
     return kept
 
 
-def _in_words(error: BaseException) -> str:
-    """Why a run could not go on. What is no ``Exception`` and says nothing is a person's wish.
+def _is_a_wish(error: BaseException) -> bool:
+    """What is no ``Exception`` and says nothing is a person's wish.
 
     Flower ends a ServerApp with ``SystemExit(0)`` whether its run was stopped at the SuperLink or
     its process was sent a signal.
     """
+    return not isinstance(error, Exception) and str(error) in ("", "0", "None")
+
+
+def _in_words(error: BaseException) -> str:
+    """Why a run could not go on."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C (SIGINT)"
-    if not isinstance(error, Exception) and str(error) in ("", "0", "None"):
-        return "stopped by `coterie stop`, or by SIGTERM or SIGINT to its process"
+    if _is_a_wish(error):
+        return "stopped by `coterie stop`, or by SIGTERM or SIGINT"
     return str(error) or type(error).__name__
 
 
