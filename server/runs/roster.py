@@ -41,7 +41,7 @@ class EnrolledRoster(DescribedRoster):
             super()._refuse(node, who, reason)
             return
         who = who or f"node {node}"
-        self._refused_nodes[node] = self.refused[who] = reason
+        self._refused_nodes[node] = self.refused[who] = reason = wire.plain_text(reason)
         log.info("silo %s is of another study: %s", who, reason)
 
     def _hopeless(self, reasons: set[str]) -> FederationError:
