@@ -61,7 +61,7 @@ config: setup ## Write what is made from the options: defaults in pyproject.toml
 e2e: setup-dev ## Tests with real processes and real gRPC
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "e2e and not nightly" $(ARGS)
 
-nightly: setup-dev ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
+nightly: setup-dev .links/coterie ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
 	@$(BIN)/python -m pytest -q $(WORKERS) -m nightly $(ARGS)
 	@$(BIN)/python -m tests.mutations
 	@if docker info >/dev/null 2>&1; then $(MAKE) e2e-docker; \

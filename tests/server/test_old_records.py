@@ -94,7 +94,7 @@ def test_a_run_goes_on_after_a_round_of_its_record(tmp_path: Path) -> None:
     Recorder(folder, earlier.config, run_id=7, earlier=earlier, after=3).fail(KeyboardInterrupt())
     told, before = raw(folder), raw(HCCT)
     assert told["rounds"] == before["rounds"][:3]
-    assert (told["run-id"], told["status"]) == ("7", "failed")
+    assert (told["run-id"], told["status"]) == ("7", "stopped")
     assert told["resumed"][0]["previous-run-id"] == before["run-id"]
     assert told["resumed"][0]["after-round"] == 3
     assert not {"final-evaluation", "final-groups", "guard", "model-hashes"} & told.keys()

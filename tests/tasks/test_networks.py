@@ -392,7 +392,7 @@ def test_a_declaration_may_state_the_checksum(study: Path, tmp_path: Path) -> No
     shutil.copy(study / "resnet18.safetensors", tmp_path)
     with pytest.raises(TaskError, match="is expected"):  # the file has changed since it was read
         silent.model()
-    for more, said in (('checksum = "12"', "checksum: String should match"), ("", "name it as")):
+    for more, said in (('checksum = "12"', "checksum: string should match"), ("", "name it as")):
         text = more or f'checksum = "{digest}"'
         file.write_text(STUDY.format(network="resnet18") + text)
         with pytest.raises(TaskError, match=said):
