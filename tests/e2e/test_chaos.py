@@ -48,7 +48,7 @@ def strike(trio: Trio, folder: Path, kind: str, dice: random.Random) -> None:
 
 @pytest.mark.parametrize(
     "kills",
-    [3, pytest.param(MANY, marks=[pytest.mark.nightly, pytest.mark.timeout(120 + 45 * MANY)])],
+    [2, pytest.param(MANY, marks=[pytest.mark.nightly, pytest.mark.timeout(120 + 45 * MANY)])],
 )
 def test_no_kill_changes_the_outcome(trio: Trio, kills: int) -> None:
     dice = random.Random(SEED)
@@ -69,7 +69,7 @@ def test_no_kill_changes_the_outcome(trio: Trio, kills: int) -> None:
         if held_by(folder) is None:
             break  # it was over before
         kept = checkpoints(folder)
-        kind = KINDS[number] if kills == len(KINDS) else dice.choice(LIKELY)
+        kind = KINDS[number] if kills < len(KINDS) else dice.choice(LIKELY)
         strike(trio, folder, kind, dice)
         struck[kind] = struck.get(kind, 0) + 1
         assert checkpoints(folder) >= kept, "a committed round is lost"

@@ -42,24 +42,18 @@ KEYS: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize(
-    "strategies",
-    [
-        pytest.param(("fednova", "kmeans"), id="representative"),
-        pytest.param(tuple(KEYS), id="all", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
 def test_a_federation_of_processes_gives_the_models_and_errors_of_one_process(
-    tmp_path: Path, strategies: tuple[str, ...]
+    tmp_path: Path,
 ) -> None:
     file = tmp_path / "try.toml"
-    chosen = [f'[[strategies]]\nstrategy = "{name}"\n{KEYS[name]}\n' for name in strategies]
+    chosen = [f'[[strategies]]\nstrategy = "{name}"\n{keys}\n' for name, keys in KEYS.items()]
     file.write_text(FILE + "".join(chosen), encoding="utf-8")
     out = io.StringIO()
     here = compare(Console(file=out, width=200), file, folder=tmp_path / "here")
     there = compare(Console(file=out, width=200), file, folder=tmp_path / "there", federation=True)
     assert "as processes of their own" in out.getvalue()
-    assert len(here) == len(strategies) + 1, "and alone"
+    assert len(here) == len(KEYS) + 1, "and alone"
     assert [(r.name, r.error, r.worst) for r in here] == [(r.name, r.error, r.worst) for r in there]
     for record in sorted((tmp_path / "here" / "records").iterdir()):
         one = json.loads((record / "run.json").read_text())
