@@ -164,6 +164,7 @@ def test_stock_supernodes_give_the_same_models(federation: LocalFederation, tmp_
             assert told == in_process(client, strategies, strategy)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
     pair: Organisations, tmp_path: Path
