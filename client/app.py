@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 from coterie import wire
 from coterie.client.home import personal
 from coterie.client.resident.ledger import outbound
-from coterie.client.work import discriminate, evaluate, train
+from coterie.client.work import discriminate, evaluate, secure, train
 from coterie.client.work.columns import column_sums
 from coterie.client.work.request import Request, answering
 from coterie.client.work.weights import read_weights
@@ -44,12 +44,15 @@ ANSWERS = {
     wire.DESCRIBE: describe,
     wire.INITIAL: initialise,
     wire.COLUMN_SUMS: tell_column_sums,
+    wire.SECURE_KEY: secure.tell_key,
+    wire.SECURE_SEED: secure.seal_seed,
     wire.TRAIN: train.train_model,
     wire.TRAIN_PER_FEDAVG: train.train_model_per_fedavg,
     wire.TRAIN_PFEDME: train.train_model_pfedme,
     wire.TRAIN_APFL: train.train_model_apfl,
     # w⁰ trained on this silo's data: the update tells the server which group is this silo's.
     wire.COLD_START: train.train_model,
+    wire.MASKED_SUM: secure.sum_masked,
     wire.TRAIN_DISCRIMINATOR: discriminate.train_discriminators,
     wire.EVALUATE: evaluate.evaluate_model,
     wire.EVALUATE_TRAINING: evaluate.evaluate_model_on_training_data,

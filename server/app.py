@@ -13,9 +13,10 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.server.machine.pulling import bounded
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
-from coterie.server.site.enrolled import names_by_node
+from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
+from coterie.strategies.rounds.secure import Enrolled
 from coterie.system.processes import end_with_parent
 
 app = ServerApp()
@@ -27,13 +28,18 @@ def main(grid: Grid, context: Context) -> None:
     _log_to_stdout()
     end_with_parent(EXIT_RUN)
     config = RunConfig.read_from_flower(context.run_config)
-    federation = os.environ.get(ENVIRONMENT)
+    federation = load() if os.environ.get(ENVIRONMENT) else None
     execute(
         bounded(grid),
         config,
         run_id=context.run_id,
         folder=run_folder(config, run_id=context.run_id),
-        enrolled=partial(names_by_node, load().roster) if federation else None,
+        enrolled=partial(names_by_node, federation.roster) if federation else None,
+        vouching=Enrolled(
+            federation.ca.read_bytes(), partial(vouchers, federation.roster, federation.tls)
+        )
+        if federation
+        else None,
     )
 
 

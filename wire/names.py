@@ -29,6 +29,13 @@ TRAIN_APFL: Final = "train.apfl"
 TRAIN_DISCRIMINATOR: Final = "train.discriminator"
 EVALUATE_DISCRIMINATOR: Final = "evaluate.discriminator"
 
+MASKED_SUM: Final = "train.masked_sum"
+"""In a secure run: what a silo trained, masked so that only the sum over a group can be read."""
+SECURE_KEY: Final = "query.secure_key"
+"""The silo's public key of this run, by which silos make masks in pairs."""
+SECURE_SEED: Final = "query.secure_seed"
+"""The seed of the run's projection, sealed for silos that do not have it."""
+
 # Records of a message, named as in Flower's examples.
 ARRAYS: Final = "arrays"
 CONFIG: Final = "config"
@@ -36,6 +43,10 @@ METRICS: Final = "metrics"
 DISCRIMINATORS: Final = "discriminators"
 """A silo's discriminators, stacked: every array has a first axis of pairs. Without this record a
 silo starts from the run's initial one."""
+SKETCH: Final = "sketch"
+"""Of a secure run's update: a projection to few numbers that keeps lengths and angles."""
+MASKED: Final = "masked"
+"""One array, uint64: see ``coterie.wire.secure``."""
 HITS: Final = "hits"
 """``hits``, int64 (pairs, 2): right answers of the discriminators received on the two halves of the
 silo's held-out samples; ``counts``, int64 (2,): those samples."""
@@ -172,6 +183,24 @@ GUARD_LR_DECAY: Final = "guard-lr-decay"
 RUN: Final = "run"
 """The run's name, for the files that the silo keeps."""
 
+SECURE: Final = "secure"
+"""The silo keeps what it trains; a sketch of it leaves, and later a masked sum."""
+SKETCH_OF: Final = "sketch-of"
+"""What of an update is sketched: ``parameters``, or with its statistics ``parameters+buffers``;
+missing: nothing."""
+SKETCH_LAYERS: Final = "sketch-layers"
+"""``all`` in one sketch, ``each`` module by itself, or a prefix of array names."""
+OWN_ROUND: Final = "own-round"
+OWN_PURPOSE: Final = "own-purpose"
+"""In place of arrays: the model is the one that this silo trained then."""
+PEERS: Final = "secure-peers"
+SEALED: Final = "secure-seed"
+"""Text of ``coterie.wire.secure``: public keys of silos, and a sealed seed."""
+SUM: Final = "secure-sum"
+"""Text: whose sum it is, and how each silo counts in it."""
+SUMMED: Final = "summed"
+"""With a masked update: the silos of its sum, for the ledger."""
+
 # Keys of metrics, silo to server.
 NUM_EXAMPLES: Final = "num-examples"
 TRAIN_LOSS: Final = "train-loss"
@@ -194,6 +223,8 @@ ALONE_ERROR: Final = "alone-error"
 """On test data, of the model that the silo trained alone."""
 VALIDATION_ERROR: Final = "validation-error"
 ALONE_VALIDATION_ERROR: Final = "alone-validation-error"
+UPDATE_NORM: Final = "update-norm"
+"""Euclidean norm of what a secure run's training changed."""
 KEPT_ALONE: Final = "kept-alone"
 """1 if the silo keeps the model that it trained alone, else 0."""
 MIN_GROUP_SIZE: Final = "min-group-size"
@@ -211,7 +242,7 @@ OWN_METRICS: Final = frozenset(
         *(HOLDOUT_ERROR, HOLDOUT_LOSS, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR),
         *(RECEIVED_EXAMPLES, ALONE_ERROR),
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
-        *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR),
+        *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR, UPDATE_NORM),
     }
 )
 """These; any other key of a reply is a metric of the silo's app."""

@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -87,6 +87,9 @@ column_sums_from = 20
 # sample, that sample can be worked out. A silo that has fewer trains with all it has.
 min_samples = 8
 min_batch = 1
+# "required": take part in secure runs only, in which the coordinator sees sketches of this silo's
+# updates and sums over groups, but none of its models.
+secure = ""
 # This silo's own preference for more data in HCCT; without it, the run's.
 # alpha = 50.0
 
@@ -131,6 +134,7 @@ class _Policy(_Section):
     column_sums_from: Annotated[int, Field(ge=1)] = 20
     min_samples: Annotated[int, Field(ge=1)] = Policy.min_samples
     min_batch: Annotated[int, Field(ge=1)] = Policy.min_batch
+    secure: Literal["", "required"] = ""
     alpha: Annotated[float, Field(ge=0)] | None = None
 
 

@@ -38,8 +38,8 @@ BOUND = {
     wire.TRAIN_PER_FEDAVG: ("perfedavg",),
     wire.TRAIN_PFEDME: ("pfedme",),
     wire.TRAIN_APFL: ("apfl",),
-    wire.TRAIN_DISCRIMINATOR: ("fedcollab",),
-    wire.EVALUATE_DISCRIMINATOR: ("fedcollab",),
+    wire.TRAIN_DISCRIMINATOR: ("fedcollab", "auto"),
+    wire.EVALUATE_DISCRIMINATOR: ("fedcollab", "auto"),
     wire.LABEL_COUNTS: ("fedgen",),
     wire.ENSEMBLE: ("fedensemble",),
 }
@@ -47,9 +47,10 @@ BOUND = {
 
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
-    wire.DISCRIMINATOR_BYTES,
+    *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM),
 )
-"""Counts, of samples and of a discriminator's bytes. Without them a silo cannot take part."""
+"""Counts, of samples and of a discriminator's bytes, and the length of an update that is kept back.
+Without them a silo cannot take part."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class Policy:
         column_sums: consent to tell count, mean and deviation of numeric columns of the training
             data, which runs of a task that scales by the federation ask for.
         column_sums_from: of a column with fewer numbers nothing is told.
+        secure: ``required``: nothing leaves from which an update could be read, but sketches and
+            masked sums of secure runs; empty: a run may be either.
     """
 
     strategies: tuple[str, ...] = ()
@@ -92,6 +95,7 @@ class Policy:
     label_counts: bool = False
     column_sums: bool = False
     column_sums_from: int = 20
+    secure: str = ""
     min_samples: int = 8
     min_batch: int = 1
     max_evaluations: int = 200
@@ -133,6 +137,17 @@ class Policy:
         if strategies is None or named is None or named in strategies:
             return ""
         return f"answers {kind} messages only in runs of {', '.join(strategies)}, not of {named}."
+
+    def secure_objection(self, kind: str, config: Mapping[str, object]) -> str:
+        """Why a message that would show an update is refused; empty if it is not."""
+        shows = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
+        joins = kind == wire.DESCRIBE and wire.STRATEGY in config
+        if self.secure != "required" or not (shows or joins) or config.get(wire.SECURE) is True:
+            return ""
+        return (
+            'takes part in secure runs only (secure = "required" in silo.toml); this one would '
+            "show its updates to the coordinator. Start the run with secure = true."
+        )
 
     def samples_objection(self, samples: int, batch: int, *, of: int) -> str:
         """Why a training with too few samples is refused; empty if it is not.

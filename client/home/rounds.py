@@ -32,8 +32,19 @@ _memory: dict[tuple[str, str, str, str], dict[int, Model]] = {}
 """(silo, home, kind, run) → round → arrays: all there is of silos without a home, else a cache."""
 
 
-def keep(settings: SiloSettings, kind: str, model: Model, *, run: str, number: int) -> None:
-    """Keep arrays as those after a round. What was kept of later rounds is of a past that ended."""
+def keep(
+    settings: SiloSettings,
+    kind: str,
+    model: Model,
+    *,
+    run: str,
+    number: int,
+    on_disk: bool = True,
+) -> None:
+    """Keep arrays as those after a round. What was kept of later rounds is of a past that ended.
+
+    With ``on_disk`` false only the process remembers them, also of a silo with a folder.
+    """
     key = (settings.name, settings.home, kind, run)
     rounds = {r: kept for r, kept in _memory.pop(key, {}).items() if r < number}
     for old in [k for k in _memory if k[:3] == key[:3]][: -MAX_RUNS + 1]:
@@ -45,7 +56,8 @@ def keep(settings: SiloSettings, kind: str, model: Model, *, run: str, number: i
     for later, file in files_of(folder).items():
         if later > number:
             file.unlink()
-    write_model(folder / f"round-{number:06d}.safetensors", model)
+    if on_disk:
+        write_model(folder / f"round-{number:06d}.safetensors", model)
     for file in list(files_of(folder).values())[:-KEPT]:
         file.unlink()
 

@@ -145,6 +145,12 @@ def _metrics(text: Option) -> tuple[str, ...]:
     return _words(text)
 
 
+def _secure(text: Option) -> str:
+    if text not in ("", "required"):
+        raise ValueError
+    return str(text)
+
+
 Reader = Callable[[Any], Any]
 OWN: Mapping[str, Reader] = {
     "name": str, "task": str, "alpha": float, "device": str, "threads": int,
@@ -167,9 +173,14 @@ POLICY: Mapping[str, Reader] = {
     "max-minutes": float,
     "max-message-mb": float,
     "max-kept-runs": int,
+    "secure": _secure,
 }
 """Keys of a node config, which are fields here and of the policy, and how each is read."""
-EXPECTED = {_flag: "true or false", _metrics: "names with commas between them"}
+EXPECTED = {
+    _flag: "true or false",
+    _metrics: "names with commas between them",
+    _secure: "required, or empty",
+}
 
 
 def _read(config: Mapping[str, Option], readers: Mapping[str, Reader]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from coterie import wire
 from coterie.client.home import personal
 from coterie.client.home.asked import asked_by, quota_objection
+from coterie.client.home.held import held
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.guard import Guard, guarded, guarded_until, leave_out_validation
@@ -30,10 +31,14 @@ from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import BALANCE
+from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
 
-WITHOUT_DATA = (wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS)
+WITHOUT_DATA = (
+    *(wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS),
+    *(wire.SECURE_KEY, wire.SECURE_SEED, wire.MASKED_SUM),
+)
 """Messages that are answered before the run has a scale."""
 PRECISIONS = ("float32", "bfloat16", "float16")
 OF_THE_LOOP = {
@@ -123,6 +128,7 @@ class Request:
         policy, kind = self.bench.settings.policy, self.message.metadata.message_type
         self.refuse_for(policy.objection(self.config))
         self.refuse_for(policy.type_objection(kind, self.config))
+        self.refuse_for(policy.secure_objection(kind, self.config))
         run = str(self.config.get(wire.RUN, ""))
         flower_run = str(self.message.metadata.run_id)
         asked = asked_by(self.bench.settings, run, flower_run)
@@ -191,13 +197,14 @@ class Request:
         packed.
         """
         record = self.message.content.array_records.get(wire.ARRAYS)
-        if record is None:
+        own = self._own_model()
+        if record is None and own is None:
             kind = self.message.metadata.message_type
             raise RefusedError(f"a {kind} message needs {wire.ARRAYS!r}.")
         try:
             whole = personal.complete(
                 self.bench,
-                wire.decode_arrays(record),
+                wire.decode_arrays(record) if record is not None else own or {},
                 names,
                 run=self.run,
                 seed=self.run_seed,
@@ -206,7 +213,21 @@ class Request:
             load_weights(self.bench.model, whole)
         except (wire.WireError, ValueError) as error:
             raise RefusedError(str(error)) from None
-        return wire.is_packed(record)
+        return record is None or wire.is_packed(record)
+
+    def _own_model(self) -> Model | None:
+        """The model that a message means without having it: one that this silo keeps back."""
+        if wire.OWN_ROUND not in self.config:
+            return None
+        number = self.integer(wire.OWN_ROUND, minimum=1)
+        purpose = str(self.config.get(wire.OWN_PURPOSE, ""))
+        found = held(self.bench.settings, run=self.run, number=number, purpose=purpose)
+        if found is None:
+            self.refuse_for(
+                f"has not kept the model that it trained in round {number}: it was restarted "
+                "without a folder, or its folder was changed."
+            )
+        return found
 
     def plan(self) -> TrainPlan:
         """How to train."""

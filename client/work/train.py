@@ -34,6 +34,7 @@ from coterie.client.work.personalisation import (
     train_own,
 )
 from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.secure import keep_back
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.validation import validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
@@ -100,7 +101,7 @@ class _Order:
         holdout: share of the training data.
         validation: what rounds are chosen by, if the run has such data.
         own: what the silo makes of the model received for itself, if anything.
-        received: that model, where something else is made of it.
+        received: that model, where something else is made of it, or only the difference leaves.
         staying: names of the arrays that do not leave.
         packed: how the model came, and so how it goes back.
         metric: that leads; empty: the task's.
@@ -149,10 +150,14 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
         if slots is not None:
             kept = {name: slot.detach().cpu().numpy() for name, slot in slots.items()}
             rounds.keep(settings, OPTIMISER, kept, run=request.run, number=round_number)
-    leaving = personal.without(trained, staying)
+    leaving = {wire.ARRAYS: personal.without(trained, staying)}
+    if request.config.get(wire.SECURE):
+        received = personal.without(order.received, staying)
+        leaving, figures = keep_back(request, received, leaving[wire.ARRAYS])
+        metrics |= figures
     return RecordDict(
         {
-            wire.ARRAYS: wire.encode_arrays(leaving, packed=order.packed),
+            **{n: wire.encode_arrays(m, packed=order.packed) for n, m in leaving.items()},
             wire.METRICS: permitted(metrics, settings.policy),
         }
     )
@@ -174,7 +179,8 @@ def _read_order(request: Request) -> _Order:
     bench = request.spared(before=round_number - bool(request.purpose))
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
-    received = {} if own is None else read_weights(bench.model)
+    kept = own is not None or request.config.get(wire.SECURE)
+    received = read_weights(bench.model) if kept else {}
     return _Order(
         plan, bench, data, guard, holdout, validation, own, received, staying, packed, metric
     )

@@ -25,6 +25,7 @@ from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.influence import Influence, aggregate_problem
 from coterie.strategies.rounds.options import Key, NotNegative, Options, Positive, Scalar, table_of
 from coterie.strategies.rounds.roster import Churn
+from coterie.strategies.rounds.secure import insecure
 
 GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
@@ -207,6 +208,12 @@ class RunConfig(Options):
         description="Silos write their own model to their disks after every so many rounds; 0 only "
         "after the last.",
     )
+    secure: bool = Field(
+        False,
+        description="Whether silos keep their updates to themselves: the coordinator compares "
+        "sketches of them, and reads only sums over groups. For hcct, fedgroup, auto, cfl, flhc, "
+        "kmeans, fedavg and independent, with coterie's own silos.",
+    )
     name_members: bool = Field(
         False,
         description="Whether silos are told who is in their group by name, not only how many.",
@@ -271,6 +278,8 @@ class RunConfig(Options):
             problems += _validation_problems(config)
             averages, name = config.algorithm.averages, config.strategy
             why = aggregate_problem(config.influence, averages=averages, strategy=name)
+            problems += [why] if why else []
+            why = insecure(config.algorithm, config.influence, name=name) if config.secure else ""
             problems += [why] if why else []
         except FederationError as error:
             problems.append(str(error).removesuffix("."))

@@ -31,6 +31,7 @@ from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, Roster, Silo
+from coterie.strategies.rounds.secure import Enrolled
 from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 
 log = logging.getLogger("coterie.run")
@@ -100,6 +101,7 @@ def terms(config: RunConfig) -> dict[str, Scalar]:
     training |= config.algorithm.entries(training)
     told = {key: value for key, value in training.items() if key in TERMS}
     told |= config.task_keys
+    told |= {wire.SECURE: True} if config.secure else {}
     return told | dict(config.algorithm.demands())
 
 
@@ -110,6 +112,7 @@ def build_strategy(
     roster: Roster,
     on_round: Callable[[RoundReport], None],
     on_event: Callable[[str, Mapping[str, Any]], None] | None = None,
+    vouching: Enrolled | None = None,
 ) -> GroupStrategy:
     """The strategy that the configuration names, with its generators if it has any."""
     return GroupStrategy(
@@ -124,6 +127,8 @@ def build_strategy(
         patience=config.patience,
         name_members=config.name_members,
         influence=config.influence,
+        secure=config.secure,
+        enrolled=vouching,
     )
 
 
@@ -158,6 +163,7 @@ def execute(
     run_id: int,
     folder: Path,
     enrolled: Callable[[], Mapping[int, str]] | None = None,
+    vouching: Enrolled | None = None,
 ) -> RunResult:
     """Run the federation that ``config`` describes and keep its record in ``folder``.
 
@@ -167,6 +173,7 @@ def execute(
     Args:
         grid, config, run_id, folder: of the run.
         enrolled: see ``DescribedRoster``.
+        vouching: for the silos' keys in a secure run, where they are enrolled.
 
     Raises:
         FederationError: the run cannot go on; the record says why. One that is complete, or not
@@ -200,7 +207,9 @@ def execute(
             )
         try:
             with Tracking(config.tracking, folder, config.plain()) as tracking:
-                result = _execute(grid, config, record, tracking, checkpoints, standing, enrolled)
+                result = _execute(
+                    grid, config, record, tracking, checkpoints, standing, enrolled, vouching
+                )
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
             record.finish(models, alone=None if alone is None else alone.final_errors)
         except OSError as error:
@@ -257,6 +266,7 @@ def _execute(
     checkpoints: Checkpoints,
     standing: Standing | None,
     enrolled: Callable[[], Mapping[int, str]] | None,
+    vouching: Enrolled | None,
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
     roster = EnrolledRoster(
@@ -286,7 +296,12 @@ def _execute(
         record.event(kind, **fields)
 
     strategy = build_strategy(
-        config, run=record.folder.name, roster=recording, on_round=on_round, on_event=on_event
+        config,
+        run=record.folder.name,
+        roster=recording,
+        on_round=on_round,
+        on_event=on_event,
+        vouching=vouching,
     )
     grid = cast(Grid, AnnouncingGrid(grid, recording.answered))
     done = 0 if resume is None else resume.round

@@ -24,7 +24,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def make_ca(folder: Path, name: str) -> None:
-    """Write ``ca.key`` and ``ca.pem``, a CA that can sign servers and nothing else."""
+    """Write ``ca.key`` and ``ca.pem``, a CA that signs servers, and the keys of silos that it lets in."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"coterie CA {name}"[:64])])
     certificate = (
@@ -62,6 +62,13 @@ def make_server_certificate(folder: Path, names: Sequence[str]) -> None:
         .sign(ca_key, hashes.SHA384())
     )
     _write(folder, "server", key, certificate)
+
+
+def sign(folder: Path, content: bytes) -> bytes:
+    """The signature of the folder's CA, which silos know from their join bundle."""
+    ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    return ca_key.sign(content, ec.ECDSA(hashes.SHA384()))
 
 
 def days_left(certificate: Path) -> float:

@@ -15,9 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from coterie.server.machine.link import Control, Node
+from coterie.server.site import certificates
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds.secure import Voucher
 from coterie.system.files import LockedError, locked, write_atomically
 from coterie.wire.enrolment import Request, fingerprint_of_key
+from coterie.wire.secure import signed_by_ca
 
 LOCK_DEADLINE_S = 60.0
 """How long one change of the list may take; it includes calls to the SuperLink."""
@@ -33,6 +36,8 @@ class Entry:
         enrolled: ISO 8601, UTC.
         removed: the same, or empty.
         node_id: Flower's id of the key, 0 while the SuperLink has not been told.
+        voucher: the CA's signature that the key is this silo's, hexadecimal; empty of one that was
+            enrolled before there were any.
     """
 
     name: str
@@ -40,6 +45,7 @@ class Entry:
     enrolled: str
     removed: str = ""
     node_id: int = 0
+    voucher: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -69,8 +75,33 @@ def names_by_node(file: Path) -> Mapping[int, str]:
     return {e.node_id: e.name for e in read(file) if e.node_id and not e.removed}
 
 
-def enrol(file: Path, request: Request) -> Entry:
+def vouchers(file: Path, tls: Path) -> Mapping[str, Voucher]:
+    """Name → voucher of every silo that is enrolled now.
+
+    Args:
+        file: of the list.
+        tls: folder with the CA, for entries without one.
+    """
+    found = {}
+    for entry in read(file):
+        if not entry.removed:
+            key = entry.key.encode()
+            signature = (
+                bytes.fromhex(entry.voucher)
+                if entry.voucher
+                else certificates.sign(tls, signed_by_ca(entry.name, key))
+            )
+            found[entry.name] = Voucher(key, signature)
+    return found
+
+
+def enrol(file: Path, request: Request, tls: Path | None = None) -> Entry:
     """Bind a name to a key. Asking for the same once more changes nothing.
+
+    Args:
+        file: of the list.
+        request: of the silo.
+        tls: folder with the CA, which then vouches for the key.
 
     Raises:
         FederationError: the name belongs to another key, or the key to another name or to a silo
@@ -96,7 +127,10 @@ def enrol(file: Path, request: Request) -> Entry:
                     f"({entry.fingerprint}). Choose another name, or first "
                     f"`coterie remove {request.name}`."
                 )
-        new = Entry(request.name, key, _now())
+        voucher = (
+            certificates.sign(tls, signed_by_ca(request.name, request.key)).hex() if tls else ""
+        )
+        new = Entry(request.name, key, _now(), voucher=voucher)
         _write(file, [*entries, new])
         return new
 

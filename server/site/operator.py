@@ -52,7 +52,7 @@ def take_request(made: Federation, text: str) -> None:
             phase="enrolment",
             exit_code=EXIT_CONFIG,
         )
-    entry = enrolled.enrol(made.roster, request)
+    entry = enrolled.enrol(made.roster, request, made.tls)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     aside.print(f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}", markup=False)
     aside.print(

@@ -40,6 +40,7 @@ from coterie import wire
 from coterie.strategies.auto.candidates import (
     Candidate,
     between,
+    nested,
     trivial,
     visible,
     with_proposal,
@@ -125,6 +126,7 @@ class Auto(kit.Algorithm[AutoState]):
     )
     seed: kit.Seed = 0
     remembers = AutoState
+    secure = True
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """Rounds for a race; whole models, of which several are trained side by side."""
@@ -139,6 +141,10 @@ class Auto(kit.Algorithm[AutoState]):
                 "auto trains several models side by side, and of layers that stay at a silo there "
                 "is one version. Leave personal empty, or name a strategy"
             )
+
+    def compared(self, state: AutoState) -> kit.Compared | None:
+        """What silos have trained by themselves."""
+        return kit.Compared()
 
     # ---------------------------------------------------------------- before a round
 
@@ -183,7 +189,8 @@ class Auto(kit.Algorithm[AutoState]):
     def prepare(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
         """Pairs of silos are compared; newcomers measure every group's model on their own data,
         which it has never seen."""
-        if state.phase == "look" and self.discriminators and 2 < len(now.silos) <= MAX_PAIRED:
+        asks = self.discriminators and not now.secure  # they are models of a silo's data
+        if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
             before = state.pairs or FedCollabState(state.members)
             before = replace(before, members=state.members)
             compared = yield from self._fedcollab.prepare(before, now)
@@ -324,6 +331,8 @@ class Auto(kit.Algorithm[AutoState]):
         if now.rounds - now.number < 2:
             return state  # no time is left to train anything else
         candidates = _distinct_held(state, (*trivial(names, state.members.minimums), *found), names)
+        if now.secure:
+            candidates = nested(candidates, state.members.minimums)
         if state.pairs is not None and (structure := state.pairs.structure) is not None:
             candidates = with_proposal(
                 candidates,

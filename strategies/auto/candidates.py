@@ -108,6 +108,32 @@ def with_proposal(
     )
 
 
+def nested(found: Sequence[Candidate], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
+    """Those that may be raced in a secure run: sums over groups that overlap show single silos.
+
+    Of any two groups one is in the other, or they have nobody in common, and the larger one has as
+    many more as its silos accept in a group. The trivial ones and the strongest come first.
+
+    Args:
+        found: candidates, the most wanted first.
+        minimums: silo → the smallest group that it accepts.
+    """
+    kept: list[Candidate] = []
+    for candidate in found:
+        groups = {g for c in kept for g in c.groups if len(g) > 1}
+        if all(_side_by_side(one, other, minimums) for one in candidate.groups for other in groups):
+            kept.append(candidate)
+    return tuple(kept)
+
+
+def _side_by_side(one: kit.Group, other: kit.Group, minimums: Mapping[str, int]) -> bool:
+    if len(one) == 1 or not set(one) & set(other) or set(one) == set(other):
+        return True
+    more = set(one) ^ set(other)
+    inside = set(one) < set(other) or set(other) < set(one)
+    return inside and len(more) >= max(minimums.get(name, 1) for name in {*one, *other})
+
+
 def visible(found: Sequence[Candidate], before: Sequence[Candidate]) -> bool:
     """Whether the groups show: a clustering that is well separated, and was the best before."""
     now, earlier = (

@@ -90,6 +90,11 @@ class CFL(kit.Algorithm[CFLState]):
     )
     first_split: kit.Count = Field(2, description="No group is split before this round.")
     hands_on = True
+    secure = True
+
+    def compared(self, state: CFLState) -> kit.Compared | None:
+        """The updates of a round."""
+        return kit.Compared()
 
     def first(self, initial: Model) -> CFLState:
         """One group without members."""
@@ -208,8 +213,8 @@ def _split(
 def _trained(state: CFLState, updates: kit.Updates) -> CFLState:
     """FedAvg in every group that is no inner node."""
     groups = _handed_out(state, state.members.here).groups
-    answered = [[u for u in updates if u.silo.name in group] for group in groups]
-    kept = [update for group in answered for update in kit.accepted(group)]
+    answered = [([u for u in updates if u.silo.name in group], group) for group in groups]
+    kept = [update for own, group in answered for update in kit.accepted(own, group)]
     members = kit.average_groups(state.members.grouped(groups), kept)
     models = dict(state.group_models)
     for update in kept:

@@ -43,6 +43,7 @@ class Independent(kit.Algorithm[kit.Plain]):
     """Every silo trains its own model from w⁰ and never hears of another."""
 
     alone = True
+    secure = True
 
     @property
     def averages(self) -> bool:
@@ -81,6 +82,7 @@ class FedAvg(OneModel[kit.Plain]):
 
     sample: kit.Sample = 0
     seed: kit.Seed = 0
+    secure = True
 
     def orders(self, state: kit.Plain, now: kit.Round) -> tuple[kit.Plain, list[kit.Order]]:
         """Whose turn it is trains the global model."""

@@ -56,6 +56,11 @@ class _FormedOnce(kit.Algorithm[OneShot]):
     """What both have in common: everything but when and how the groups are formed."""
 
     remembers = OneShot
+    secure = True
+
+    def compared(self, state: OneShot) -> kit.Compared | None:
+        """The updates that are clustered, and those of newcomers."""
+        return kit.Compared()
 
     def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
         """The groups, as rows of these updates; None before it is time for them."""
@@ -185,7 +190,7 @@ def _formed(state: OneShot, updates: kit.Updates, groups: Sequence[Sequence[int]
     """The groups, given as rows of ``updates``, which all started from one model."""
     start = updates[0].start
     members = [[updates[row] for row in rows] for rows in groups]
-    means = [kit.average(own) for own in members]
+    means = [kit.average(own, [u.silo.name for u in own]) for own in members]
     kit.log.info("%d groups: %s", len(groups), [[u.silo.name for u in own] for own in members])
     formed = replace(
         state,
@@ -199,8 +204,10 @@ def _formed(state: OneShot, updates: kit.Updates, groups: Sequence[Sequence[int]
 
 def _trained(state: OneShot, updates: kit.Updates) -> OneShot:
     """Every group's FedAvg; a group that nobody answered for keeps its model."""
-    groups = [[u for u in updates if u.silo.name in group] for group in state.members.groups]
-    kept = [update for group in groups for update in kit.accepted(group)]
+    groups = [
+        ([u for u in updates if u.silo.name in group], group) for group in state.members.groups
+    ]
+    kept = [update for own, group in groups for update in kit.accepted(own, group)]
     members = kit.average_groups(state.members, kept)
     models = list(state.group_models)
     for group in members.groups:

@@ -143,6 +143,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     seed: kit.Seed = 0
     remembers = FedGroupState
     hands_on = True
+    secure = True
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """Two lengths of one cold start; fewer silos than groups to form them."""
@@ -156,6 +157,19 @@ class FedGroup(kit.Algorithm[FedGroupState]):
                 f"pretrain-silos must be 0, for all, or at least num-groups = {self._least}. "
                 f"Got {self.pretrain_silos}"
             )
+
+    def insecure(self) -> str:
+        """The groups' models are looked into, of which one may be a single silo's."""
+        if self.inter_group_lr:
+            return (
+                "inter-group-lr looks into every group's model, and in a secure run nobody sees "
+                "that of a silo by itself: it must be 0"
+            )
+        return ""
+
+    def compared(self, state: FedGroupState) -> kit.Compared | None:
+        """Cold starts."""
+        return kit.Compared()
 
     def _rng(self, number: int, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, number, purpose])
@@ -302,7 +316,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
                 exit_code=EXIT_NO_SILOS,
             )
         pairs = enumerate(groups)
-        counting = [kit.accepted([updates[i] for i in group]) for group in groups]
+        counting = [_counting(updates, group) for group in groups]
         initial = state.members.initial
         state = replace(
             state,
@@ -367,8 +381,10 @@ class FedGroup(kit.Algorithm[FedGroupState]):
     def _trained(self, state: FedGroupState, updates: kit.Updates) -> FedGroupState:
         """Algorithm 2, lines 5–10: every group's FedAvg, then the inter-group aggregation."""
         models = list(state.group_models)
+        members = kit.by_number(state.here, state.group_of, len(models))
         for number in range(len(models)):
-            mean = kit.average([u for u in updates if state.group_of[u.silo.name] == number])
+            own = [u for u in updates if state.group_of[u.silo.name] == number]
+            mean = kit.average(own, members[number])
             if mean is not None:  # otherwise an empty group, line 12: it keeps its model
                 models[number] = mean
         if self.inter_group_lr and updates:
@@ -398,7 +414,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         state = replace(state, similarity={**state.similarity, name: tuple(cosines.tolist())})
         if self.assign == "random":
             number = int(rng.integers(len(cosines)))
-        elif cosines.max() < self.min_similarity and update.silo.min_group_size == 1:
+        elif cosines.max() < self.min_similarity and kit.accepted([update], [name]):
             kit.log.warning(
                 "silo %s is like no group (largest cosine %.2f): it opens group %d",
                 name,
@@ -481,9 +497,15 @@ def _accepted(groups: Sequence[Sequence[int]], updates: kit.Updates) -> list[lis
     """The groups without those to whom theirs is too small; they are placed like newcomers."""
     kept = []
     for group in groups:
-        stay = {update.silo.name for update in kit.accepted([updates[i] for i in group])}
+        stay = {update.silo.name for update in _counting(updates, group)}
         kept.append([i for i in group if updates[i].silo.name in stay])
     return [group for group in kept if group]
+
+
+def _counting(updates: kit.Updates, group: Sequence[int]) -> list[kit.Update]:
+    """Of a group, given as rows of the updates, those that may be averaged."""
+    own = [updates[i] for i in group]
+    return kit.accepted(own, [u.silo.name for u in own])
 
 
 def _handed_out(state: FedGroupState) -> FedGroupState:

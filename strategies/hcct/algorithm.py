@@ -134,6 +134,7 @@ class HCCT(kit.Algorithm[HCCTState]):
     )
     seed: kit.Seed = 0
     remembers = HCCTState
+    secure = True
 
     def problems(self, training: kit.Config) -> Iterator[str]:
         """What ``alpha = auto`` needs: rounds for its trial, and whole models."""
@@ -150,6 +151,20 @@ class HCCT(kit.Algorithm[HCCTState]):
                 "alpha = auto trains several models side by side, of layers that stay at a "
                 "silo there is one version. Give alpha as a number, or leave personal empty"
             )
+
+    def insecure(self) -> str:
+        """A trial of ``alpha = auto`` sums the same silos in groups of every kind."""
+        if self.alpha != "auto":
+            return ""
+        return (
+            "alpha = auto tries groups that overlap, whose sums together would show single "
+            "updates: give alpha as a number in a secure run, or take the strategy auto"
+        )
+
+    def compared(self, state: HCCTState) -> kit.Compared | None:
+        """What the groups are formed by; each module until one is chosen (HCCT-E)."""
+        chosen = state.layer or {"auto": "each"}.get(self.layers, self.layers)
+        return kit.Compared(self.similarity, chosen)
 
     def newcomer_model(self, state: HCCTState) -> Model:
         """In round 1 everybody starts alone from w⁰; later ones from the mean of all models."""

@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
 from coterie.strategies.rounds.members import Members, Plain
-from coterie.strategies.rounds.models import Aggregate
+from coterie.strategies.rounds.models import Aggregate, is_seen
 from coterie.strategies.rounds.options import Config, Options, Scalar
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -46,12 +46,14 @@ class Round:
         silos: who is here, sorted by name.
         config: entries of every training message of the run.
         announce: tells at once what cannot wait for the round's report: a word, and JSON values.
+        secure: silos' models are not seen here: what stands for them is ``Unseen``.
     """
 
     number: int
     silos: tuple[Silo, ...]
     config: Config = field(default_factory=dict)
     announce: Callable[[str, Mapping[str, Any]], None] = lambda kind, fields: None
+    secure: bool = False
 
     @cached_property
     def here(self) -> dict[str, Silo]:
@@ -67,6 +69,19 @@ class Round:
     def names(self) -> Group:
         """Who is here."""
         return tuple(self.here)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What of their updates silos are compared by, in a secure run.
+
+    Attributes:
+        of: ``parameters``, or with running statistics ``parameters+buffers``.
+        layers: ``all`` together, ``each`` module by itself, or those with a prefix.
+    """
+
+    of: str = "parameters"
+    layers: str = "all"
 
 
 @dataclass(frozen=True)
@@ -173,6 +188,18 @@ class Algorithm(Options, Generic[State]):
     """Whether no silo ever gets anything of another's, so that no influence is to be bounded."""
     hands_on: ClassVar[bool] = False
     """Whether a group's model may be given to newcomers, that of a silo alone in it too."""
+
+    secure: ClassVar[bool] = False
+    """Whether it can do without seeing silos' models: it only takes means of them, whose weights
+    are the silos' samples or equal, and compares their updates by ``kit.difference``."""
+
+    def insecure(self) -> str:
+        """Why these options cannot be had in a secure run, although others can; empty: they can."""
+        return ""
+
+    def compared(self, state: State) -> Compared | None:
+        """What silos are to sketch of the updates that they make next; None compares none."""
+        return None
 
     @property
     def averages(self) -> bool:
@@ -373,5 +400,5 @@ def catch_up(silo: Silo, now: Round, *, most: int) -> dict[str, Scalar]:
 
 
 def num_bytes(*models: Model) -> int:
-    """Bytes of all their arrays."""
-    return sum(array.nbytes for model in models for array in model.values())
+    """Bytes of all their arrays; of one that is not seen here, none."""
+    return sum(array.nbytes for model in filter(is_seen, models) for array in model.values())

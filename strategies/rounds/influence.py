@@ -28,7 +28,14 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.strategies.rounds.algorithm import Update, Updates
-from coterie.strategies.rounds.models import AGGREGATES, Aggregate, same_model
+from coterie.strategies.rounds.models import (
+    AGGREGATES,
+    Aggregate,
+    Unseen,
+    difference,
+    is_seen,
+    same_model,
+)
 from coterie.strategies.rounds.options import CountOrNone, NotNegative, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
@@ -157,7 +164,7 @@ class Bounded:
     Attributes:
         updates: those that count, in their order; what was in line is the same object.
         conduct: what is remembered.
-        moved_out: silo → why it is in this round.
+        moved_out: silo → why it is in this round, or only does not count.
         told: for the record, JSON values.
     """
 
@@ -205,7 +212,8 @@ def bound(
         "norms": clipped.lengths,
         "apart": {name: apart.why for name, apart in sorted(conduct.apart.items())},
     }
-    return Bounded(kept, conduct, moved_out, {key: value for key, value in told.items() if value})
+    out = {**clipped.left_out, **moved_out}
+    return Bounded(kept, conduct, out, {key: value for key, value in told.items() if value})
 
 
 # ---------------------------------------------------------------- counts
@@ -273,6 +281,8 @@ class _Starts:
 
 def _sample(model: Model) -> bytes:
     """Some of its values, by which most models that differ do."""
+    if not is_seen(model):
+        return b"unseen"
     arrays = (array.ravel() for array in model.values())
     return b"".join(flat[:: max(flat.size // 4, 1)].tobytes() for flat in arrays)
 
@@ -306,12 +316,14 @@ class _Clipped:
     """Updates none of which is too long.
 
     ``factors``: silo → what its update was multiplied by. ``lengths``: silo → its update's norm as
-    a multiple of the median, of the round's own training.
+    a multiple of the median, of the round's own training. ``left_out``: silo → why that does not
+    count at all: nobody can shorten what nobody sees.
     """
 
     updates: list[Update]
     factors: Mapping[str, float]
     lengths: Mapping[str, float]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
@@ -336,6 +348,7 @@ def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
     shorter = list(updates)
     factors: dict[str, float] = {}
     lengths: dict[str, float] = {}
+    too_long: set[int] = set()
     for i, median in medians.items():
         update = updates[i]
         if median <= 0:
@@ -345,17 +358,34 @@ def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
         limit = most * room[i] * median
         if most and norms[i] > limit:
             factor = limit / norms[i]
-            shorter[i] = replace(update, model=_shortened(update, factor))
+            if is_seen(update.model):
+                shorter[i] = replace(update, model=_shortened(update, factor))
+            else:
+                too_long.add(i)
             factors[update.silo.name] = min(factor, factors.get(update.silo.name, 1.0))
-    return _Clipped(shorter, {name: float(f"{f:.4g}") for name, f in factors.items()}, lengths)
+    left_out = {
+        updates[i].silo.name: f"its update is {norms[i] / medians[i]:.3g} times as long as the "
+        "median, and in a secure run it cannot be shortened."
+        for i in sorted(too_long)
+        if not updates[i].purpose
+    }
+    shorter = [u for i, u in enumerate(shorter) if i not in too_long]
+    rounded = {name: float(f"{f:.4g}") for name, f in factors.items()}
+    return _Clipped(shorter, rounded, lengths, left_out)
 
 
 def update_norm(update: Update) -> float:
     """Euclidean norm of what the training changed, over all floating-point arrays."""
+    if isinstance(update.model, Unseen):
+        return update.model.norm
     return math.sqrt(math.fsum(float(np.vdot(step, step)) for step in _steps(update).values()))
 
 
 def _steps(update: Update) -> dict[str, np.ndarray]:
+    """What the training changed, in float64; in a secure run the sketch of it."""
+    if not is_seen(update.model):
+        sketch = difference(update.model, update.start)
+        return {name: array.astype(np.float64) for name, array in sketch.items()}
     return {
         name: array.astype(np.float64) - update.start[name].astype(np.float64)
         for name, array in update.model.items()

@@ -31,7 +31,15 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds import kit, spoken
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
+from coterie.strategies.rounds.secure import (
+    Enrolled,
+    SecureRun,
+    insecure,
+    sendable,
+    sketches_of,
+)
 from coterie.wire import Model
+from coterie.wire.secure import FEWEST, sketch_sizes
 
 MOST_TRIES = 3
 """How often a round is played in which no training counts, before the run is given up."""
@@ -109,9 +117,10 @@ class RunResult(Result):
 
     @cached_property
     def models(self) -> dict[str, ArrayRecord]:
-        """Silo → its own final model."""
+        """Silo → its own final model; of a secure run without those that only a silo has."""
         own = {**self._shared, **self._apart}
-        return {n: wire.encode_arrays(m, packed=False) for n, m in own.items()}
+        seen = {n: model for n, model in own.items() if kit.is_seen(model)}
+        return {n: wire.encode_arrays(m, packed=False) for n, m in seen.items()}
 
     @property
     def groups(self) -> dict[int, list[list[str]]]:
@@ -145,6 +154,7 @@ class _Run:
         evaluate_config: entries of every evaluation.
         strategy: its name, for silos that take part in some only.
         names: of metrics.
+        secure: the keys of a secure run.
         minimums: silo → the smallest group that it accepts, of those that said so with an update.
     """
 
@@ -155,6 +165,7 @@ class _Run:
     evaluate_config: Mapping[str, Any]
     strategy: str = ""
     names: Mapping[str, str] = field(default_factory=dict)
+    secure: SecureRun | None = None
     minimums: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -167,12 +178,15 @@ class _Run:
 
     def present(self, roster: kit.Roster, number: int) -> tuple[kit.Silo, ...]:
         """Who is here, with the smallest groups that they accept as far as they said so."""
-        return tuple(
+        here = [
             replace(silo, min_group_size=self.minimums[silo.name])
             if silo.name in self.minimums and not silo.described
             else silo
             for silo in roster.present(self.grid, number=number)
-        )
+        ]
+        if self.secure is not None:  # the sum of one is that one's
+            here = [replace(s, min_group_size=max(FEWEST, s.min_group_size)) for s in here]
+        return tuple(here)
 
     def note_minimums(self, updates: kit.Updates) -> None:
         """What silos that did not describe themselves state today holds until they state another.
@@ -215,6 +229,9 @@ class GroupStrategy(Strategy):
             out of training if ``train_config`` has ``validation``, has not improved for so many
             rounds; 0 plays all rounds.
         influence: how much one silo can do to the others; see ``coterie.strategies.Influence``.
+        secure: nobody but a silo itself sees its updates: the coordinator compares sketches of
+            them, and adds up what silos have masked. Of coterie's own silos.
+        enrolled: with ``secure``: vouches for the silos' keys, where they are enrolled.
         metric_names: the ClientApp's name of a metric → ``num-examples``, ``train-loss``, ``loss``,
             ``error`` or ``accuracy``, for names that are not understood by themselves, as those of
             Flower's examples are.
@@ -242,6 +259,8 @@ class GroupStrategy(Strategy):
         patience: int = 0,
         influence: kit.Influence | None = None,
         metric_names: Mapping[str, str] | None = None,
+        secure: bool = False,
+        enrolled: Enrolled | None = None,
         **options: Any,
     ) -> None:
         if self.kind is not None and algorithm is not None:
@@ -262,6 +281,9 @@ class GroupStrategy(Strategy):
         averages = algorithm.averages
         if why := kit.aggregate_problem(self.influence, averages=averages, strategy=name):
             raise kit.wrong_options([why])
+        if why := insecure(algorithm, self.influence, name=name) if secure else "":
+            raise kit.wrong_options([why])
+        self.secure, self.enrolled = secure, enrolled
         self.round_timeout = round_timeout
         self.train_config: kit.Config = {**training, **algorithm.entries(training)}
         self.evaluate = evaluate
@@ -340,6 +362,8 @@ class GroupStrategy(Strategy):
             type(self).__name__.lower() if self.kind is not None else "",
             self.metric_names,
         )
+        if self.secure:
+            run = replace(run, secure=self._secure_run(run))
         asked = {**run.told, **self._asked, **(train_config or {})}
         self.algorithm.require_consistency(asked, spell=kit.underscored)
         on_round = self.on_round or partial(spoken.say, rounds=num_rounds)
@@ -347,6 +371,16 @@ class GroupStrategy(Strategy):
             return self._run(
                 run, initial_arrays, on_round, evaluate_fn, evaluate_group_fn, commit, resume
             )
+
+    def _secure_run(self, run: _Run) -> SecureRun:
+        known = (wire.TASK, wire.STRATEGY, wire.RUN, wire.SEED, wire.ROUNDS)
+        said = {**run.told, **run.config}
+        return SecureRun(
+            lambda messages, deadline_s: exchange(run.grid, messages, deadline_s=deadline_s),
+            {key: said[key] for key in known if key in said},
+            run.deadline_s,
+            self.enrolled,
+        )
 
     def _run(
         self,
@@ -425,19 +459,24 @@ class GroupStrategy(Strategy):
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         here = run.present(self.roster, number)
         resting = before.absences.resting([silo.name for silo in here], number)
+        resting |= self._greeted(run, [s for s in here if s.name not in resting], before.state)
         silos = tuple(silo for silo in here if silo.name not in resting)
         known = algorithm.members(before.state).sizes
         conduct = before.conduct.begin(number, [s.name for s in silos if s.name not in known])
         now = self._round(run, number, silos, conduct)
         state = welcome(algorithm, before.state, now)
+        state, lost, summing = self._settled(run, state, now)
 
         # 2. What the algorithm must ask before the training, such as a cold start.
-        state, phases, asked = self._ask(run, algorithm.prepare(state, now), now, conduct)
+        state, phases, asked = self._ask(run, state, algorithm.prepare(state, now), now, conduct)
+        state, more_lost, more = self._settled(run, state, now)
+        phases = kit.add_costs(kit.add_costs(phases, summing), more)
         state = with_stated_sizes(algorithm, state, asked, self.influence)
 
         # 3. What does each of them do? One exchange, every reply checked.
         state, orders = algorithm.orders(state, now)
         orders += _orders_apart(silos, conduct)
+        orders = sendable(orders)
         messages = training_messages(
             orders,
             number=number,
@@ -446,9 +485,10 @@ class GroupStrategy(Strategy):
             evaluate=self.evaluate and before.round % self.evaluate_every == 0,
             told=run.told,
             since=algorithm.members(state).since,
+            secure=self._entries(run, state),
         )
         clock.lap("prepare")
-        checked = kit.check_replies(orders, run.exchange(messages), run.names)
+        checked = self._checked(run, orders, run.exchange(messages), state, number)
         require_understood(orders, checked, number, type(algorithm).__name__)
         if checked.left_out and all(u.purpose for u in checked.updates):
             raise _NobodyAnsweredError("; ".join(f"{n}: {w}" for n, w in checked.left_out.items()))
@@ -467,6 +507,9 @@ class GroupStrategy(Strategy):
         updates = [u for u in counting if u.purpose or u.silo.name not in left_out]
         state = with_stated_sizes(algorithm, state, updates, self.influence)
         state = algorithm.absorb(state, updates, now)
+        state, still_lost, more = self._settled(run, state, now)
+        phases = kit.add_costs(phases, more)
+        left_out |= lost | more_lost | still_lost
         left_out |= kit.withdraw(algorithm.sharing(state), updates)
         conduct = conduct.trained_alone([u for u in checked.updates if u.silo.name in was_apart])
         trained = [u for u in updates if not u.purpose]
@@ -574,7 +617,11 @@ class GroupStrategy(Strategy):
         awake = [silo for silo in silos if silo.name not in rests]
         now = self._round(run, standing.round, awake, conduct)
         everybody = replace(now, silos=tuple(silos))  # who rested is given its model all the same
-        state, phases, _ = self._ask(run, algorithm.finish(standing.state, now), now, conduct)
+        self._greeted(run, awake, standing.state)
+        finishing = algorithm.finish(standing.state, now)
+        state, phases, _ = self._ask(run, standing.state, finishing, now, conduct)
+        state, _, more = self._settled(run, state, now)
+        phases = kit.add_costs(phases, more)
         clock.lap("finish")
         early = bool(standing.ended_early)
         asked, replies = (
@@ -606,7 +653,60 @@ class GroupStrategy(Strategy):
     ) -> kit.Round:
         """The round as the algorithm sees it: for it, who was moved out is away."""
         here = tuple(silo for silo in silos if silo.name not in conduct.apart)
-        return kit.Round(number, here, {**run.told, **run.config}, self.on_event)
+        secure = run.secure is not None
+        return kit.Round(number, here, {**run.told, **run.config}, self.on_event, secure)
+
+    # ---------------------------------------------------------------- of a secure run
+
+    def _compared(self, run: _Run, state: Any) -> tuple[kit.Compared | None, dict[str, int]]:
+        """What silos sketch of their updates: what the algorithm compares, or at least what their
+        influence is bounded by, where the model is large enough."""
+        compared = self.algorithm.compared(state)
+        initial = self.algorithm.members(state).initial
+        if compared is not None:
+            return compared, sketches_of(compared, initial)
+        anyway = None if self.algorithm.alone else kit.Compared()
+        sizes = {} if anyway is None else sketch_sizes(initial, anyway.layers)
+        return (anyway, sizes) if sizes else (None, {})
+
+    def _greeted(self, run: _Run, silos: Sequence[kit.Silo], state: Any) -> dict[str, str]:
+        """Silo → why it cannot take part in a secure round."""
+        if run.secure is None:
+            return {}
+        run.secure.require_own(silos)
+        compared, _ = self._compared(run, state)
+        return run.secure.greet(silos, seed=compared is not None)
+
+    def _entries(self, run: _Run, state: Any) -> Callable[[kit.Order], Mapping[str, Any]] | None:
+        """What messages of a secure run say beside the others."""
+        if run.secure is None:
+            return None
+        return partial(run.secure.entries, compared=self._compared(run, state)[0])
+
+    def _checked(
+        self,
+        run: _Run,
+        orders: Sequence[kit.Order],
+        replies: Sequence[Message | None],
+        state: Any,
+        number: int,
+    ) -> kit.Checked:
+        """The replies to orders, checked; of who refused, the key is asked for anew."""
+        sketches = None if run.secure is None else self._compared(run, state)[1]
+        checked = kit.check_replies(orders, replies, run.names, sketches=sketches, number=number)
+        for order, why in checked.failed if run.secure is not None else ():
+            if not why.silent and run.secure is not None:
+                run.secure.forget(order.silo.name)
+        return checked
+
+    def _settled(
+        self, run: _Run, state: Any, now: kit.Round
+    ) -> tuple[Any, dict[str, str], dict[str, kit.PhaseReport]]:
+        """The state with models where it has means of unseen ones, who was lost, and the cost."""
+        if run.secure is None:
+            return state, {}, {}
+        settled = run.secure.settle(state, now)
+        return settled.value, dict(settled.lost), dict(settled.phases)
 
     def _bound(
         self,
@@ -634,11 +734,15 @@ class GroupStrategy(Strategy):
     def _ask(
         self,
         run: _Run,
+        state: Any,
         steps: Generator[Sequence[kit.Order], kit.Answers, Any],
         now: kit.Round,
         conduct: kit.Conduct,
     ) -> tuple[Any, dict[str, kit.PhaseReport], list[kit.Update]]:
-        """Drive ``prepare`` or ``finish``: every set of orders that it yields is one exchange."""
+        """Drive ``prepare`` or ``finish``: every set of orders that it yields is one exchange.
+
+        ``state`` is the one before.
+        """
         costs: dict[str, kit.PhaseReport] = {}
         asked: list[kit.Update] = []
         answers: kit.Answers | None = None
@@ -648,6 +752,7 @@ class GroupStrategy(Strategy):
             except StopIteration as end:
                 return end.value, costs, asked
             assert all(order.purpose for order in orders), "the round's training comes later"
+            orders = sendable(orders)
             started = time.perf_counter()
             messages = training_messages(
                 orders,
@@ -657,8 +762,9 @@ class GroupStrategy(Strategy):
                 evaluate=False,
                 told=run.told,
                 since={},
+                secure=self._entries(run, state),
             )
-            checked = kit.check_replies(orders, run.exchange(messages), run.names)
+            checked = self._checked(run, orders, run.exchange(messages), state, now.number)
             require_understood(orders, checked, now.number, type(self.algorithm).__name__)
             bounded = self._bound(checked.updates, conduct, now.number)
             answers = replace(checked, updates=bounded.updates).answers
@@ -799,7 +905,8 @@ def _influence_entry(bounded: kit.Bounded) -> dict[str, Any]:
 
 def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model | None:
     """The size-weighted mean of all silos' models; None while no size is known."""
-    sized = {name: model for name, model in models.items() if sizes.get(name, 0) > 0}
+    seen = {name: model for name, model in models.items() if kit.is_seen(model)}
+    sized = {name: model for name, model in seen.items() if sizes.get(name, 0) > 0}
     held = kit.holders(sized)
     if not held:
         return None

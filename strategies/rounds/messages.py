@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
@@ -49,6 +49,13 @@ def guard_entries(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def own_entries(model: Model) -> dict[str, Any]:
+    """What a message says in the place of a model that its silo has and nobody else."""
+    if not isinstance(model, kit.Unseen):
+        return {}
+    return {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
+
+
 class Encoder:
     """Encodes a model once however many silos get it, so that it is stored and hashed once."""
 
@@ -72,6 +79,7 @@ def training_messages(
     evaluate: bool,
     told: Mapping[str, Any],
     since: Mapping[str, int],
+    secure: Callable[[kit.Order], Mapping[str, Any]] | None = None,
 ) -> list[Message]:
     """One message per order.
 
@@ -83,6 +91,7 @@ def training_messages(
         evaluate: whether silos answer for the model received as well.
         told: entries that the configuration comes before.
         since: silo → the round in which it first took part.
+        secure: entries of an order in a secure run; None in others.
     """
     encoder = Encoder()
     sizes = {name: len(group) for group in groups for name in group}
@@ -92,9 +101,11 @@ def training_messages(
         entries = _entries(order, number, {**told, **config}, size, evaluate=evaluate)
         if guarded := guard_entries(config):
             entries |= {**guarded, wire.GUARD_SINCE: since.get(order.silo.name, number)}
+        entries |= {**own_entries(order.model), **(secure(order) if secure else {})}
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
         for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
-            content[name] = encoder.encode(part, packed=order.silo.described)
+            if kit.is_seen(part):
+                content[name] = encoder.encode(part, packed=order.silo.described)
         messages.append(_message(content, order.silo, order.kind, number))
     return messages
 
@@ -158,12 +169,11 @@ def evaluation_messages(
     messages = []
     for silo in silos:
         came = {wire.GUARD_SINCE: since.get(silo.name, number)} if guarded else {}
-        content = RecordDict(
-            {
-                wire.ARRAYS: encoder.encode(models[silo.name], packed=silo.described),
-                wire.CONFIG: ConfigRecord({**entries, **came, **(own or {}).get(silo.name, {})}),
-            }
-        )
+        model = models[silo.name]
+        mine = {**came, **own_entries(model), **(own or {}).get(silo.name, {})}
+        content = RecordDict({wire.CONFIG: ConfigRecord({**entries, **mine})})
+        if kit.is_seen(model):
+            content[wire.ARRAYS] = encoder.encode(model, packed=silo.described)
         messages.append(_message(content, silo, wire.EVALUATE, number))
     return messages
 

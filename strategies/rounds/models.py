@@ -7,8 +7,9 @@ means nothing, so the longest-training member's is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,39 @@ TRIMMED = 0.2
 """Share of the values that a trimmed mean drops at either end; at least one."""
 
 
+@dataclass(frozen=True)
+class Unseen:
+    """In a secure run, where a model would be: one that only the silo has which trained it.
+
+    Attributes:
+        silo, round, purpose: of the training.
+        samples: that the silo counts for.
+        origin: the last model that the silo was sent before it.
+        moved: sketch of what all its trainings since then changed; empty if it made none.
+        norm: Euclidean norm of what the last of them changed.
+        fresh: that one was the only one since then.
+    """
+
+    silo: str
+    round: int
+    purpose: str
+    samples: float
+    origin: Model
+    moved: Model
+    norm: float
+    fresh: bool = True
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean of models some of which are unseen, until the engine has asked silos for their sum.
+
+    ``parts`` are models and their weights, none of which is a mean itself.
+    """
+
+    parts: tuple[tuple[Model, float], ...]
+
+
 def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
     """The mean of models with the same names and shapes.
 
@@ -30,16 +64,32 @@ def weighted_mean(models: Sequence[Model], weights: Sequence[float]) -> Model:
         weights: as many, ≥ 0, not all 0.
 
     Returns:
-        Arrays of the inputs' types. One model is returned as it is.
+        Arrays of the inputs' types. One model is returned as it is. Where some are ``Unseen``,
+        a ``Mean``, in whose place the engine puts a model before anybody looks into it.
     """
     if len(models) == 1:
         return models[0]
     total = float(sum(weights))
     assert total > 0 and len(models) == len(weights)
+    if any(isinstance(model, Unseen | Mean) for model in models):
+        return cast(Model, Mean(tuple(_parts(models, [w / total for w in weights]))))
     return {
         name: _mean_array([model[name] for model in models], [w / total for w in weights])
         for name in models[0]
     }
+
+
+def _parts(
+    models: Sequence[Model | Mean], weights: Sequence[float]
+) -> Iterator[tuple[Model, float]]:
+    for model, weight in zip(models, weights, strict=True):
+        inner = model.parts if isinstance(model, Mean) else ((model, 1.0),)
+        yield from ((part, weight * share) for part, share in inner)
+
+
+def is_seen(model: Model) -> bool:
+    """Whether the coordinator has the model's numbers."""
+    return not isinstance(model, Unseen | Mean)
 
 
 def plain_mean(models: Sequence[Model]) -> Model:
@@ -109,10 +159,19 @@ def _mean_array(
 
 
 def same_model(one: Model, other: Model) -> bool:
-    """Whether two models hold the same values."""
-    return one is other or all(
+    """Whether two models hold the same values; of an unseen one, whether it is the same one."""
+    if one is other or not (is_seen(one) and is_seen(other)):
+        return one is other or (not is_seen(one) and not is_seen(other) and _same(one, other))
+    return all(
         array is other[name] or np.array_equal(array, other[name]) for name, array in one.items()
     )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Of what stands for unseen models."""
+    if isinstance(one, Mean) or isinstance(other, Mean):
+        return False
+    return (one.silo, one.round, one.purpose) == (other.silo, other.round, other.purpose)
 
 
 def holders(models: Mapping[str, Model]) -> list[tuple[Model, list[str]]]:
@@ -132,12 +191,31 @@ def holders(models: Mapping[str, Model]) -> list[tuple[Model, list[str]]]:
 
 
 def difference(new: Model, old: Model) -> Model:
-    """The update ``new − old`` of the floating-point arrays; counters have no update."""
+    """The update ``new − old`` of the floating-point arrays; counters have no update.
+
+    Of an unseen model, the sketch of that.
+
+    Raises:
+        ValueError: it was not trained from ``old``.
+    """
+    if isinstance(new, Unseen):
+        return _sketch_between(new, old)
     return {
         name: array - old[name]  # type: ignore[operator]
         for name, array in new.items()
         if np.issubdtype(array.dtype, np.floating)
     }
+
+
+def _sketch_between(new: Unseen, old: Model) -> Model:
+    if isinstance(old, Unseen) and same_model(old.origin, new.origin):
+        return {
+            name: (array - old.moved[name]).astype(array.dtype)  # type: ignore[operator]
+            for name, array in new.moved.items()
+        }
+    if isinstance(old, Unseen) or not same_model(old, new.origin):
+        raise ValueError(f"of silo {new.silo!r} no sketch from that model is known.")
+    return new.moved
 
 
 def accumulate(memory: Model | None, update: Model, *, decay: float) -> Model:

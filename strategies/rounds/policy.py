@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from coterie.strategies.rounds.algorithm import Update, Updates
 from coterie.strategies.rounds.members import Members, minimums_of, staying
-from coterie.strategies.rounds.models import aggregated
+from coterie.strategies.rounds.models import aggregated, is_seen
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
 
@@ -27,16 +27,21 @@ def form(groups: Iterable[Group], minimums: Mapping[str, int]) -> tuple[Group, .
     return tuple(kept + alone)
 
 
-def accepted(updates: Updates) -> list[Update]:
-    """Those of a group's updates that may be averaged: each silo's minimum holds among them."""
+def accepted(updates: Updates, group: Sequence[str] = ()) -> list[Update]:
+    """Those of a group's updates that may be averaged: each silo's minimum holds among them.
+
+    Who is a group by itself (``group``) and shows nobody its model, accepts that.
+    """
+    if len(group) == 1 and not any(is_seen(update.model) for update in updates):
+        return list(updates)
     stay = staying([u.silo.name for u in updates], minimums_of(u.silo for u in updates))
     return [u for u in updates if u.silo.name in stay]
 
 
-def average(updates: Updates) -> Model | None:
+def average(updates: Updates, group: Sequence[str] = ()) -> Model | None:
     """The model of those that may be averaged: their size-weighted mean, or what the run takes in
-    its place (``aggregate``); None of nobody."""
-    kept = accepted(updates)
+    its place (``aggregate``); None of nobody. ``group`` as for ``accepted``."""
+    kept = accepted(updates, group)
     return combine(kept) if kept else None
 
 
@@ -70,7 +75,11 @@ def withdraw(groups: Sequence[Group], updates: Updates) -> dict[str, str]:
         return {}
     refused: dict[str, str] = {}
     content: set[str] = set()
+    unseen = {u.silo.name for u in updates if not is_seen(u.model)}
     for group in groups:
+        if len(group) == 1 and group[0] in unseen:
+            content.add(group[0])
+            continue
         own = [silos[name] for name in group if name in silos]
         stay = staying([silo.name for silo in own], minimums_of(own))
         content.update(stay)

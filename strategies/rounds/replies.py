@@ -8,6 +8,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from types import MappingProxyType
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Message, MetricRecord
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
+from coterie.strategies.rounds.models import Unseen
 from coterie.strategies.rounds.reports import (
     Evaluation,
     Figures,
@@ -37,6 +39,9 @@ Names = Mapping[str, str]
 OWN_NAMES: Names = MappingProxyType({})
 MAPPED = (wire.NUM_EXAMPLES, wire.TRAIN_LOSS, wire.LOSS, wire.ERROR, wire.ACCURACY)
 """The metrics that a ClientApp may call otherwise."""
+
+Sketches = Mapping[str, int]
+"""Name of a sketch → its numbers."""
 
 RAISED = 2
 """Flower's error code of a ClientApp that raised."""
@@ -91,17 +96,28 @@ class Checked:
 
 
 def check_replies(
-    orders: Sequence[Order], replies: Sequence[Message | None], names: Names = OWN_NAMES
+    orders: Sequence[Order],
+    replies: Sequence[Message | None],
+    names: Names = OWN_NAMES,
+    *,
+    sketches: Sketches | None = None,
+    number: int = 0,
 ) -> Checked:
     """Check the reply to every order; None is a reply that did not come in time.
 
-    ``names`` are of metrics, as its app has them → as they are called here.
+    Args:
+        orders: of one exchange.
+        replies: as many.
+        names: of metrics, as its app has them → as they are called here.
+        sketches: of a secure run: name of each sketch that silos were asked for → its numbers;
+            None in a run in which models come back.
+        number: of the round.
     """
     updates: list[Update] = []
     failed: list[tuple[Order, ReplyError]] = []
     for order, reply in zip(orders, replies, strict=True):
         try:
-            updates.append(check_reply(order, reply, names))
+            updates.append(check_reply(order, reply, names, sketches=sketches, number=number))
         except ReplyError as error:
             failed.append((order, error))
             if order.purpose:
@@ -109,8 +125,15 @@ def check_replies(
     return Checked(sorted(updates, key=lambda u: (u.silo.name, u.purpose)), failed)
 
 
-def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -> Update:
-    """Check a reply against what was sent.
+def check_reply(
+    order: Order,
+    reply: Message | None,
+    names: Names = OWN_NAMES,
+    *,
+    sketches: Sketches | None = None,
+    number: int = 0,
+) -> Update:
+    """Check a reply against what was sent; arguments as of ``check_replies``.
 
     Raises:
         ReplyError: none came, an error reply, missing or undecodable arrays, other names, shapes
@@ -129,10 +152,16 @@ def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -
     except wire.WireError as error:
         raise ReplyError(str(error)) from None
     received = num_bytes(*arrays.values())
-    model = order.model if order.evaluates else arrays.pop(wire.ARRAYS, None)
-    if model is None:
-        raise ReplyError(f"its reply has no arrays (expected a record {wire.ARRAYS!r}).")
-    _check_like(model, order.model)
+    model: Model | None = order.model
+    if sketches is not None:
+        _check_secure(order, arrays, sketches)
+    elif not order.evaluates:
+        model = arrays.pop(wire.ARRAYS, None)
+        if model is None:
+            raise ReplyError(f"its reply has no arrays (expected a record {wire.ARRAYS!r}).")
+        _check_like(model, order.model)
+        model = {name: model[name] for name in order.model}
+    assert model is not None
     for extra in arrays.values():
         for name, array in extra.items():
             if array.dtype.kind not in "biuf":
@@ -146,10 +175,18 @@ def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -
             f"Got {count}."
         )
     metrics = {key: _sane(value) for key, value in stated.items()}
+    if sketches is not None and not order.evaluates:
+        if count != order.silo.num_examples:
+            raise ReplyError(
+                f"in a secure run it counts by the {order.silo.num_examples} training samples that "
+                f"it stated when it came. Now it states {count:g}."
+            )
+        sketch = arrays.pop(wire.SKETCH, {})
+        model = cast(Model, _unseen(order, number, float(count), sketch, metrics))
     return Update(
         silo=_with_minimum(order.silo, stated),
         start=order.model,
-        model={name: model[name] for name in order.model},
+        model=model,
         num_examples=float(count),
         metrics=metrics,
         figures=wire.read_figures(reply.content),
@@ -159,6 +196,42 @@ def check_reply(order: Order, reply: Message | None, names: Names = OWN_NAMES) -
         bytes_sent=order.num_bytes,
         bytes_received=received,
     )
+
+
+def _check_secure(order: Order, arrays: Mapping[str, Model], sketches: Sketches) -> None:
+    """Nothing but the sketches that were asked for."""
+    wanted = {} if order.evaluates else sketches
+    got = {name: a.shape for name, a in arrays.get(wire.SKETCH, {}).items()}
+    if got != {name: (size,) for name, size in wanted.items()} or set(arrays) - {wire.SKETCH}:
+        raise ReplyError(
+            "in a secure run its reply must hold the sketches that it was asked for, and no model: "
+            f"{dict(wanted)}. Got {got}, and {sorted(set(arrays) - {wire.SKETCH})[:3]}."
+        )
+    for name, array in arrays.get(wire.SKETCH, {}).items():
+        if array.dtype != np.float32:
+            raise ReplyError(f"sketch {name!r} must be float32. Got {array.dtype}.")
+
+
+def _unseen(
+    order: Order, number: int, samples: float, sketch: Model, metrics: Mapping[str, float]
+) -> Unseen:
+    """What stands for a model that a silo has trained and keeps."""
+    norm = metrics.get(wire.UPDATE_NORM, float("nan"))
+    if not 0 <= norm <= MAX_VALUE:
+        raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
+    start, origin, moved = order.model, order.model, sketch
+    if isinstance(start, Unseen):
+        origin, before = start.origin, start.moved
+        moved = {n: _sum(a, before[n]) if n in before else a for n, a in sketch.items()}
+    return Unseen(
+        *(order.silo.name, number, order.purpose, samples, origin, moved, norm),
+        fresh=start is origin,
+    )
+
+
+def _sum(one: NDArray[Any], other: NDArray[Any]) -> NDArray[Any]:
+    total: NDArray[Any] = one + other
+    return total
 
 
 def _with_minimum(silo: Silo, metrics: Mapping[str, float]) -> Silo:

@@ -13,7 +13,9 @@ import pytest
 from flwr.app import Message
 from safetensors.numpy import save_file
 
+import coterie.client.home.asked
 import coterie.client.home.rounds
+import coterie.client.home.secrets
 import coterie.client.work.workbench
 from coterie import wire
 from coterie.client.app import app
@@ -60,6 +62,9 @@ KINDS = {
         **{"strategy": "fedgroup", "num-groups": 2, "sample": 2, "generators": "groups"},
         **GENERATORS,
     },
+    "hcct-secure": {"strategy": "hcct", "alpha": 10.0, "secure": True},
+    "fedgroup-secure": {"strategy": "fedgroup", "num-groups": 2, "secure": True},
+    "auto-secure": {"strategy": "auto", "rounds": 8, "secure": True},
     "hcct-generators": {"strategy": "hcct", "alpha": 10.0, "generators": "groups", **GENERATORS},
 }
 
@@ -105,6 +110,8 @@ def nodes(home: Path) -> list[dict[str, Any]]:
 def restart_silos() -> None:
     """What their processes keep in memory is gone; their disks are not."""
     coterie.client.home.rounds._memory.clear()
+    coterie.client.home.secrets.forget()
+    coterie.client.home.asked._memory.clear()
 
 
 def record_of(folder: Path) -> dict[str, Any]:

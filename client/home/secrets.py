@@ -1,0 +1,186 @@
+"""What a silo keeps secret of a secure run: its key, and the seed of the silos' projection.
+
+The key is made for the run, and signed with the key that the silo was enrolled with, if it was. A
+silo with a folder keeps both there, so that it is the same silo after a restart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from coterie.client.home.rounds import folder_of
+from coterie.client.home.settings import SiloSettings
+from coterie.system.files import make_folder, write_atomically
+from coterie.wire.enrolment import public_pem
+from coterie.wire.secure import Peer, signed_by_silo
+
+FOLDER = "secure"
+KEY, CA = "key.pem", "ca.pem"
+"""Of an enrolled silo, in its folder."""
+MAX_RUNS = 4
+"""Whose secrets are kept: what was masked in a run that is over can be read by nobody then."""
+NONCE = 12
+
+_memory: dict[tuple[str, str, str], RunSecrets] = {}
+"""(silo, home, run) → its secrets."""
+
+
+@dataclass(frozen=True)
+class RunSecrets:
+    """Of one silo in one run. ``seed`` is empty until the silo has got, or made, the run's."""
+
+    run: str
+    name: str
+    home: str
+    private: X25519PrivateKey
+    seed: bytes = b""
+
+    @property
+    def public(self) -> bytes:
+        """What others are told of the key, 32 bytes."""
+        return self.private.public_key().public_bytes_raw()
+
+    @property
+    def ca(self) -> bytes:
+        """Certificate by which other silos' keys must be vouched for; empty if not enrolled."""
+        return _read(self.home, CA) if _read(self.home, KEY) else b""
+
+    def as_peer(self) -> Peer:
+        """As this silo states itself; the coordinator adds who vouches for it."""
+        own = _identity(self.home)
+        if own is None:
+            return Peer(self.name, self.public)
+        signature = own.sign(
+            signed_by_silo(self.run, self.name, self.public), ec.ECDSA(hashes.SHA384())
+        )
+        return Peer(self.name, self.public, public_pem(own.public_key()), signature)
+
+    def shared_with(self, peer: Peer, what: bytes) -> bytes:
+        """32 bytes that only this silo and that one can make, for one use."""
+        secret = self.private.exchange(X25519PublicKey.from_public_bytes(peer.public))
+        return _derived(secret, what)
+
+    def made_seed(self, run_seed: int) -> RunSecrets:
+        """With a seed of the projection: of an enrolled silo one that nobody else can make, the
+        same in every run of this seed; of others one that everybody could."""
+        if self.seed:
+            return self
+        own = _read(self.home, KEY) or b"not enrolled"
+        return self.with_seed(_derived(own, f"coterie projection {run_seed}".encode()))
+
+    def with_seed(self, seed: bytes) -> RunSecrets:
+        """With this seed, kept."""
+        if seed == self.seed:
+            return self
+        return _keep(replace(self, seed=seed))
+
+    def seal(self, peer: Peer) -> bytes:
+        """The seed, for that silo alone."""
+        nonce = os.urandom(NONCE)
+        key = self.shared_with(peer, _sealing(self.run, self.name, peer.name))
+        return nonce + AESGCM(key).encrypt(nonce, self.seed, None)
+
+    def unseal(self, holder: Peer, sealed: bytes) -> RunSecrets:
+        """With the seed that another silo has sealed for this one.
+
+        Raises:
+            ValueError: it was sealed for another silo or run, or changed on its way.
+        """
+        key = self.shared_with(holder, _sealing(self.run, holder.name, self.name))
+        try:
+            seed = AESGCM(key).decrypt(sealed[:NONCE], sealed[NONCE:], None)
+        except (InvalidTag, ValueError):
+            raise ValueError(
+                f"the seed that silo {holder.name!r} sealed cannot be opened here: it was sealed "
+                "for another key of this silo, or changed on its way"
+            ) from None
+        return self.with_seed(seed)
+
+
+def secrets_of(settings: SiloSettings, run: str) -> RunSecrets:
+    """A silo's secrets of a run, made when it first needs them."""
+    key = (settings.name, settings.home, run)
+    if key in _memory:
+        return _memory[key]
+    found = _load(settings, run)
+    if found is not None:
+        return _remember(found)
+    return _keep(RunSecrets(run, settings.name, settings.home, X25519PrivateKey.generate()))
+
+
+def _load(settings: SiloSettings, run: str) -> RunSecrets | None:
+    if not settings.home:
+        return None
+    try:
+        kept = json.loads(_file(settings.home, run).read_text(encoding="ascii"))
+        private = X25519PrivateKey.from_private_bytes(bytes.fromhex(kept["key"]))
+        if kept["silo"] != settings.name or kept["run"] != run:
+            return None
+        return RunSecrets(run, settings.name, settings.home, private, bytes.fromhex(kept["seed"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # lost: a new key is made, and the others are told
+
+
+def _keep(secrets: RunSecrets) -> RunSecrets:
+    if secrets.home:
+        file = _file(secrets.home, secrets.run)
+        make_folder(file.parent, private=True)
+        kept = {
+            **{"run": secrets.run, "silo": secrets.name},
+            **{"key": secrets.private.private_bytes_raw().hex(), "seed": secrets.seed.hex()},
+        }
+        write_atomically(file, json.dumps(kept).encode("ascii"), private=True)
+        files = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)
+        for old in files[:-MAX_RUNS]:
+            old.unlink(missing_ok=True)
+    return _remember(secrets)
+
+
+def _remember(secrets: RunSecrets) -> RunSecrets:
+    _memory[secrets.name, secrets.home, secrets.run] = secrets
+    own = [key for key in _memory if key[:2] == (secrets.name, secrets.home)]
+    for old in own[:-MAX_RUNS]:
+        del _memory[old]
+    return secrets
+
+
+def forget() -> None:
+    """What the process remembers; what is in folders stays."""
+    _memory.clear()
+
+
+def _file(home: str, run: str) -> Path:
+    folder = folder_of(home, FOLDER, run)
+    return folder.with_name(f"{folder.name}.json")
+
+
+def _identity(home: str) -> ec.EllipticCurvePrivateKey | None:
+    content = _read(home, KEY)
+    key = load_pem_private_key(content, password=None) if content else None
+    return key if isinstance(key, ec.EllipticCurvePrivateKey) else None
+
+
+def _read(home: str, name: str) -> bytes:
+    try:
+        return (Path(home) / name).read_bytes() if home else b""
+    except OSError:
+        return b""
+
+
+def _sealing(run: str, holder: str, name: str) -> bytes:
+    return b"coterie seal " + json.dumps([run, holder, name]).encode()
+
+
+def _derived(secret: bytes, what: bytes) -> bytes:
+    return HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=what).derive(secret)

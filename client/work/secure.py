@@ -1,0 +1,239 @@
+"""A silo's part in a secure run: what it trains stays here, and leaves in sums alone.
+
+After a training the silo keeps the model, and sends a sketch of the update: every parameter goes,
+with a random sign, into one of k sums (Charikar, Chen, Farach-Colton: "Finding Frequent Items in
+Data Streams", ICALP 2002, https://doi.org/10.1007/3-540-45465-9_59). Inner products of two
+sketches are those of the updates, with a standard error of at most √(2/k) of the two lengths
+(Weinberger et al., ICML 2009, https://arxiv.org/abs/0902.2206, Lemma 2). The signs and places
+come from a seed that enrolled silos keep from the coordinator.
+
+When the coordinator says who is in a group, the model leaves once, masked (``coterie.wire.secure``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.client.home.asked import asked_by
+from coterie.client.home.held import held, hold
+from coterie.client.home.secrets import RunSecrets, secrets_of
+from coterie.client.work.request import RefusedError, Request
+from coterie.wire import Model
+from coterie.wire.secure import (
+    FEWEST,
+    LEAST_SKETCH,
+    MAX_PEER_TEXT,
+    Peer,
+    Sum,
+    decode_peers,
+    decode_sum,
+    encode_peers,
+    fixed,
+    peer_objection,
+    sketch_name,
+    sketch_sizes,
+)
+
+
+def tell_key(request: Request) -> RecordDict:
+    """Tell this silo's public key of the run."""
+    own = secrets_of(request.bench.settings, request.run).as_peer()
+    return RecordDict({wire.CONFIG: ConfigRecord({wire.PEERS: encode_peers([own])})})
+
+
+def seal_seed(request: Request) -> RecordDict:
+    """Seal the seed of the run's projection for the silos named; make it where there is none."""
+    own = _secrets(request).made_seed(request.run_seed)
+    sealed = {
+        name: own.seal(peer).hex()
+        for name, peer in _peers(request, own).items()
+        if name != own.name
+    }
+    return RecordDict({wire.CONFIG: ConfigRecord({wire.SEALED: json.dumps(sealed)})})
+
+
+def keep_back(
+    request: Request, received: Model, trained: Model
+) -> tuple[dict[str, Model], dict[str, float]]:
+    """Keep a trained model here; return what leaves of it: arrays by record, and metrics."""
+    settings = request.bench.settings
+    hold(
+        settings,
+        trained,
+        run=request.run,
+        number=request.round_number(),
+        purpose=request.purpose,
+        # Of what is alone in this round, the next may go on from here, whatever happens till then.
+        on_disk=request.integer(wire.GROUP_SIZE, minimum=1, default=1) == 1,
+    )
+    moved = _moved(received, trained)
+    norm = float(np.sqrt(sum(float(np.vdot(one, one)) for one in moved.values())))
+    sketches = _sketches(request, received, moved)
+    return ({wire.SKETCH: sketches} if sketches else {}), {wire.UPDATE_NORM: norm}
+
+
+def sum_masked(request: Request) -> RecordDict:
+    """Send a model that was kept back, masked, for one sum."""
+    try:
+        asked = decode_sum(request.config.get(wire.SUM))
+    except wire.WireError as error:
+        raise RefusedError(str(error)) from None
+    secrets = _secrets(request)
+    peers = _peers(request, secrets)
+    _check_sum(request, asked, secrets, peers)
+    settings = request.bench.settings
+    model = held(settings, run=request.run, number=asked.round, purpose=asked.purpose)
+    if model is None:
+        request.refuse_for(f"has not kept what it trained in round {asked.round}.")
+        raise AssertionError
+    try:
+        masked = fixed(model, asked.share(len(request.bench.data.train)))
+    except ValueError as error:
+        raise RefusedError(f"silo {settings.name!r}: {error}.") from None
+    what = asked.digest(peers)
+    for name in asked.members:
+        if name != secrets.name:
+            mask = _stream(secrets.shared_with(peers[name], what), 8 * masked.size).view(np.uint64)
+            if secrets.name < name:
+                masked += mask
+            else:
+                masked -= mask
+    summed = json.dumps([asked.round, asked.purpose, list(asked.members)])
+    return RecordDict(
+        {
+            wire.MASKED: wire.encode_arrays({wire.MASKED: masked}, packed=True),
+            wire.CONFIG: ConfigRecord({wire.SUMMED: summed}),
+        }
+    )
+
+
+def _secrets(request: Request) -> RunSecrets:
+    return secrets_of(request.bench.settings, request.run)
+
+
+def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
+    """The silos that the message names, each with a key that may be used."""
+    try:
+        peers = decode_peers(request.config.get(wire.PEERS))
+    except wire.WireError as error:
+        raise RefusedError(str(error)) from None
+    for peer in peers.values():
+        if peer.name != own.name:
+            why = peer_objection(peer, own.run, ca=own.ca)
+            request.refuse_for(f"takes part in no sum with it: {why}" if why else "")
+    mine = peers.get(own.name)
+    if mine is not None and mine.public != own.public:
+        request.refuse_for("was shown another key as its own.")
+    return peers
+
+
+def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[str, Peer]) -> None:
+    """Refuse a sum from which, with others of this round, too few silos' part would follow."""
+    policy = request.bench.settings.policy
+    least = max(FEWEST, policy.min_group_size)
+    if asked.run != request.run or secrets.name not in asked.members:
+        request.refuse_for("is asked for a sum that it is no part of.")
+    if set(asked.members) != set(peers):
+        request.refuse_for("was not told the keys of exactly the silos of the sum.")
+    if len(asked.members) < least:
+        request.refuse_for(
+            f"takes part in sums of at least {least} silos; this one has {len(asked.members)}."
+        )
+    flower_run = str(request.message.metadata.run_id)
+    before = asked_by(request.bench.settings, request.run, flower_run).summed
+    new = frozenset(asked.members)
+    for other in before.get(asked.round, ()):
+        nested = new <= other or other <= new
+        if not nested or 0 < len(new ^ other) < least:
+            request.refuse_for(
+                f"took part in a sum of {len(other)} silos in round {asked.round} already. "
+                f"Together with this one, of {len(new)}, the part of fewer than {least} silos "
+                "could be told from the two."
+            )
+
+
+# ---------------------------------------------------------------- sketches
+
+
+def _moved(received: Model, trained: Model) -> dict[str, NDArray[np.float64]]:
+    """What training changed, of floating-point arrays, in float64."""
+    return {
+        name: array.astype(np.float64) - received[name].astype(np.float64)
+        for name, array in trained.items()
+        if np.issubdtype(array.dtype, np.floating)
+    }
+
+
+def _sketches(request: Request, received: Model, moved: Mapping[str, NDArray[np.float64]]) -> Model:
+    wanted = str(request.config.get(wire.SKETCH_OF, ""))
+    if not wanted:
+        return {}
+    if wanted not in ("parameters", "parameters+buffers"):
+        raise RefusedError(f"{wire.SKETCH_OF} cannot be {wanted[:40]!r}.")
+    if wanted == "parameters":
+        parameters = {name for name, _ in request.bench.model.named_parameters()}
+        moved = {name: array for name, array in moved.items() if name in parameters}
+    layers = str(request.config.get(wire.SKETCH_LAYERS, "all"))
+    sizes = sketch_sizes(received, layers)
+    if not sizes:
+        count = sum(array.size for array in received.values())
+        request.refuse_for(
+            f"lets no sketch leave of a model with {count:,} parameters: a sketch of fewer than "
+            f"{LEAST_SKETCH} numbers says too little, and one of more would be the update itself."
+        )
+    seed = _seed(request)
+    made: Model = {}
+    for called, size in sizes.items():
+        part = {n: a for n, a in moved.items() if sketch_name(n, layers) == called}
+        made[called] = sketched(part, seed + called.encode(), size)
+    return made
+
+
+def _seed(request: Request) -> bytes:
+    """The run's, as it was sealed for this silo."""
+    secrets = _secrets(request)
+    if secrets.seed:
+        return secrets.seed
+    peers = _peers(request, secrets)
+    holder = next((peer for name, peer in peers.items() if name != secrets.name), None)
+    sealed = str(request.config.get(wire.SEALED, ""))[:MAX_PEER_TEXT]
+    if holder is None:
+        return secrets.made_seed(request.run_seed).seed
+    try:
+        return secrets.unseal(holder, bytes.fromhex(sealed)).seed
+    except ValueError as error:
+        raise RefusedError(f"silo {secrets.name!r}: {error}.") from None
+
+
+def sketched(
+    moved: Mapping[str, NDArray[np.float64]], key: bytes, size: int
+) -> NDArray[np.float32]:
+    """The sums of a sketch.
+
+    Args:
+        moved: arrays of one update, in the model's order; none give zeros.
+        key: of the projection; any bytes.
+        size: k, ≥ 1.
+
+    Returns:
+        (k,) numbers.
+    """
+    flat = np.concatenate([np.zeros(0), *(array.ravel() for array in moved.values())])
+    drawn = _stream(hashlib.sha256(key).digest(), 4 * flat.size).view(np.uint32)
+    signs = 1.0 - 2.0 * (drawn >> 31)
+    places = (drawn % np.uint32(size)).astype(np.intp)
+    return np.bincount(places, weights=signs * flat, minlength=size).astype(np.float32)
+
+
+def _stream(key: bytes, num_bytes: int) -> NDArray[np.uint8]:
+    """So many bytes that nobody can tell from random ones: AES-256 in counter mode."""
+    encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+    return np.frombuffer(encryptor.update(bytes(num_bytes)), np.uint8)

@@ -1,0 +1,612 @@
+"""Secure runs: the coordinator sees sketches of updates, and sums over groups, but no update.
+
+What an algorithm gets of a silo is an ``Unseen``, what it makes of several a ``Mean``. When it has
+said what it wants (its next state), ``SecureRun.settle`` asks the silos for as few sums as all the
+means in that state can be made of, and puts models in their places.
+
+A silo that is lost between its training and the sum costs one more exchange: the sum is asked for
+again without it, and without as many others as it takes for the two sums not to differ by fewer
+silos than any of them accepts in a group. Where too few are left, the group keeps its model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.models import Mean, Unseen, is_seen
+from coterie.wire import Model
+from coterie.wire.secure import (
+    FEWEST,
+    LEAST_SKETCH,
+    SPARSE,
+    Peer,
+    Sum,
+    decode_peers,
+    encode_peers,
+    from_fixed,
+    num_numbers,
+    peer_objection,
+    sketch_sizes,
+)
+
+KEYS_DEADLINE_S = 60.0
+"""For silos to tell their keys, and to seal a seed: neither touches data."""
+MOST_HOLDERS = 3
+"""Silos that are asked for the seed in turn, until one answers."""
+PHASE = "sum"
+"""What the record calls it."""
+EXACT = 1e-9
+"""Relative difference of weights that is a rounding's."""
+SLACK = 1e-3
+
+Term = tuple[str, int, str]
+"""Silo, round and purpose of a training."""
+
+
+@dataclass(frozen=True)
+class Voucher:
+    """Who an enrolled silo is: its public key, PEM, and the CA's signature that it is."""
+
+    identity: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """The coordinator's word for its silos.
+
+    Attributes:
+        ca: its certificate, PEM.
+        vouchers: gives silo → voucher, of those that are enrolled now.
+    """
+
+    ca: bytes
+    vouchers: Callable[[], Mapping[str, Voucher]]
+
+
+@dataclass
+class SecureRun:
+    """The keys of one run, and the sums that it asks for.
+
+    Attributes:
+        exchange: sends messages, and gives their replies by a deadline in seconds.
+        config: entries that all messages have.
+        enrolled: where silos are; None in a federation without enrolment.
+    """
+
+    exchange: Callable[[Sequence[Message], float], list[Message | None]]
+    config: Mapping[str, Any]
+    deadline_s: float
+    enrolled: Enrolled | None = None
+    _peers: dict[str, tuple[int, Peer]] = field(default_factory=dict)
+    _sealed: dict[str, tuple[bytes, Peer, str]] = field(default_factory=dict)
+    """Silo → its public key, who holds the seed, and the seed as that one sealed it; the holder's
+    own has no text."""
+
+    @property
+    def name(self) -> str:
+        """Of the run, as silos call it."""
+        return str(self.config.get(wire.RUN, "run"))
+
+    # ------------------------------------------------------------ keys
+
+    def require_own(self, silos: Sequence[kit.Silo]) -> None:
+        """Refuse silos that cannot take part in any secure run.
+
+        Raises:
+            FederationError: names one.
+        """
+        if foreign := [silo.name for silo in silos if not silo.described]:
+            raise FederationError(
+                f"a secure run needs coterie's own silos (`coterie silo`), which keep what they "
+                f"train and send sums; {foreign[0]} runs another ClientApp. Leave secure out.",
+                phase="secure",
+                exit_code=EXIT_CONFIG,
+            )
+
+    def greet(self, silos: Sequence[kit.Silo], *, seed: bool) -> dict[str, str]:
+        """Learn the keys of silos, and have them get the run's seed; silo → why it could not.
+
+        Args:
+            silos: who is here.
+            seed: whether updates are sketched.
+        """
+        failed = self._learn_keys([s for s in silos if self._node_of(s.name) != s.node_id])
+        if seed:
+            here = [silo for silo in silos if silo.name not in failed]
+            failed |= self._share_seed(here)
+        return failed
+
+    def _node_of(self, name: str) -> int | None:
+        return self._peers[name][0] if name in self._peers else None
+
+    def forget(self, name: str) -> None:
+        """A silo did not do what it was asked: its key may be another one now."""
+        self._peers.pop(name, None)
+
+    def _learn_keys(self, silos: Sequence[kit.Silo]) -> dict[str, str]:
+        vouchers = {} if self.enrolled is None else self.enrolled.vouchers()
+        ca = b"" if self.enrolled is None else self.enrolled.ca
+        failed = {}
+        asked = [self._message(silo, wire.SECURE_KEY, {}) for silo in silos]
+        for silo, reply in zip(silos, self.exchange(asked, KEYS_DEADLINE_S), strict=True):
+            try:
+                (peer,) = decode_peers(_entry(reply, wire.PEERS)).values()
+                if silo.name in vouchers:
+                    own = vouchers[silo.name]
+                    peer = replace(peer, identity=own.identity, voucher=own.signature)
+                why = peer_objection(peer, self.name, ca=ca)
+                if peer.name != silo.name or why:
+                    raise ValueError(why or f"it states the key of {peer.name!r}")
+            except ValueError as error:  # a WireError is one
+                failed[silo.name] = f"its key of the secure run cannot be used: {error}"
+                self.forget(silo.name)
+            else:
+                self._peers[silo.name] = (silo.node_id, peer)
+        return failed
+
+    def _share_seed(self, silos: Sequence[kit.Silo]) -> dict[str, str]:
+        """Every silo gets the seed of the projection, sealed by one that has it."""
+        peers = {silo.name: self._peers[silo.name][1] for silo in silos}
+        have = {n for n, p in peers.items() if n in self._sealed and self._sealed[n][0] == p.public}
+        lacking = sorted(peers.keys() - have)
+        if not lacking:
+            return {}
+        by_name = {silo.name: silo for silo in silos}
+        holders = (sorted(have) or lacking)[:MOST_HOLDERS]
+        for holder in holders:
+            others = [name for name in lacking if name != holder]
+            text = encode_peers([peers[name] for name in others])
+            message = self._message(by_name[holder], wire.SECURE_SEED, {wire.PEERS: text})
+            (reply,) = self.exchange([message], KEYS_DEADLINE_S)
+            try:
+                sealed = json.loads(_entry(reply, wire.SEALED))
+                texts = {name: str(sealed[name]) for name in others}
+            except (ValueError, KeyError, TypeError) as error:
+                kit.log.warning("silo %s could not seal the run's seed: %s", holder, error)
+                continue
+            for name in {*others, holder} & set(lacking):
+                own = peers[name].public
+                self._sealed[name] = (own, peers[holder], texts.get(name, ""))
+            return {}
+        return dict.fromkeys(lacking, "no silo could give it the seed of the run's projection.")
+
+    def entries(self, order: kit.Order, compared: kit.Compared | None) -> dict[str, Any]:
+        """What a training message of a secure run says beside the others."""
+        told: dict[str, Any] = {} if order.evaluates else {wire.SECURE: True}
+        if order.evaluates or compared is None:
+            return told
+        told |= {wire.SKETCH_OF: compared.of, wire.SKETCH_LAYERS: compared.layers}
+        name = order.silo.name
+        _, holder, sealed = self._sealed[name]
+        peers = [self._peers[name][1]] + ([holder] if holder.name != name else [])
+        return told | {wire.PEERS: encode_peers(peers), wire.SEALED: sealed}
+
+    def _message(self, silo: kit.Silo, kind: str, entries: Mapping[str, Any]) -> Message:
+        told = {**self.config, wire.PROTOCOL_KEY: wire.PROTOCOL, **entries}
+        content = RecordDict({wire.CONFIG: ConfigRecord(told)})
+        group = str(told.get(wire.ROUND, 0))
+        return Message(content, dst_node_id=silo.node_id, message_type=kind, group_id=group)
+
+    # ------------------------------------------------------------ sums
+
+    def settle(self, value: Any, now: kit.Round) -> Settled:
+        """``value`` with models in the place of means of unseen ones.
+
+        Args:
+            value: of frozen dataclasses, mappings and tuples.
+            now: the round.
+        """
+        means = list(_means(value))
+        if not means:
+            return Settled(value)
+        atoms = _atoms(means)
+        sums, lost, cost = self._ask([a for a in atoms if self._may_be_summed(a, now)], now)
+        models = {id(mean): _made(mean, atoms, sums) for mean in means}
+        return Settled(_replaced(value, models, {}), lost, {PHASE: cost} if cost.messages else {})
+
+    def _least(self, names: Sequence[str], now: kit.Round) -> int:
+        return max([FEWEST, *(now.here[n].min_group_size for n in names if n in now.here)])
+
+    def _may_be_summed(self, atom: _Atom, now: kit.Round) -> bool:
+        names = atom.names
+        present = all(name in now.here and name in self._peers for name in names)
+        return present and len(names) >= self._least(names, now) and atom.counting is not None
+
+    def _ask(
+        self, atoms: Sequence[_Atom], now: kit.Round
+    ) -> tuple[dict[frozenset[Term], _Summed], dict[str, str], kit.PhaseReport]:
+        """Sums of atoms; twice at most, the second time without who was lost."""
+        found: dict[frozenset[Term], _Summed] = {}
+        lost: dict[str, str] = {}
+        cost = kit.PhaseReport()
+        waiting = [(atom, atom.names) for atom in atoms]
+        for attempt in (1, 2):
+            if not waiting:
+                break
+            answers, price = self._exchange(waiting, attempt, now)
+            cost += price
+            again = []
+            for atom, names in waiting:
+                vectors, missing = answers[atom.terms, names]
+                lost |= missing
+                if not missing:
+                    if (summed := _summed(atom, names, vectors)) is not None:
+                        found[atom.terms] = summed
+                    continue
+                fewer = self._without(atom, names, missing, now)
+                if attempt == 1 and fewer:
+                    again.append((atom, fewer))
+                else:
+                    kit.log.warning(
+                        "round %d: %s keep their model: the sum of their group came to nothing, "
+                        "for %s was lost",
+                        now.number,
+                        ", ".join(atom.names),
+                        ", ".join(sorted(missing)),
+                    )
+            waiting = again
+        return found, lost, cost
+
+    def _without(
+        self, atom: _Atom, names: tuple[str, ...], missing: Mapping[str, str], now: kit.Round
+    ) -> tuple[str, ...]:
+        """Whom to ask again: so few that both sums together show nobody; empty: nobody.
+
+        Beside the lost, those with the fewest samples stay out.
+        """
+        least = self._least(names, now)
+        left = sorted(
+            (name for name in names if name not in missing),
+            key=lambda name: (-atom.samples[name], name),
+        )
+        kept = left[: len(names) - max(least, len(missing))]
+        return tuple(sorted(kept)) if len(kept) >= least else ()
+
+    def _exchange(
+        self,
+        wanted: Sequence[tuple[_Atom, tuple[str, ...]]],
+        attempt: int,
+        now: kit.Round,
+    ) -> tuple[dict[tuple[frozenset[Term], tuple[str, ...]], _Answer], kit.PhaseReport]:
+        asked: list[tuple[_Atom, tuple[str, ...], str]] = []
+        messages = []
+        for atom, names in wanted:
+            number, purpose = atom.training
+            cap = atom.counting or 0.0
+            total = math.fsum(min(atom.samples[name], cap) for name in names)
+            what = Sum(self.name, number, purpose, names, cap, total, attempt).encode()
+            keys = encode_peers([self._peers[name][1] for name in names])
+            told = {wire.SUM: what, wire.PEERS: keys, wire.ROUND: now.number, wire.PURPOSE: purpose}
+            for name in names:
+                asked.append((atom, names, name))
+                messages.append(self._message(now.here[name], wire.MASKED_SUM, told))
+        started = time.perf_counter()
+        replies = self.exchange(messages, self.deadline_s)
+        answers: dict[tuple[frozenset[Term], tuple[str, ...]], _Answer] = {
+            (atom.terms, names): ([], {}) for atom, names in wanted
+        }
+        received = 0
+        for (atom, names, name), reply in zip(asked, replies, strict=True):
+            vectors, missing = answers[atom.terms, names]
+            try:
+                vector = _masked(reply, atom.size)
+                received += vector.nbytes
+                vectors.append(vector)
+            except ValueError as error:
+                missing[name] = f"it trained, but its part of the group's sum did not come: {error}"
+                self.forget(name)
+        seconds = time.perf_counter() - started
+        report = kit.PhaseReport(1, len(messages), seconds, bytes_received=received)
+        return answers, report
+
+
+_Answer = tuple[list[NDArray[np.uint64]], dict[str, str]]
+"""What came of a sum, and silo → why its part did not."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A value without means, and what it took.
+
+    Attributes:
+        value: the value.
+        lost: silo → why its update does not count after all.
+        phases: cost, by its name in the record.
+    """
+
+    value: Any
+    lost: Mapping[str, str] = field(default_factory=dict)
+    phases: Mapping[str, kit.PhaseReport] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Atom:
+    """Unseen models that are in the same means, always weighed alike: their sum is enough.
+
+    ``weights`` are those of the first mean.
+    """
+
+    unseen: tuple[Unseen, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def terms(self) -> frozenset[Term]:
+        return frozenset(map(_term, self.unseen))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(sorted(one.silo for one in self.unseen))
+
+    @property
+    def samples(self) -> dict[str, float]:
+        return {one.silo: one.samples for one in self.unseen}
+
+    @property
+    def training(self) -> tuple[int, str]:
+        return self.unseen[0].round, self.unseen[0].purpose
+
+    @property
+    def size(self) -> int:
+        return num_numbers(self.unseen[0].origin)
+
+    @property
+    def counting(self) -> float | None:
+        """The most that a silo's samples count for, by which the weights are those of samples.
+
+        None: they are not, or the models are of several trainings, and cannot be summed at once.
+        """
+        if len({(one.round, one.purpose) for one in self.unseen}) > 1:
+            return None
+        if len({one.silo for one in self.unseen}) < len(self.unseen):
+            return None
+        counts = [one.samples for one in self.unseen]
+        if max(self.weights) <= min(self.weights) * (1 + EXACT):
+            return min(counts)
+        fewest = counts.index(min(counts))
+        per_sample = self.weights[fewest] / counts[fewest]
+        cap = max(self.weights) / per_sample
+        cap = next((n for n in counts if math.isclose(n, cap, rel_tol=EXACT)), cap)
+        alike = all(
+            math.isclose(min(n, cap) * per_sample, w, rel_tol=EXACT)
+            for n, w in zip(counts, self.weights, strict=True)
+        )
+        return cap if alike else None
+
+
+@dataclass(frozen=True)
+class _Summed:
+    """The mean over an atom, or over those of it that were not lost."""
+
+    model: Model
+
+
+def _term(one: Unseen) -> Term:
+    return one.silo, one.round, one.purpose
+
+
+def _weights(mean: Mean) -> dict[Term, tuple[Unseen, float]]:
+    """The unseen models of a mean, each once, with their weights."""
+    found: dict[Term, tuple[Unseen, float]] = {}
+    for part, weight in mean.parts:
+        if isinstance(part, Unseen):
+            before = found.get(_term(part), (part, 0.0))[1]
+            found[_term(part)] = (part, before + weight)
+    return found
+
+
+def _atoms(means: Sequence[Mean]) -> list[_Atom]:
+    """The fewest sums of which all these means can be made, in a fixed order."""
+    of_mean = [_weights(mean) for mean in means]
+    where: dict[Term, list[int]] = {}
+    for i, weights in enumerate(of_mean):
+        for term in weights:
+            where.setdefault(term, []).append(i)
+    together: dict[tuple[int, ...], list[Term]] = {}
+    for term, places in where.items():
+        together.setdefault(tuple(places), []).append(term)
+    atoms = []
+    for (first_mean, *_), terms in together.items():
+        terms.sort()
+        first = of_mean[first_mean]
+        atom = _Atom(tuple(first[t][0] for t in terms), tuple(first[t][1] for t in terms))
+        atoms.append(atom)
+    return sorted(atoms, key=lambda atom: sorted(atom.terms))
+
+
+def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], _Summed]) -> Model:
+    """The model that stands for a mean.
+
+    Who is by itself in it, or could not be summed, is left out; where nothing is left, it is the
+    mean of what the silos started from.
+    """
+    weights = _weights(mean)
+    parts = [(part, weight) for part, weight in mean.parts if is_seen(part)]
+    for atom in atoms:
+        if atom.terms <= weights.keys() and atom.terms in sums:
+            total = math.fsum(weights[term][1] for term in atom.terms)
+            parts.append((sums[atom.terms].model, total))
+    if not parts:
+        parts = [(one.origin, weight) for one, weight in weights.values()]
+    shared = kit.holders({str(i): part for i, (part, _) in enumerate(parts)})
+    joint = [(m, math.fsum(parts[int(name)][1] for name in names)) for m, names in shared]
+    return kit.weighted_mean([m for m, _ in joint], [w for _, w in joint])
+
+
+def _summed(
+    atom: _Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint64]]
+) -> _Summed | None:
+    """The mean that masked vectors add up to; None if it cannot be the mean of such updates."""
+    total = np.zeros(atom.size, np.uint64)
+    for vector in vectors:
+        total += vector
+    model = from_fixed(total, atom.unseen[0].origin)
+    own = [one for one in atom.unseen if one.silo in names]
+    longest = max(one.norm for one in own)
+    starts = [origin for origin, _ in kit.holders({o.silo: o.origin for o in own})]
+    if len(starts) == 1 and all(one.fresh for one in own):
+        step = kit.difference(model, starts[0])
+        norm = math.sqrt(math.fsum(float(np.vdot(a, a)) for a in _wide(step).values()))
+        if not norm <= longest * (1 + SLACK) + SLACK:
+            kit.log.warning(
+                "the sum over %s is %.3g long, the longest of their updates %.3g: one of them sent "
+                "something else than what it trained, or they were told different things. They "
+                "keep their model",
+                ", ".join(names),
+                norm,
+                longest,
+            )
+            return None
+    return _Summed(model)
+
+
+def _wide(model: Model) -> dict[str, NDArray[np.float64]]:
+    return {name: array.astype(np.float64) for name, array in model.items()}
+
+
+def _masked(reply: Message | None, size: int) -> NDArray[np.uint64]:
+    """A silo's masked numbers.
+
+    Raises:
+        ValueError: it sent something else, or nothing.
+    """
+    content = _content(reply)
+    record = content.get(wire.MASKED)
+    if not isinstance(record, ArrayRecord):
+        raise ValueError("its reply has no masked numbers")
+    arrays = wire.decode_arrays(record)
+    vector = arrays.get(wire.MASKED)
+    if len(arrays) != 1 or vector is None or vector.shape != (size,) or vector.dtype != np.uint64:
+        raise ValueError(f"it must be {size:,} numbers of type uint64")
+    return cast("NDArray[np.uint64]", vector)
+
+
+def _content(reply: Message | None) -> RecordDict:
+    if reply is None:
+        raise ValueError("it did not answer in time")
+    if reply.has_error():
+        raise ValueError(wire.plain_text(reply.error.reason or "it answered with an error"))
+    return reply.content
+
+
+def _entry(reply: Message | None, key: str) -> str:
+    config = _content(reply).get(wire.CONFIG)
+    value = config.get(key) if isinstance(config, ConfigRecord) else None
+    if not isinstance(value, str):
+        raise ValueError(f"its reply has no text {key!r}")
+    return value
+
+
+# ---------------------------------------------------------------- means in a state
+
+
+def _means(value: Any) -> Iterator[Mean]:
+    """Every mean in a value once, in a fixed order."""
+    seen: set[int] = set()
+
+    def walk(part: Any) -> Iterator[Mean]:
+        if id(part) in seen or isinstance(part, str | int | float | np.ndarray | Unseen):
+            return
+        seen.add(id(part))
+        if isinstance(part, Mean):
+            yield part
+        else:
+            for inner in _inside(part):
+                yield from walk(inner)
+
+    yield from walk(value)
+
+
+def _inside(value: Any) -> Sequence[Any]:
+    if is_dataclass(value):
+        return [getattr(value, f.name) for f in fields(value)]
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, tuple | list) else ()
+
+
+def _replaced(value: Any, models: Mapping[int, Model], done: dict[int, tuple[Any, Any]]) -> Any:
+    """The value with models for means; what holds none is the very same object."""
+    if id(value) in models:
+        return models[id(value)]
+    if isinstance(value, str | int | float | np.ndarray | Unseen):
+        return value
+    if id(value) not in done:
+        done[id(value)] = (value, _rebuilt(value, models, done))  # kept, so that ids stay its own
+    return done[id(value)][1]
+
+
+def _rebuilt(value: Any, models: Mapping[int, Model], done: dict[int, tuple[Any, Any]]) -> Any:
+    before = _inside(value)
+    after = [_replaced(inner, models, done) for inner in before]
+    if all(old is new for old, new in zip(before, after, strict=True)):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{f.name: new for f, new in zip(fields(value), after, strict=True)})
+    if isinstance(value, Mapping):
+        return dict(zip(value, after, strict=True))
+    return type(value)(after)
+
+
+def insecure(algorithm: kit.Algorithm[Any], influence: kit.Influence, *, name: str) -> str:
+    """Why a strategy cannot run in a secure run; empty: it can."""
+    if not algorithm.secure:
+        return (
+            f"secure = true is for strategies that only average models and compare updates; {name} "
+            "needs more of single silos than that (docs/explanation/secure.md)"
+        )
+    if influence.aggregate != "mean":
+        return (
+            f"aggregate = {influence.aggregate} looks at every silo's values, and in a secure run "
+            "nobody sees them: it must be mean"
+        )
+    return algorithm.insecure()
+
+
+def sketches_of(compared: kit.Compared | None, model: Model) -> dict[str, int]:
+    """Name → numbers of the sketches that silos are asked for.
+
+    Args:
+        compared: what of their updates; None: nothing.
+        model: of the run.
+
+    Raises:
+        FederationError: the model is too small to be sketched.
+    """
+    if compared is None:
+        return {}
+    sizes = sketch_sizes(model, compared.layers)
+    if not sizes:
+        raise FederationError(
+            f"a secure run of this strategy compares sketches of updates, of at least "
+            f"{LEAST_SKETCH} numbers and {SPARSE} times fewer than are compared. This model has "
+            f"{num_numbers(model):,}, so a sketch would be the update: take a larger model, a "
+            "strategy that compares nothing (fedavg), or leave secure out.",
+            phase="secure",
+            exit_code=EXIT_CONFIG,
+        )
+    return sizes
+
+
+def sendable(orders: Sequence[kit.Order]) -> list[kit.Order]:
+    """The orders; who was to start from a model that only another silo has starts from what that
+    one started from."""
+    sent = []
+    for order in orders:
+        model = order.model
+        if isinstance(model, Unseen) and model.silo != order.silo.name:
+            order = replace(order, model=model.origin)
+        sent.append(order)
+    return sent

@@ -1,0 +1,679 @@
+"""Secure runs: groups and models as in others, and nothing leaves a silo but sketches and sums."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.home import asked, secrets
+from coterie.client.home.held import held
+from coterie.client.home.settings import SiloSettings
+from coterie.client.work.secure import sketched
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.server.site.certificates import make_ca, sign
+from coterie.strategies import HCCT, FederationError
+from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
+from coterie.strategies.rounds.secure import _atoms, _replaced
+from coterie.wire.enrolment import public_pem
+from coterie.wire.secure import (
+    Peer,
+    Sum,
+    decode_peers,
+    encode_peers,
+    fixed,
+    from_fixed,
+    peer_objection,
+    signed_by_ca,
+    signed_by_silo,
+    sketch_sizes,
+)
+from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
+
+NAMES = ("a", "b", "c", "d", "e", "f")
+SIZES = (20, 24, 36, 20, 28, 40)
+MODEL = {"w": np.linspace(-2, 2, 24, dtype=np.float32).reshape(4, 6), "n": np.array(7)}
+
+
+def nodes(folder: Path | None = None, **changes: Any) -> list[dict[str, Any]]:
+    """Six silos of two kinds."""
+    found = []
+    for i, name in enumerate(NAMES):
+        own = {"data.train": SIZES[i], "data.skip": 70 * i, "data.rotation": 90 * (i % 2)}
+        home = {} if folder is None else {"home": str(folder / name)}
+        found.append(digits_config(name, **own, **home, **changes))
+    return found
+
+
+class Tapped(InProcessGrid):
+    """Keeps what passes, and lets a test change what silos answer.
+
+    Args:
+        change: (silo, reply) → reply; of every reply.
+    """
+
+    def __init__(
+        self,
+        node_configs: list[dict[str, Any]],
+        change: Callable[[str, Message], Message] = lambda silo, reply: reply,
+    ) -> None:
+        super().__init__(app, node_configs)
+        self.change = change
+        self.names = {node: str(own["name"]) for node, own in self.nodes.items()}
+        self.sent: list[tuple[str, Message]] = []
+        self.got: list[tuple[str, Message]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.sent += [(self._name(m.metadata.dst_node_id), m) for m in messages]
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        found = []
+        for reply in super().pull_messages(message_ids):
+            name = self._name(reply.metadata.src_node_id)
+            found.append(self.change(name, reply))
+            self.got.append((name, reply))
+        return found
+
+    def _name(self, node: int) -> str:
+        return self.names[node]
+
+    def sums(self) -> list[Sum]:
+        """That were asked for, each once."""
+        texts = [
+            str(m.content.config_records[wire.CONFIG][wire.SUM])
+            for _, m in self.sent
+            if m.metadata.message_type == wire.MASKED_SUM
+        ]
+        return [Sum(*_fields(text)) for text in dict.fromkeys(texts)]
+
+
+def _fields(text: str) -> Any:
+    run, number, purpose, members, *rest = json.loads(text)
+    return run, number, purpose, tuple(members), *rest
+
+
+def play(grid: InProcessGrid, folder: Path, **keys: Any) -> RunResult:
+    usual = {"rounds": 5, "local-epochs": 5, "batch-size": 10, "min-silos": 6, "seed": 1}
+    usual |= {"strategy": "hcct", "secure": True, "round-timeout": 5.0, "wait-for-silos": 2.0}
+    return execute(grid, RunConfig.read({**usual, **keys}), run_id=1, folder=folder)
+
+
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "independent": {},
+    "fedavg": {},
+    "fedprox": {"strategy": "fedavg", "proximal-mu": 0.1},
+    "hcct": {"alpha": 20.0},
+    "hcct-e": {"strategy": "hcct", "alpha": 20.0, "layers": "auto"},
+    "hcct-p": {"strategy": "hcct", "alpha": 20.0, "personal": "head"},
+    "fedgroup": {"num-groups": 2},
+    "cfl": {},
+    "flhc": {"rounds-before": 1},
+    "kmeans": {"num-groups": 2},
+    "auto": {"rounds": 8},
+}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_groups_and_models_are_those_of_a_run_that_is_not_secure(name: str, tmp_path: Path) -> None:
+    keys = {"strategy": name, **STRATEGIES[name]}
+    plain = play(InProcessGrid(app, nodes()), tmp_path / "plain", **keys, secure=False)
+    grid = Tapped(nodes())
+    result = play(grid, tmp_path / "secure", **keys)
+    if name != "auto":  # it races other candidates: no discriminators, and none that overlap
+        assert result.groups[result.rounds[-1].round] == plain.groups[plain.rounds[-1].round]
+        assert abs(mean_error(result) - mean_error(plain)) <= 0.05
+    assert_sums_show_nobody(grid.sums())
+    models = {m.metadata.message_type for _, m in grid.got if wire.ARRAYS in m.content}
+    assert models == {wire.INITIAL}, "no model leaves"
+    together = {name for group in result.rounds[-2].groups for name in group if len(group) > 1}
+    assert set(result.models) >= together, "who trained with others has the group's model"
+
+
+def assert_sums_show_nobody(sums: list[Sum]) -> None:
+    """Of the sums of one round, any two are nested or have nobody in common."""
+    for one in sums:
+        assert len(one.members) >= 2
+        for two in sums:
+            both = set(one.members), set(two.members)
+            if one.round == two.round and both[0] & both[1] and both[0] != both[1]:
+                assert min(both, key=len) < max(both, key=len), (one, two)
+                assert len(both[0] ^ both[1]) >= 2, (one, two)
+
+
+def mean_error(result: RunResult) -> float:
+    return float(np.mean([error for _, error, _ in result.rounds[-1].evaluation.values()]))
+
+
+def test_a_mean_is_the_plain_one_to_the_last_bits(tmp_path: Path) -> None:
+    keys = {"strategy": "fedavg", "rounds": 1, "local-epochs": 1}
+    plain = play(InProcessGrid(app, nodes()), tmp_path / "plain", **keys, secure=False)
+    result = play(InProcessGrid(app, nodes()), tmp_path / "secure", **keys)
+    for name, array in arrays_of(plain.models["a"]).items():
+        got = arrays_of(result.models["a"])[name]
+        assert np.abs(got - array).max() <= 2.0**-20 * np.abs(array).max(), name
+
+
+def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) -> None:
+    hashes = []
+    for again in ("one", "two"):
+        secrets.forget()
+        result = play(InProcessGrid(app, nodes(tmp_path / again)), tmp_path / f"run-{again}")
+        hashes.append({n: wire.model_hash(arrays_of(m)) for n, m in result.models.items()})
+    assert hashes[0] == hashes[1] and hashes[0]
+
+
+def test_nobody_sees_what_a_silo_has_trained(tmp_path: Path) -> None:
+    """No reply holds a silo's arrays, nor any numbers that are equal to some of them."""
+    grid = Tapped(nodes(tmp_path / "homes"))
+    play(grid, tmp_path / "run", strategy="fedavg", rounds=2)
+    own = {
+        name: [
+            np.asarray(array).tobytes()
+            for file in (tmp_path / "homes" / name).glob("held*/*/*.safetensors")
+            for array in _arrays(file).values()
+        ]
+        for name in NAMES
+    }
+    masked = [m for _, m in grid.got if m.metadata.message_type == wire.MASKED_SUM]
+    assert len(masked) == 12
+    kinds = {m.metadata.message_type for _, m in grid.got}
+    assert kinds >= {wire.SECURE_KEY, wire.SECURE_SEED, wire.TRAIN, wire.MASKED_SUM, wire.EVALUATE}
+    texts = [
+        array.data
+        for _, m in grid.got
+        for record in m.content.array_records.values()
+        for array in record.values()
+    ]
+    assert not any(part in text for parts in own.values() for part in parts for text in texts)
+
+
+def _arrays(file: Path) -> Mapping[str, Any]:
+    return load_file(file)
+
+
+def test_who_comes_and_goes_takes_part(tmp_path: Path) -> None:
+    grid = Tapped(nodes())
+    gone = InProcessGrid.disconnect
+
+    def leave(silo: str, reply: Message) -> Message:
+        meta = reply.metadata
+        if meta.group_id == "4" and meta.message_type == wire.MASKED_SUM and silo == "f":
+            gone(grid, 2)
+        return reply
+
+    grid.change = leave
+    keys = {"alpha": 20.0, "rounds": 6, "churn": "e+3, b-5", "min-silos": 5}
+    result = play(grid, tmp_path / "run", **keys)
+    last = result.rounds[-2]
+    assert "e" in last.silos and "b" not in last.silos
+    assert any("e" in asked.members for asked in grid.sums())
+    for report in result.rounds:
+        assert report.left_out == {}
+
+
+# ---------------------------------------------------------------- silos that are lost, or lie
+
+
+def lost(name: str, at: int) -> Callable[[str, Message], Message]:
+    """A silo whose part of the sum does not come in a round."""
+
+    def change(silo: str, reply: Message) -> Message:
+        meta = reply.metadata
+        if silo == name and meta.message_type == wire.MASKED_SUM and meta.group_id == str(at):
+            return _error(reply)
+        return reply
+
+    return change
+
+
+def _error(reply: Message) -> Message:
+    # Flower's class of replies cannot be made of a reply: its content goes, its header stays.
+    broken = Message(RecordDict(), dst_node_id=1, message_type=reply.metadata.message_type)
+    broken.__dict__["_metadata"] = reply.metadata
+    broken.__dict__["_content"] = None
+    broken.__dict__["_error"] = Error(wire.FAILED, "gone")
+    return broken
+
+
+def test_a_lost_silo_costs_one_repetition_and_never_a_wrong_sum(tmp_path: Path) -> None:
+    """The sum is asked for again without it and one more, so that no difference shows one silo."""
+    grid = Tapped(nodes(), lost("c", 2))
+    result = play(grid, tmp_path / "run", strategy="fedavg", rounds=3)
+    again = [asked for asked in grid.sums() if asked.round == 2]
+    assert [len(asked.members) for asked in again] == [6, 4]
+    assert not {"c"} & set(again[1].members) and again[1].attempt == 2
+    assert "its part of the group's sum did not come" in result.rounds[1].left_out["c"]
+    assert len(grid.sums()) == 4
+
+    # The model is the mean of what the four have trained, which they still hold.
+    homes = tmp_path / "homes"
+    result = play(Tapped(nodes(homes), lost("c", 2)), tmp_path / "two", strategy="fedavg", rounds=2)
+    own = [
+        held(SiloSettings(name, home=str(homes / name)), run="two", number=2, purpose="")
+        for name in again[1].members
+    ]
+    sizes = [SIZES[NAMES.index(name)] for name in again[1].members]
+    expected = weighted_mean([model for model in own if model], sizes)
+    for name, array in arrays_of(result.models["c"]).items():
+        np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-6)
+
+
+def test_a_group_of_which_too_few_are_left_keeps_its_model(tmp_path: Path) -> None:
+    keys = {"strategy": "fedavg", "min-silos": 3}
+    three = nodes()[:3]
+    result = play(Tapped(three, lost("c", 2)), tmp_path / "run", rounds=2, **keys)
+    before = play(Tapped(three), tmp_path / "one", rounds=1, **keys)
+    for name, array in arrays_of(before.models["a"]).items():
+        np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
+
+
+def other(content: Callable[[RecordDict], RecordDict], kind: str) -> Callable[..., Message]:
+    """Silo c answers messages of a type otherwise."""
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "c" and reply.metadata.message_type == kind and reply.has_content():
+            reply.content = content(reply.content)
+        return reply
+
+    return change
+
+
+def _with(**entries: Any) -> Callable[[RecordDict], RecordDict]:
+    return lambda good: RecordDict({**good, **entries})
+
+
+def _config(**entries: Any) -> Callable[[RecordDict], RecordDict]:
+    own = {key.replace("_", "-"): value for key, value in entries.items()}
+    return lambda good: RecordDict(
+        {**good, wire.CONFIG: ConfigRecord({**good.config_records.get(wire.CONFIG, {}), **own})}
+    )
+
+
+def _packed(array: Any, name: str = wire.MASKED) -> Any:
+    return wire.encode_arrays({name: array}, packed=True)
+
+
+LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
+    "no key": (wire.SECURE_KEY, lambda good: RecordDict()),
+    "a key that is none": (wire.SECURE_KEY, _config(secure_peers="no")),
+    "a key of small order": (
+        wire.SECURE_KEY,
+        _config(secure_peers=encode_peers([Peer("c", bytes(32))])),
+    ),
+    "another silo's name": (
+        wire.SECURE_KEY,
+        _config(secure_peers=encode_peers([Peer("a", b"\1" * 32)])),
+    ),
+    "two keys": (
+        wire.SECURE_KEY,
+        _config(secure_peers=encode_peers([Peer("a", b"\1" * 32), Peer("c", b"\1" * 32)])),
+    ),
+    "its model": (wire.TRAIN, _with(arrays=_packed(np.zeros(3, np.float32)))),
+    "no sketch": (
+        wire.TRAIN,
+        lambda good: RecordDict({k: r for k, r in good.items() if k != wire.SKETCH}),
+    ),
+    "a sketch of another size": (
+        wire.TRAIN,
+        _with(sketch=_packed(np.zeros(3, np.float32), "sketch")),
+    ),
+    "a sketch of NaN": (
+        wire.TRAIN,
+        _with(sketch=_packed(np.full(609, np.nan, np.float32), "sketch")),
+    ),
+    "no masked numbers": (wire.MASKED_SUM, lambda good: RecordDict()),
+    "too few masked numbers": (wire.MASKED_SUM, _with(masked=_packed(np.zeros(3, np.uint64)))),
+    "floats for masked numbers": (wire.MASKED_SUM, _with(masked=_packed(np.zeros(3)))),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_whatever_one_silo_answers_the_others_go_on(lie: str, tmp_path: Path) -> None:
+    kind, content = LIES[lie]
+    result = play(Tapped(nodes(), other(content, kind)), tmp_path / "run", rounds=2)
+    assert all("c" in report.left_out for report in result.rounds[:2])
+    others = {name for report in result.rounds[:2] for name in report.left_out}
+    assert others == {"c"}, result.rounds[0].left_out
+    assert set(result.rounds[-1].evaluation) >= set(NAMES) - {"c"}
+
+
+def test_a_sum_longer_than_any_of_its_updates_does_not_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One silo sends other numbers than it trained: nobody can say which, but all keep theirs."""
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "c" and reply.metadata.message_type == wire.MASKED_SUM:
+            record = reply.content.array_records[wire.MASKED]
+            numbers = wire.decode_arrays(record)[wire.MASKED] + np.uint64(2**45)
+            reply.content = RecordDict({**reply.content, wire.MASKED: _packed(numbers)})
+        return reply
+
+    grid = Tapped(nodes(), change)
+    result = play(grid, tmp_path / "run", strategy="fedavg", rounds=1)
+    assert "sent something else than what it trained" in caplog.text
+    start = next(m for _, m in grid.got if m.metadata.message_type == wire.INITIAL)
+    initial = wire.decode_arrays(start.content.array_records[wire.ARRAYS])
+    for name, array in initial.items():
+        np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
+
+
+# ---------------------------------------------------------------- a coordinator that lies
+
+
+class Hostile:
+    """A coordinator in front of one silo, ``a``, which has trained in round 1 with ``others``."""
+
+    def __init__(self, folder: Path, *, enrolled: Path | None = None, **policy: Any) -> None:
+        self.config = digits_config("a", home=str(folder / "a"), **policy)
+        if enrolled is not None:
+            self._enrol(folder / "a", enrolled)
+        self.peers = {"a": self.key_of("a")}
+        self.ca = enrolled
+        for name in ("b", "c", "d"):
+            self.add(name)
+        self.train()
+
+    def _enrol(self, home: Path, ca: Path) -> None:
+        home.mkdir(parents=True)
+        own = ec.generate_private_key(ec.SECP384R1())
+        pem = own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (home / "key.pem").write_bytes(pem)
+        (home / "ca.pem").write_bytes((ca / "ca.pem").read_bytes())
+
+    def add(self, name: str, *, ca: Path | None = None, run: str = "r") -> None:
+        """A silo, enrolled if ``a`` is."""
+        public = X25519PrivateKey.generate().public_key().public_bytes_raw()
+        peer = Peer(name, public)
+        ca = ca or self.ca
+        if ca is not None:
+            key = ec.generate_private_key(ec.SECP384R1())
+            pem = public_pem(key.public_key())
+            signature = key.sign(signed_by_silo(run, name, public), ec.ECDSA(hashes.SHA384()))
+            peer = Peer(name, public, pem, signature, sign(ca, signed_by_ca(name, pem)))
+        self.peers[name] = peer
+
+    def ask(self, kind: str, number: int = 1, **entries: Any) -> Message:
+        told = {wire.RUN: "r", wire.TASK: "digits", wire.STRATEGY: "hcct", wire.ROUND: number}
+        told |= {key.replace("_", "-"): value for key, value in entries.items()}
+        records = {wire.CONFIG: ConfigRecord(told)}
+        if kind == wire.TRAIN:
+            model = self.initial()
+            records |= {wire.ARRAYS: wire.encode_arrays(model, packed=True)}  # type: ignore[dict-item]
+        message = Message(
+            RecordDict(records), dst_node_id=1, message_type=kind, group_id=str(number)
+        )
+        message.metadata._message_id = "m"  # type: ignore[attr-defined]
+        message.metadata._run_id = 7  # type: ignore[attr-defined]
+        context = Context(7, 1, dict(self.config), RecordDict(), {})
+        return app(message, context)
+
+    def initial(self) -> wire.Model:
+        reply = self.ask(wire.INITIAL, seed=1)
+        return wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+
+    def key_of(self, name: str) -> Peer:
+        reply = self.ask(wire.SECURE_KEY)
+        return decode_peers(reply.content.config_records[wire.CONFIG][wire.PEERS])[name]
+
+    def train(self, number: int = 1) -> Message:
+        return self.ask(wire.TRAIN, number, secure=True, local_epochs=1, group_size=4)
+
+    def sum(self, *members: str, number: int = 1, **changes: Any) -> str:
+        """Ask for a sum; return why it is refused, or nothing."""
+        asked = replace(Sum("r", number, "", tuple(sorted(members)), 1e6, 100.0), **changes)
+        peers = encode_peers([self.peers[name] for name in asked.members if name in self.peers])
+        reply = self.ask(wire.MASKED_SUM, number, secure_sum=asked.encode(), secure_peers=peers)
+        return str(reply.error.reason) if reply.has_error() else ""
+
+
+def test_a_silo_takes_part_in_sums_that_show_nobody(tmp_path: Path) -> None:
+    server = Hostile(tmp_path)
+    assert server.sum("a", "b", "c", "d") == ""
+    assert server.sum("a", "b", "c", "d") == "", "the same once more says nothing new"
+    assert "fewer than 2 silos could be told" in server.sum("a", "b", "c"), "differs by one"
+    server.add("e")
+    assert "fewer than 2 silos could be told" in server.sum("a", "b", "c", "d", "e"), "by one more"
+    assert server.sum("a", "b") == "", "differs by two"
+    assert "could be told" in server.sum("a", "c"), "neither in the other"
+    assert "sums of at least 2" in server.sum("a")
+    assert "no part of" in server.sum("b", "c")
+
+
+def test_a_restart_forgets_no_sum(tmp_path: Path) -> None:
+    server = Hostile(tmp_path)
+    assert server.sum("a", "b", "c", "d") == ""
+    secrets.forget()
+    asked._memory.clear()
+    assert "fewer than 2 silos could be told" in server.sum("a", "b", "c")
+
+
+def test_the_smallest_group_is_the_silo_s_own(tmp_path: Path) -> None:
+    server = Hostile(tmp_path, **{"min-group-size": 3})
+    assert "sums of at least 3" in server.sum("a", "b")
+    assert server.sum("a", "b", "c", "d") == ""
+    server.train(2)
+    assert server.sum("a", "b", "c", number=2) == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"run": "other"}, "no part of"),
+        ({"round": 9}, "has not kept what it trained in round 9"),
+        ({"purpose": "race-1"}, "has not kept"),
+        ({"members": ("a", "b", "zz")}, "keys of exactly the silos"),
+        ({"members": ("b", "a")}, "silos in order"),
+        ({"cap": float("nan")}, "counts above 0"),
+        ({"total": 0.0}, "counts above 0"),
+        ({"total": 1e-30}, "beyond"),
+    ],
+)
+def test_a_sum_that_makes_no_sense_is_refused(
+    asked: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    assert says in Hostile(tmp_path).sum("a", "b", "c", **asked)
+
+
+def test_a_swapped_key_is_refused_where_silos_are_enrolled(tmp_path: Path) -> None:
+    make_ca(tmp_path / "ca", "test")
+    make_ca(tmp_path / "foreign", "other")
+    server = Hostile(tmp_path, enrolled=tmp_path / "ca")
+    assert server.sum("a", "b", "c") == ""
+    server.train(2)
+    good = dict(server.peers)
+    server.peers["b"] = replace(good["b"], public=good["c"].public)
+    assert "not signed by that silo for this run" in server.sum("a", "b", "c", number=2)
+    server.peers["b"] = replace(good["c"], name="b")
+    assert "is enrolled" in server.sum("a", "b", "c", number=2)
+    server.add("b", ca=tmp_path / "foreign")
+    assert "not signed by the coordinator's CA" in server.sum("a", "b", "c", number=2)
+    server.add("b", run="an earlier run")
+    assert "not signed by that silo for this run" in server.sum("a", "b", "c", number=2)
+    server.peers["b"] = Peer("b", good["b"].public)
+    assert "is enrolled" in server.sum("a", "b", "c", number=2)
+    server.peers = good | {"a": replace(good["a"], public=good["b"].public)}
+    assert "another key as its own" in server.sum("a", "b", "c", number=2)
+    server.peers = good
+    assert server.sum("a", "b", "c", number=2) == ""
+
+
+def test_a_silo_that_requires_it_shows_no_update(tmp_path: Path) -> None:
+    server = Hostile(tmp_path, secure="required")
+    for kind in (wire.TRAIN, wire.COLD_START):
+        reply = server.ask(kind)
+        assert reply.has_error() and "secure runs only" in reply.error.reason, kind
+    assert "secure runs only" in server.ask(wire.DESCRIBE).error.reason
+    assert not server.ask(wire.DESCRIBE, secure=True).has_error()
+    reply = server.train(2)
+    assert set(reply.content.array_records) == set(), "no sketch was asked for"
+
+
+# ---------------------------------------------------------------- the arithmetic
+
+
+def masked_sums(models: list[wire.Model], shares: list[float]) -> wire.Model:
+    total = np.zeros(sum(a.size for a in models[0].values()), np.uint64)
+    for model, share in zip(models, shares, strict=True):
+        total += fixed(model, share)
+    return from_fixed(total, models[0])
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=8), st.integers(0, 2**16))
+def test_fixed_point_means_are_exact_enough(counts: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    models = [{"w": rng.normal(size=30).astype(np.float32)} for _ in counts]
+    total = float(sum(counts))
+    got = masked_sums(models, [n / total for n in counts])["w"]
+    expected = sum(
+        n / total * m["w"].astype(np.float64) for n, m in zip(counts, models, strict=True)
+    )
+    np.testing.assert_allclose(got, expected, atol=2.0**-24 * 4)
+    again = masked_sums(models[::-1], [n / total for n in counts][::-1])["w"]
+    np.testing.assert_array_equal(got, again)
+
+
+def test_values_that_do_not_fit_are_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="array 'w' has values beyond"):
+        fixed({"w": np.array([5e6], np.float32)}, 1.0)
+    with pytest.raises(ValueError, match="array 'w'"):
+        fixed({"w": np.array([np.nan], np.float32)}, 1.0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**16))
+def test_sketches_keep_lengths_and_angles(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    common, size = rng.normal(size=50_000), 4096
+    updates = [{"w": common + rng.normal(size=50_000)} for _ in range(2)]
+    sketches = [sketched(update, b"key", size).astype(np.float64) for update in updates]
+    for i in range(2):
+        for j in range(2):
+            one, two = updates[i]["w"], updates[j]["w"]
+            scale = np.linalg.norm(one) * np.linalg.norm(two)
+            assert abs(sketches[i] @ sketches[j] - one @ two) < 5 * np.sqrt(2 / size) * scale
+    assert not np.allclose(sketches[0], sketched(updates[0], b"other", size))
+
+
+def test_a_sketch_is_ten_times_smaller_than_what_it_is_of() -> None:
+    model = {"a.w": np.zeros(9000, np.float32), "b.w": np.zeros(40_000, np.float32)}
+    assert sketch_sizes(model, "all") == {"sketch": 4096}
+    assert sketch_sizes(model, "each") == {"a.sketch": 900, "b.sketch": 4000}
+    assert sketch_sizes(model, "a.") == {"a.sketch": 900}
+    assert sketch_sizes({"w": np.zeros(2559, np.float32)}, "all") == {}
+    assert sketch_sizes({"w": np.zeros(2560, np.float32)}, "all") == {"sketch": 256}
+
+
+def unseen(name: str, samples: float = 1.0) -> Any:
+    return Unseen(name, 1, "", samples, MODEL, {}, 1.0)
+
+
+def test_means_are_made_of_the_fewest_sums() -> None:
+    """Two groups and the mean of all: two sums, not three, and never that of a part of a group."""
+    a, b, c, d = (unseen(n, s) for n, s in (("a", 3.0), ("b", 5.0), ("c", 2.0), ("d", 2.0)))
+    one = weighted_mean([a, b], [3, 5])
+    two = weighted_mean([c, d], [2, 2])
+    everything = weighted_mean([one, two], [8, 4])
+    assert isinstance(everything, Mean)
+    atoms = _atoms([one, two, everything])  # type: ignore[list-item]
+    assert [atom.names for atom in atoms] == [("a", "b"), ("c", "d")]
+    assert [atom.counting for atom in atoms] == [5.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "cap"), [((3, 5, 9), 9.0), ((1, 1, 1), 3.0), ((3, 4, 4), 4.0), ((3, 5, 1), None)]
+)
+def test_silos_count_by_their_samples_up_to_a_cap(
+    weights: tuple[float, ...], cap: float | None
+) -> None:
+    models = [unseen(n, s) for n, s in (("a", 3.0), ("b", 5.0), ("c", 9.0))]
+    (atom,) = _atoms([weighted_mean(models, weights)])  # type: ignore[list-item]
+    assert atom.counting == (None if cap is None else pytest.approx(cap))
+
+
+def test_what_holds_no_mean_stays_the_very_same_object() -> None:
+    mean = weighted_mean([unseen("a"), unseen("b")], [1, 1])
+    value = {"kept": (MODEL, 1), "changed": [mean, MODEL]}
+    made = _replaced(value, {id(mean): MODEL}, {})
+    assert made["kept"] is value["kept"] and made["changed"] == [MODEL, MODEL]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"strategy": "ifca"}, "secure = true is for strategies that only average"),
+        ({"strategy": "fedcollab"}, "secure = true is for strategies that only average"),
+        ({"strategy": "fedgenp"}, "secure = true is for strategies that only average"),
+        ({"strategy": "hcct", "generators": "silos"}, "secure = true is for"),
+        ({"strategy": "hcct", "alpha": "auto"}, "take the strategy auto"),
+        ({"strategy": "fedgroup", "inter-group-lr": 0.1}, "inter-group-lr"),
+        ({"strategy": "fedavg", "aggregate": "median"}, "must be mean"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_anything_starts(
+    keys: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(FederationError, match=says):
+        RunConfig.read({**keys, "secure": True})
+
+
+def test_other_client_apps_are_refused_with_the_reason() -> None:
+    grid = InProcessGrid(plain_app(), plain_nodes(3))
+    with pytest.raises(FederationError, match="needs coterie's own silos"):
+        HCCT(secure=True).start(grid, plain_initial(), num_rounds=1)
+
+
+def test_keys_are_checked_by_name_and_curve() -> None:
+    good = X25519PrivateKey.generate().public_key().public_bytes_raw()
+    assert peer_objection(Peer("a", good), "r", ca=b"") == ""
+    assert "no X25519 key" in peer_objection(Peer("a", b"short"), "r", ca=b"")
+    assert "not signed" in peer_objection(Peer("a", good, b"-----", b"x"), "r", ca=b"")
+
+
+def test_secrets_survive_a_restart_in_a_private_file(tmp_path: Path) -> None:
+    settings = SiloSettings("a", home=str(tmp_path))
+    first = secrets.secrets_of(settings, "r").made_seed(5)
+    secrets.forget()
+    again = secrets.secrets_of(settings, "r")
+    assert (again.public, again.seed) == (first.public, first.seed)
+    (file,) = (tmp_path / "secure").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    for number in range(6):
+        secrets.secrets_of(settings, f"r{number}")
+    assert len(list((tmp_path / "secure").iterdir())) == secrets.MAX_RUNS
+    file.unlink(missing_ok=True)
+
+
+def test_a_seed_opens_for_whom_it_was_sealed(tmp_path: Path) -> None:
+    one, two, three = (
+        secrets.secrets_of(SiloSettings(name, home=str(tmp_path / name)), "r")
+        for name in ("a", "b", "c")
+    )
+    one = one.made_seed(5)
+    sealed = one.seal(two.as_peer())
+    assert two.unseal(one.as_peer(), sealed).seed == one.seed
+    with pytest.raises(ValueError, match="cannot be opened here"):
+        three.unseal(one.as_peer(), sealed)
