@@ -27,7 +27,7 @@ from coterie.client.work.sgd import (
     require_balance,
     seed_of,
 )
-from coterie.client.work.weights import load_weights
+from coterie.client.work.weights import load_weights, travelling
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import BALANCE
@@ -221,13 +221,19 @@ class Request:
             return None
         number = self.integer(wire.OWN_ROUND, minimum=1)
         purpose = str(self.config.get(wire.OWN_PURPOSE, ""))
+        return self.held_back(number, purpose)
+
+    def held_back(self, number: int, purpose: str) -> Model:
+        """What this silo has trained in a round of this run and kept to itself."""
         found = held(self.bench.settings, run=self.run, number=number, purpose=purpose)
         if found is None:
             self.refuse_for(
-                f"has not kept the model that it trained in round {number}: it was restarted "
-                "without a folder, or its folder was changed."
+                f"has not kept what it trained in round {number}: it was restarted without a "
+                "folder since, or its folder was changed."
             )
-        return found
+        # Files have arrays in another order.
+        names = travelling(self.bench.model)
+        return {name: found[name] for name in names if found is not None and name in found}
 
     def plan(self) -> TrainPlan:
         """How to train."""

@@ -7,7 +7,8 @@ sketches are those of the updates, with a standard error of at most √(2/k) of 
 (Weinberger et al., ICML 2009, https://arxiv.org/abs/0902.2206, Lemma 2). The signs and places
 come from a seed that enrolled silos keep from the coordinator.
 
-When the coordinator says who is in a group, the model leaves once, masked (``coterie.wire.secure``).
+When the coordinator says who is in a group, the model leaves once, masked, as in
+``coterie.wire.secure``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.home.asked import asked_by
-from coterie.client.home.held import held, hold
+from coterie.client.home.held import hold
 from coterie.client.home.secrets import RunSecrets, secrets_of
 from coterie.client.work.request import RefusedError, Request
 from coterie.wire import Model
@@ -90,10 +91,7 @@ def sum_masked(request: Request) -> RecordDict:
     peers = _peers(request, secrets)
     _check_sum(request, asked, secrets, peers)
     settings = request.bench.settings
-    model = held(settings, run=request.run, number=asked.round, purpose=asked.purpose)
-    if model is None:
-        request.refuse_for(f"has not kept what it trained in round {asked.round}.")
-        raise AssertionError
+    model = request.held_back(asked.round, asked.purpose)
     try:
         masked = fixed(model, asked.share(len(request.bench.data.train)))
     except ValueError as error:
