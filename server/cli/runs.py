@@ -35,6 +35,7 @@ def run(
     seed: int | None = None,
     task: str | None = None,
     min_silos: int | None = None,
+    secure: Annotated[bool | None, typer.Option("--secure", show_default=False)] = None,
     settings: options.SetOption = None,
     federation: options.FederationOption = None,
     superlink: options.SuperLinkOption = None,

@@ -133,6 +133,7 @@ class Organisations:
     def mend(self) -> None:
         """The SuperLink, two silos, and nothing that another test left behind."""
         self.gate.open()
+        self.stop_runs()  # one that goes on would hold its silos at the gate of the next test
         for name, process in list(self.processes.items()):
             if name not in (*NAMES, "superlink") and process.poll() is None:
                 self.end(name)
@@ -140,6 +141,14 @@ class Organisations:
             if self.processes[name].poll() is not None:
                 self.start_silo(name)
         until(lambda: self.num_online() == len(NAMES), "a, b and nobody else", deadline_s=150)
+
+    def stop_runs(self) -> None:
+        """End every run that goes on."""
+        made = self.federation
+        with control(made.control_address, root_certificates=made.ca) as calls:
+            for run in calls.runs():
+                if not run.ended:
+                    calls.stop(run.run_id)
 
     def add(self, name: str, index: int, *, extra: str = "") -> None:
         """Everything for one more digits silo; silos of different indices share no sample."""

@@ -1,0 +1,143 @@
+"""Secure runs on real processes: the models of one process, and no update anywhere to be seen."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coterie import wire
+from tests.e2e import planted
+from tests.e2e.gated import TASK
+from tests.e2e.organisations import Organisations
+from tests.e2e.runs import (
+    HCCT,
+    KEYS,
+    finished,
+    hashes_of,
+    in_process,
+    record_of,
+    spec,
+    until_happened,
+)
+from tests.e2e.trio import Trio
+
+PLANT = 77
+CHUNK = 2**24
+
+
+def test_real_processes_give_the_models_of_one_process(trio: Trio, tmp_path: Path) -> None:
+    folder, last = trio.run(**HCCT, secure=True)
+    assert last.status == "completed"
+    assert hashes_of(folder) == in_process(tmp_path / "run", **HCCT, secure=True)["model-hashes"]
+    record = record_of(folder)
+    assert record["config"]["secure"] is True
+    sums = [entry["phases"].get("sum", {}) for entry in record["rounds"]]
+    assert any(cost.get("messages") for cost in sums)
+
+
+def test_enrolled_silos_that_require_it_take_part_in_secure_runs_alone(
+    pair: Organisations, tmp_path: Path
+) -> None:
+    files = [pair.home_of(name) / "silo.toml" for name in ("a", "b")]
+    before = [file.read_text() for file in files]
+    try:
+        for name, file in zip(("a", "b"), files, strict=True):
+            file.write_text(file.read_text() + '\n[policy]\nsecure = "required"\n')
+            pair.end(name)
+            pair.start_silo(name)
+        pair.wait_for(2)
+        keys = ("--rounds", "2", "--min-silos", "2", "--seed", "3", "--task", TASK)
+        folder = pair.submit("fedavg", *keys, "--secure")
+        finished(folder)
+        assert record_of(folder)["status"] == "completed"
+        refused = pair.call("run", "fedavg", *keys, "--federation", str(pair.coordinator))
+        assert refused.returncode == 3, refused.stderr
+        assert "takes part in secure runs only" in refused.stdout + refused.stderr
+        roster = json.loads(pair.federation.roster.read_text())
+        assert all(entry["voucher"] for entry in roster)
+        ledger = (pair.home_of("a") / "ledger.jsonl").read_text().splitlines()
+        own = [entry for line in ledger if (entry := json.loads(line))["run"] == folder.name]
+        left = {(e["type"], t["record"]) for e in own for t in e.get("tensors", ())}
+        assert (wire.MASKED_SUM, wire.MASKED) in left and (wire.TRAIN, wire.SKETCH) in left
+        assert {kind for kind, record in left if record == wire.ARRAYS} <= {wire.INITIAL}
+    finally:
+        for name, file, text in zip(("a", "b"), files, before, strict=True):
+            file.write_text(text)
+            pair.end(name)
+            pair.start_silo(name)
+
+
+@pytest.mark.parametrize("secure", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_a_planted_value_is_nowhere_but_at_its_silo(
+    secure: bool, trio: Trio, tmp_path: Path
+) -> None:
+    """In memory and files of SuperLink and ServerApp, and in memory of the other silos; in a run
+    that is not secure the coordinator has it."""
+    names, seed = ("p", "q", "r"), PLANT + secure
+    for index, name in enumerate(names):
+        plant = {"plant": seed} if name == "p" else {}
+        silo = spec(name, index, **plant)
+        trio.start_silo(
+            type(silo)(silo.name, planted.TASK, options=silo.options),
+            environment=trio.gate.environment,
+        )
+    trio.wait_for_silos(6)
+    trio.gate.open()
+    keys = {**KEYS, **planted.KEYS, "task": planted.TASK, "strategy": "fedavg", "rounds": 3}
+    run_id, folder = trio.submit(**keys, secure=secure)
+    until_happened(folder, "round", 1)
+    trio.gate.hold(3, rounds=1)
+    server = psutil.Process(trio.superlink.program.process.pid)
+    coordinators = [server.pid, *(child.pid for child in server.children(recursive=True))]
+    others = [trio.processes[name].pid for name in ("q", "r")]
+    wanted = pattern(seed)
+    assert found_in_memory(trio.processes["p"].pid, wanted), "the silo itself has it"
+    assert any(found_in_memory(pid, wanted) for pid in coordinators) is not secure
+    assert not any(found_in_memory(pid, wanted) for pid in others)
+    trio.gate.open()
+    last = trio.follow(run_id, folder, lambda event: None)
+    assert last.status == "completed"
+    if secure:
+        files = files_of(trio)
+        assert folder / "run.json" in files and any("checkpoints" in f.parts for f in files)
+        assert not any(wanted.search(file.read_bytes()) for file in files)
+
+
+def pattern(seed: int) -> re.Pattern[bytes]:
+    """Any two of the planted numbers beside each other."""
+    content = planted.numbers_of(seed).tobytes()
+    pairs = [content[i : i + 8] for i in range(0, len(content) - 4, 4)]
+    return re.compile(b"|".join(map(re.escape, pairs)), re.DOTALL)
+
+
+def found_in_memory(pid: int, wanted: re.Pattern[bytes]) -> bool:
+    """Whether a process has the planted numbers anywhere in what it may write to."""
+    return any(wanted.search(part) for part in memory_of(pid))
+
+
+def memory_of(pid: int) -> Iterator[bytes]:
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        for line in maps:
+            place, rights = line.split()[:2]
+            if not rights.startswith("rw"):
+                continue
+            start, end = (int(one, 16) for one in place.split("-"))
+            for at in range(start, end, CHUNK):
+                try:
+                    memory.seek(at)
+                    yield memory.read(min(CHUNK + 64, end - at))
+                except (OSError, ValueError):
+                    break
+
+
+def files_of(trio: Trio) -> list[Path]:
+    """All that the coordinator's side has written."""
+    silos = {"p", "q", "r"}
+    files = [file for file in trio.folder.rglob("*") if file.is_file()]
+    return [file for file in files if not silos & set(file.relative_to(trio.folder).parts)]
