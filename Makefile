@@ -9,7 +9,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check config e2e nightly mutations e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
-        bench-fedgenp bench-poison bench-report bench-scale bench-tables clean
+        bench-fedgenp bench-poison bench-report bench-scale bench-secure bench-tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -117,6 +117,9 @@ bench-baselines: setup ## The papers' baselines: make bench-baselines ARGS='--da
 
 bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 	@$(BIN)/python -m benchmarks.engine.report $(ARGS)
+
+bench-secure: setup ## Secure runs beside plain ones: groups, errors, seconds and bytes of a round
+	@$(BIN)/python -m benchmarks.engine.secure $(ARGS)
 
 bench-poison: setup ## One dishonest silo of ten, with the bounds on influence and without
 	@$(BIN)/python -m benchmarks.engine.poison $(ARGS)
