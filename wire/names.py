@@ -46,7 +46,7 @@ silo starts from the run's initial one."""
 SKETCH: Final = "sketch"
 """Of a secure run's update: a projection to few numbers that keeps lengths and angles."""
 MASKED: Final = "masked"
-"""One array, uint64: see ``coterie.wire.secure``."""
+"""One array, uint32: see ``coterie.wire.secure``."""
 HITS: Final = "hits"
 """``hits``, int64 (pairs, 2): right answers of the discriminators received on the two halves of the
 silo's held-out samples; ``counts``, int64 (2,): those samples."""

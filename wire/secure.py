@@ -5,7 +5,7 @@ silo adds to its numbers a mask for each of the others, made of that secret, whi
 away: the masks vanish in the sum over all of them, and in no other (Bonawitz et al.: "Practical
 Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017,
 https://doi.org/10.1145/3133956.3133982, section 4, "masking with one-time pads"). Numbers are
-integers modulo 2^64, so that the sum does not depend on any order.
+integers modulo 2^32, so that the sum does not depend on any order.
 
 The masks depend on all that describes the sum (``Sum.digest``): who is in it, of which run and
 round, how each counts. Silos that are told different things make masks that do not vanish.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
@@ -37,10 +37,11 @@ from coterie.wire.arrays import Model
 from coterie.wire.description import is_silo_name
 from coterie.wire.errors import WireError
 
-BITS: Final = 40
-"""Binary places of a summed number: half a unit of the last is below a float32's of 2^-16."""
-LARGEST: Final = 2.0**22
-"""Numbers from here on cannot be summed: with 40 places they and their sum fit into 63 bits."""
+BITS: Final = 30
+"""Binary places of a summed number, of what an array's largest can be: the mean of fifty silos is
+right to 2^-25 of that."""
+PIECE: Final = 2**17
+"""Numbers that are worked on at once."""
 FEWEST: Final = 2
 """Silos of a sum: that of one would be its update."""
 MAX_SKETCH, LEAST_SKETCH, SPARSE = 4096, 256, 10
@@ -181,6 +182,7 @@ class Sum:
         members: silos, sorted.
         cap: samples that a silo counts for at most.
         total: what all of them count for.
+        bounds: of every array of the model, what no silo's values exceed in size.
         attempt: 1; 2 without those that were lost.
     """
 
@@ -190,6 +192,7 @@ class Sum:
     members: tuple[str, ...]
     cap: float
     total: float
+    bounds: tuple[float, ...]
     attempt: int = 1
 
     def encode(self) -> str:
@@ -197,7 +200,7 @@ class Sum:
         return json.dumps(
             [
                 *(self.run, self.round, self.purpose, list(self.members)),
-                *(self.cap, self.total, self.attempt),
+                *(self.cap, self.total, list(self.bounds), self.attempt),
             ]
         )
 
@@ -220,51 +223,65 @@ def decode_sum(text: object) -> Sum:
         WireError: it is something else.
     """
     try:
-        run, number, purpose, members, cap, total, attempt = json.loads(
+        run, number, purpose, members, cap, total, bounds, attempt = json.loads(
             _bounded(text, MAX_PEERS * MAX_PEER_TEXT)
         )
         found = Sum(
             *(str(run), int(number), str(purpose), tuple(map(str, members))),
-            *(float(cap), float(total), int(attempt)),
+            *(float(cap), float(total), tuple(map(float, bounds)), int(attempt)),
         )
     except (ValueError, TypeError) as error:
         raise WireError(f"a sum's description cannot be read: {error}") from None
-    sound = isfinite(found.cap) and isfinite(found.total) and found.cap > 0 and found.total > 0
+    sound = all(isfinite(n) and n > 0 for n in (found.cap, found.total, *found.bounds))
     if not sound or list(found.members) != sorted(set(found.members)):
-        raise WireError("a sum needs silos in order, each once, and counts above 0.")
+        raise WireError("a sum needs silos in order, each once, and counts and bounds above 0.")
     if len(found.members) > MAX_PEERS or not all(map(is_silo_name, found.members)):
         raise WireError(f"a sum has at most {MAX_PEERS} silos, with names that silos can have.")
     return found
 
 
-def fixed(model: Model, share: float) -> NDArray[np.uint64]:
-    """A model's numbers times a share, as integers modulo 2^64, in the model's order.
+def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uint32]:
+    """A model's numbers times a share, as integers modulo 2^32, in the model's order.
+
+    Args:
+        model: names to arrays.
+        share: in (0, 1].
+        bounds: of every array, what none of its values exceeds in size.
 
     Raises:
-        ValueError: names the array with a value that is too large.
+        ValueError: names the array whose values do.
     """
-    parts = []
-    for name, array in model.items():
-        wide = array.astype(np.float64).ravel() * share
-        if wide.size and not float(np.abs(wide).max()) < LARGEST:
-            raise ValueError(
-                f"array {name!r} has values beyond ±{LARGEST:g}, which cannot be summed in secret"
-            )
-        parts.append(np.rint(wide * 2.0**BITS).astype(np.int64).view(np.uint64))
-    return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+    numbers = np.empty(num_numbers(model), np.uint32)
+    start = 0
+    for (name, array), bound in zip(model.items(), bounds, strict=True):
+        flat = array.reshape(-1)
+        largest = max(float(flat.max()), -float(flat.min())) if flat.size else 0.0
+        if not largest <= bound:
+            raise ValueError(f"array {name!r} has values beyond ±{bound:.4g}")
+        for piece in pieces(flat):
+            scaled = np.multiply(piece, share * 2.0**BITS / bound, dtype=np.float64)
+            numbers[start : start + piece.size].view(np.int32)[:] = np.rint(scaled, out=scaled)
+            start += piece.size
+    return numbers
 
 
-def from_fixed(numbers: NDArray[np.uint64], like: Model) -> Model:
+def from_fixed(numbers: NDArray[np.uint32], like: Model, bounds: Sequence[float]) -> Model:
     """The model that a sum of ``fixed`` is: names, shapes and types as ``like``; counters
     rounded."""
-    wide = numbers.view(np.int64).astype(np.float64) / 2.0**BITS
     found, start = {}, 0
-    for name, array in like.items():
-        part = wide[start : start + array.size].reshape(array.shape)
+    for (name, array), bound in zip(like.items(), bounds, strict=True):
+        part = numbers[start : start + array.size].view(np.int32).reshape(array.shape)
         start += array.size
+        wide = part * (bound / 2.0**BITS)
         is_float = np.issubdtype(array.dtype, np.floating)
-        found[name] = (part if is_float else np.rint(part)).astype(array.dtype)
+        found[name] = (wide if is_float else np.rint(wide)).astype(array.dtype)
     return found
+
+
+def pieces(flat: NDArray[Any]) -> Iterator[NDArray[Any]]:
+    """An array in parts that fit into a processor's cache."""
+    for start in range(0, flat.size, PIECE):
+        yield flat[start : start + PIECE]
 
 
 def num_numbers(model: Model) -> int:

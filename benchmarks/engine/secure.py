@@ -182,15 +182,13 @@ def main() -> None:
     sizes = {"nargs": "*", "type": float, "default": list(TIMED), "metavar": "MB"}
     given = read(STORE, __doc__, sizes=sizes)
     for megabytes in given.sizes:
-        given.store.put(
-            {"part": "rounds", "strategy": "fedavg", "seed": 0, "megabytes": megabytes}
-            | rounds(megabytes)
-        )
+        key = {"part": "rounds", "strategy": "fedavg", "seed": 0, "megabytes": megabytes}
+        given.store.put({**key, **rounds(megabytes)})
     for strategy in STRATEGIES:
         for seed in SEEDS:
             key = {"part": "seeds", "strategy": strategy, "seed": seed, "megabytes": 0.0}
             if not given.store.has(key):
-                given.store.put(key | compare(strategy, seed))
+                given.store.put({**key, **compare(strategy, seed)})
     print(given.store.text())
 
 

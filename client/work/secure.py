@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -32,6 +34,7 @@ from coterie.wire.secure import (
     FEWEST,
     LEAST_SKETCH,
     MAX_PEER_TEXT,
+    PIECE,
     Peer,
     Sum,
     decode_peers,
@@ -39,6 +42,7 @@ from coterie.wire.secure import (
     encode_peers,
     fixed,
     peer_objection,
+    pieces,
     sketch_name,
     sketch_sizes,
 )
@@ -76,9 +80,8 @@ def keep_back(
         on_disk=request.integer(wire.GROUP_SIZE, minimum=1, default=1) == 1,
     )
     moved = _moved(received, trained)
-    norm = float(np.sqrt(sum(float(np.vdot(one, one)) for one in moved.values())))
     sketches = _sketches(request, received, moved)
-    return ({wire.SKETCH: sketches} if sketches else {}), {wire.UPDATE_NORM: norm}
+    return ({wire.SKETCH: sketches} if sketches else {}), {wire.UPDATE_NORM: _norm(moved)}
 
 
 def sum_masked(request: Request) -> RecordDict:
@@ -92,18 +95,19 @@ def sum_masked(request: Request) -> RecordDict:
     _check_sum(request, asked, secrets, peers)
     settings = request.bench.settings
     model = request.held_back(asked.round, asked.purpose)
+    if len(asked.bounds) != len(model):
+        request.refuse_for(f"needs {len(model)} bounds for a sum, one for every array.")
     try:
-        masked = fixed(model, asked.share(len(request.bench.data.train)))
+        share = asked.share(len(request.bench.data.train))
+        masked = fixed(model, share, asked.bounds)
     except ValueError as error:
-        raise RefusedError(f"silo {settings.name!r}: {error}.") from None
+        raise RefusedError(f"silo {settings.name!r} takes no part in the sum: {error}.") from None
     what = asked.digest(peers)
     for name in asked.members:
         if name != secrets.name:
-            mask = _stream(secrets.shared_with(peers[name], what), 8 * masked.size).view(np.uint64)
-            if secrets.name < name:
-                masked += mask
-            else:
-                masked -= mask
+            key, adds = secrets.shared_with(peers[name], what), secrets.name < name
+            for piece, mask in zip(pieces(masked), _stream(key, masked.size), strict=True):
+                (np.add if adds else np.subtract)(piece, mask, out=piece)
     summed = json.dumps([asked.round, asked.purpose, list(asked.members)])
     return RecordDict(
         {
@@ -139,6 +143,8 @@ def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[st
     least = max(FEWEST, policy.min_group_size)
     if asked.run != request.run or secrets.name not in asked.members:
         request.refuse_for("is asked for a sum that it is no part of.")
+    if not 0 < asked.share(len(request.bench.data.train)) <= 1:
+        request.refuse_for("is asked to count for more than the whole of a sum.")
     if set(asked.members) != set(peers):
         request.refuse_for("was not told the keys of exactly the silos of the sum.")
     if len(asked.members) < least:
@@ -161,16 +167,24 @@ def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[st
 # ---------------------------------------------------------------- sketches
 
 
-def _moved(received: Model, trained: Model) -> dict[str, NDArray[np.float64]]:
-    """What training changed, of floating-point arrays, in float64."""
+def _moved(received: Model, trained: Model) -> dict[str, NDArray[np.floating[Any]]]:
+    """What training changed, of floating-point arrays."""
     return {
-        name: array.astype(np.float64) - received[name].astype(np.float64)
+        name: np.subtract(array, received[name])
         for name, array in trained.items()
         if np.issubdtype(array.dtype, np.floating)
     }
 
 
-def _sketches(request: Request, received: Model, moved: Mapping[str, NDArray[np.float64]]) -> Model:
+def _norm(moved: Mapping[str, NDArray[np.floating[Any]]]) -> float:
+    """Euclidean, in float64."""
+    wide = (piece.astype(np.float64) for one in moved.values() for piece in pieces(one.reshape(-1)))
+    return math.sqrt(math.fsum(float(piece @ piece) for piece in wide))
+
+
+def _sketches(
+    request: Request, received: Model, moved: Mapping[str, NDArray[np.floating[Any]]]
+) -> Model:
     wanted = str(request.config.get(wire.SKETCH_OF, ""))
     if not wanted:
         return {}
@@ -212,7 +226,7 @@ def _seed(request: Request) -> bytes:
 
 
 def sketched(
-    moved: Mapping[str, NDArray[np.float64]], key: bytes, size: int
+    moved: Mapping[str, NDArray[np.floating[Any]]], key: bytes, size: int
 ) -> NDArray[np.float32]:
     """The sums of a sketch.
 
@@ -224,14 +238,22 @@ def sketched(
     Returns:
         (k,) numbers.
     """
-    flat = np.concatenate([np.zeros(0), *(array.ravel() for array in moved.values())])
-    drawn = _stream(hashlib.sha256(key).digest(), 4 * flat.size).view(np.uint32)
-    signs = 1.0 - 2.0 * (drawn >> 31)
-    places = (drawn % np.uint32(size)).astype(np.intp)
-    return np.bincount(places, weights=signs * flat, minlength=size).astype(np.float32)
+    arrays = [array.reshape(-1) for array in moved.values()]
+    flat = arrays[0] if len(arrays) == 1 else np.concatenate([np.zeros(0, np.float32), *arrays])
+    sums = np.zeros(size)
+    digest = hashlib.sha256(key).digest()
+    for piece, drawn in zip(pieces(flat), _stream(digest, flat.size), strict=True):
+        signed = np.where(drawn >> 31, -piece, piece)
+        places = drawn % np.uint32(size)
+        sums += np.bincount(places, weights=signed, minlength=size)
+    return sums.astype(np.float32)
 
 
-def _stream(key: bytes, num_bytes: int) -> NDArray[np.uint8]:
-    """So many bytes that nobody can tell from random ones: AES-256 in counter mode."""
+def _stream(key: bytes, count: int) -> Iterator[NDArray[np.uint32]]:
+    """So many numbers that nobody can tell from random ones, in ``pieces``: AES-256 in counter
+    mode."""
     encryptor = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-    return np.frombuffer(encryptor.update(bytes(num_bytes)), np.uint8)
+    nothing = bytes(4 * min(PIECE, count))
+    for start in range(0, count, PIECE):
+        size = 4 * min(PIECE, count - start)
+        yield np.frombuffer(encryptor.update(nothing[:size]), np.uint32)

@@ -33,6 +33,7 @@ class Unseen:
         origin: the last model that the silo was sent before it.
         moved: sketch of what all its trainings since then changed; empty if it made none.
         norm: Euclidean norm of what the last of them changed.
+        reach: what all of them since then changed at most, added up.
         fresh: that one was the only one since then.
     """
 
@@ -43,6 +44,7 @@ class Unseen:
     origin: Model
     moved: Model
     norm: float
+    reach: float
     fresh: bool = True
 
 

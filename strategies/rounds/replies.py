@@ -219,12 +219,12 @@ def _unseen(
     norm = metrics.get(wire.UPDATE_NORM, float("nan"))
     if not 0 <= norm <= MAX_VALUE:
         raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
-    start, origin, moved = order.model, order.model, sketch
+    start, origin, moved, reach = order.model, order.model, sketch, norm
     if isinstance(start, Unseen):
-        origin, before = start.origin, start.moved
+        origin, before, reach = start.origin, start.moved, start.reach + norm
         moved = {n: _sum(a, before[n]) if n in before else a for n, a in sketch.items()}
     return Unseen(
-        *(order.silo.name, number, order.purpose, samples, origin, moved, norm),
+        *(order.silo.name, number, order.purpose, samples, origin, moved, norm, reach),
         fresh=start is origin,
     )
 

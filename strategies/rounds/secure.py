@@ -16,6 +16,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -50,6 +51,10 @@ PHASE = "sum"
 EXACT = 1e-9
 """Relative difference of weights that is a rounding's."""
 SLACK = 1e-3
+"""Relative error of a norm that silos may make."""
+LEAST_BOUND = 1e-30
+MOST_COUNTED = 2.0**22
+"""What a counter, of batches for example, may grow by."""
 
 Term = tuple[str, int, str]
 """Silo, round and purpose of a training."""
@@ -287,7 +292,7 @@ class SecureRun:
             number, purpose = atom.training
             cap = atom.counting or 0.0
             total = math.fsum(min(atom.samples[name], cap) for name in names)
-            what = Sum(self.name, number, purpose, names, cap, total, attempt).encode()
+            what = Sum(self.name, number, purpose, names, cap, total, atom.bounds, attempt).encode()
             keys = encode_peers([self._peers[name][1] for name in names])
             told = {wire.SUM: what, wire.PEERS: keys, wire.ROUND: now.number, wire.PURPOSE: purpose}
             for name in names:
@@ -313,7 +318,7 @@ class SecureRun:
         return answers, report
 
 
-_Answer = tuple[list[NDArray[np.uint64]], dict[str, str]]
+_Answer = tuple[list[NDArray[np.uint32]], dict[str, str]]
 """What came of a sum, and silo → why its part did not."""
 
 
@@ -361,6 +366,22 @@ class _Atom:
     @property
     def size(self) -> int:
         return num_numbers(self.unseen[0].origin)
+
+    @cached_property
+    def bounds(self) -> tuple[float, ...]:
+        """What no silo's values exceed, by array: it has moved no farther than it says from what it
+        was sent last."""
+        origins = kit.holders({one.silo: one.origin for one in self.unseen})
+        reach = {one.silo: one.reach for one in self.unseen}
+        found: dict[str, float] = {}
+        for origin, names in origins:
+            for name, array in origin.items():
+                is_float = np.issubdtype(array.dtype, np.floating)
+                farthest = max(reach[silo] for silo in names) if is_float else MOST_COUNTED
+                largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
+                bound = (largest + farthest) * (1 + SLACK) + LEAST_BOUND
+                found[name] = max(found.get(name, 0.0), bound)
+        return tuple(found.values())
 
     @property
     def counting(self) -> float | None:
@@ -446,13 +467,13 @@ def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], _Su
 
 
 def _summed(
-    atom: _Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint64]]
+    atom: _Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint32]]
 ) -> _Summed | None:
     """The mean that masked vectors add up to; None if it cannot be the mean of such updates."""
-    total = np.zeros(atom.size, np.uint64)
+    total = np.zeros(atom.size, np.uint32)
     for vector in vectors:
         total += vector
-    model = from_fixed(total, atom.unseen[0].origin)
+    model = from_fixed(total, atom.unseen[0].origin, atom.bounds)
     own = [one for one in atom.unseen if one.silo in names]
     longest = max(one.norm for one in own)
     starts = [origin for origin, _ in kit.holders({o.silo: o.origin for o in own})]
@@ -476,7 +497,7 @@ def _wide(model: Model) -> dict[str, NDArray[np.float64]]:
     return {name: array.astype(np.float64) for name, array in model.items()}
 
 
-def _masked(reply: Message | None, size: int) -> NDArray[np.uint64]:
+def _masked(reply: Message | None, size: int) -> NDArray[np.uint32]:
     """A silo's masked numbers.
 
     Raises:
@@ -488,9 +509,9 @@ def _masked(reply: Message | None, size: int) -> NDArray[np.uint64]:
         raise ValueError("its reply has no masked numbers")
     arrays = wire.decode_arrays(record)
     vector = arrays.get(wire.MASKED)
-    if len(arrays) != 1 or vector is None or vector.shape != (size,) or vector.dtype != np.uint64:
-        raise ValueError(f"it must be {size:,} numbers of type uint64")
-    return cast("NDArray[np.uint64]", vector)
+    if len(arrays) != 1 or vector is None or vector.shape != (size,) or vector.dtype != np.uint32:
+        raise ValueError(f"it must be {size:,} numbers of type uint32")
+    return cast("NDArray[np.uint32]", vector)
 
 
 def _content(reply: Message | None) -> RecordDict:

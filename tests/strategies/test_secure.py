@@ -342,7 +342,7 @@ LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
         _with(sketch=_packed(np.full(609, np.nan, np.float32), "sketch")),
     ),
     "no masked numbers": (wire.MASKED_SUM, lambda good: RecordDict()),
-    "too few masked numbers": (wire.MASKED_SUM, _with(masked=_packed(np.zeros(3, np.uint64)))),
+    "too few masked numbers": (wire.MASKED_SUM, _with(masked=_packed(np.zeros(3, np.uint32)))),
     "floats for masked numbers": (wire.MASKED_SUM, _with(masked=_packed(np.zeros(3)))),
 }
 
@@ -365,7 +365,7 @@ def test_a_sum_longer_than_any_of_its_updates_does_not_count(
     def change(silo: str, reply: Message) -> Message:
         if silo == "c" and reply.metadata.message_type == wire.MASKED_SUM:
             record = reply.content.array_records[wire.MASKED]
-            numbers = wire.decode_arrays(record)[wire.MASKED] + np.uint64(2**45)
+            numbers = wire.decode_arrays(record)[wire.MASKED] + np.uint32(2**25)
             reply.content = RecordDict({**reply.content, wire.MASKED: _packed(numbers)})
         return reply
 
@@ -441,7 +441,9 @@ class Hostile:
 
     def sum(self, *members: str, number: int = 1, **changes: Any) -> str:
         """Ask for a sum; return why it is refused, or nothing."""
-        asked = replace(Sum("r", number, "", tuple(sorted(members)), 1e6, 100.0), **changes)
+        bounds = (100.0,) * len(self.initial())
+        asked = Sum("r", number, "", tuple(sorted(members)), 1e6, 100.0, bounds)
+        asked = replace(asked, **changes)
         peers = encode_peers([self.peers[name] for name in asked.members if name in self.peers])
         reply = self.ask(wire.MASKED_SUM, number, secure_sum=asked.encode(), secure_peers=peers)
         return str(reply.error.reason) if reply.has_error() else ""
@@ -484,15 +486,20 @@ def test_the_smallest_group_is_the_silo_s_own(tmp_path: Path) -> None:
         ({"purpose": "race-1"}, "has not kept"),
         ({"members": ("a", "b", "zz")}, "keys of exactly the silos"),
         ({"members": ("b", "a")}, "silos in order"),
-        ({"cap": float("nan")}, "counts above 0"),
-        ({"total": 0.0}, "counts above 0"),
-        ({"total": 1e-30}, "beyond"),
+        ({"cap": float("nan")}, "counts and bounds above 0"),
+        ({"total": 0.0}, "counts and bounds above 0"),
+        ({"total": 1e-30}, "more than the whole"),
+        ({"bounds": (1e-9,) * 8}, "has values beyond"),
+        ({"bounds": (1.0,)}, "bounds for a sum, one for every array"),
     ],
 )
 def test_a_sum_that_makes_no_sense_is_refused(
     asked: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
-    assert says in Hostile(tmp_path).sum("a", "b", "c", **asked)
+    server = Hostile(tmp_path)
+    if "bounds" in asked and len(asked["bounds"]) > 1:
+        asked = {"bounds": asked["bounds"][:1] * len(server.initial())}
+    assert says in server.sum("a", "b", "c", **asked)
 
 
 def test_a_swapped_key_is_refused_where_silos_are_enrolled(tmp_path: Path) -> None:
@@ -532,32 +539,32 @@ def test_a_silo_that_requires_it_shows_no_update(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the arithmetic
 
 
-def masked_sums(models: list[wire.Model], shares: list[float]) -> wire.Model:
-    total = np.zeros(sum(a.size for a in models[0].values()), np.uint64)
-    for model, share in zip(models, shares, strict=True):
-        total += fixed(model, share)
-    return from_fixed(total, models[0])
-
-
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=8), st.integers(0, 2**16))
 def test_fixed_point_means_are_exact_enough(counts: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    models = [{"w": rng.normal(size=30).astype(np.float32)} for _ in counts]
-    total = float(sum(counts))
-    got = masked_sums(models, [n / total for n in counts])["w"]
-    expected = sum(
-        n / total * m["w"].astype(np.float64) for n, m in zip(counts, models, strict=True)
-    )
-    np.testing.assert_allclose(got, expected, atol=2.0**-24 * 4)
-    again = masked_sums(models[::-1], [n / total for n in counts][::-1])["w"]
-    np.testing.assert_array_equal(got, again)
+    models = [{"w": rng.normal(size=30).astype(np.float32), "n": np.array([n])} for n in counts]
+    bounds = (max(float(np.abs(model["w"]).max()) for model in models), 2.0**22)
+    shares = [n / sum(counts) for n in counts]
+
+    def mean(order: list[int]) -> wire.Model:
+        total = np.zeros(31, np.uint32)
+        for i in order:
+            total += fixed(models[i], shares[i], bounds)
+        return from_fixed(total, models[0], bounds)
+
+    got = mean(list(range(len(counts))))
+    wide = [model["w"].astype(np.float64) for model in models]
+    expected = sum(share * w for share, w in zip(shares, wide, strict=True))
+    np.testing.assert_allclose(got["w"], expected, rtol=2.0**-23, atol=2.0**-26 * bounds[0])
+    assert got["n"] == round(sum(share * n for share, n in zip(shares, counts, strict=True)))
+    again = mean(list(range(len(counts)))[::-1])
+    np.testing.assert_array_equal(got["w"], again["w"])
 
 
 def test_values_that_do_not_fit_are_refused_by_name() -> None:
-    with pytest.raises(ValueError, match="array 'w' has values beyond"):
-        fixed({"w": np.array([5e6], np.float32)}, 1.0)
-    with pytest.raises(ValueError, match="array 'w'"):
-        fixed({"w": np.array([np.nan], np.float32)}, 1.0)
+    for value in (5.0, np.nan):
+        with pytest.raises(ValueError, match="array 'w' has values beyond ±4"):
+            fixed({"w": np.array([value], np.float32)}, 1.0, [4.0])
 
 
 @settings(max_examples=20, deadline=None)
@@ -585,7 +592,7 @@ def test_a_sketch_is_ten_times_smaller_than_what_it_is_of() -> None:
 
 
 def unseen(name: str, samples: float = 1.0) -> Any:
-    return Unseen(name, 1, "", samples, MODEL, {}, 1.0)
+    return Unseen(name, 1, "", samples, MODEL, {}, 1.0, 1.0)
 
 
 def test_means_are_made_of_the_fewest_sums() -> None:
