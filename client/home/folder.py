@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from coterie.client.home.policy import METRIC_PATTERN, Policy
+from coterie.client.home.policy import METRIC_PATTERN, PEER_PATTERN, Policy
 from coterie.client.home.settings import (
     MAX_THREADS,
     MAX_WORKERS,
@@ -90,6 +90,9 @@ min_batch = 1
 # "required": take part in secure runs only, in which the coordinator sees sketches of this silo's
 # updates and sums over groups, but none of its models.
 secure = ""
+# In secure runs: the silos with which this one takes part in sums, each "NAME FINGERPRINT" as that
+# silo shows it. Empty: every one for which the coordinator vouches.
+peers = []
 # This silo's own preference for more data in HCCT; without it, the run's.
 # alpha = 50.0
 
@@ -135,6 +138,7 @@ class _Policy(_Section):
     min_samples: Annotated[int, Field(ge=1)] = Policy.min_samples
     min_batch: Annotated[int, Field(ge=1)] = Policy.min_batch
     secure: Literal["", "required"] = ""
+    peers: tuple[Annotated[str, Field(pattern=PEER_PATTERN)], ...] = ()
     alpha: Annotated[float, Field(ge=0)] | None = None
 
 

@@ -34,6 +34,9 @@ NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS)
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
 """What a metric of anybody's app may be called in ``silo.toml``."""
 
+PEER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63} [0-9a-f]{4}(-[0-9a-f]{4}){7}$"
+"""A silo's name and the fingerprint of its key."""
+
 BOUND = {
     wire.TRAIN_PER_FEDAVG: ("perfedavg",),
     wire.TRAIN_PFEDME: ("pfedme",),
@@ -83,6 +86,8 @@ class Policy:
         column_sums_from: of a column with fewer numbers nothing is told.
         secure: ``required``: nothing leaves from which an update could be read, but sketches and
             masked sums of secure runs; empty: a run may be either.
+        peers: ``NAME FINGERPRINT`` of each silo with which this one takes part in sums; empty:
+            every one for which the coordinator's CA vouches.
     """
 
     strategies: tuple[str, ...] = ()
@@ -96,6 +101,7 @@ class Policy:
     column_sums: bool = False
     column_sums_from: int = 20
     secure: str = ""
+    peers: tuple[str, ...] = ()
     min_samples: int = 8
     min_batch: int = 1
     max_evaluations: int = 200
@@ -147,6 +153,15 @@ class Policy:
         return (
             'takes part in secure runs only (secure = "required" in silo.toml); this one would '
             "show its updates to the coordinator. Start the run with secure = true."
+        )
+
+    def peer_objection(self, name: str, fingerprint: str) -> str:
+        """Why this silo takes part in no sum with another; empty if it does."""
+        if not self.peers or f"{name} {fingerprint}" in self.peers:
+            return ""
+        return (
+            f"takes part in sums only with the silos in its peers (silo.toml), and {name!r} with "
+            f"key {fingerprint or 'of nobody'} is none of them."
         )
 
     def samples_objection(self, samples: int, batch: int, *, of: int) -> str:

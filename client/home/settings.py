@@ -174,6 +174,7 @@ POLICY: Mapping[str, Reader] = {
     "max-message-mb": float,
     "max-kept-runs": int,
     "secure": _secure,
+    "peers": _words,
 }
 """Keys of a node config, which are fields here and of the policy, and how each is read."""
 EXPECTED = {

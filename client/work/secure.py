@@ -30,6 +30,7 @@ from coterie.client.home.held import hold
 from coterie.client.home.secrets import RunSecrets, secrets_of
 from coterie.client.work.request import RefusedError, Request
 from coterie.wire import Model
+from coterie.wire.enrolment import fingerprint_of_key
 from coterie.wire.secure import (
     FEWEST,
     LEAST_SKETCH,
@@ -131,6 +132,9 @@ def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
         if peer.name != own.name:
             why = peer_objection(peer, own.run, ca=own.ca)
             request.refuse_for(f"takes part in no sum with it: {why}" if why else "")
+            known = fingerprint_of_key(peer.identity) if peer.identity else ""
+            policy = request.bench.settings.policy
+            request.refuse_for(policy.peer_objection(peer.name, known))
     mine = peers.get(own.name)
     if mine is not None and mine.public != own.public:
         request.refuse_for("was shown another key as its own.")

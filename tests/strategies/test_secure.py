@@ -33,7 +33,7 @@ from coterie.strategies import HCCT, FederationError
 from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
 from coterie.strategies.rounds.secure import _atoms, _replaced
-from coterie.wire.enrolment import public_pem
+from coterie.wire.enrolment import fingerprint_of_key, public_pem
 from coterie.wire.secure import (
     Peer,
     Sum,
@@ -523,6 +523,16 @@ def test_a_swapped_key_is_refused_where_silos_are_enrolled(tmp_path: Path) -> No
     assert "another key as its own" in server.sum("a", "b", "c", number=2)
     server.peers = good
     assert server.sum("a", "b", "c", number=2) == ""
+
+
+def test_sums_are_made_with_the_silos_whose_fingerprints_are_in_silo_toml(tmp_path: Path) -> None:
+    """Whoever holds the coordinator's CA could let in silos of its own."""
+    make_ca(tmp_path / "ca", "test")
+    server = Hostile(tmp_path, enrolled=tmp_path / "ca")
+    known = [f"{n} {fingerprint_of_key(server.peers[n].identity)}" for n in ("b", "c")]
+    server.config["peers"] = ",".join(known)
+    assert server.sum("a", "b", "c") == ""
+    assert "only with the silos in its peers" in server.sum("a", "b", "c", "d")
 
 
 def test_a_silo_that_requires_it_shows_no_update(tmp_path: Path) -> None:
