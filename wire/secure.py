@@ -33,6 +33,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from cryptography.x509 import load_pem_x509_certificate
 from numpy.typing import NDArray
 
+from coterie.wire import names
 from coterie.wire.arrays import Model
 from coterie.wire.description import is_silo_name
 from coterie.wire.errors import WireError
@@ -50,6 +51,12 @@ JOINT: Final = "sketch"
 """What a sketch is called; of one module, with its name and a dot before it."""
 MAX_PEERS = 1024
 MAX_PEER_TEXT = 4096
+ALIKE: Final = (
+    *(names.LR, names.LOCAL_EPOCHS, names.LOCAL_STEPS, names.BATCH_SIZE, names.MOMENTUM),
+    *(names.WEIGHT_DECAY, names.PROXIMAL_MU, names.OPTIMISER, names.PRECISION, names.CLIP_NORM),
+    *(names.ACCUMULATE, names.SCHEDULE, names.WARM_UP, names.BALANCE, names.ROUNDS, names.SEED),
+)
+"""How a silo trains; entries in which members of a sum must not differ."""
 _SIGNED, _VOUCHED = b"coterie secure run 1\n", b"coterie enrolled silo 1\n"
 
 
@@ -182,6 +189,7 @@ class Sum:
         members: silos, sorted.
         cap: samples that a silo counts for at most.
         total: what all of them count for.
+        trained_as: what all members were sent and told, see ``training_digest``.
         bounds: of every array of the model, what no silo's values exceed in size.
         attempt: 1; 2 without those that were lost.
     """
@@ -192,6 +200,7 @@ class Sum:
     members: tuple[str, ...]
     cap: float
     total: float
+    trained_as: str
     bounds: tuple[float, ...]
     attempt: int = 1
 
@@ -200,7 +209,7 @@ class Sum:
         return json.dumps(
             [
                 *(self.run, self.round, self.purpose, list(self.members)),
-                *(self.cap, self.total, list(self.bounds), self.attempt),
+                *(self.cap, self.total, self.trained_as, list(self.bounds), self.attempt),
             ]
         )
 
@@ -223,12 +232,13 @@ def decode_sum(text: object) -> Sum:
         WireError: it is something else.
     """
     try:
-        run, number, purpose, members, cap, total, bounds, attempt = json.loads(
+        run, number, purpose, members, cap, total, trained_as, bounds, attempt = json.loads(
             _bounded(text, MAX_PEERS * MAX_PEER_TEXT)
         )
         found = Sum(
             *(str(run), int(number), str(purpose), tuple(map(str, members))),
-            *(float(cap), float(total), tuple(map(float, bounds)), int(attempt)),
+            *(float(cap), float(total), str(trained_as)),
+            *(tuple(map(float, bounds)), int(attempt)),
         )
     except (ValueError, TypeError) as error:
         raise WireError(f"a sum's description cannot be read: {error}") from None
@@ -238,6 +248,24 @@ def decode_sum(text: object) -> Sum:
     if len(found.members) > MAX_PEERS or not all(map(is_silo_name, found.members)):
         raise WireError(f"a sum has at most {MAX_PEERS} silos, with names that silos can have.")
     return found
+
+
+def training_digest(received: str, config: Mapping[str, object]) -> str:
+    """What a silo was sent and told, as 64 hexadecimal digits.
+
+    Of silos that were told other things than the others, a sum would show more: where all others
+    were given a model or a learning rate at which they learn nothing, it is the one silo's update
+    (Pasquini, Francati, Ateniese: "Eluding Secure Aggregation in Federated Learning via Model
+    Inconsistency", CCS 2022, https://arxiv.org/abs/2111.07380).
+
+    Args:
+        received: hash of the last model that came from the coordinator.
+        config: of the training message.
+    """
+    told = {key: config[key] for key in ALIKE if key in config}
+    told |= {key: config[key] for key in config if key.startswith(names.TASK_KEYS)}
+    text = json.dumps([received, told], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uint32]:

@@ -1,25 +1,50 @@
-"""What a silo has trained in a secure run and keeps back: the coordinator has no copy of it."""
+"""What a silo has trained in a secure run and keeps back: the coordinator has no copy of it.
+
+With it goes the digest of what it was sent and told for that (``secure.training_digest``), and the
+hash of the last model that came from the coordinator.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
 
 from coterie.client.home import rounds
 from coterie.client.home.settings import SiloSettings
 from coterie.wire import Model
 
 KIND = "held"
+DIGESTS = "digests "
+"""Beside the arrays, whose names have no space at their end."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A model, what it came from and how; digests are 64 hexadecimal digits."""
+
+    model: Model
+    received: str
+    trained_as: str
 
 
 def hold(
-    settings: SiloSettings, model: Model, *, run: str, number: int, purpose: str, on_disk: bool
+    settings: SiloSettings, kept: Held, *, run: str, number: int, purpose: str, on_disk: bool
 ) -> None:
-    """Keep a model as the outcome of a training; in memory alone unless ``on_disk``."""
-    rounds.keep(settings, _kind(purpose), model, run=run, number=number, on_disk=on_disk)
+    """Keep the outcome of a training; in memory alone unless ``on_disk``."""
+    digests = np.frombuffer(bytes.fromhex(kept.received + kept.trained_as), np.uint8)
+    arrays = {**kept.model, DIGESTS: digests}
+    rounds.keep(settings, _kind(purpose), arrays, run=run, number=number, on_disk=on_disk)
 
 
-def held(settings: SiloSettings, *, run: str, number: int, purpose: str) -> Model | None:
+def held(settings: SiloSettings, *, run: str, number: int, purpose: str) -> Held | None:
     """The outcome of exactly that training; None if it is not here any more."""
     found = rounds.newest(settings, _kind(purpose), run=run, before=number + 1)
-    return found[1] if found is not None and found[0] == number else None
+    if found is None or found[0] != number or DIGESTS not in found[1]:
+        return None
+    model = dict(found[1])
+    digests = model.pop(DIGESTS).tobytes().hex()
+    return Held(model, digests[:64], digests[64:])
 
 
 def _kind(purpose: str) -> str:

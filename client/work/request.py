@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from functools import wraps
 from math import ceil
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal
 from coterie.client.home.asked import asked_by, quota_objection
-from coterie.client.home.held import held
+from coterie.client.home.held import Held, held
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
 from coterie.client.work.guard import Guard, guarded, guarded_until, leave_out_validation
@@ -31,7 +31,6 @@ from coterie.client.work.weights import load_weights, travelling
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import BALANCE
-from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
 
@@ -197,14 +196,14 @@ class Request:
         packed.
         """
         record = self.message.content.array_records.get(wire.ARRAYS)
-        own = self._own_model()
+        own = self.own_model()
         if record is None and own is None:
             kind = self.message.metadata.message_type
             raise RefusedError(f"a {kind} message needs {wire.ARRAYS!r}.")
         try:
             whole = personal.complete(
                 self.bench,
-                wire.decode_arrays(record) if record is not None else own or {},
+                own.model if own is not None else wire.decode_arrays(record or ArrayRecord()),
                 names,
                 run=self.run,
                 seed=self.run_seed,
@@ -215,25 +214,25 @@ class Request:
             raise RefusedError(str(error)) from None
         return record is None or wire.is_packed(record)
 
-    def _own_model(self) -> Model | None:
-        """The model that a message means without having it: one that this silo keeps back."""
+    def own_model(self) -> Held | None:
+        """What a message means without having it: a model that this silo keeps back."""
         if wire.OWN_ROUND not in self.config:
             return None
         number = self.integer(wire.OWN_ROUND, minimum=1)
         purpose = str(self.config.get(wire.OWN_PURPOSE, ""))
         return self.held_back(number, purpose)
 
-    def held_back(self, number: int, purpose: str) -> Model:
+    def held_back(self, number: int, purpose: str) -> Held:
         """What this silo has trained in a round of this run and kept to itself."""
         found = held(self.bench.settings, run=self.run, number=number, purpose=purpose)
         if found is None:
-            self.refuse_for(
-                f"has not kept what it trained in round {number}: it was restarted without a "
-                "folder since, or its folder was changed."
+            raise RefusedError(
+                f"silo {self.bench.settings.name!r} has not kept what it trained in round "
+                f"{number}: it was restarted without a folder since, or its folder was changed."
             )
         # Files have arrays in another order.
-        names = travelling(self.bench.model)
-        return {name: found[name] for name in names if found is not None and name in found}
+        names = [name for name in travelling(self.bench.model) if name in found.model]
+        return replace(found, model={name: found.model[name] for name in names})
 
     def plan(self) -> TrainPlan:
         """How to train."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.home.asked import asked_by
-from coterie.client.home.held import hold
+from coterie.client.home.held import Held, hold
 from coterie.client.home.secrets import RunSecrets, secrets_of
 from coterie.client.work.request import RefusedError, Request
 from coterie.wire import Model
@@ -46,6 +46,7 @@ from coterie.wire.secure import (
     pieces,
     sketch_name,
     sketch_sizes,
+    training_digest,
 )
 
 
@@ -68,12 +69,16 @@ def seal_seed(request: Request) -> RecordDict:
 
 def keep_back(
     request: Request, received: Model, trained: Model
-) -> tuple[dict[str, Model], dict[str, float]]:
-    """Keep a trained model here; return what leaves of it: arrays by record, and metrics."""
+) -> tuple[dict[str, Model], dict[str, float], ConfigRecord]:
+    """Keep a trained model here; return what leaves of it: arrays by record, metrics, and how it
+    was trained."""
     settings = request.bench.settings
+    own = request.own_model()
+    came = wire.model_hash(received) if own is None else own.received
+    trained_as = training_digest(came, request.config)
     hold(
         settings,
-        trained,
+        Held(trained, came, trained_as),
         run=request.run,
         number=request.round_number(),
         purpose=request.purpose,
@@ -82,7 +87,9 @@ def keep_back(
     )
     moved = _moved(received, trained)
     sketches = _sketches(request, received, moved)
-    return ({wire.SKETCH: sketches} if sketches else {}), {wire.UPDATE_NORM: _norm(moved)}
+    leaving = {wire.SKETCH: sketches} if sketches else {}
+    told = ConfigRecord({wire.TRAINED_AS: trained_as})
+    return leaving, {wire.UPDATE_NORM: _norm(moved)}, told
 
 
 def sum_masked(request: Request) -> RecordDict:
@@ -95,7 +102,13 @@ def sum_masked(request: Request) -> RecordDict:
     peers = _peers(request, secrets)
     _check_sum(request, asked, secrets, peers)
     settings = request.bench.settings
-    model = request.held_back(asked.round, asked.purpose)
+    kept = request.held_back(asked.round, asked.purpose)
+    model = kept.model
+    if asked.trained_as != kept.trained_as:
+        request.refuse_for(
+            "takes part in no sum with silos that were sent another model than it, or told to "
+            "train in another way."
+        )
     if len(asked.bounds) != len(model):
         request.refuse_for(f"needs {len(model)} bounds for a sum, one for every array.")
     try:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal, rounds
@@ -150,13 +150,15 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
         if slots is not None:
             kept = {name: slot.detach().cpu().numpy() for name, slot in slots.items()}
             rounds.keep(settings, OPTIMISER, kept, run=request.run, number=round_number)
-    leaving = {wire.ARRAYS: personal.without(trained, staying)}
+    leaving, told = {wire.ARRAYS: personal.without(trained, staying)}, dict[str, ConfigRecord]()
     if request.config.get(wire.SECURE):
         received = personal.without(order.received, staying)
-        leaving, figures = keep_back(request, received, leaving[wire.ARRAYS])
+        leaving, figures, how = keep_back(request, received, leaving[wire.ARRAYS])
         metrics |= figures
+        told = {wire.CONFIG: how}
     return RecordDict(
         {
+            **told,
             **{n: wire.encode_arrays(m, packed=order.packed) for n, m in leaving.items()},
             wire.METRICS: permitted(metrics, settings.policy),
         }

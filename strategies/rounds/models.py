@@ -34,6 +34,7 @@ class Unseen:
         moved: sketch of what all its trainings since then changed; empty if it made none.
         norm: Euclidean norm of what the last of them changed.
         reach: what all of them since then changed at most, added up.
+        trained_as: digest of what it was sent and told for the last.
         fresh: that one was the only one since then.
     """
 
@@ -45,6 +46,7 @@ class Unseen:
     moved: Model
     norm: float
     reach: float
+    trained_as: str
     fresh: bool = True
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
 from coterie import wire
@@ -182,7 +182,9 @@ def check_reply(
                 f"it stated when it came. Now it states {count:g}."
             )
         sketch = arrays.pop(wire.SKETCH, {})
-        model = cast(Model, _unseen(order, number, float(count), sketch, metrics))
+        how = dict(reply.content.config_records.get(wire.CONFIG, ConfigRecord()))
+        trained_as = str(how.get(wire.TRAINED_AS, ""))
+        model = cast(Model, _unseen(order, number, float(count), sketch, metrics, trained_as))
     return Update(
         silo=_with_minimum(order.silo, stated),
         start=order.model,
@@ -213,18 +215,25 @@ def _check_secure(order: Order, arrays: Mapping[str, Model], sketches: Sketches)
 
 
 def _unseen(
-    order: Order, number: int, samples: float, sketch: Model, metrics: Mapping[str, float]
+    order: Order,
+    number: int,
+    samples: float,
+    sketch: Model,
+    metrics: Mapping[str, float],
+    trained_as: str,
 ) -> Unseen:
     """What stands for a model that a silo has trained and keeps."""
     norm = metrics.get(wire.UPDATE_NORM, float("nan"))
     if not 0 <= norm <= MAX_VALUE:
         raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
+    if not re.fullmatch(r"[0-9a-f]{64}", trained_as):
+        raise ReplyError(f"it must say by {wire.TRAINED_AS} what it was sent and told.")
     start, origin, moved, reach = order.model, order.model, sketch, norm
     if isinstance(start, Unseen):
         origin, before, reach = start.origin, start.moved, start.reach + norm
         moved = {n: _sum(a, before[n]) if n in before else a for n, a in sketch.items()}
     return Unseen(
-        *(order.silo.name, number, order.purpose, samples, origin, moved, norm, reach),
+        *(order.silo.name, number, order.purpose, samples, origin, moved, norm, reach, trained_as),
         fresh=start is origin,
     )
 

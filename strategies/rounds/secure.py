@@ -292,7 +292,10 @@ class SecureRun:
             number, purpose = atom.training
             cap = atom.counting or 0.0
             total = math.fsum(min(atom.samples[name], cap) for name in names)
-            what = Sum(self.name, number, purpose, names, cap, total, atom.bounds, attempt).encode()
+            how = atom.unseen[0].trained_as
+            what = Sum(
+                *(self.name, number, purpose, names, cap, total, how, atom.bounds), attempt=attempt
+            ).encode()
             keys = encode_peers([self._peers[name][1] for name in names])
             told = {wire.SUM: what, wire.PEERS: keys, wire.ROUND: now.number, wire.PURPOSE: purpose}
             for name in names:
@@ -435,11 +438,13 @@ def _atoms(means: Sequence[Mean]) -> list[_Atom]:
     for i, weights in enumerate(of_mean):
         for term in weights:
             where.setdefault(term, []).append(i)
-    together: dict[tuple[int, ...], list[Term]] = {}
+    # Who was sent or told other things than the others is summed apart from them, or not at all.
+    together: dict[tuple[str, tuple[int, ...]], list[Term]] = {}
     for term, places in where.items():
-        together.setdefault(tuple(places), []).append(term)
+        unseen = of_mean[places[0]][term][0]
+        together.setdefault((unseen.trained_as, tuple(places)), []).append(term)
     atoms = []
-    for (first_mean, *_), terms in together.items():
+    for (_, (first_mean, *_)), terms in together.items():
         terms.sort()
         first = of_mean[first_mean]
         atom = _Atom(tuple(first[t][0] for t in terms), tuple(first[t][1] for t in terms))
@@ -622,12 +627,16 @@ def sketches_of(compared: kit.Compared | None, model: Model) -> dict[str, int]:
 
 
 def sendable(orders: Sequence[kit.Order]) -> list[kit.Order]:
-    """The orders; who was to start from a model that only another silo has starts from what that
-    one started from."""
-    sent = []
-    for order in orders:
-        model = order.model
-        if isinstance(model, Unseen) and model.silo != order.silo.name:
-            order = replace(order, model=model.origin)
-        sent.append(order)
-    return sent
+    """The orders; of a model that only one silo has, others get what that one started from.
+
+    So does it, then: a sum is of silos that started from one model.
+    """
+    own = [order.model for order in orders if isinstance(order.model, Unseen)]
+    wanted = [o for o in orders if isinstance(o.model, Unseen) and o.model.silo != o.silo.name]
+    shared = {id(order.model) for order in wanted} & {id(model) for model in own}
+    return [
+        replace(order, model=order.model.origin)
+        if isinstance(order.model, Unseen) and id(order.model) in shared
+        else order
+        for order in orders
+    ]

@@ -45,6 +45,7 @@ from coterie.wire.secure import (
     signed_by_ca,
     signed_by_silo,
     sketch_sizes,
+    training_digest,
 )
 from tests.conftest import arrays_of, digits_config, plain_app, plain_initial, plain_nodes
 
@@ -272,8 +273,9 @@ def test_a_lost_silo_costs_one_repetition_and_never_a_wrong_sum(tmp_path: Path) 
         held(SiloSettings(name, home=str(homes / name)), run="two", number=2, purpose="")
         for name in again[1].members
     ]
+    assert all(own)
     sizes = [SIZES[NAMES.index(name)] for name in again[1].members]
-    expected = weighted_mean([model for model in own if model], sizes)
+    expected = weighted_mean([one.model for one in own if one], sizes)
     for name, array in arrays_of(result.models["c"]).items():
         np.testing.assert_allclose(array, expected[name], rtol=0, atol=1e-6)
 
@@ -340,6 +342,10 @@ LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
     "a sketch of NaN": (
         wire.TRAIN,
         _with(sketch=_packed(np.full(609, np.nan, np.float32), "sketch")),
+    ),
+    "no digest of its training": (
+        wire.TRAIN,
+        lambda good: RecordDict({k: r for k, r in good.items() if k != wire.CONFIG}),
     ),
     "no masked numbers": (wire.MASKED_SUM, lambda good: RecordDict()),
     "too few masked numbers": (wire.MASKED_SUM, _with(masked=_packed(np.zeros(3, np.uint32)))),
@@ -437,12 +443,15 @@ class Hostile:
         return decode_peers(reply.content.config_records[wire.CONFIG][wire.PEERS])[name]
 
     def train(self, number: int = 1) -> Message:
-        return self.ask(wire.TRAIN, number, secure=True, local_epochs=1, group_size=4)
+        reply = self.ask(wire.TRAIN, number, secure=True, local_epochs=1, group_size=4)
+        self.trained_as = str(reply.content.config_records[wire.CONFIG][wire.TRAINED_AS])
+        return reply
 
     def sum(self, *members: str, number: int = 1, **changes: Any) -> str:
         """Ask for a sum; return why it is refused, or nothing."""
         bounds = (100.0,) * len(self.initial())
-        asked = Sum("r", number, "", tuple(sorted(members)), 1e6, 100.0, bounds)
+        how = self.trained_as
+        asked = Sum("r", number, "", tuple(sorted(members)), 1e6, 100.0, how, bounds)
         asked = replace(asked, **changes)
         peers = encode_peers([self.peers[name] for name in asked.members if name in self.peers])
         reply = self.ask(wire.MASKED_SUM, number, secure_sum=asked.encode(), secure_peers=peers)
@@ -486,6 +495,7 @@ def test_the_smallest_group_is_the_silo_s_own(tmp_path: Path) -> None:
         ({"purpose": "race-1"}, "has not kept"),
         ({"members": ("a", "b", "zz")}, "keys of exactly the silos"),
         ({"members": ("b", "a")}, "silos in order"),
+        ({"trained_as": "0" * 64}, "sent another model than it, or told to train in another way"),
         ({"cap": float("nan")}, "counts and bounds above 0"),
         ({"total": 0.0}, "counts and bounds above 0"),
         ({"total": 1e-30}, "more than the whole"),
@@ -601,8 +611,8 @@ def test_a_sketch_is_ten_times_smaller_than_what_it_is_of() -> None:
     assert sketch_sizes({"w": np.zeros(2560, np.float32)}, "all") == {"sketch": 256}
 
 
-def unseen(name: str, samples: float = 1.0) -> Any:
-    return Unseen(name, 1, "", samples, MODEL, {}, 1.0, 1.0)
+def unseen(name: str, samples: float = 1.0, trained_as: str = "") -> Any:
+    return Unseen(name, 1, "", samples, MODEL, {}, 1.0, 1.0, trained_as)
 
 
 def test_means_are_made_of_the_fewest_sums() -> None:
@@ -615,6 +625,22 @@ def test_means_are_made_of_the_fewest_sums() -> None:
     atoms = _atoms([one, two, everything])  # type: ignore[list-item]
     assert [atom.names for atom in atoms] == [("a", "b"), ("c", "d")]
     assert [atom.counting for atom in atoms] == [5.0, 2.0]
+
+
+def test_silos_that_were_told_other_things_are_not_in_one_sum() -> None:
+    """A newcomer that has trained for less than a round, for example."""
+    told = [unseen("a", 1, "x"), unseen("b", 1, "x"), unseen("c", 1, "y")]
+    atoms = _atoms([weighted_mean(told, [1, 1, 1])])  # type: ignore[list-item]
+    assert [atom.names for atom in atoms] == [("a", "b"), ("c",)]
+
+
+def test_what_a_silo_was_sent_and_told_has_a_digest_of_its_own() -> None:
+    told = {wire.LR: 0.1, wire.LOCAL_EPOCHS: 2, "task.dropout": 0.5, wire.PURPOSE: "x"}
+    first = training_digest("ab", told)
+    assert first == training_digest("ab", {**told, wire.PURPOSE: "y"})
+    for other in ({wire.LR: 0.0}, {wire.LOCAL_EPOCHS: 1}, {"task.dropout": 0.0}):
+        assert training_digest("ab", {**told, **other}) != first
+    assert training_digest("cd", told) != first
 
 
 @pytest.mark.parametrize(
