@@ -90,6 +90,8 @@ def _labels(policy: Policy, about: About) -> str:
         *([f"the server can work them out of {', '.join(revealing)}"] if revealing else []),
         *(["partly, from discriminators"] if _discriminators_leave(policy) else []),
     ]
+    if policy.keep_layers != "head":  # Wainakh et al. 2022, "User-level label leakage"
+        found.append("the server can estimate them from updates of the last layer")
     return "; ".join(found) or "nobody is told"
 
 
