@@ -123,6 +123,7 @@ bench-poison: setup ## One dishonest silo of ten, with the bounds on influence a
 
 bench-privacy: setup ## Training images out of updates, sums and sketches; who was trained on, out of models
 	@$(BIN)/python -m benchmarks.privacy.inversion $(ARGS)
+	@$(BIN)/python -m benchmarks.privacy.projection
 	@$(BIN)/python -m benchmarks.privacy.membership
 
 bench-tables: setup ## Every table of benchmarks/results anew from the stored figures
