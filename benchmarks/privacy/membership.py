@@ -45,7 +45,7 @@ BUDGETS = (0.0, 8.0, 2.0)
 """ε of the run, of each silo's samples; 0: without differential privacy."""
 KEPT = {"one silo alone": 1, "the group of ten": SILOS}
 PRIVATE_STEPS, PRIVATE_LR = 4, 1.0
-"""With DP: steps a round, each on all samples of a silo, and their rate; the best of seven pairs."""
+"""With DP: steps a round, each on all samples of a silo, and rate; the best of seven pairs."""
 
 
 def model_of(silos: Sequence[Tensor], epsilon: float, seed: int) -> nn.Module:
@@ -175,9 +175,9 @@ def document(entries: Sequence[Entry]) -> str:
         "## Who was trained on, from a kept model",
         f"`make bench-privacy`: digits, silos of {SAMPLES} samples, {ROUNDS} rounds of {EPOCHS} "
         f"epochs; with DP {PRIVATE_STEPS} steps a round, each on all of a silo's samples, "
-        f"gradients cut to length {CLIP:g}, δ = {DELTA:g}. Error on {TESTS} images of nobody in %; advantage in percentage points (0: "
-        "guessing, 100: certain) by the loss alone and with shadow models, and the latter's area "
-        "under the curve (0.5: guessing).",
+        f"gradients cut to length {CLIP:g}, δ = {DELTA:g}. Error on {TESTS} images of nobody in "
+        "%; advantage in percentage points (0: guessing, 100: certain) by the loss alone and with "
+        "shadow models, and the latter's area under the curve (0.5: guessing).",
         table(["model", "DP", "error", "loss", "shadow models", "AUC"], rows),
     )
 
