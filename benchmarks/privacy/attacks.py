@@ -79,7 +79,8 @@ class Training:
 
     def _slope(self, model: dict[str, Tensor], x: Tensor, y: Tensor) -> dict[str, Tensor]:
         if self.clipped is None:
-            return grad(self._loss)(model, x, y)
+            slope: dict[str, Tensor] = grad(self._loss)(model, x, y)
+            return slope
         each = vmap(grad(self._loss), in_dims=(None, 0, 0))(model, x[:, None], y[:, None])
         length = torch.sqrt(sum((g.flatten(1) ** 2).sum(1) for g in each.values()))
         factor = (self.clipped.norm / length).clamp(max=1)

@@ -39,6 +39,7 @@ from coterie.client.work.data import Held
 from coterie.client.work.sgd import TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.tasks import load_task
+from coterie.tasks.base import SiloData
 from coterie.tasks.images.digits import NUM_SAMPLES, Digits
 from coterie.tasks.models import NETWORKS, SplitModel
 from coterie.wire import Model
@@ -118,7 +119,16 @@ class Drawn(Digits):
 def digits() -> Held:
     """All images, in an order drawn once."""
     data = load_task("digits").load({"train": NUM_SAMPLES - 1, "test": 1})
+    assert isinstance(data, SiloData)
     return Held(torch.from_numpy(data.x_train), torch.from_numpy(data.y_train))
+
+
+def mean_of(models: Sequence[Model]) -> Model:
+    """Of silos with as many samples each."""
+    return {
+        name: np.mean([np.asarray(model[name], np.float32) for model in models], axis=0)
+        for name in models[0]
+    }
 
 
 @dataclass(frozen=True)
@@ -194,8 +204,8 @@ def _train(
     load_weights(net, start)
     train(task, net, part, TrainPlan(epochs=local.epochs, batch_size=local.batch, lr=LR), seed=seed)
     end = read_weights(net)
-    update = np.concatenate([(start[n] - end[n]).ravel() / np.float32(LR) for n in start])
-    return torch.from_numpy(update)
+    pairs = [(torch.from_numpy(start[n]), torch.from_numpy(end[n])) for n in start]
+    return torch.cat([(before - after).flatten() for before, after in pairs]) / LR
 
 
 def _order(local: Local, seed: int) -> Tensor:
@@ -212,7 +222,7 @@ def attack(view: str, network: str, local: Local) -> tuple[Observed, dict[str, l
     now = observe(network, local, silos=silos, model=model)
     if what == "labels alone":
         return now, {"means": _means(now)}
-    how = whole
+    how: View = whole
     if what.startswith("DP"):
         now = _private(now, local, epsilon=float(what.split()[-1]))
     if what == "sketch":
@@ -269,10 +279,10 @@ def measure(view: str, network: str, samples: int, batch: int, epochs: int) -> E
             "shown": [_grey(j.matched[0]) for j in judged[:SHOWN]],
         }
     best = max(results, key=lambda m: (results[m]["recognised"], results[m]["psnr"]))
-    images = sum(len(true) for true in now.true)
+    num = sum(len(true) for true in now.true)
     truth = [_grey(true[0]) for true in now.true[:SHOWN]]
     others_ = {m: results[m]["recognised"] for m in results}
-    return {"images": images, "method": best, "each": others_, **results[best], "true": truth}
+    return {"images": num, "method": best, "each": others_, **results[best], "true": truth}
 
 
 def _grey(image: NDArray[np.float64]) -> list[int]:

@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.kit import Entry, Store, page, read, select, spread, table
 from benchmarks.privacy.attacks import Clipped, Training
-from benchmarks.privacy.inversion import CLIP, DELTA, LR, ROUNDS, digits
+from benchmarks.privacy.inversion import CLIP, DELTA, LR, ROUNDS, digits, mean_of
 from benchmarks.privacy.noise import sigma_for
 from coterie.client.work.data import Held
 from coterie.client.work.sgd import TrainPlan, seed_of, train
@@ -65,7 +65,7 @@ def model_of(silos: Sequence[Tensor], epsilon: float, seed: int) -> nn.Module:
             load_weights(net, model)
             train(task, net, part, TrainPlan(epochs=EPOCHS, batch_size=BATCH, lr=LR), seed=drawn)
             made.append(read_weights(net))
-        model = {name: np.mean([one[name] for one in made], axis=0) for name in model}
+        model = mean_of(made)
     load_weights(net, model)
     return net.eval()
 

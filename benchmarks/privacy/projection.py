@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from benchmarks.kit import Entry, Store, page, read, select, table
 from benchmarks.privacy.attacks import sketch_of
-from benchmarks.privacy.inversion import LR, SHARE, digits
+from benchmarks.privacy.inversion import LR, SHARE, digits, mean_of
 from coterie.client.work.sgd import TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.tasks import load_task
@@ -52,10 +52,10 @@ def sums(kind: str, rounds: int) -> Matrix:
             load_weights(net, model)
             train(task, net, part, plan, seed=seed_of(0, f"silo-{silo}", number + 1, ""))
             ends.append(read_weights(net))
-        after = {name: np.mean([end[name] for end in ends], axis=0) for name in model}
-        found[number] = np.concatenate([(after[n] - model[n]).ravel() for n in model])
+        after = mean_of(ends)
+        found[number] = np.concatenate([np.subtract(after[n], model[n]).ravel() for n in model])
         model = after
-    return found / np.linalg.norm(found, axis=1, keepdims=True)
+    return np.asarray(found / np.linalg.norm(found, axis=1, keepdims=True))
 
 
 def solve(seen: Matrix, sketches: Matrix) -> Matrix:

@@ -69,7 +69,7 @@ class Policy:
             however it is counted, of the silo's own, and before a test.
         min_samples: the fewest different training samples behind an update; a silo that has fewer
             trains with all it has, or not at all. From an update of few samples they can be worked
-            out, however many steps it was made in; of 64, few of them (docs/explanation/privacy.md).
+            out, in however many steps it was made; of 64 few of them (explanation/privacy.md).
         min_batch: the fewest samples of a step.
         max_evaluations: the most in one round of a run; 0 sets no limit.
         max_minutes: the longest that the work for one message may take; 0 sets no limit.
