@@ -52,7 +52,9 @@ BUCKETS, SHARE = 4096, 10
 """A sketch has at most so many numbers, and at most one for so many of the update's."""
 PRETRAINED = 400
 """Images that a model is trained on before, where it is."""
-SHOWN, SIDE = 4, 8
+SHOWN = (0, 1, 3)
+"""Trials whose first image is in the picture."""
+SIDE = 8
 
 
 @dataclass(frozen=True)
@@ -264,7 +266,8 @@ def _means(now: Observed) -> list[Images]:
 
 def measure(view: str, network: str, samples: int, batch: int, epochs: int) -> Entry:
     """How good the better of the attack's methods is."""
-    now, methods = attack(view, network, Local(samples, batch, epochs))
+    local = Local(samples, batch, epochs)
+    now, methods = attack(view, network, local)
     rest = now.rest.x[:, 0].double().numpy()
     results: dict[str, Any] = {}
     for method, found in methods.items():
@@ -276,13 +279,17 @@ def measure(view: str, network: str, samples: int, batch: int, epochs: int) -> E
         results[method] = {
             "psnr": round(float(np.mean([j.psnr.mean() for j in judged])), 2),
             "recognised": round(100 * float(np.mean([j.recognised.mean() for j in judged])), 1),
-            "shown": [_grey(j.matched[0]) for j in judged[:SHOWN]],
+            "shown": [_grey(judged[trial].matched[0]) for trial in SHOWN],
         }
     best = max(results, key=lambda m: (results[m]["recognised"], results[m]["psnr"]))
     num = sum(len(true) for true in now.true)
-    truth = [_grey(true[0]) for true in now.true[:SHOWN]]
-    others_ = {m: results[m]["recognised"] for m in results}
-    return {"images": num, "method": best, "each": others_, **results[best], "true": truth}
+    each = {method: result["recognised"] for method, result in results.items()}
+    entry = {"images": num, "method": best, "each": each, **results[best]}
+    if (view, local) not in [column[1:] for column in COLUMNS]:
+        del entry["shown"]
+    elif view == "plain":
+        entry["true"] = [_grey(now.true[trial, 0]) for trial in SHOWN]
+    return entry
 
 
 def _grey(image: NDArray[np.float64]) -> list[int]:
@@ -357,12 +364,12 @@ def draw(store: Store, file: Path) -> None:
     """The first image of each of the first trials, and what the attacks make of it."""
     with panels(
         file,
-        len(NETS) * SHOWN,
+        len(NETS) * len(SHOWN),
         len(COLUMNS),
-        figsize=(1.25 * len(COLUMNS), 1.12 * len(NETS) * SHOWN),
+        figsize=(1.25 * len(COLUMNS), 1.12 * len(NETS) * len(SHOWN)),
     ) as axes:
-        for row in range(len(NETS) * SHOWN):
-            network, shown = NETS[row // SHOWN], row % SHOWN
+        for row in range(len(NETS) * len(SHOWN)):
+            network, shown = NETS[row // len(SHOWN)], row % len(SHOWN)
             for column, (title, view, local) in enumerate(COLUMNS):
                 axis = axes[row, column]
                 axis.set(xticks=[], yticks=[])
