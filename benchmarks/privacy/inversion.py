@@ -351,7 +351,7 @@ COLUMNS = (
     ("original", "plain", Local(1, 1, 1)),
     ("plain,\n1 sample", "plain", Local(1, 1, 1)),
     ("plain,\n8 samples", "plain", Local(8, 8, 1)),
-    ("plain, 32 samples\n5 epochs", "plain", Local(32, 16, 5)),
+    ("plain,\n64 samples", "plain", Local(64, 64, 1)),
     ("sum of 2,\n1 sample each", "sum of 2", Local(1, 1, 1)),
     ("sum of 5,\n1 sample each", "sum of 5", Local(1, 1, 1)),
     ("sketch, known,\n1 sample", "sketch, projection known", Local(1, 1, 1)),
