@@ -270,6 +270,7 @@ def measure(view: str, network: str, samples: int, batch: int, epochs: int) -> E
     now, methods = attack(view, network, local)
     rest = now.rest.x[:, 0].double().numpy()
     results: dict[str, Any] = {}
+    pictures: list[list[tuple[float, list[int]]]] = [[] for _ in SHOWN]
     for method, found in methods.items():
         draw = np.random.default_rng(0)
         judged = []
@@ -279,16 +280,17 @@ def measure(view: str, network: str, samples: int, batch: int, epochs: int) -> E
         results[method] = {
             "psnr": round(float(np.mean([j.psnr.mean() for j in judged])), 2),
             "recognised": round(100 * float(np.mean([j.recognised.mean() for j in judged])), 1),
-            "shown": [_grey(judged[trial].matched[0]) for trial in SHOWN],
         }
+        for trial, shown in zip(SHOWN, pictures, strict=True):
+            shown.append((float(judged[trial].psnr[0]), _grey(judged[trial].matched[0])))
     best = max(results, key=lambda m: (results[m]["recognised"], results[m]["psnr"]))
     num = sum(len(true) for true in now.true)
     each = {method: result["recognised"] for method, result in results.items()}
     entry = {"images": num, "method": best, "each": each, **results[best]}
-    if (view, local) not in [column[1:] for column in COLUMNS]:
-        del entry["shown"]
-    elif view == "plain":
-        entry["true"] = [_grey(now.true[trial, 0]) for trial in SHOWN]
+    if (view, local) in [column[1:] for column in COLUMNS]:
+        entry["shown"] = [max(shown)[1] for shown in pictures]
+        if view == "plain":
+            entry["true"] = [_grey(now.true[trial, 0]) for trial in SHOWN]
     return entry
 
 
