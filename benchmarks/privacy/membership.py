@@ -30,7 +30,6 @@ from benchmarks.kit import Entry, Store, page, read, select, spread, table
 from benchmarks.privacy.attacks import Clipped, Training
 from benchmarks.privacy.inversion import CLIP, DELTA, LR, ROUNDS, digits, mean_of
 from benchmarks.privacy.noise import sigma_for
-from coterie.client.work.data import Held
 from coterie.client.work.sgd import TrainPlan, seed_of, train
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.tasks import load_task
@@ -55,38 +54,44 @@ def model_of(silos: Sequence[Tensor], epsilon: float, seed: int) -> nn.Module:
     net = task.model()
     model = read_weights(net)
     for number in range(1, ROUNDS + 1):
+        if epsilon:
+            drawn = seed_of(seed, "silos", number, "")
+            model = mean_of(_privately(net, model, torch.stack(list(silos)), epsilon, drawn))
+            continue
         made: list[Model] = []
         for i, rows in enumerate(silos):
-            part = images.take(rows)
-            drawn = seed_of(seed, f"silo-{i}", number, "")
-            if epsilon:
-                made.append(_privately(net, model, part, epsilon, drawn))
-                continue
             load_weights(net, model)
-            train(task, net, part, TrainPlan(epochs=EPOCHS, batch_size=BATCH, lr=LR), seed=drawn)
+            plan = TrainPlan(epochs=EPOCHS, batch_size=BATCH, lr=LR)
+            train(task, net, images.take(rows), plan, seed=seed_of(seed, f"silo-{i}", number, ""))
             made.append(read_weights(net))
         model = mean_of(made)
     load_weights(net, model)
     return net.eval()
 
 
-def _privately(net: nn.Module, model: Model, part: Held, epsilon: float, seed: int) -> Model:
-    x, y = part.at(torch.arange(len(part)))
+def _privately(
+    net: nn.Module, model: Model, rows: Tensor, epsilon: float, seed: int
+) -> list[Model]:
+    """What silos with these rows, (silos, samples), make of the model by DP-SGD, all at once."""
+    x, y = digits().at(rows.flatten())
+    silos, samples = rows.shape
     torch.manual_seed(seed)
     sigma = sigma_for(epsilon, delta=DELTA, steps=ROUNDS * PRIVATE_STEPS)
-    start = {name: torch.from_numpy(array)[None] for name, array in model.items()}
-    order = torch.arange(len(part)).expand(1, PRIVATE_STEPS, -1)
-    training = Training(net, start, y[None], order, PRIVATE_LR, Clipped(CLIP, sigma))
-    with torch.no_grad():
-        (update,) = training.update(x[None])
-    sizes = [array.size for array in model.values()]
-    parts = zip(model, update.split(sizes), strict=True)
-    return {
-        name: (model[name] - PRIVATE_LR * step.reshape(model[name].shape).numpy()).astype(
-            np.float32
-        )
-        for name, step in parts
+    start = {
+        name: torch.from_numpy(array).expand(silos, *array.shape) for name, array in model.items()
     }
+    order = torch.arange(samples).expand(silos, PRIVATE_STEPS, -1)
+    clipped = Clipped(CLIP, sigma)
+    training = Training(net, start, y.reshape(silos, -1), order, PRIVATE_LR, clipped)
+    with torch.no_grad():
+        updates = training.update(x.reshape(silos, samples, *x.shape[1:]))
+    sizes = [array.size for array in model.values()]
+    parts = zip(model.items(), updates.split(sizes, dim=1), strict=True)
+    ends = {
+        name: array - PRIVATE_LR * part.reshape(silos, *array.shape).numpy()
+        for (name, array), part in parts
+    }
+    return [{name: end[silo] for name, end in ends.items()} for silo in range(silos)]
 
 
 @torch.no_grad()
