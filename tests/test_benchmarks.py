@@ -1,7 +1,9 @@
 """What the benchmarks build for themselves, and that the stored tables are those of the figures."""
 
 import json
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +26,15 @@ from coterie import wire
 from coterie.server.runs.metrics import Lead
 from coterie.server.study.comparison import Row, markdown
 from coterie.tasks import TaskError
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    """A benchmark's command line quietens the log; the tests after these read it."""
+    logger = logging.getLogger("coterie")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 def test_the_silos_of_fedcollab_s_scripts_are_cut_as_the_paper_says():
