@@ -9,7 +9,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check config e2e nightly mutations e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
-        bench-fedgenp bench-poison bench-report bench-scale bench-secure bench-tables clean
+        bench-fedgenp bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -123,6 +123,11 @@ bench-secure: setup ## Secure runs beside plain ones: groups, errors, seconds an
 
 bench-poison: setup ## One dishonest silo of ten, with the bounds on influence and without
 	@$(BIN)/python -m benchmarks.engine.poison $(ARGS)
+
+bench-privacy: setup ## Training images out of updates, sums and sketches; who was trained on, out of models
+	@$(BIN)/python -m benchmarks.privacy.inversion $(ARGS)
+	@$(BIN)/python -m benchmarks.privacy.projection
+	@$(BIN)/python -m benchmarks.privacy.membership
 
 bench-tables: setup ## Every table of benchmarks/results anew from the stored figures
 	@$(BIN)/python -m benchmarks.kit

@@ -1,7 +1,9 @@
 """What the benchmarks build for themselves, and that the stored tables are those of the figures."""
 
 import json
+import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +21,20 @@ from benchmarks.papers.fedgenp import __main__ as fedgenp
 from benchmarks.papers.fedgenp import published as fedgenp_published
 from benchmarks.papers.fedgenp.celeba import CelebA, celeba_data
 from benchmarks.papers.hcct import digits
+from benchmarks.privacy import attacks, inversion, noise, projection
 from coterie import wire
 from coterie.server.runs.metrics import Lead
 from coterie.server.study.comparison import Row, markdown
 from coterie.tasks import TaskError
+
+
+@pytest.fixture(autouse=True)
+def _level() -> Iterator[None]:
+    """A benchmark's command line quietens the log; the tests after these read it."""
+    logger = logging.getLogger("coterie")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 def test_the_silos_of_fedcollab_s_scripts_are_cut_as_the_paper_says():
@@ -221,3 +233,55 @@ def test_a_stored_figure_is_computed_again():
     (stored,) = select(STORES["hcct_digits"].entries, setting="alone", seed=0)
     assert found["error"] == pytest.approx(stored["error"], abs=0.02), "but for other rounding"
     assert found["changes"] == stored["changes"] == 0
+
+
+@pytest.mark.parametrize("local", [inversion.Local(4, 4, 1), inversion.Local(8, 4, 2)])
+def test_the_attacker_s_training_is_the_product_s(local):
+    now = inversion.observe("digits", local, silos=2, model="")
+    x = torch.from_numpy(now.true).float()[:, :, None].split(local.samples, dim=1)
+    with torch.no_grad():
+        pairs = zip(now.trainings, x, strict=True)
+        again = torch.stack([training.update(part) for training, part in pairs]).mean(0)
+    torch.testing.assert_close(again, now.seen, rtol=1e-3, atol=1e-5)
+
+
+def test_the_sample_of_a_linear_layer_s_update_is_read_from_it_and_with_noise_it_is_not():
+    local = inversion.Local(1, 1, 1)
+    now = inversion.observe("mclr", local, silos=1, model="")
+    (rows, *_) = attacks.rows_of(now.seen, now.net, pixels=64)
+    np.testing.assert_allclose(rows, np.tile(now.true[0], (len(rows), 1, 1)), atol=1e-2)
+    noisy = inversion._private(now, local, epsilon=8.0)
+    found = attacks.rows_of(noisy.seen, now.net, pixels=64)
+    rest = now.rest.x[:199, 0].double().numpy()
+    pairs = zip(now.true, found, strict=True)
+    hits = [attacks.judge(true, images, rest[None]).recognised[0] for true, images in pairs]
+    assert np.mean(hits) < 0.1
+
+
+def test_a_model_made_for_it_keeps_samples_apart_that_an_ordinary_one_mixes():
+    entry = inversion.measure("plain, hostile model", "mlp-128", 32, 32, 1)
+    assert entry["recognised"] > 50
+
+
+def test_recognising_is_no_better_than_chance_where_nothing_is_known():
+    rng = np.random.default_rng(0)
+    hits = []
+    for _ in range(100):
+        true, found, others = rng.random((4, 8, 8)), rng.random((9, 8, 8)), rng.random((4, 9, 8, 8))
+        hits.append(attacks.judge(true, found, others).recognised.mean())
+        assert attacks.judge(true, true[::-1], others).recognised.all()
+    assert np.mean(hits) == pytest.approx(0.1, abs=0.05)
+
+
+def test_the_noise_of_a_budget_is_that_of_the_gaussian_mechanism():
+    """δ = 1e-5 at ε = 1 takes σ = 3.730 (Balle and Wang 2018, Fig. 1's analytic mechanism)."""
+    assert noise.sigma_for(1.0, delta=1e-5, steps=1) == pytest.approx(3.730, abs=2e-3)
+    assert noise.sigma_for(1.0, delta=1e-5, steps=4) == pytest.approx(7.461, abs=4e-3)
+
+
+def test_a_projection_follows_from_few_random_sums_and_their_sketches():
+    seen = np.random.default_rng(0).normal(size=(120, 400))
+    view = attacks.sketch_of(400, 40, seed=0)
+    true = view(torch.eye(400, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(projection.solve(seen, seen @ true), true, atol=1e-6)
+    assert not np.allclose(projection.solve(seen[:10], seen[:10] @ true), true, atol=0.5)

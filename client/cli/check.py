@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from coterie.client.home import personal
+from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Held, Part
@@ -119,13 +120,6 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
-    if bench.task.pooled_columns and policy.column_sums:
-        least = policy.column_sums_from
-        yield f"Before round 1: count, mean and deviation of each of {described.pooled_columns}"
-        yield f"  numeric columns with at least {least} numbers in the training data: you allow it."
-        yield "  Every silo is told what they are over all silos that do."
-    elif bench.task.pooled_columns:
-        yield "Of its columns the silo tells nothing (column_sums); it uses the others' scale."
     if bench.frozen:
         stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(
             array.nbytes for array in model.values()
@@ -138,30 +132,20 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield f"  {digest}"
     if kept:
         yield f"Kept here, whatever a run asks for: {', '.join(kept)}"
-    if policy.label_counts:
-        yield "In runs of fedgen also the number of training samples of each label: you allow it."
-        yield "Every silo is told the labels' shares over all silos: where there are only two, each"
-        yield "can work out the other's numbers."
-        yield "Labels and samples do not leave."
-    else:
-        yield "Labels, samples and counts per label do not leave."
     yield from _condition_lines(policy)
+    yield ""
+    yield "What can be learned of its data, by what it allows:"
+    about = About(
+        len(bench.data.train), len(bench.data.test), tuple(names), bench.task.pooled_columns
+    )
+    yield from learned_lines(policy, about)
 
 
 def _condition_lines(policy: Policy) -> Iterator[str]:
     if policy.strategies:
         yield f"Takes part only in: {', '.join(policy.strategies)}"
-    if policy.min_group_size > 1:
-        yield f"Its updates are only averaged in groups of at least {policy.min_group_size} silos."
-    batch = f", and of at least {policy.min_batch} in each step" if policy.min_batch > 1 else ""
-    yield f"No update leaves of fewer than {policy.min_samples} training samples, or all{batch}."
-    for what, most in (
-        ("epochs per round", policy.max_local_epochs),
-        ("rounds", policy.max_rounds),
-        ("evaluations per round", policy.max_evaluations),
-    ):
-        if most:
-            yield f"Refuses runs of more than {most} {what}."
+    if policy.max_local_epochs:
+        yield f"Refuses runs of more than {policy.max_local_epochs} epochs per round."
     if policy.max_minutes:
         yield f"Ends the work for a message after {policy.max_minutes:g} minutes."
     if policy.max_message_mb:

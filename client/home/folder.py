@@ -83,9 +83,10 @@ label_counts = false
 column_sums = false
 # Of a column with fewer numbers than this, nothing is told.
 column_sums_from = 20
-# The fewest training samples behind an update, and in one of its steps: from an update of a single
-# sample, that sample can be worked out. A silo that has fewer trains with all it has.
-min_samples = 8
+# The fewest training samples behind an update, and in one of its steps: from an update of a few
+# samples, however many steps it was made in, they can be worked out. A silo that has fewer trains
+# with all it has.
+min_samples = 64
 min_batch = 1
 # "required": take part in secure runs only, in which the coordinator sees sketches of this silo's
 # updates and sums over groups, but none of its models.

@@ -72,7 +72,8 @@ class Policy:
             passes over the silo's training data, in each training by itself: of the round's model,
             however it is counted, of the silo's own, and before a test.
         min_samples: the fewest different training samples behind an update; a silo that has fewer
-            trains with all it has, or not at all. From an update of one sample that sample follows.
+            trains with all it has, or not at all. From an update of few samples they can be worked
+            out, in however many steps it was made; of 64 few of them (explanation/privacy.md).
         min_batch: the fewest samples of a step.
         max_evaluations: the most in one round of a run; 0 sets no limit.
         max_minutes: the longest that the work for one message may take; 0 sets no limit.
@@ -102,7 +103,7 @@ class Policy:
     column_sums_from: int = 20
     secure: str = ""
     peers: tuple[str, ...] = ()
-    min_samples: int = 8
+    min_samples: int = 64
     min_batch: int = 1
     max_evaluations: int = 200
     max_minutes: float = 720.0

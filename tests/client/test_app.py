@@ -195,9 +195,9 @@ def test_a_cold_start_is_a_training_with_its_own_randomness_that_leaves_nothing_
     tmp_path: Path,
 ) -> None:
     start, config = initial(), digits_config("a", home=str(tmp_path))
-    entries = TRAINING | {"purpose": "cold-start", "local_steps": 2}
+    entries = TRAINING | {"purpose": "cold-start", "local_steps": 3}
     reply = ask(wire.COLD_START, config, model=start, **entries)
-    same = train(start, purpose="cold-start", local_steps=2)
+    same = train(start, purpose="cold-start", local_steps=3)
     expected = decode_arrays(same.content[wire.ARRAYS])
     assert_equal_models(decode_arrays(reply.content[wire.ARRAYS]), expected)
     assert reply.content[wire.METRICS][wire.NUM_EXAMPLES] == 20

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from coterie.client.cli.check import check
 from coterie.client.home.folder import Home, create
+from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.serve import _own
@@ -29,18 +32,17 @@ def test_it_shows_counts_schema_device_a_training_step_and_what_would_leave() ->
     assert "one epoch in" in text and "% before" in text
     assert "6 arrays of the model, 24,360 bytes" in text and "head.weight 10×128 float32" in text
     assert "train-loss, loss, error, seconds" in text
-    assert "Labels, samples and counts per label do not leave." in text
+    assert "samples, labels:    never leave themselves" in text
 
 
 def test_it_says_who_learns_of_label_counts() -> None:
     text = said(label_counts=True)
-    assert "In runs of fedgen also the number of training samples of each label" in text
-    assert "Every silo is told the labels' shares over all silos" in text
+    assert "the server is told in runs of fedgen, and every silo the labels' shares over" in text
 
 
 def test_it_names_discriminators_where_they_would_leave() -> None:
     assert "also a discriminator per other silo, and how often" in said(min_group_size=2)
-    assert "discriminator" not in said(min_group_size=3), "they are averaged in pairs"
+    assert "discriminator per" not in said(min_group_size=3), "they are averaged in pairs"
 
 
 def test_it_follows_the_policy() -> None:
@@ -55,10 +57,70 @@ def test_it_follows_the_policy() -> None:
     )
     assert "4 arrays of the model" in text and "head.weight 10" not in text
     assert "Kept here, whatever a run asks for: head.weight, head.bias" in text
-    assert "discriminator" not in text and "numbers of samples\n" in text
+    assert "discriminator per" not in text and "numbers of samples\n" in text
     assert "only in: hcct" in text and "at least 3 silos" in text
-    assert "more than 5 epochs" in text and "more than 7 rounds" in text
+    assert "more than 5 epochs" in text and "of at most 7 rounds" in text
     assert "min_group_size 3,\n  max_local_epochs 5, versions" in text
+
+
+ABOUT = About(samples=100, tests=30, metrics=("loss", "error"), columns=3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "item", "says"),
+    [
+        ({"strategies": ("hcct",)}, "your own model", "is shown to no other silo"),
+        ({"strategies": ("fedavg",)}, "discriminators", "none leaves"),
+        ({"min_group_size": 3}, "your group", "the mean of at least 3 silos' updates"),
+        ({"min_group_size": 3}, "discriminators", "none leaves: they are averaged in pairs"),
+        ({"secure": "required"}, "your updates", "the server sees none, but a sketch of each"),
+        ({"secure": "required"}, "your own model", "is shown to no other silo"),
+        ({"secure": "required"}, "discriminators", "none leaves"),
+        ({"secure": "required"}, "label counts", "from sums over groups of the last layer"),
+        ({"peers": ("b 1-2", "c 3-4")}, "sums", "only with b, c, whose keys you have compared"),
+        ({"keep_layers": "head"}, "your updates", "less the layers 'head'"),
+        ({"auxiliary": False}, "discriminators", "none leaves"),
+        ({"keep_layers": "head", "auxiliary": False}, "label counts", "nobody is told"),
+        ({"label_counts": True}, "label counts", "the server is told in runs of fedgen"),
+        ({"column_sums": True}, "sums of columns", "of each of 3 with at least 20 numbers"),
+        ({"column_sums": True, "column_sums_from": 50}, "sums of columns", "at least 50"),
+        ({"min_samples": 90}, "behind an update", "at least 90 different samples"),
+        ({"min_samples": 101}, "behind an update", "all 100 of yours, fewer than min_samples"),
+        ({"min_batch": 4}, "behind an update", "of 4 in each step"),
+        ({"max_rounds": 7}, "a run gets", "updates of at most 7 rounds"),
+        ({"max_rounds": 0}, "a run gets", "updates of any number of rounds"),
+        ({"max_evaluations": 3}, "a run gets", "at most 3 evaluations in each"),
+    ],
+)
+def test_a_part_of_the_policy_that_bounds_what_leaves_changes_what_is_said(
+    changed: dict[str, Any], item: str, says: str
+) -> None:
+    by_default, found = (
+        dict(line.strip().split(": ", 1) for line in learned_lines(policy, ABOUT))
+        for policy in (Policy(), Policy(**changed))
+    )
+    assert says in found[item] and says not in by_default[item]
+
+
+def test_every_part_of_the_policy_that_bounds_what_leaves_has_its_words() -> None:
+    """One that is added must be there too, or be named here as one that bounds something else."""
+    cases = test_a_part_of_the_policy_that_bounds_what_leaves_changes_what_is_said.pytestmark[0]
+    told = {key for changed, _, _ in cases.args[1] for key in changed}
+    of_work = {"max_local_epochs", "max_minutes", "max_message_mb", "max_kept_runs"}
+    assert {field.name for field in fields(Policy)} == told | of_work | {"metrics"}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "told", "labels"),
+    [
+        ((), "the server is told none", "partly, from discriminators"),
+        (("f1", "error"), "the server is told: f1, error", "the server can work them out of f1;"),
+    ],
+)
+def test_it_says_what_metrics_tell(metrics: tuple[str, ...], told: str, labels: str) -> None:
+    about = About(samples=100, tests=30, metrics=metrics)
+    lines = dict(line.strip().split(": ", 1) for line in learned_lines(Policy(), about))
+    assert lines["metrics"].strip() == told and lines["label counts"].strip().startswith(labels)
 
 
 def test_layers_to_keep_that_the_model_does_not_have_are_named(

@@ -133,7 +133,7 @@ def test_epochs_by_another_name_are_refused_too_and_when_the_silo_joins(
     "changes",
     [
         {"local_steps": 6},
-        {"local_steps": 1, "local_epochs": 9},
+        {"local_steps": 3, "local_epochs": 9},
         {"local_steps": 6, "guard": 0.25},
         {"personal_epochs": 2, "adapt_steps": 2},
         {"inner_steps": 2},
@@ -324,21 +324,20 @@ def own_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     ("steps", "batch", "said"),
     [
         (1, 1, "would have 1"),
-        (1, 7, "would have 7"),
-        (7, 1, "would have 7"),
-        (1, 8, ""),
-        (8, 1, ""),
+        (1, 63, "would have 63"),
+        (9, 7, "would have 63"),
+        (1, 64, ""),
+        (8, 8, ""),
+        (64, 1, ""),
     ],
 )
 def test_no_update_leaves_that_few_samples_are_behind(steps: int, batch: int, said: str) -> None:
     asked_for = {**TRAINING, wire.LOCAL_STEPS: steps, wire.BATCH_SIZE: batch}
-    replies = [
-        train(initial(), digits_config("a"), **asked_for),
-        ask(wire.DESCRIBE, digits_config("a"), **asked_for),
-    ]
+    own = digits_config("a", **{"data.train": 100})
+    replies = [train(initial(), own, **asked_for), ask(wire.DESCRIBE, own, **asked_for)]
     for reply in replies:
         if said:
-            assert f"fewer than 8 samples are behind (min_samples); this run's {said}" in reason(
+            assert f"fewer than 64 samples are behind (min_samples); this run's {said}" in reason(
                 reply
             )
         else:
@@ -357,7 +356,7 @@ def test_a_server_that_calls_every_round_the_first_is_refused(
     own_counts: None, tmp_path: Path
 ) -> None:
     wants = digits_config("a", home=str(tmp_path), **{"max-rounds": 5})
-    told = {**TRAINING, wire.RUN: "attack", wire.ROUND: 1, wire.LOCAL_STEPS: 1}
+    told = {**TRAINING, wire.RUN: "attack", wire.ROUND: 1, wire.LOCAL_STEPS: 3}
     replies = [train(initial(), wants, **told) for _ in range(asked.MAX_REPEATS + 1)]
     assert not any(reply.has_error() for reply in replies)
     assert "has trained for round 1 of this run 21 times already" in reason(

@@ -153,10 +153,10 @@ def test_newcomers_take_part_in_the_round_of_their_arrival_and_one_may_be_lost(
 def test_steps_are_taken_off_the_round_and_who_has_none_left_does_not_train_on() -> None:
     witness = Witness()
     result = digits_run(
-        {"num_groups": 1, "pretrain_steps": 7}, witness, count=3, rounds=1
+        {"num_groups": 1, "pretrain_steps": 6}, witness, count=3, rounds=1
     )  # 20 samples in batches of 8: nine steps in three epochs
-    rest = (wire.TRAIN, 3, 2, 0.1, 0.05, None)
-    cold = (wire.COLD_START, 3, 7, 0.0, 0.05, COLD_START)
+    rest = (wire.TRAIN, 3, 3, 0.1, 0.05, None)
+    cold = (wire.COLD_START, 3, 6, 0.0, 0.05, COLD_START)
     assert [witness.of(1, f"s{i}") for i in range(3)] == [[cold, rest]] * 3
     long = Witness()
     result = digits_run({"num_groups": 1, "pretrain_steps": 9}, long, count=3, rounds=1)
@@ -167,12 +167,12 @@ def test_steps_are_taken_off_the_round_and_who_has_none_left_does_not_train_on()
         np.testing.assert_allclose(array, mean, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("epochs", "left"), [(1, 4), (2, 1), (3, 0)])
+@pytest.mark.parametrize(("epochs", "left"), [(1, 6), (2, 3), (3, 0)])
 def test_where_rounds_count_steps_a_cold_start_in_epochs_is_taken_off_them(
     epochs: int, left: int
 ) -> None:
-    """20 samples in batches of 8 are three steps an epoch; a round has seven."""
-    witness, training = Witness(), {**ROUND, "local-steps": 7}
+    """20 samples in batches of 8 are three steps an epoch; a round has nine."""
+    witness, training = Witness(), {**ROUND, "local-steps": 9}
     keys = {"num_groups": 1, "pretrain_epochs": epochs}
     digits_run(keys, witness, count=3, rounds=2, training=training)
     if left:
@@ -182,15 +182,15 @@ def test_where_rounds_count_steps_a_cold_start_in_epochs_is_taken_off_them(
         cold = [(wire.TRAIN, epochs, 0, 0.0, 0.05, None)]
     for name in ("s0", "s1", "s2"):
         assert witness.of(1, name) == cold
-        assert witness.of(2, name) == [(wire.TRAIN, 3, 7, 0.1, 0.025, None)]
+        assert witness.of(2, name) == [(wire.TRAIN, 3, 9, 0.1, 0.025, None)]
 
 
 def test_steps_of_a_cold_start_are_taken_off_the_steps_of_a_round() -> None:
-    witness, training = Witness(), {**ROUND, "local-steps": 5}
-    keys = {"num_groups": 1, "pretrain_steps": 2}
+    witness, training = Witness(), {**ROUND, "local-steps": 6}
+    keys = {"num_groups": 1, "pretrain_steps": 3}
     digits_run(keys, witness, count=2, rounds=1, training=training)
     assert [entry[1] for entry in witness.of(1, "s0")] == [3, 3]
-    assert [entry[2] for entry in witness.of(1, "s0")] == [2, 3]
+    assert [entry[2] for entry in witness.of(1, "s0")] == [3, 3]
 
 
 def test_a_sampled_cold_silo_starts_and_trains_in_its_own_round() -> None:

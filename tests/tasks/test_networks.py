@@ -129,7 +129,7 @@ def silo_settings(config: Mapping[str, Any]) -> SiloSettings:
         {"strategy": "hcct", "keep_every": 1},
         {"strategy": "hcct", "layers": "fc."},
         {"strategy": "hcct", "layers": "auto", "guard": 0.2},
-        {"strategy": "fedgroup", "num_groups": 2, "pretrain_steps": 2},
+        {"strategy": "fedgroup", "num_groups": 2, "pretrain_steps": 4},
         {"strategy": "fedgenp", "generator_steps": 2},
         {"strategy": "fedavg", "personalise": "ditto", "evaluate_trained": True},
     ],

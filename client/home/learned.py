@@ -1,0 +1,169 @@
+"""What a silo's policy allows to be learned about its data, and by whom, an item a line.
+
+The one table of it. A part of the policy that bounds what leaves has its words here, and a new one
+adds a row or changes those of the rows that it bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from coterie.client.home.policy import REVEALING, Policy
+
+
+@dataclass(frozen=True)
+class About:
+    """What the words need to know of the silo itself.
+
+    Attributes:
+        samples, tests: number of training and of test samples.
+        metrics: names of those that would leave.
+        columns: numeric ones that the task wants sums of; 0: it wants none.
+    """
+
+    samples: int
+    tests: int
+    metrics: tuple[str, ...]
+    columns: int = 0
+
+
+def _updates(policy: Policy, about: About) -> str:
+    kept = f", less the layers {policy.keep_layers!r}" if policy.keep_layers else ""
+    if policy.secure:
+        return f"the server sees none, but a sketch of each, and sums over groups{kept}"
+    return (
+        f"the server sees every one, by itself{kept}; in secure runs none "
+        '(secure = "required" refuses others)'
+    )
+
+
+def _sums(policy: Policy, about: About) -> str:
+    if not policy.peers:
+        return (
+            "in secure runs with any silo that the coordinator vouches for: it could put in its "
+            "own (peers ends that)"
+        )
+    named = ", ".join(peer.split()[0] for peer in policy.peers)
+    return f"in secure runs only with {named}, whose keys you have compared"
+
+
+def _behind(policy: Policy, about: About) -> str:
+    step = f", of {policy.min_batch} in each step" if policy.min_batch > 1 else ""
+    if about.samples < policy.min_samples:
+        return (
+            f"all {about.samples} of yours{step}, fewer than min_samples = {policy.min_samples}: "
+            "the server may be able to work out single ones"
+        )
+    return (
+        f"at least {policy.min_samples} different samples{step}: of fewer, single ones can be "
+        "worked out"
+    )
+
+
+def _group(policy: Policy, about: About) -> str:
+    if policy.min_group_size <= 2:
+        return (
+            "sees the mean of its updates; of two silos each can work out the other's "
+            "(min_group_size = 3 ends that)"
+        )
+    return f"sees the mean of at least {policy.min_group_size} silos' updates"
+
+
+def _own_model(policy: Policy, about: About) -> str:
+    if policy.secure or (policy.strategies and "fedensemble" not in policy.strategies):
+        return "is shown to no other silo"
+    return "is shown to every other silo in runs of fedensemble, and in no others"
+
+
+def _how_often(policy: Policy, about: About) -> str:
+    rounds, tests = (
+        f"at most {most:,}" if most else "any number of"
+        for most in (policy.max_rounds, policy.max_evaluations)
+    )
+    return (
+        f"updates of {rounds} rounds, {tests} evaluations in each; the coordinator's operator can "
+        "start another"
+    )
+
+
+def _samples(policy: Policy, about: About) -> str:
+    return f"the server is told: {about.samples} for training, {about.tests} for tests"
+
+
+def _metrics(policy: Policy, about: About) -> str:
+    if not about.metrics:
+        return "the server is told none"
+    return f"the server is told: {', '.join(about.metrics)}"
+
+
+def _labels(policy: Policy, about: About) -> str:
+    revealing = sorted(REVEALING & set(about.metrics))
+    told = "the server is told in runs of fedgen, and every silo the labels' shares over all silos"
+    found = [
+        *([told] * policy.label_counts),
+        *([f"the server can work them out of {', '.join(revealing)}"] if revealing else []),
+        *(["partly, from discriminators"] if _discriminators_leave(policy) else []),
+    ]
+    if policy.keep_layers != "head":  # Wainakh et al. 2022, "User-level label leakage"
+        what = "sums over groups" if policy.secure else "updates"
+        found.append(f"the server can estimate them from {what} of the last layer")
+    return "; ".join(found) or "nobody is told"
+
+
+def _columns(policy: Policy, about: About) -> str:
+    if not about.columns:
+        return "nobody is told: this task asks for none"
+    if not policy.column_sums:
+        return "nobody is told (column_sums); the silo uses the others' scale"
+    return (
+        f"the server is told count, mean and deviation of each of {about.columns} with at least "
+        f"{policy.column_sums_from} numbers, and every silo those over all silos that allow it"
+    )
+
+
+def _discriminators(policy: Policy, about: About) -> str:
+    if _discriminators_leave(policy):
+        return (
+            "in runs of fedcollab and auto the server, and the other silo of each pair, can read from them "
+            "which labels you have"
+        )
+    if policy.min_group_size > 2 and policy.auxiliary and not policy.secure:
+        return "none leaves: they are averaged in pairs"
+    return "none leaves"
+
+
+def _discriminators_leave(policy: Policy) -> bool:
+    takes_part = not policy.strategies or bool({"fedcollab", "auto"} & set(policy.strategies))
+    return policy.auxiliary and policy.min_group_size <= 2 and takes_part and not policy.secure
+
+
+def _made(policy: Policy, about: About) -> str:
+    return (
+        "who gets it may find out whether a sample that they have was trained on: no noise is added"
+    )
+
+
+ROWS: Mapping[str, Callable[[Policy, About], str]] = {
+    "your updates": _updates,
+    "behind an update": _behind,
+    "a run gets": _how_often,
+    "your group": _group,
+    "sums": _sums,
+    "your own model": _own_model,
+    "the model made": _made,
+    "numbers of samples": _samples,
+    "metrics": _metrics,
+    "label counts": _labels,
+    "sums of columns": _columns,
+    "discriminators": _discriminators,
+    "samples, labels": lambda policy, about: "never leave themselves",
+}
+"""Item → who can learn what of it."""
+
+
+def learned_lines(policy: Policy, about: About) -> Iterator[str]:
+    """The table, a line per item."""
+    width = max(map(len, ROWS)) + 1
+    for item, said in ROWS.items():
+        yield f"  {item + ':':{width}} {said(policy, about)}"
