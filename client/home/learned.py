@@ -125,8 +125,8 @@ def _columns(policy: Policy, about: About) -> str:
 def _discriminators(policy: Policy, about: About) -> str:
     if _discriminators_leave(policy):
         return (
-            "in runs of fedcollab and auto the server, and the other silo of each pair, can read from them "
-            "which labels you have"
+            "in runs of fedcollab and auto the server, and the other silo of each pair, can read "
+            "from them which labels you have"
         )
     if policy.min_group_size > 2 and policy.auxiliary and not policy.secure:
         return "none leaves: they are averaged in pairs"
