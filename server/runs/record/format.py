@@ -28,7 +28,7 @@ ROUND_KEYS = frozenset(
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
 FINAL_KEYS = frozenset(
-    {"final-evaluation", "final-groups", "final-phases", "final-details", "guard"}
+    {"final-evaluation", "final-groups", "final-phases", "final-details", "guard", "ended-early"}
 )
 """Keys of a run of which one is there when something came after its last round."""
 
@@ -129,6 +129,7 @@ def _final_of(told: Fields, last: int) -> Round | None:
         phases={kind: one.read(PhaseReport) for kind, one in told.each("final-phases")},
         details=clean_within(told.of("final-details", dict)),
         guard={name: one.read(GuardReport) for name, one in told.inside("guard").each("silos")},
+        ended_early=told.text("ended-early"),
         final=True,
     )
 
@@ -182,6 +183,7 @@ def _plain(run: Run) -> dict[str, Any]:
         "final-groups": final.groups if final.evaluation else None,
         "final-details": _news(final, run.rounds[-1:]) or None,
         "guard": _plain_guard(final.guard) if final.guard else None,
+        "ended-early": final.ended_early or None,
         "error": run.error or None,
         "seconds": known(run.seconds),
         "model-hashes": dict(run.model_hashes) if completed else None,
