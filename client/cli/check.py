@@ -8,6 +8,7 @@ import torch
 
 from coterie.client.home import personal
 from coterie.client.home.policy import METRICS, REVEALING, Policy
+from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Held, Part
 from coterie.client.work.measure import evaluate, leading
@@ -17,6 +18,9 @@ from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
 from coterie.tasks.base import Task, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
+
+USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
+"""A round as a run has it that says nothing else."""
 
 
 def check(settings: SiloSettings) -> Iterator[str]:
@@ -29,6 +33,7 @@ def check(settings: SiloSettings) -> Iterator[str]:
     personal.check_policy(bench)
     yield from _data_lines(bench)
     yield from _step_lines(bench)
+    yield from _privacy_lines(bench)
     yield from _leaving_lines(bench)
 
 
@@ -81,19 +86,38 @@ def _step_lines(bench: Workbench) -> Iterator[str]:
     unit = getattr(bench.task.problem, "unit", "")
     before = evaluate(bench.task, bench.model, bench.data.test)
     with Stopwatch() as watch:
-        loss = train(
-            bench.task,
-            bench.model,
-            bench.data.train,
-            TrainPlan(epochs=1, batch_size=16, lr=0.01),
-            seed=0,
-        )
+        loss = _one_epoch(bench)
     after = evaluate(bench.task, bench.model, bench.data.test)
     was, now = (lead.text(lead.shortfall(one.error), unit) for one in (before, after))
     yield (
         f"one epoch in {watch.seconds:.2f} s: loss {loss:.3f}; {lead.title} on own test data "
         f"{was} before, {now} after"
     )
+
+
+def _one_epoch(bench: Workbench) -> float:
+    """Train as the silo would; nothing of it leaves, so that it costs no privacy."""
+    plan, private = TrainPlan(epochs=1, batch_size=16, lr=0.01), bench.private()
+    if private is None:
+        return train(bench.task, bench.model, bench.data.train, plan, seed=0)
+    from coterie.client.work.private import rehearse
+
+    return rehearse(bench.task, bench.model, bench.data.train, plan, private, seed=0)
+
+
+def _privacy_lines(bench: Workbench) -> Iterator[str]:
+    if (private := bench.private()) is None:
+        return
+    budget, terms = private.budget, private.terms
+    spent = budget.spent()
+    a_round = private.planned(bench.model, bench.data.train, USUAL)
+    more = budget.epsilon_with(a_round) - spent.epsilon
+    left = budget.rounds_left(a_round)
+    yield f"privacy   {spent.text()} spent, in {spent.charges} trainings; noise {terms.noise:g},"
+    yield f"          clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of"
+    yield f"          {USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
+    if not bench.settings.home:
+        yield "warning   without a folder the noise can be foreseen: a simulation of privacy."
 
 
 def _leaving_lines(bench: Workbench) -> Iterator[str]:
@@ -115,11 +139,14 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
     of_task = [name for name in bench.task.problem.metrics if name not in REVEALING]
     names = list(dict.fromkeys([*METRICS, *of_task])) if policy.metrics is None else policy.metrics
-    if policy.auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
+    if bench.settings.privacy is not None:
+        names = [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
+    auxiliary = policy.auxiliary and bench.settings.privacy is None
+    if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
-    if bench.task.pooled_columns and policy.column_sums:
+    if bench.task.pooled_columns and policy.column_sums and bench.settings.privacy is None:
         least = policy.column_sums_from
         yield f"Before round 1: count, mean and deviation of each of {described.pooled_columns}"
         yield f"  numeric columns with at least {least} numbers in the training data: you allow it."
@@ -138,7 +165,7 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield f"  {digest}"
     if kept:
         yield f"Kept here, whatever a run asks for: {', '.join(kept)}"
-    if policy.label_counts:
+    if policy.label_counts and bench.settings.privacy is None:
         yield "In runs of fedgen also the number of training samples of each label: you allow it."
         yield "Every silo is told the labels' shares over all silos: where there are only two, each"
         yield "can work out the other's numbers."

@@ -24,7 +24,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,10 @@ class Budget:
         epsilon = epsilon_of(history_of(charges), self.delta)
         return Spent(epsilon, self.terms.epsilon, self.delta, len(charges))
 
+    def epsilon_with(self, more: Charge) -> float:
+        """ε of all trainings so far and one more."""
+        return self._epsilon([*self._read(), more])
+
     def charge(self, one: Charge) -> None:
         """Have a training on the disk before it begins; the same one costs nothing again.
 
@@ -226,7 +230,7 @@ class Budget:
         charges = self._read()
 
         def fits(count: int) -> bool:
-            more = Charge("", a_round.noise, a_round.rate, count * a_round.steps, "", 0, "")
+            more = replace(a_round, steps=count * a_round.steps)
             return self._epsilon([*charges, more]) <= self.terms.epsilon
 
         if not fits(1):

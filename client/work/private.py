@@ -150,6 +150,17 @@ def train_privately(
     )
 
 
+def rehearse(
+    task: Task, model: nn.Module, part: Part, plan: TrainPlan, private: Private, *, seed: int
+) -> float:
+    """The same with noise of this moment and without a charge: nothing of it may leave."""
+    require_private(task, model)
+    key = os.urandom(32)
+    return _train(
+        task, model, part, plan, private.terms, key=key, seed=seed, towards=None, slots=None
+    )
+
+
 def _train(
     task: Task,
     model: nn.Module,
@@ -240,7 +251,6 @@ class _Sums:
         num_bytes = sum(4 * p.numel() for p in named.values())
         self.at_once = max(1, min(MOST_AT_ONCE, GRADIENT_BYTES // max(num_bytes, 1)))
         self._each = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0), randomness="different")
-        self._one = grad_and_value(self._loss)
         self._one_by_one = False
 
     def of(self, part: Part, rows: torch.Tensor, *, seed: int) -> tuple[Gradients, float]:
@@ -273,9 +283,19 @@ class _Sums:
                 return [gradients[name] for name in self.named], losses
             except (RuntimeError, NotImplementedError, TypeError, ValueError):
                 self._one_by_one = True  # steps that depend on what the model sees, and the like
-        found = [self._one(held, _row(x, i), _row(y, i)) for i in range(len(leaves(y)[0]))]
-        stacked = [torch.stack([own[name] for own, _ in found]) for name in self.named]
+        rows = range(len(leaves(y)[0]))
+        found = [self._of_one(_row(x, i), _row(y, i)) for i in rows]
+        stacked = [torch.stack(own) for own in zip(*(own for own, _ in found), strict=True)]
         return stacked, torch.stack([loss for _, loss in found])
+
+    def _of_one(self, x: Nest, y: Nest) -> tuple[Gradients, torch.Tensor]:
+        """Gradients and loss of a batch of one, as any training has them."""
+        parameters = list(self.named.values())
+        with autocast(self.precision, self.device):
+            loss: torch.Tensor = self._whole(x, y)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = zip(found, parameters, strict=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in pairs], loss.detach()
 
     def _clipped_sum(self, gradients: Gradients) -> Gradients:
         """What is not finite of a sample's gradient counts as 0: no sample may do more than C."""
@@ -289,7 +309,7 @@ class _Sums:
 
 
 def _row(nest: Nest, i: int) -> Nest:
-    return map_nest(lambda leaf: leaf[i], nest)
+    return map_nest(lambda leaf: leaf[i : i + 1], nest)
 
 
 # ---------------------------------------------------------------- what nobody can foresee

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
 from coterie.strategies.rounds.members import Members, Plain
-from coterie.strategies.rounds.models import Aggregate
+from coterie.strategies.rounds.models import Aggregate, is_statistic
 from coterie.strategies.rounds.options import Config, Options, Scalar
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
@@ -134,6 +134,26 @@ class Update:
     bytes_received: int = 0
     figures: Mapping[str, wire.Value] = field(default_factory=dict)
     aggregate: Aggregate = "mean"
+
+    def noise_in(self, compared: Model) -> float:
+        """Expected squared norm of the noise in what is compared of the update, as its silo states
+        it; 0 if it states none.
+
+        Args:
+            compared: some of the update's arrays, or a sketch of it: the share of the parameters
+                that these are has that share of the noise, a sketch all of it.
+        """
+        stated = self.metrics.get(wire.UPDATE_NOISE, 0.0)
+        if not 0 < stated < inf:
+            return 0.0
+        if not compared.keys() <= self.model.keys():
+            return stated
+        sizes = {
+            name: array.size
+            for name, array in self.model.items()
+            if array.dtype.kind == "f" and not is_statistic(name, self.silo.buffers)
+        }
+        return stated * sum(sizes.get(name, 0) for name in compared) / max(sum(sizes.values()), 1)
 
 
 Updates = Sequence[Update]
