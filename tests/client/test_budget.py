@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ from coterie.server.runs.run import execute, terms
 from coterie.strategies import FederationError
 from coterie.strategies.registry import STRATEGIES
 from coterie.tasks import TaskError
-from tests.client.test_app import TRAINING, ask, initial, normed, train  # noqa: F401 — a fixture
+from tests.client.test_app import TRAINING, ask, initial, make_normed, train
 from tests.conftest import assert_equal_models, digits_config
 
 SIXTEEN = {"data.train": 160, "data.test": 20}
@@ -343,10 +344,13 @@ def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
 
 
 def test_batch_norm_is_refused_before_the_silo_joins(
-    normed: dict[str, Any], tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = {**normed, "privacy-epsilon": 8.0, "home": str(tmp_path)}
-    with pytest.raises(TaskError, match="BatchNorm, which mixes samples.*GroupNorm"):
+    module = types.ModuleType("own_normed")
+    module.make = make_normed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_normed", module)
+    node = {**silo(tmp_path), "task": "own_normed:make"}
+    with pytest.raises(TaskError, match=r"BatchNorm, which mixes samples.*GroupNorm"):
         prepare_nodes([node])
 
 
@@ -512,7 +516,7 @@ def test_a_silo_keeps_the_last_model_even_if_the_server_never_speaks_again(
 
 
 def test_a_run_whose_silos_are_refused_at_the_join_says_why(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="has a privacy budget of ε 3 at δ 0.000625"):
+    with pytest.raises(FederationError, match=r"has a privacy budget of ε 3 at δ 0\.000625"):
         run(tmp_path / "run", two(tmp_path, 3.0, 3.0), **{"wait-for-silos": 1})
 
 
