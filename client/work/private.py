@@ -299,13 +299,19 @@ class _Sums:
 
     def _clipped_sum(self, gradients: Gradients) -> Gradients:
         """What is not finite of a sample's gradient counts as 0: no sample may do more than C."""
-        finite = [torch.nan_to_num(g.float(), nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
-        flat = [g.flatten(1) for g in finite]
-        # In float64: squares of large gradients overflow float32, and C / inf would be 0.
-        squares = torch.stack([g.double().square().sum(dim=1) for g in flat])
-        norms = squares.sum(dim=0).sqrt()
-        factors = (self.clip / norms.clamp(min=self.clip)).float()
-        return [torch.tensordot(factors, g, dims=([0], [0])) for g in finite]
+        norms = _norms(gradients)
+        if not torch.isfinite(norms).all():
+            gradients = [torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
+            norms = _norms(gradients)  # still infinite where its square is: then all of it is 0
+        factors = self.clip / norms.clamp(min=self.clip)
+        return [torch.tensordot(factors, g, dims=([0], [0])) for g in gradients]
+
+
+def _norms(gradients: Gradients) -> torch.Tensor:
+    """(n,) Of every sample's gradient as one vector."""
+    each = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]
+    norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
+    return norms
 
 
 def _row(nest: Nest, i: int) -> Nest:
