@@ -7,6 +7,7 @@
     coordinator.json    address and CA certificate of the coordinator
     ca.pem              that certificate, for programs that take a file
     models/, personal/  what the silo keeps of its runs
+    privacy/            with differential privacy: its budget, and the secret of its noise
 """
 
 from __future__ import annotations
