@@ -378,11 +378,12 @@ def _damaged(home: str) -> BudgetError:
 
 
 def _warn_once(name: str) -> None:
-    if name not in _warned:
+    if not _warned:
         _warned.add(name)
         log.warning(
             "silo %s has no folder: its privacy is a simulation, with noise that its name and the "
-            "run's seed give, and a budget that ends with this process",
+            "run's seed give, and a budget that ends with this process. So it is of every silo "
+            "without one.",
             name,
         )
 

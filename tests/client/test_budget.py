@@ -94,6 +94,11 @@ def test_epsilon_is_that_of_opacus_accountant_on_the_same_steps(tmp_path: Path) 
     assert (spent.of, spent.delta, spent.charges) == (100.0, 1 / 1600, 4)
 
 
+def test_a_silo_says_whether_it_trains_with_differential_privacy(tmp_path: Path) -> None:
+    for node, private in ((silo(tmp_path), True), (digits_config("a"), False)):
+        assert wire.decode_description(ask(wire.DESCRIBE, node).content).private is private
+
+
 def test_the_same_training_costs_once_and_another_purpose_again(tmp_path: Path) -> None:
     node, model = silo(tmp_path), initial()
     first, again = train(model, node), train(model, node)

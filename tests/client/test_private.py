@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from coterie.client.home import budget
 from coterie.client.home.budget import Budget
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import SettingsError, SiloSettings
-from coterie.client.work import private
+from coterie.client.work import private, training
 from coterie.client.work.data import Held, Part, Streamed
 from coterie.client.work.private import (
     Private,
@@ -27,7 +28,8 @@ from coterie.client.work.private import (
     train_privately,
 )
 from coterie.client.work.sgd import TrainPlan, train
-from coterie.client.work.weights import read_weights
+from coterie.client.work.weights import load_weights, read_weights
+from coterie.client.work.workbench import open_workbench
 from coterie.tasks.base import SiloData, TaskError
 from coterie.tasks.problems import Problem, Survival
 from tests.client.asked import Listed, Nested
@@ -230,6 +232,22 @@ def test_another_model_to_start_from_has_new_noise(tmp_path: Path) -> None:
         updates.append(torch.cat([(p - 0.1).detach().ravel() for p in model.parameters()]))
     apart = float((updates[0] - updates[1]).norm())
     assert apart > 0.5 * float(updates[0].norm()) and how.budget.spent().charges == 2
+
+
+def test_without_privacy_a_silo_trains_as_ever() -> None:
+    plan = replace(PLAN, momentum=0.9, proximal_mu=0.1)
+    settings = SiloSettings("a", options={"train": 30, "test": 10}, device="cpu")
+    bench = open_workbench(settings)
+    start = read_weights(bench.model)
+    models = []
+    for own in (
+        partial(training.train, bench),
+        partial(train, bench.task, bench.model),
+    ):
+        load_weights(bench.model, start)
+        loss = own(bench.data.train, plan, seed=3)
+        models.append({**read_weights(bench.model), "loss": np.array(loss)})
+    assert_equal_models(models[0], models[1])
 
 
 # ---------------------------------------------------------------- any model of a task

@@ -467,5 +467,5 @@ def test_every_network_has_a_form_with_group_norm(name: str) -> None:
 def test_a_built_in_task_takes_the_form_with_group_norm_by_its_name() -> None:
     task = load_task("mnist/cnn-fedgen+groupnorm")
     assert task.name == "mnist/cnn-fedgen+groupnorm" and not list(task.model().buffers())
-    with pytest.raises(TaskError, match="has no model 'cnn-nothing.groupnorm'"):
+    with pytest.raises(TaskError, match=r"has no model 'cnn-nothing\+groupnorm'"):
         load_task("mnist/cnn-nothing+groupnorm")
