@@ -14,7 +14,15 @@ from typing import Any
 
 from coterie import wire
 from coterie.server.runs.metrics import Collaboration, ipr, mean_accuracy, not_worse
-from coterie.server.runs.record.contents import Budget, Evaluations, Event, Resumption, Round, Run
+from coterie.server.runs.record.contents import (
+    Budget,
+    Evaluations,
+    Event,
+    Resumption,
+    Round,
+    Run,
+    SiloFacts,
+)
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
 from coterie.strategies.rounds.reports import GuardReport, PhaseReport
 
@@ -168,7 +176,7 @@ def _plain(run: Run) -> dict[str, Any]:
         "started": run.started,
         "config": dict(run.config),
         "versions": dict(run.versions),
-        "silos": plain(run.silos),
+        "silos": {name: _plain_facts(facts) for name, facts in run.silos.items()},
         "refused": dict(run.refused),
     }
     where_known = {
@@ -191,6 +199,12 @@ def _plain(run: Run) -> dict[str, Any]:
         "collaboration": plain(run.collaboration),
     }
     return always | {key: value for key, value in where_known.items() if value is not None}
+
+
+def _plain_facts(facts: SiloFacts) -> dict[str, Any]:
+    """``private`` of silos that are: records of earlier versions say nothing of it."""
+    told = plain(facts)
+    return told if facts.private else {k: v for k, v in told.items() if k != "private"}
 
 
 def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:
