@@ -25,6 +25,32 @@ class SplitModel(nn.Module):
         return out
 
 
+GROUP_NORM = "+groupnorm"
+"""After a network's name: the same with GroupNorm in the place of BatchNorm."""
+GROUP_WIDTH = 8
+"""Channels of a group, at least."""
+
+
+def with_group_norm(model: nn.Module) -> nn.Module:
+    """Put GroupNorm in the place of every BatchNorm, in the model itself, and return it.
+
+    Wu and He, "Group Normalization", ECCV 2018. It normalises every sample by itself: differential
+    privacy needs that, and it has no running statistics that silos would have to average. There are
+    as many groups as divide the channels, at most the paper's 32, and of no fewer than 8 channels:
+    of a layer without pixels a group of one channel would always be 0.
+    """
+    for name, module in list(model.named_children()):
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            channels = module.num_features
+            fits = (n for n in range(32, 0, -1) if channels % n == 0)
+            groups = next(n for n in fits if n == 1 or channels // n >= GROUP_WIDTH)
+            norm = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
+            setattr(model, name, norm)
+        else:
+            with_group_norm(module)
+    return model
+
+
 class Discriminator(nn.Module):
     """FedCollab's client discriminator: a linear layer of the features plus one of the label.
 
@@ -261,10 +287,23 @@ NETWORKS: dict[str, Callable[..., tuple[nn.Module, nn.Module]]] = {
     "cnn-fedgen": cnn_fedgen,
     "unet": unet,
 }
-"""The papers' networks by name, called with ``shape=(C, H, W), num_classes=``.
+"""The papers' networks by name (see ``named``), called with ``shape=(C, H, W), num_classes=``.
 
 mclr, mlp-128 and mlp-512: FedGroup (MNIST, FEMNIST). mlp-64: HCCT (FMNIST). mlp-200 and
 cnn-fedcollab: FedCollab (FashionMNIST, CIFAR-10). cnn-fedbn and cnn-hcct: HCCT (Digit, CIFAR-10).
 cnn-fedgenp and cnn-fedgen: FedGenP (MNIST, EMNIST), as its table reads and as FedGen's code has it.
 unet is for masks: it gives ``num_classes`` numbers per pixel.
 """
+
+
+def named(name: str, *, shape: tuple[int, ...], num_classes: int) -> SplitModel:
+    """A network of ``NETWORKS``, freshly initialised; ``NAME+groupnorm`` has no BatchNorm.
+
+    Raises:
+        KeyError: there is none of this name.
+    """
+    plain = name.removesuffix(GROUP_NORM)
+    made = SplitModel(*NETWORKS[plain](shape=shape, num_classes=num_classes))
+    if plain != name:
+        with_group_norm(made)
+    return made

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from coterie.tasks.base import TaskError
-from coterie.tasks.models import NETWORKS, SplitModel
+from coterie.tasks.models import GROUP_NORM, NETWORKS, named, with_group_norm
 
 ALL_BUT_HEAD = "all-but-head"
 INCEPTIONS = ("googlenet", "inception_v3")
@@ -35,7 +35,8 @@ def make(name: str, *, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Mod
     The head is the last layer, from features to logits.
 
     Args:
-        name: one of ``NETWORKS``, ``torchvision/NAME`` or ``timm/NAME``.
+        name: one of ``NETWORKS``, ``torchvision/NAME`` or ``timm/NAME``; with ``+groupnorm`` after
+            it, it has GroupNorm in the place of BatchNorm.
         shape: of one sample.
         num_classes: how many logits.
 
@@ -45,19 +46,20 @@ def make(name: str, *, shape: tuple[int, ...], num_classes: int) -> tuple[nn.Mod
     library, _, called = name.partition("/")
     if not called or library not in _MAKERS:
         return _own(name, shape, num_classes), "head."
-    model = _MAKERS[library](called, shape, num_classes)
+    model = _MAKERS[library](called.removesuffix(GROUP_NORM), shape, num_classes)
+    if called.endswith(GROUP_NORM):
+        with_group_norm(model)
     return model, _head_of(name, model, shape, num_classes)
 
 
 def _own(name: str, shape: tuple[int, ...], num_classes: int) -> nn.Module:
-    maker = NETWORKS.get(name)
-    if maker is None:
+    if name.removesuffix(GROUP_NORM) not in NETWORKS:
         known = ", ".join(NETWORKS) + ", or torchvision/NAME or timm/NAME"
         if len(shape) == 1:
             known = ", ".join(n for n in NETWORKS if n.startswith(OF_EVERY_SHAPE))
         raise TaskError(f"network must be one of {known}. Got {name!r}.")
     try:
-        return SplitModel(*maker(shape=shape, num_classes=num_classes))
+        return named(name, shape=shape, num_classes=num_classes)
     except (ValueError, TypeError, RuntimeError, ZeroDivisionError):
         raise TaskError(
             f"network {name!r} cannot be made for samples of shape {shape}. mclr and the mlp "

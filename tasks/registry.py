@@ -17,7 +17,8 @@ BUILT_IN: dict[str, str] = {
 }
 """Name → ``module:class``. Imported only when asked for: a silo imports what it uses.
 
-``name/model`` is the same task with another of its models, e.g. ``mnist/mclr``.
+``name/model`` is the same task with another of its models, e.g. ``mnist/mclr``, or with GroupNorm
+in the place of BatchNorm: ``mnist/cnn-fedgen+groupnorm``.
 """
 
 
@@ -73,7 +74,7 @@ def _with_model(name: str, base: str, model: str) -> Task:
     module, _, attribute = BUILT_IN[base].partition(":")
     kind = getattr(import_module(module), attribute)
     models = getattr(kind, "models", ())
-    if model not in models:
+    if model.removesuffix("+groupnorm") not in models:
         offer = ", ".join(f"{base}/{other}" for other in models) or f"only {base!r} itself"
         raise TaskError(f"task {base!r} has no model {model!r}. There is: {offer}.")
     task: Task = kind(model=model)

@@ -62,6 +62,7 @@ class Description:
         pooled_columns: numeric columns that the run's scale must be made for; 0: none.
         metric: of the task, that leads; unit: of real targets, for people.
         head: the layers of the model's predictor, or empty if it has no latent split.
+        private: it trains with differential privacy.
         protocol: the version that the silo speaks.
     """
 
@@ -80,6 +81,7 @@ class Description:
     metric: str = "error"
     unit: str = ""
     head: Layers = ()
+    private: bool = False
     protocol: int = PROTOCOL
 
 
@@ -106,6 +108,7 @@ def encode_description(description: Description) -> RecordDict:
             METRIC: description.metric,
             "unit": description.unit,
             "head": json.dumps(description.head),
+            **({"private": True} if description.private else {}),
             PROTOCOL_KEY: description.protocol,
         }
     )
@@ -141,6 +144,7 @@ def decode_description(content: RecordDict) -> Description:
             metric=_metric(config.get(METRIC, "error")),
             unit=plain_text(_text(config.get("unit", ""))[:MAX_UNIT]),
             head=_layers(json.loads(_text(config.get("head", "[]")))),
+            private=config.get("private") is True,
             protocol=int(_number(config[PROTOCOL_KEY])),
         )
     except KeyError as missing:

@@ -182,6 +182,8 @@ GUARD_LR_DECAY: Final = "guard-lr-decay"
 """A round of that training: the run's own, whatever a message asks of the federation's model."""
 RUN: Final = "run"
 """The run's name, for the files that the silo keeps."""
+OF_RUN: Final = "of-run"
+"""The same, told before a silo joins: it may have been in the run before."""
 
 SECURE: Final = "secure"
 """The silo keeps what it trains; a sketch of it leaves, and later a masked sum."""
@@ -234,6 +236,8 @@ MIN_GROUP_SIZE: Final = "min-group-size"
 do not describe themselves, where it is more than 1."""
 TRAINED_LOSS: Final = "trained-loss"
 TRAINED_ERROR: Final = "trained-error"
+UPDATE_NOISE: Final = "update-noise"
+"""Expected squared norm of the noise in the update, of silos with differential privacy."""
 COLUMN_COUNTS: Final = "column-counts"
 COLUMN_MEANS: Final = "column-means"
 COLUMN_SQUARES: Final = "column-squares"
@@ -244,7 +248,7 @@ OWN_METRICS: Final = frozenset(
         *(HOLDOUT_ERROR, HOLDOUT_LOSS, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR),
         *(RECEIVED_EXAMPLES, ALONE_ERROR),
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
-        *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR, UPDATE_NORM),
+        *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR, UPDATE_NORM, UPDATE_NOISE),
     }
 )
 """These; any other key of a reply is a metric of the silo's app."""
@@ -258,5 +262,7 @@ REFUSED: Final = 200
 """Error code of a silo that will not take part, with the reason in words."""
 FAILED: Final = 201
 """Error code of a silo whose app raised."""
+SPENT: Final = 203
+"""Error code of a silo whose privacy budget does not allow what was asked, with the reason."""
 UNREADABLE: Final = 202
 """Error code that the coordinator gives a reply which cannot be read, or holds too much."""

@@ -10,9 +10,9 @@ from coterie.wire.limits import plain_text
 from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED
 
 
-def refusal(reason: str, message: Message) -> Message:
+def refusal(reason: str, message: Message, *, code: int = REFUSED) -> Message:
     """An error reply of a silo that will not do what was asked."""
-    return Message(Error(REFUSED, plain_text(reason)), reply_to=message)
+    return Message(Error(code, plain_text(reason)), reply_to=message)
 
 
 def failure(silo: str, error: BaseException, message: Message) -> Message:

@@ -9,6 +9,7 @@ import torch
 from coterie.client.home import personal
 from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
+from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.data import Held, Part
 from coterie.client.work.measure import evaluate, leading
@@ -18,6 +19,9 @@ from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
 from coterie.tasks.base import Task, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
+
+USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
+"""A round as a run has it that says nothing else."""
 
 
 def check(settings: SiloSettings) -> Iterator[str]:
@@ -30,6 +34,7 @@ def check(settings: SiloSettings) -> Iterator[str]:
     personal.check_policy(bench)
     yield from _data_lines(bench)
     yield from _step_lines(bench)
+    yield from _privacy_lines(bench)
     yield from _leaving_lines(bench)
 
 
@@ -82,19 +87,38 @@ def _step_lines(bench: Workbench) -> Iterator[str]:
     unit = getattr(bench.task.problem, "unit", "")
     before = evaluate(bench.task, bench.model, bench.data.test)
     with Stopwatch() as watch:
-        loss = train(
-            bench.task,
-            bench.model,
-            bench.data.train,
-            TrainPlan(epochs=1, batch_size=16, lr=0.01),
-            seed=0,
-        )
+        loss = _one_epoch(bench)
     after = evaluate(bench.task, bench.model, bench.data.test)
     was, now = (lead.text(lead.shortfall(one.error), unit) for one in (before, after))
     yield (
         f"one epoch in {watch.seconds:.2f} s: loss {loss:.3f}; {lead.title} on own test data "
         f"{was} before, {now} after"
     )
+
+
+def _one_epoch(bench: Workbench) -> float:
+    """Train as the silo would; nothing of it leaves, so that it costs no privacy."""
+    plan, private = TrainPlan(epochs=1, batch_size=16, lr=0.01), bench.private()
+    if private is None:
+        return train(bench.task, bench.model, bench.data.train, plan, seed=0)
+    from coterie.client.work.private import rehearse
+
+    return rehearse(bench.task, bench.model, bench.data.train, plan, private, seed=0)
+
+
+def _privacy_lines(bench: Workbench) -> Iterator[str]:
+    if (private := bench.private()) is None:
+        return
+    budget, terms = private.budget, private.terms
+    spent = budget.spent()
+    a_round = private.planned(bench.model, bench.data.train, USUAL)
+    more = budget.epsilon_with(a_round) - spent.epsilon
+    left = budget.rounds_left(a_round)
+    yield f"privacy   {spent.text()} spent, in {spent.charges} trainings; noise {terms.noise:g},"
+    yield f"          clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of"
+    yield f"          {USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
+    if not bench.settings.home:
+        yield "warning   without a folder the noise can be foreseen: a simulation of privacy."
 
 
 def _leaving_lines(bench: Workbench) -> Iterator[str]:
@@ -116,7 +140,10 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
     of_task = [name for name in bench.task.problem.metrics if name not in REVEALING]
     names = list(dict.fromkeys([*METRICS, *of_task])) if policy.metrics is None else policy.metrics
-    if policy.auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
+    if bench.settings.privacy is not None:
+        names = [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
+    auxiliary = policy.auxiliary and bench.settings.privacy is None
+    if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
         yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
         yield "  right)"
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
@@ -136,7 +163,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield ""
     yield "What can be learned of its data, by what it allows:"
     about = About(
-        len(bench.data.train), len(bench.data.test), tuple(names), bench.task.pooled_columns
+        *(len(bench.data.train), len(bench.data.test), tuple(names), bench.task.pooled_columns),
+        epsilon=0.0 if bench.settings.privacy is None else bench.settings.privacy.epsilon,
     )
     yield from learned_lines(policy, about)
 

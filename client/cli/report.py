@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.client.home.asked import LEDGER
+from coterie.client.home.budget import BudgetError, read_charges, read_spent
 from coterie.client.home.journal import JOURNAL, json_lines
 from coterie.client.home.policy import number
 from coterie.client.home.rounds import file_of
@@ -33,6 +34,8 @@ class SiloRun:
         seconds: round → its own seconds of training.
         num_samples: training samples, as last stated; NaN if unknown.
         outbound: message type → what left; None where the silo keeps no ledger.
+        privacy: what the silo has spent of its budget, in all runs, and how many trainings of this
+            run it was charged for; empty: it trains without differential privacy.
         last: when something was last written.
         missing: what cannot be read, in words.
     """
@@ -45,6 +48,7 @@ class SiloRun:
     num_samples: float
     outbound: Mapping[str, Total] | None
     last: str
+    privacy: str = ""
     missing: tuple[str, ...] = ()
 
 
@@ -84,7 +88,23 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
         ),
         outbound=None if ledger is None else {kind: left[_, kind] for _, kind in sorted(left)},
         last="" if math.isnan(at) else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S+00:00}",
+        privacy=_privacy(home, name, missing),
         missing=tuple(missing),
+    )
+
+
+def _privacy(home: Path, run: str, missing: list[str]) -> str:
+    try:
+        spent = read_spent(str(home))
+        own = sum(charge.run == run for charge in read_charges(str(home)))
+    except BudgetError as error:
+        missing.append(str(error).rstrip("."))
+        return ""
+    if spent is None:
+        return ""
+    return (
+        f"Of this silo's privacy budget {spent.text()} is spent, in {spent.charges} trainings of "
+        f"all its runs; {own} of them were for this one."
     )
 
 
@@ -181,6 +201,8 @@ def _lead(run: SiloRun) -> str:
         size = int(_latest(run.group_sizes))
         others = "alone" if size == 1 else f"with {size - 1} other{'s' if size > 2 else ''}"
         parts.append(f"It last trained {others}.")
+    if run.privacy:
+        parts.append(run.privacy)
     return " ".join(parts) or "Nothing has been recorded for this run yet."
 
 

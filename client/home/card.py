@@ -110,6 +110,8 @@ class Card:
         best_of: the last round of those that it is the best of, on ``validation_examples`` samples
             of validation data, which ``guard`` is then the share of; 0: it is the last one's.
         task_values: the run's keys for the task (``Task.run_values``), which made the model.
+        privacy: of a silo with differential privacy: ``epsilon`` that its data had cost when the
+            model was kept, in all runs together, ``delta``, ``noise`` and ``clip``; else empty.
         scale_from: ``silo`` or ``federation``: whose mean and deviation they are.
     """
 
@@ -148,6 +150,7 @@ class Card:
     task_values: Mapping[str, Option] = field(default_factory=dict)
     best_of: int = 0
     validation_examples: int = 0
+    privacy: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def alone(self) -> bool:
@@ -216,7 +219,16 @@ def card_of(
         task_values=dict(bench.task.run_values),
         best_of=0 if best is None else _whole(config, wire.ROUND),
         validation_examples=0 if best is None else best.samples,
+        privacy=_privacy(bench),
     )
+
+
+def _privacy(bench: Workbench) -> dict[str, float]:
+    if (private := bench.private()) is None:
+        return {}
+    spent, terms = private.budget.spent(), private.terms
+    figures = {"epsilon": spent.epsilon, "delta": spent.delta}
+    return figures | {"noise": terms.noise, "clip": terms.clip}
 
 
 def _whole(config: ConfigRecord, key: str) -> int:
@@ -306,6 +318,12 @@ def _text(card: Card, file: Path) -> str:
         )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()
+    if card.privacy:
+        told_of = card.privacy
+        rows["Differential privacy of this silo's training samples"] = (
+            f"ε {told_of['epsilon']:.3g} at δ {told_of['delta']:.3g}, all that was trained on "
+            f"them so far included (noise {told_of['noise']:g}, clip {told_of['clip']:g})"
+        )
     if card.task_values:
         told = card.task_values.items()
         rows["Keys of the task"] = ", ".join(f"task.{key} = {value}" for key, value in told)

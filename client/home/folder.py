@@ -7,6 +7,7 @@
     coordinator.json    address and CA certificate of the coordinator
     ca.pem              that certificate, for programs that take a file
     models/, personal/  what the silo keeps of its runs
+    privacy/            with differential privacy: its budget, and the secret of its noise
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coterie.client.home.policy import METRIC_PATTERN, PEER_PATTERN, Policy
+from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import (
     MAX_THREADS,
     MAX_WORKERS,
     SettingsError,
     SiloSettings,
     check_name,
+    privacy_of,
 )
 from coterie.system import files
 from coterie.tasks.base import as_option, place_of
@@ -97,6 +100,14 @@ peers = []
 # This silo's own preference for more data in HCCT; without it, the run's.
 # alpha = 50.0
 
+# Differential privacy: what is trained here has noise, and what it costs is counted over all runs,
+# until the budget is spent. See docs/how-to/differential-privacy.md. Needs coterie[privacy].
+# [privacy]
+# epsilon = 8.0
+# delta = 1e-4   # without this line a tenth of one over the number of training samples
+# noise = 1.0    # of the noise, as a multiple of clip
+# clip = 1.0     # the largest norm of one sample's gradient
+
 [limits]
 # A run that asks for more is refused. 0 sets no limit.
 max_local_epochs = 1000
@@ -160,6 +171,13 @@ class _Compute(_Section):
     nice: Annotated[int, Field(ge=0, le=19)] = 0
 
 
+class _Privacy(_Section):
+    epsilon: float
+    delta: float | None = None
+    noise: float = Privacy.noise
+    clip: float = Privacy.clip
+
+
 class _File(_Section):
     name: str
     task: Annotated[str, Field(min_length=1)]
@@ -167,6 +185,7 @@ class _File(_Section):
     policy: _Policy = _Policy()
     limits: _Limits = _Limits()
     compute: _Compute = _Compute()
+    privacy: _Privacy | None = None
 
 
 def folder_of(given: Path | None) -> Path:
@@ -212,6 +231,7 @@ class Home:
             workers=compute.workers,
             home=str(self.folder),
             policy=Policy(**policy.model_dump(exclude={"alpha"}), **config.limits.model_dump()),
+            privacy=None if config.privacy is None else privacy_of(config.privacy.model_dump()),
         )
 
     def key(self) -> ec.EllipticCurvePrivateKey:

@@ -20,16 +20,20 @@ class About:
         samples, tests: number of training and of test samples.
         metrics: names of those that would leave.
         columns: numeric ones that the task wants sums of; 0: it wants none.
+        epsilon: of differential privacy, for all runs together; 0: the silo has none.
     """
 
     samples: int
     tests: int
     metrics: tuple[str, ...]
     columns: int = 0
+    epsilon: float = 0.0
 
 
 def _updates(policy: Policy, about: About) -> str:
     kept = f", less the layers {policy.keep_layers!r}" if policy.keep_layers else ""
+    if about.epsilon:
+        kept += f", with noise: of a single sample no more than ε = {about.epsilon:g} allows"
     if policy.secure:
         return f"the server sees none, but a sketch of each, and sums over groups{kept}"
     return (
@@ -101,9 +105,9 @@ def _labels(policy: Policy, about: About) -> str:
     revealing = sorted(REVEALING & set(about.metrics))
     told = "the server is told in runs of fedgen, and every silo the labels' shares over all silos"
     found = [
-        *([told] * policy.label_counts),
+        *([told] * (policy.label_counts and not about.epsilon)),
         *([f"the server can work them out of {', '.join(revealing)}"] if revealing else []),
-        *(["partly, from discriminators"] if _discriminators_leave(policy) else []),
+        *(["partly, from discriminators"] if _discriminators_leave(policy, about) else []),
     ]
     if policy.keep_layers != "head":  # Wainakh et al. 2022, "User-level label leakage"
         what = "sums over groups" if policy.secure else "updates"
@@ -114,7 +118,7 @@ def _labels(policy: Policy, about: About) -> str:
 def _columns(policy: Policy, about: About) -> str:
     if not about.columns:
         return "nobody is told: this task asks for none"
-    if not policy.column_sums:
+    if not policy.column_sums or about.epsilon:
         return "nobody is told (column_sums); the silo uses the others' scale"
     return (
         f"the server is told count, mean and deviation of each of {about.columns} with at least "
@@ -123,7 +127,7 @@ def _columns(policy: Policy, about: About) -> str:
 
 
 def _discriminators(policy: Policy, about: About) -> str:
-    if _discriminators_leave(policy):
+    if _discriminators_leave(policy, about):
         return (
             "in runs of fedcollab and auto the server, and the other silo of each pair, can read "
             "from them which labels you have"
@@ -133,12 +137,22 @@ def _discriminators(policy: Policy, about: About) -> str:
     return "none leaves"
 
 
-def _discriminators_leave(policy: Policy) -> bool:
+def _discriminators_leave(policy: Policy, about: About) -> bool:
     takes_part = not policy.strategies or bool({"fedcollab", "auto"} & set(policy.strategies))
-    return policy.auxiliary and policy.min_group_size <= 2 and takes_part and not policy.secure
+    return (
+        policy.auxiliary
+        and policy.min_group_size <= 2
+        and takes_part
+        and not (policy.secure or about.epsilon)
+    )
 
 
 def _made(policy: Policy, about: About) -> str:
+    if about.epsilon:
+        return (
+            "who gets it can tell whether a single sample was trained on no better than "
+            f"ε = {about.epsilon:g} allows"
+        )
     return (
         "who gets it may find out whether a sample that they have was trained on: no noise is added"
     )

@@ -6,7 +6,7 @@ a run that does not say what the silo has to know is refused as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from flwr.app import MetricRecord
@@ -50,10 +50,10 @@ BOUND = {
 
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
-    *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM),
+    *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM, wire.UPDATE_NOISE),
 )
-"""Counts, of samples and of a discriminator's bytes, and the length of an update that is kept back.
-Without them a silo cannot take part."""
+"""Counts, of samples and of a discriminator's bytes, the length of an update that is kept back, and
+how much noise is in one. Without them a silo cannot take part."""
 
 
 @dataclass(frozen=True)
@@ -236,11 +236,14 @@ class Policy:
         return f"needs groups of at least {self.min_group_size} silos; {found}"
 
 
-def permitted(metrics: Mapping[str, float | int], policy: Policy) -> MetricRecord:
-    """The metrics that may leave."""
+def permitted(
+    metrics: Mapping[str, float | int], policy: Policy, *, staying: Collection[str] = ()
+) -> MetricRecord:
+    """The metrics that may leave; those of ``staying`` may not, whatever the policy says."""
     wanted = [n for n in NAMES if n not in REVEALING] if policy.metrics is None else policy.metrics
     allowed = {*ALWAYS, *(key for name in wanted for key in METRICS.get(name, (name,)))}
-    return MetricRecord({key: value for key, value in metrics.items() if _base(key) in allowed})
+    leaving = allowed - {*staying}
+    return MetricRecord({key: value for key, value in metrics.items() if _base(key) in leaving})
 
 
 def _base(key: str) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from coterie.client.home.policy import METRIC_PATTERN, Policy
+from coterie.client.home.privacy import Privacy
 from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
 
@@ -40,6 +41,7 @@ class SiloSettings:
         workers: processes that read a dataset that is not kept in memory; 0 reads in the silo's.
         home: folder in which the silo keeps what is its own; empty keeps nothing.
         policy: what the silo agrees to.
+        privacy: how it trains with differential privacy; None: without.
     """
 
     name: str
@@ -51,6 +53,7 @@ class SiloSettings:
     workers: int = 0
     home: str = ""
     policy: Policy = field(default_factory=Policy)
+    privacy: Privacy | None = None
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -78,7 +81,7 @@ class SiloSettings:
         options = {
             k.removeprefix(DATA_PREFIX): given.pop(k) for k in [*given] if k.startswith(DATA_PREFIX)
         }
-        known = {**OWN, **POLICY}
+        known = {**OWN, **POLICY, **PRIVACY}
         unknown = sorted(given.keys() - known)
         if unknown:
             raise SettingsError(
@@ -90,15 +93,22 @@ class SiloSettings:
             given["name"] = f"node-{node_id}" if partition is None else f"silo-{partition}"
             if partition is not None and not options and given.get("task", "digits") == "digits":
                 options = {"skip": int(partition) * 110, "train": 80, "test": 30}
-        return cls(**_read(given, OWN), options=options, policy=Policy(**_read(given, POLICY)))
+        return cls(
+            **_read(given, OWN),
+            options=options,
+            policy=Policy(**_read(given, POLICY)),
+            privacy=_privacy(given),
+        )
 
     def to_node_config(self) -> dict[str, Option]:
         """The inverse of ``from_node_config``."""
         told = vars(self) | vars(self.policy)
+        if self.privacy is not None:
+            told |= {PRIVACY_PREFIX + key: value for key, value in vars(self.privacy).items()}
         config: dict[str, Option] = {
             key: ",".join(value) if isinstance(value, tuple) else value
-            for key in (*OWN, *POLICY)
-            if (value := told[_field(key)]) is not None
+            for key in (*OWN, *POLICY, *PRIVACY)
+            if (value := told.get(_field(key))) is not None
         }
         return config | {DATA_PREFIX + key: value for key, value in self.options.items()}
 
@@ -177,6 +187,14 @@ POLICY: Mapping[str, Reader] = {
     "peers": _words,
 }
 """Keys of a node config, which are fields here and of the policy, and how each is read."""
+PRIVACY_PREFIX = "privacy_"
+PRIVACY: Mapping[str, Reader] = {
+    "privacy-epsilon": float,
+    "privacy-delta": float,
+    "privacy-noise": float,
+    "privacy-clip": float,
+}
+"""Keys of a node config that are fields of ``Privacy``: with the first of them the silo has it."""
 EXPECTED = {
     _flag: "true or false",
     _metrics: "names with commas between them",
@@ -196,6 +214,29 @@ def _read(config: Mapping[str, Option], readers: Mapping[str, Reader]) -> dict[s
                     f"{key} must be {EXPECTED.get(reader, 'a number')}. Got {config[key]!r}."
                 ) from None
     return found
+
+
+def _privacy(config: Mapping[str, Option]) -> Privacy | None:
+    found = {k.removeprefix(PRIVACY_PREFIX): v for k, v in _read(config, PRIVACY).items()}
+    if not found:
+        return None
+    if "epsilon" not in found:
+        raise SettingsError(
+            "privacy-epsilon is missing: with differential privacy the silo needs its budget."
+        )
+    return privacy_of(found)
+
+
+def privacy_of(values: Mapping[str, Any]) -> Privacy:
+    """Differential privacy with these fields.
+
+    Raises:
+        SettingsError: one is out of bounds.
+    """
+    try:
+        return Privacy(**values)
+    except ValueError as error:
+        raise SettingsError(f"in [privacy], {error}") from None
 
 
 def _field(key: str) -> str:

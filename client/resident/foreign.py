@@ -255,6 +255,11 @@ def check_policy(silo: SiloSettings) -> None:
     Raises:
         SettingsError: layers that only a task knows.
     """
+    if silo.privacy is not None:
+        raise SettingsError(
+            "[privacy] in silo.toml cannot be held for an app of your own: its training is not "
+            "coterie's. Remove the section, or serve a task."
+        )
     if silo.policy.keep_layers == "head":
         raise SettingsError(
             'keep_layers = "head" cannot be held for an app: only a task says which layers are its '

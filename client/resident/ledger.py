@@ -19,6 +19,7 @@ from flwr.app import Context, Message
 
 from coterie import wire
 from coterie.client.home.asked import LEDGER, asked_by
+from coterie.client.home.budget import read_spent
 from coterie.client.home.journal import json_lines
 from coterie.client.home.settings import SiloSettings
 from coterie.system.files import append_line, make_folder
@@ -43,7 +44,7 @@ def outbound(
         except BaseException as error:  # the process ends: whoever ended it answers for the app
             _append(settings, _entry(message) | {"error": type(error).__name__})
             raise
-        entry = _entry(message) | _content(reply)
+        entry = _entry(message) | _content(reply) | _privacy(settings)
         _say_apart(settings.name, entry)
         # Before it is in the ledger: whoever counts first must not read it there as well.
         asked = asked_by(settings, entry["run"], entry["flower-run"])
@@ -104,6 +105,14 @@ def _content(reply: Message) -> dict[str, Any]:
         for record, entries in records.items()
     }
     return {"tensors": tensors, "values": values, "bytes": sum(t["bytes"] for t in tensors)}
+
+
+def _privacy(settings: SiloSettings) -> dict[str, Any]:
+    """What the silo has spent of its privacy budget by now, of one that has such a thing."""
+    spent = read_spent(settings.home) if settings.privacy is not None and settings.home else None
+    if spent is None:
+        return {}
+    return {"privacy": {"epsilon": spent.epsilon, "of": spent.of, "delta": spent.delta}}
 
 
 def _append(settings: SiloSettings, entry: Mapping[str, Any]) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from math import isfinite
 
 import torch
 from flwr.app import MetricRecord, RecordDict
 
 from coterie import wire
+from coterie.client.home.budget import SpentError
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
-from coterie.client.work.guard import Choice, choose
+from coterie.client.work.guard import Choice, Guard, choose
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full
-from coterie.client.work.personalisation import personalise
+from coterie.client.work.personalisation import Personalisation, personalise
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
 from coterie.client.work.validation import load_best, validate, validation_of
@@ -22,6 +24,8 @@ from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
 from coterie.tasks.problems import Classes
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.silo")
 
 LAST_ROUND = 2**31
 """Later than any: a plain Flower server that asks for an evaluation need not say of which."""
@@ -40,7 +44,7 @@ def evaluate_model(request: Request) -> RecordDict:
     with Stopwatch() as watch:
         spared = request.spared(before=round_number)
         if how is not None:
-            personalise(spared, how)
+            _personalise(spared, how)
         result = (
             evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
             if keep
@@ -50,7 +54,7 @@ def evaluate_model(request: Request) -> RecordDict:
         if validation is not None and keep and _is_final(request):
             _, best = validate(request, validation, held_after=round_number)
         if guard is not None and keep and round_number < LAST_ROUND:
-            choice = choose(bench, guard, model, round_number=round_number, metric=metric)
+            choice = _choose(bench, guard, model, round_number=round_number, metric=metric)
     if keep and bench.settings.home:
         kept = model if choice is None else choice.model
         of_kept = choice.test_alone if choice is not None and choice.alone else result
@@ -62,7 +66,27 @@ def evaluate_model(request: Request) -> RecordDict:
         keep_model(bench.settings.home, card, kept, final=_is_final(request))
     figures = {wire.ERROR: result.error, wire.LOSS: result.loss, wire.SECONDS: watch.seconds}
     note(bench.settings.home, wire.EVALUATE, request.run, request.config, figures)
-    return _evaluation(bench, result, watch.seconds, choice)
+    return _evaluation(request, result, watch.seconds, choice)
+
+
+def _personalise(bench: Workbench, how: Personalisation) -> None:
+    """Unless the silo's privacy budget does not allow it: then its model is the one received."""
+    try:
+        personalise(bench, how)
+    except SpentError as reason:
+        log.warning("silo %r %s", bench.settings.name, reason)
+
+
+def _choose(
+    bench: Workbench, guard: Guard, model: Model, *, round_number: int, metric: str
+) -> Choice | None:
+    """None where the privacy budget does not allow the guard's own model."""
+    try:
+        return choose(bench, guard, model, round_number=round_number, metric=metric)
+    except SpentError as reason:
+        log.warning("silo %r %s", bench.settings.name, reason)
+        load_weights(bench.model, model)
+        return None
 
 
 def _is_final(request: Request) -> bool:
@@ -82,7 +106,7 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
     with Stopwatch() as watch:
         data = request.spared(before=round_number - 1).data
         result = evaluate(bench.task, bench.model, data.train, metric=request.metric())
-    return _evaluation(bench, result, watch.seconds)
+    return _evaluation(request, result, watch.seconds)
 
 
 def evaluate_ensemble(request: Request) -> RecordDict:
@@ -100,7 +124,7 @@ def evaluate_ensemble(request: Request) -> RecordDict:
     if request.config.get(wire.KEEP) and bench.settings.home:
         named = {f"{i}.{n}": a for i, member in enumerate(members) for n, a in member.items()}
         write_model(file_of(bench.settings.home, "ensembles", request.run), named)
-    return _evaluation(bench, result, watch.seconds)
+    return _evaluation(request, result, watch.seconds)
 
 
 def count_labels(request: Request) -> RecordDict:
@@ -128,7 +152,7 @@ def _members(request: Request) -> list[Model]:
 
 
 def _evaluation(
-    bench: Workbench, result: Evaluation, seconds: float, choice: Choice | None = None
+    request: Request, result: Evaluation, seconds: float, choice: Choice | None = None
 ) -> RecordDict:
     metrics = {
         wire.NUM_EXAMPLES: result.num_examples,
@@ -138,7 +162,8 @@ def _evaluation(
         **_figures(result),
         **(_guard_metrics(choice) if choice is not None else {}),
     }
-    return RecordDict({wire.METRICS: permitted(metrics, bench.settings.policy)})
+    policy = request.bench.settings.policy
+    return RecordDict({wire.METRICS: permitted(metrics, policy, staying=request.staying)})
 
 
 def _figures(result: Evaluation) -> dict[str, float]:

@@ -19,7 +19,8 @@ import numpy as np
 from coterie.client.home import rounds
 from coterie.client.work.data import Data, Part
 from coterie.client.work.measure import Evaluation, evaluate
-from coterie.client.work.sgd import TrainPlan, seed_of, train
+from coterie.client.work.sgd import TrainPlan, seed_of
+from coterie.client.work.training import train
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
@@ -209,7 +210,7 @@ def _train_until(bench: Workbench, guard: Guard, kind: str, last: int) -> Model:
     load_weights(bench.model, begun)
     for number in range(done + 1, last + 1):
         seed = seed_of(guard.run_seed, bench.settings.name, number, "")
-        train(bench.task, bench.model, bench.data.train, guard.plan(number), seed=seed)
+        train(bench, bench.data.train, guard.plan(number), seed=seed)
     own = read_weights(bench.model)
     if last > done:
         rounds.keep(bench.settings, kind, own, run=guard.run, number=last)

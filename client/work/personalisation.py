@@ -23,7 +23,8 @@ from typing import Final
 from coterie.client.home import rounds
 from coterie.client.work.data import Part
 from coterie.client.work.mixture import Mixture, mix_in
-from coterie.client.work.sgd import TrainPlan, train
+from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.training import train
 from coterie.client.work.weights import load_weights, read_weights, travelling
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
@@ -81,7 +82,7 @@ class Personalisation:
 def personalise(bench: Workbench, how: Personalisation) -> None:
     """Turn the model received, in ``bench.model``, into the silo's own, in place."""
     if how.own is None:
-        train(bench.task, bench.model, bench.data.train, how.plan, seed=how.seed)
+        train(bench, bench.data.train, how.plan, seed=how.seed)
         return
     kept = how.own.kept(bench)
     if kept is None:
@@ -102,7 +103,7 @@ def train_own(bench: Workbench, received: Model, how: Personalisation) -> None:
     load_weights(bench.model, received)
     personalise(bench, how)
     plan = replace(how.plan, proximal_mu=ditto.strength)
-    train(bench.task, bench.model, bench.data.train, plan, seed=how.seed, towards=received)
+    train(bench, bench.data.train, plan, seed=how.seed, towards=received)
     ditto.keep(bench, read_weights(bench.model))
 
 
@@ -129,7 +130,7 @@ def train_mixed(
         share=own.share,
         lr=own.share_lr,
     )
-    loss = train(bench.task, bench.model, part, plan, seed=seed, beside=mixture)
+    loss = train(bench, part, plan, seed=seed, beside=mixture)
     if keep:
         own.keep(bench, mixture.arrays())
     return loss

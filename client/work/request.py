@@ -11,12 +11,19 @@ from math import ceil
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
-from coterie.client.home import personal
+from coterie.client.home import personal, privacy
 from coterie.client.home.asked import asked_by, quota_objection
+from coterie.client.home.budget import SpentError
 from coterie.client.home.held import Held, held
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
-from coterie.client.work.guard import Guard, guarded, guarded_until, leave_out_validation
+from coterie.client.work.guard import (
+    Guard,
+    guarded,
+    guarded_until,
+    leave_out_validation,
+    split_validation,
+)
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
 from coterie.client.work.personalisation import APFL, DITTO, FINETUNE, Own, Personalisation
@@ -58,7 +65,11 @@ a loss is added to outputs that only ``loss`` has, FedNova counts steps of SGD."
 
 
 class RefusedError(ValueError):
-    """The silo will not do what was asked. The text goes to the server."""
+    """The silo will not do what was asked. The text goes to the server, with the error's code."""
+
+    def __init__(self, reason: str, *, code: int = wire.REFUSED) -> None:
+        super().__init__(reason)
+        self.code = code
 
 
 @dataclass(frozen=True)
@@ -105,9 +116,11 @@ class Request:
             if key.startswith(wire.TASK_KEYS)
         }
         try:
-            request = replace(self, bench=of_run(self.bench, values))
+            bench = of_run(self.bench, values)
         except TaskError as error:
             raise RefusedError(str(error)) from None
+        work = self.run, wire.whole(self.config.get(wire.ROUND)), self.purpose[:64]
+        request = replace(self, bench=replace(bench, work=work))
         if self.message.metadata.message_type == wire.DESCRIBE:
             request._check_terms()
         return request
@@ -128,6 +141,8 @@ class Request:
         self.refuse_for(policy.objection(self.config))
         self.refuse_for(policy.type_objection(kind, self.config))
         self.refuse_for(policy.secure_objection(kind, self.config))
+        if self.bench.settings.privacy is not None:
+            self.refuse_for(privacy.objection(kind, self.config))
         run = str(self.config.get(wire.RUN, ""))
         flower_run = str(self.message.metadata.run_id)
         asked = asked_by(self.bench.settings, run, flower_run)
@@ -143,6 +158,34 @@ class Request:
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
+        self._check_budget(plan, cold_start)
+
+    def _check_budget(self, plan: TrainPlan, cold_start: int) -> None:
+        """Refuse a run that would go over the silo's privacy budget, as far as it says what it
+        trains: its rounds, the silo's own models beside them, and a cold start."""
+        private = self.bench.private()
+        rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
+        if private is None or not rounds:
+            return
+        model, data = self.bench.model, self.bench.data
+        of_a_round = [plan]
+        if self.config.get(wire.PERSONALISE) in (FINETUNE, DITTO):
+            epochs = self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1)
+            of_a_round.append(replace(plan, epochs=epochs, steps=0))
+        if share := self.held_out_share(wire.GUARD):
+            of_a_round.append(plan)
+        spared = data if not share else split_validation(self.bench, share, run_seed=0)
+        planned = [private.planned(model, data.train, one) for one in of_a_round]
+        if share:
+            compared = private.planned(model, spared.train, plan)
+            planned.append(compared)
+        planned = [replace(one, steps=one.steps * rounds) for one in planned]
+        epochs = self.integer(wire.PRETRAIN_EPOCHS, minimum=0, default=0)
+        if cold_start or epochs:
+            first = replace(plan, steps=cold_start, epochs=max(epochs, 1))
+            planned.append(private.planned(model, data.train, first))
+        run = str(self.config.get(wire.OF_RUN, self.run if wire.RUN in self.config else ""))
+        self.refuse_for(private.budget.objection(planned, run), code=wire.SPENT)
 
     def _check_schema(self) -> None:
         """A run tells its schema to a silo that it cannot let in; who runs it should know why."""
@@ -169,10 +212,15 @@ class Request:
                 log.error("the data cannot be read again: %s", error.__cause__)
             raise RefusedError(f"silo {self.bench.settings.name!r} {error}") from None
 
-    def refuse_for(self, objection: str) -> None:
+    @property
+    def staying(self) -> frozenset[str]:
+        """Metrics that do not leave, whatever the policy says."""
+        return frozenset() if self.bench.settings.privacy is None else privacy.STAYING
+
+    def refuse_for(self, objection: str, *, code: int = wire.REFUSED) -> None:
         """Refuse in the silo's name, unless the objection is empty."""
         if objection:
-            raise RefusedError(f"silo {self.bench.settings.name!r} {objection}")
+            raise RefusedError(f"silo {self.bench.settings.name!r} {objection}", code=code)
 
     def personal(self) -> tuple[str, ...]:
         """Names of the arrays that stay at this silo in this run."""
@@ -508,7 +556,13 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
             if request.bench.task.pooled_columns and kind not in WITHOUT_DATA:
                 request = request.in_scale()
             return Message(work(request), reply_to=message)
-        except (RefusedError, TooFewError) as reason:
+        except RefusedError as reason:
+            return wire.refusal(str(reason), message, code=reason.code)
+        except TooFewError as reason:
             return wire.refusal(str(reason), message)
+        except SpentError as reason:
+            why = f"silo {request.bench.settings.name!r} {reason}"
+            log.warning("%s", why)
+            return wire.refusal(why, message, code=wire.SPENT)
 
     return handler

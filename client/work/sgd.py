@@ -130,7 +130,7 @@ def train(
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     parameters = list(named.values())
     pulled = plan.proximal_mu > 0 or plan.cosine_lambda > 0
-    anchor = _anchor(named, towards) if pulled else []
+    anchor = anchor_of(named, towards) if pulled else []
     known = {} if slots is None else slots
     optimiser = optimiser_of(plan, task, model, named, known)
     step = _step_of(task, part, plan, added)
@@ -154,9 +154,9 @@ def train(
             if done % plan.accumulate == 0 or done == passes.planned:
                 optimiser.finish_gradients(parameters)
                 if plan.proximal_mu > 0:
-                    _add_proximal_gradient(parameters, anchor, plan.proximal_mu)
+                    add_proximal_gradient(parameters, anchor, plan.proximal_mu)
                 if plan.cosine_lambda > 0:
-                    _add_cosine_gradient(parameters, anchor, plan.cosine_lambda)
+                    add_cosine_gradient(parameters, anchor, plan.cosine_lambda)
                 rate = plan.rate((done - 1) / passes.planned)
                 if beside is not None:
                     beside.step(rate)
@@ -308,13 +308,14 @@ def loss_for(
     return partial(problem.loss, weights=weights.float())
 
 
-def _anchor(named: Mapping[str, nn.Parameter], towards: Model | None) -> list[torch.Tensor]:
+def anchor_of(named: Mapping[str, nn.Parameter], towards: Model | None) -> list[torch.Tensor]:
+    """What a plan's pulls go to, in the parameters' order: by default where they are now."""
     if towards is None:
         return [p.detach().clone() for p in named.values()]
     return [torch.from_numpy(np.array(towards[name])).to(p.device) for name, p in named.items()]
 
 
-def _add_proximal_gradient(
+def add_proximal_gradient(
     parameters: list[nn.Parameter], anchor: list[torch.Tensor], mu: float
 ) -> None:
     """Add the gradient μ·(w − w_received) of FedProx's term, without building its graph."""
@@ -324,7 +325,7 @@ def _add_proximal_gradient(
                 parameter.grad.add_(parameter - start, alpha=mu)
 
 
-def _add_cosine_gradient(
+def add_cosine_gradient(
     parameters: list[nn.Parameter], anchor: list[torch.Tensor], strength: float
 ) -> None:
     """Add the gradient of −λ·cos(w, w_received), of all parameters as one vector.

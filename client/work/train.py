@@ -12,6 +12,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal, rounds
+from coterie.client.home.budget import SpentError
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
@@ -24,7 +25,7 @@ from coterie.client.work.guard import (
     split_validation,
     train_alone,
 )
-from coterie.client.work.measure import evaluate
+from coterie.client.work.measure import evaluate, evaluate_in_full
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
 from coterie.client.work.optimisers import Slots
 from coterie.client.work.personalisation import (
@@ -35,7 +36,8 @@ from coterie.client.work.personalisation import (
 )
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.secure import keep_back
-from coterie.client.work.sgd import Stopwatch, TrainPlan, train
+from coterie.client.work.sgd import Stopwatch, TrainPlan
+from coterie.client.work.training import train
 from coterie.client.work.validation import validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
@@ -60,7 +62,7 @@ def train_model(request: Request) -> RecordDict:
     """
     bench = request.bench
     slots = _kept_slots(request)
-    training = partial(train, bench.task, bench.model, added=_added_loss(request), slots=slots)
+    training = partial(train, bench, added=_added_loss(request), slots=slots)
     return _train(request, training, slots)
 
 
@@ -137,7 +139,12 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
     metrics: dict[str, float | int] = {wire.NUM_EXAMPLES: len(request.bench.data.train)}
     with Stopwatch() as watch:
         metrics |= _evaluate_received(request, order)
-        metrics[wire.TRAIN_LOSS] = training(order.data.train, order.plan, seed=request.seed())
+        metrics |= _stated_noise(order)
+        try:
+            metrics[wire.TRAIN_LOSS] = training(order.data.train, order.plan, seed=request.seed())
+        except SpentError:
+            _keep_received(request, order)
+            raise
         trained = read_weights(order.bench.model)
         if not request.purpose:
             metrics |= _train_own_models(request, order, trained)
@@ -160,7 +167,7 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
         {
             **told,
             **{n: wire.encode_arrays(m, packed=order.packed) for n, m in leaving.items()},
-            wire.METRICS: permitted(metrics, settings.policy),
+            wire.METRICS: permitted(metrics, settings.policy, staying=request.staying),
         }
     )
 
@@ -227,6 +234,31 @@ def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int
         metrics[wire.HOLDOUT_EXAMPLES] = held_out.num_examples
         metrics[wire.HOLDOUT_LOSS] = held_out.loss
     return metrics
+
+
+def _keep_received(request: Request, order: _Order) -> None:
+    """Keep the model received, which is in the bench: the silo trains no further one."""
+    bench, before = order.bench, request.round_number() - 1
+    if request.purpose or before < 1 or not bench.settings.home:
+        return
+    config = ConfigRecord({**request.config, wire.ROUND: before})
+    result = evaluate_in_full(bench.task, bench.model, bench.data, metric=order.metric)
+    model = read_weights(bench.model)
+    keep_model(bench.settings.home, card_of(bench, config, model, result), model, final=True)
+
+
+def _stated_noise(order: _Order) -> dict[str, float | int]:
+    """Of an update with differential privacy, how much noise it has: the server, which compares
+    updates, would else take it for what sets silos apart."""
+    bench, private = order.bench, order.bench.private()
+    if private is None:
+        return {}
+    from coterie.client.work.private import noise_per_number, num_trained
+
+    each = noise_per_number(bench.task, bench.model, order.data.train, order.plan, private.terms)
+    return (
+        {} if each is None else {wire.UPDATE_NOISE: each * num_trained(bench.model, order.staying)}
+    )
 
 
 def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[str, float | int]:

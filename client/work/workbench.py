@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from flwr.app import Context
 from torch import nn
 
+from coterie.client.home.budget import Budget, require_opacus
 from coterie.client.home.policy import NAMES
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.work.data import Data, Held, to_device
@@ -30,6 +31,9 @@ from coterie.tasks.problems import Classes, Masks
 from coterie.tasks.simulation import load_silos
 from coterie.wire import IN_ORDER, Description, Parts
 from coterie.wire.description import FOLLOWING
+
+if TYPE_CHECKING:
+    from coterie.client.work.private import Private
 
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
@@ -44,7 +48,8 @@ class Workbench:
 
     ``scale`` and ``data_hash`` are of all its training data, for the card of a model that it keeps.
     ``frozen`` is the digest of what does not travel (``weights.frozen_digest``), ``shapes`` are
-    those of a sample's inputs.
+    those of a sample's inputs. ``num_examples`` are the silo's training samples, those that a run
+    holds out included; ``work`` is what it works for: run, round, purpose.
     """
 
     settings: SiloSettings
@@ -58,6 +63,18 @@ class Workbench:
     data_hash: str = ""
     frozen: str = ""
     shapes: tuple[tuple[int, ...], ...] = ()
+    num_examples: int = 0
+    work: tuple[str, int, str] = ("", 0, "")
+
+    def private(self) -> Private | None:
+        """How the silo trains with differential privacy; None: it does without."""
+        if self.settings.privacy is None:
+            return None
+        from coterie.client.work.private import Private
+
+        run, number, purpose = self.work
+        budget = Budget(self.settings, self.num_examples, run)
+        return Private(budget, run, number, purpose)
 
     def describe(self) -> Description:
         """What the silo says of itself."""
@@ -78,6 +95,7 @@ class Workbench:
             metric=leading(self.task).name,
             unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),
+            private=self.settings.privacy is not None,
         )
 
     def fresh_model(self, seed: int) -> nn.Module:
@@ -199,9 +217,27 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
                 data_hash=known,
                 frozen=frozen,
                 shapes=shapes,
+                num_examples=len(moved.train),
             )
         )
+        _check_privacy(benches[-1])
     return benches
+
+
+def _check_privacy(bench: Workbench) -> None:
+    """Check that a silo that asks for differential privacy can have it.
+
+    Raises:
+        SettingsError: Opacus is missing, or δ too large.
+        TaskError: the task cannot be trained so.
+    """
+    if (private := bench.private()) is None:
+        return
+    require_opacus()
+    _ = private.budget.delta
+    from coterie.client.work.private import require_private
+
+    require_private(bench.task, bench.model)
 
 
 def _check_metrics(settings: SiloSettings) -> None:

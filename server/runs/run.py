@@ -49,7 +49,7 @@ TERMS = (
     *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS, wire.METRIC, wire.BALANCE),
     *(wire.OPTIMISER, wire.SCHEDULE, wire.WARM_UP, wire.ACCUMULATE, wire.CLIP_NORM),
     *(wire.KEEP_OPTIMISER, wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
-    *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS, wire.VALIDATION),
+    *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS, wire.VALIDATION, wire.GUARD),
 )
 """Entries of a run's training messages that a silo may refuse it for."""
 
@@ -274,7 +274,7 @@ def _execute(
         min_silos=config.min_silos,
         deadline_s=config.wait_for_silos,
         churn=Churn.parse(config.churn),
-        terms=terms(config),
+        terms={**terms(config), wire.OF_RUN: record.folder.name},
         enrolled=enrolled,
         patience_s=0.0 if resume is None else RESUME_PATIENCE * config.wait_for_silos,
         awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),

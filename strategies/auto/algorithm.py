@@ -160,7 +160,8 @@ class Auto(kit.Algorithm[AutoState]):
                 exit_code=EXIT_CONFIG,
             )
         begun = dict.fromkeys(sorted(new), state.members.initial)
-        state = replace(state, alone={**state.alone, **begun})
+        noise = {name: own for name, own in state.noise.items() if name not in begun}
+        state = replace(state, alone={**state.alone, **begun}, noise=noise)
         if state.held:
             state = replace(state, probation={**state.probation, **dict.fromkeys(sorted(new), 0)})
             state = self._again(state, now)
@@ -367,7 +368,8 @@ class Auto(kit.Algorithm[AutoState]):
             )
             for name in names
         ]
-        matrix = gram([list(one.values()) for one in moved])
+        noise = [state.noise.get(name, 0.0) for name in names]
+        matrix = gram([list(one.values()) for one in moved], noise=noise)
         sizes = np.array([max(state.members.sizes[name], 1.0) for name in names])
         rng = np.random.default_rng([self.seed, now.number])
         return between(names, matrix, sizes, state.members.minimums, rng)
@@ -587,6 +589,9 @@ def _with_alone(state: AutoState, updates: kit.Updates) -> AutoState:
             state = replace(state, untrained={**state.untrained, name: found.error})
         measured = noted(state, key, [update])
         state = replace(state, alone={**state.alone, name: update.model}, measured=measured)
+        if own := update.noise_in(update.model):
+            before = state.noise.get(name, 0.0)
+            state = replace(state, noise={**state.noise, name: before + own})
     return state
 
 

@@ -114,6 +114,7 @@ class AutoState:
         number: the round that has just been absorbed.
         phase, since: what is done, and the round after which that began.
         alone: silo → what it has trained by itself from w⁰.
+        noise: silo → expected squared norm of the noise in that, where it states one (privacy).
         candidates: of the race; in a look, what it has suggested so far.
         dropped: those that are out of the race.
         models: group of several → the model that it races with.
@@ -136,6 +137,7 @@ class AutoState:
     phase: Literal["look", "race", "hold"] = "look"
     since: int = 0
     alone: Mapping[str, Model] = field(default_factory=dict)
+    noise: Mapping[str, float] = field(default_factory=dict)
     candidates: tuple[Candidate, ...] = ()
     dropped: tuple[Entrant, ...] = ()
     models: Mapping[kit.Group, Model] = field(default_factory=dict)

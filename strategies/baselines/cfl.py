@@ -136,7 +136,11 @@ class CFL(kit.Algorithm[CFLState]):
         for update in updates:
             by_group.setdefault(state.group_of[update.silo.name], []).append(update)
         grams = {
-            g: gram([list(deltas[u.silo.name].values()) for u in by_group[g]]) for g in by_group
+            g: gram(
+                [list(deltas[u.silo.name].values()) for u in by_group[g]],
+                noise=[u.noise_in(deltas[u.silo.name]) for u in by_group[g]],
+            )
+            for g in by_group
         }
         norms = {
             number: (

@@ -26,10 +26,15 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.placing import compared, constant_lr, nearest, placing_order
+from coterie.strategies.baselines.placing import (
+    compared,
+    constant_lr,
+    gram_of,
+    nearest,
+    placing_order,
+)
 from coterie.strategies.partition._check import Groups
 from coterie.strategies.partition.clustering import Linkage, Metric, hierarchical, k_means
-from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
@@ -136,7 +141,7 @@ class FLHC(_FormedOnce):
         if now.number <= self.rounds_before:
             return None
         return hierarchical(
-            gram([list(compared(u).values()) for u in updates]),
+            gram_of(updates),
             metric=self.metric,
             linkage=self.linkage,
             max_distance=self.max_distance,
@@ -164,7 +169,7 @@ class KMeans(_FormedOnce):
 
     def clusters(self, updates: kit.Updates, now: kit.Round) -> Groups | None:
         """As soon as anybody has trained."""
-        matrix = gram([list(compared(u).values()) for u in updates])
+        matrix = gram_of(updates)
         wanted = min(self.num_groups, len(updates))
         return k_means(
             matrix, num_groups=wanted, rng=np.random.default_rng([self.seed, now.number])

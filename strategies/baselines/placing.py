@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coterie import wire
+from coterie.strategies.partition._check import FloatArray
 from coterie.strategies.partition.clustering import Metric
 from coterie.strategies.partition.clustering import distances as distances_of
 from coterie.strategies.partition.gram import gram
@@ -25,6 +26,13 @@ def compared(update: kit.Update) -> Model:
     """What a training changed, parameters only."""
     delta = kit.difference(update.model, update.start)
     return kit.comparable(delta, similarity="parameters", buffers=update.silo.buffers)
+
+
+def gram_of(updates: kit.Updates) -> FloatArray:
+    """Inner products of what their trainings changed, without what is known to be noise."""
+    changed = [compared(update) for update in updates]
+    noise = [update.noise_in(own) for update, own in zip(updates, changed, strict=True)]
+    return gram([list(own.values()) for own in changed], noise=noise)
 
 
 def constant_lr(config: kit.Config, number: int) -> dict[str, kit.Scalar]:
@@ -44,4 +52,5 @@ def placing_order(silo: kit.Silo, model: Model, config: kit.Config, *, step: int
 def nearest(update: kit.Update, directions: Sequence[Model], *, metric: Metric) -> int:
     """The direction nearest to an update; the first of equals."""
     rows = [list(part.values()) for part in (compared(update), *directions)]
-    return int(np.argmin(distances_of(gram(rows), metric=metric)[0, 1:]))
+    noise = [update.noise_in(compared(update)), *[0.0] * len(directions)]
+    return int(np.argmin(distances_of(gram(rows, noise=noise), metric=metric)[0, 1:]))

@@ -303,7 +303,8 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         """Algorithm 3, from line 6: groups, their models and directions."""
         self._require_enough(len(updates), "answered", now)
         deltas = [compared(update) for update in updates]
-        matrix = gram([list(delta.values()) for delta in deltas])
+        noise = [u.noise_in(delta) for u, delta in zip(updates, deltas, strict=True)]
+        matrix = gram([list(delta.values()) for delta in deltas], noise=noise)
         with _warnings_by_name():
             found = self._clusters(matrix, [u.silo.name for u in updates], now)
         groups = _accepted(found, updates)
@@ -406,7 +407,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         name, delta = update.silo.name, compared(update)
         row = [list(delta.values())]
         inner = cross(row, [list(direction.values()) for direction in state.directions])[0]
-        norm = float(np.sqrt(gram(row)[0, 0]))
+        norm = float(np.sqrt(gram(row, noise=[update.noise_in(delta)])[0, 0]))
         with _warnings_by_name():
             cosines = fedgroup.similarities(inner, state.norms, norm)
         if not any(array.any() for array in delta.values()):

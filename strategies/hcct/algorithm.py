@@ -65,6 +65,7 @@ class HCCTState:
     Attributes:
         members: models, sizes, and the groups that trained in the last round.
         memory: silo → c_i, its accumulated own updates (the compared arrays only).
+        noise: silo → expected squared norm of the noise in that, where it states one (privacy).
         alphas: silo → its own α, where it stated one.
         planned: groups of the next round.
         starts: silo → the model that its group of the next round starts from.
@@ -83,6 +84,7 @@ class HCCTState:
 
     members: kit.Members
     memory: Mapping[str, Model] = field(default_factory=dict)
+    noise: Mapping[str, float] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
     planned: tuple[kit.Group, ...] = ()
     starts: Mapping[str, Model] = field(default_factory=dict)
@@ -221,10 +223,12 @@ class HCCT(kit.Algorithm[HCCTState]):
         state = self._choose_layer(state, trained)
         probes = {u.silo.name: u for u in updates if u.purpose == CATCH_UP}
         deltas = {u.silo.name: self._compared(u, state.layer) for u in trained}
+        noisy = {u.silo.name: u.noise_in(deltas[u.silo.name]) for u in trained}
         state = replace(
             state,
             members=kit.average_groups(state.members, trained),
             memory=self._remember(state, deltas, probes),
+            noise=self._noise(state, noisy, probes),
             verdict={},
         )
         here = state.members.here
@@ -232,7 +236,7 @@ class HCCT(kit.Algorithm[HCCTState]):
             return self._continue_trial(state, updates, now)
         if self.alpha == "auto" and state.alpha is None and not _go_by_stated(state, here):
             return self._open_trial(state, here, deltas, now)
-        state = self._partition(state, here, deltas, now)
+        state = self._partition(state, here, deltas, noisy, now)
         return replace(state, newcomers=state.newcomers - set(deltas))
 
     def _open_trial(
@@ -279,7 +283,10 @@ class HCCT(kit.Algorithm[HCCTState]):
         """What the path of partitions over α is computed from, for these silos."""
         return Landscape(
             names=names,
-            gram=gram([list(state.memory[name].values()) for name in names]),
+            gram=gram(
+                [list(state.memory[name].values()) for name in names],
+                noise=[state.noise.get(name, 0.0) for name in names],
+            ),
             sizes=np.array([state.members.sizes[name] for name in names]),
             minimums=state.members.minimums,
             solve=partial(self._solve, now=now, num_restarts=PATH_RESTARTS, exact=PATH_EXACT),
@@ -367,8 +374,31 @@ class HCCT(kit.Algorithm[HCCTState]):
                 memory[name] = kit.accumulate(memory.get(name), delta, decay=self.memory)
         return memory
 
+    def _noise(
+        self,
+        state: HCCTState,
+        noisy: Mapping[str, float],
+        probes: Mapping[str, kit.Update],
+    ) -> dict[str, float]:
+        """Of what is remembered, by that of the updates: independent noise adds up in squares."""
+        noise = dict(state.noise)
+        for name, own in noisy.items():
+            probe = probes.get(name)
+            if name not in state.newcomers:
+                noise[name] = self.memory**2 * noise.get(name, 0.0) + own
+            elif probe is None:
+                noise[name] = own
+            else:
+                noise[name] = probe.noise_in(self._compared(probe, state.layer))
+        return {name: found for name, found in noise.items() if found}
+
     def _partition(
-        self, state: HCCTState, here: Sequence[str], deltas: Mapping[str, Model], now: kit.Round
+        self,
+        state: HCCTState,
+        here: Sequence[str],
+        deltas: Mapping[str, Model],
+        noisy: Mapping[str, float],
+        now: kit.Round,
     ) -> HCCTState:
         """Groups of the next round: the settled silos anew, then the newcomers among them.
 
@@ -395,7 +425,9 @@ class HCCT(kit.Algorithm[HCCTState]):
             return state
         vectors = [state.memory[n] for n in settled]
         vectors += [deltas[n] if n in state.newcomers else state.memory[n] for n in new]
-        matrix = gram([list(vector.values()) for vector in vectors])
+        noise = [state.noise.get(name, 0.0) for name in settled]
+        noise += [noisy[n] if n in state.newcomers else state.noise.get(n, 0.0) for n in new]
+        matrix = gram([list(vector.values()) for vector in vectors], noise=noise)
         sizes = np.array([state.members.sizes[n] for n in compared])
         run = state.alpha if self.alpha == "auto" else self.alpha
         if run is None:  # one silo among some with their own α: their mean

@@ -36,12 +36,19 @@ Updates: TypeAlias = "NDArray[Any] | Sequence[Update]"
 # Columns of one block. 4,096 to 65,536 are equally fast; fewer pay for the additions, more for
 # the float32 rounding.
 _WIDTH = 16_384
+# Of what known noise leaves: so many deviations of its squared norm.
+_SCATTER = 3.0
+# Relative to the largest squared norm: equal updates have no inverse.
+_LIFT = 1e-9
 # A squared norm of a float32 block below this may have lost digits to underflow.
 _TINY = 1e-30
 
 
-def gram(updates: Updates) -> FloatArray:
+def gram(updates: Updates, *, noise: ArrayLike | None = None) -> FloatArray:
     """Return the N x N inner products of N updates, float64, exactly symmetric.
+
+    `noise`, one number >= 0 per silo, is the expected squared norm of noise that is known to be in
+    its update, independent of everybody's; it is taken off the diagonal as `without_noise` says.
 
     `updates` is an (N, P) array (in memory or memory-mapped), a sequence of N arrays, or a
     sequence of N updates each given as a sequence of layer arrays or as a mapping from layer
@@ -62,7 +69,41 @@ def gram(updates: Updates) -> FloatArray:
     _refuse_non_finite(result.diagonal(), source)
     result += result.T  # BLAS promises equal halves only where it was asked for one of them
     result *= 0.5
-    return result
+    if noise is None:
+        return result
+    return without_noise(result, noise, num_parameters=source.num_parameters)
+
+
+def without_noise(matrix: FloatArray, noise: ArrayLike, *, num_parameters: int) -> FloatArray:
+    """Return a Gram matrix without what known noise adds to its diagonal.
+
+    With independent noise of mean 0 and expected squared norm ``N_i`` in update i, the expected
+    matrix is ``G + diag(N)``: all cosines shrink by ``|u_i||u_j|`` growing, and everybody looks
+    alone. So ``G - diag(N)`` it is, but of no silo's N more than can be true:
+
+    - at most its squared distance from the span of all other updates, which noise in many
+      dimensions is nearly orthogonal to (``1/(G^-1)_ii``), so that who claims more than it has
+      comes no nearer to anybody than its update is;
+    - so little that what is left is more than the noise's own scatter, three deviations of
+      ``N sqrt(2/P)`` in P parameters;
+    - and of all together the largest share that leaves the matrix positive semidefinite, which is
+      what makes cosines cosines.
+
+    `matrix` is (N, N), `noise` (N,) finite and >= 0, `num_parameters` is P. Example: two updates
+    that point the same way, each with as much noise as signal: ``[[2, 1], [1, 2]]`` with noise
+    ``[1, 1]`` becomes ``[[1, 1], [1, 1]]``, if there are many parameters.
+    """
+    claimed = _check.per_silo("noise", noise, num_silos=len(matrix))
+    if not claimed.any():
+        return matrix
+    squares = matrix.diagonal()
+    surely = max(0.0, 1 - _SCATTER * float(np.sqrt(2 / max(num_parameters, 1))))
+    lifted = matrix + _LIFT * max(float(squares.max()), np.finfo(float).tiny) * np.eye(len(matrix))
+    inverse = np.linalg.inv(lifted)
+    plausible = np.minimum.reduce([claimed, surely * squares, 1 / inverse.diagonal()])
+    root = np.sqrt(plausible)
+    largest = float(np.linalg.eigvalsh(root[:, None] * inverse * root[None, :])[-1])
+    return np.asarray(matrix - np.diag(plausible / max(largest, 1.0)))
 
 
 def cross(updates: Updates, directions: Updates) -> FloatArray:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, inf
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -25,11 +25,12 @@ from pydantic import BeforeValidator, InstanceOf
 
 from coterie import wire
 from coterie.strategies.rounds.members import Members, Plain
-from coterie.strategies.rounds.models import Aggregate, is_seen
+from coterie.strategies.rounds.models import Aggregate, Unseen, is_seen, is_statistic
 from coterie.strategies.rounds.options import Config, Options, Scalar
 from coterie.strategies.rounds.reports import Group
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
+from coterie.wire.secure import JOINT
 
 State = TypeVar("State")
 
@@ -149,6 +150,30 @@ class Update:
     bytes_received: int = 0
     figures: Mapping[str, wire.Value] = field(default_factory=dict)
     aggregate: Aggregate = "mean"
+
+    def noise_in(self, compared: Model) -> float:
+        """Expected squared norm of the noise in what is compared of the update, as its silo states
+        it; 0 if it states none.
+
+        Args:
+            compared: some of the update's arrays, or sketches of them: the share of the parameters
+                that these are has that share of the noise.
+        """
+        stated = self.metrics.get(wire.UPDATE_NOISE, 0.0)
+        if not 0 < stated < inf:
+            return 0.0
+        model = self.model.origin if isinstance(self.model, Unseen) else self.model
+        sizes = {
+            name: array.size
+            for name, array in model.items()
+            if array.dtype.kind == "f" and not is_statistic(name, self.silo.buffers)
+        }
+        if model is not self.model:  # a sketch is called by the beginning of its arrays' names
+            begins = tuple(name.removesuffix(JOINT) for name in compared)
+            among = [size for name, size in sizes.items() if name.startswith(begins)]
+        else:
+            among = [sizes.get(name, 0) for name in compared]
+        return stated * sum(among) / max(sum(sizes.values()), 1)
 
 
 Updates = Sequence[Update]

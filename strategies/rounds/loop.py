@@ -207,6 +207,10 @@ class _NobodyAnsweredError(Exception):
     """No training of this round counts. The text says why, silo by silo."""
 
 
+class _AllSpentError(Exception):
+    """No silo that is here has any privacy left to spend. The text says so, silo by silo."""
+
+
 class GroupStrategy(Strategy):
     """A Flower strategy in which silos may hold different models: an algorithm, and its engine.
 
@@ -405,7 +409,11 @@ class GroupStrategy(Strategy):
             _evaluate_on_server(evaluate_fn, 0, result)
         counted = resume is not None
         while standing.round < run.rounds and not standing.ended_early:
-            standing, report, updates = self._play_until_answered(run, standing)
+            try:
+                standing, report, updates = self._play_until_answered(run, standing)
+            except _AllSpentError as spent:
+                standing = _ended_by(spent, standing)
+                break
             counted = counted or bool(updates) or not report.left_out
             result.stand(self.algorithm, standing)
             _note(result, report, updates)
@@ -422,6 +430,8 @@ class GroupStrategy(Strategy):
                 phase="train",
             )
         standing, report = self._finish(run, standing, alone=resume is standing)
+        if result.rounds and result.rounds[-1].ended_early != standing.ended_early:
+            report = replace(report, ended_early=standing.ended_early)
         result.stand(self.algorithm, standing)
         _note(result, report, [])
         on_round(report)
@@ -491,7 +501,9 @@ class GroupStrategy(Strategy):
         checked = self._checked(run, orders, run.exchange(messages), state, number)
         require_understood(orders, checked, number, type(algorithm).__name__)
         if checked.left_out and all(u.purpose for u in checked.updates):
-            raise _NobodyAnsweredError("; ".join(f"{n}: {w}" for n, w in checked.left_out.items()))
+            why = "; ".join(f"{n}: {w}" for n, w in checked.left_out.items())
+            spent = all(error.spent for order, error in checked.failed if not order.purpose)
+            raise _AllSpentError(why) if spent else _NobodyAnsweredError(why)
         run.note_minimums(checked.updates)
         bounded = self._bound(checked.updates, conduct, number, algorithm.groups(state))
         was_apart, conduct = conduct.apart, bounded.conduct
@@ -828,6 +840,19 @@ class GroupStrategy(Strategy):
 
     configure_train = aggregate_train = _has_no_hooks
     configure_evaluate = aggregate_evaluate = _has_no_hooks
+
+
+def _ended_by(spent: _AllSpentError, standing: Checkpoint[Any]) -> Checkpoint[Any]:
+    """The end of a run whose silos have no privacy left: all keep the models that they have.
+
+    Raises:
+        FederationError: there is none yet.
+    """
+    why = f"no silo's privacy budget allows another round: {spent}"
+    if not standing.round:
+        raise FederationError(why, round_number=1, phase="train")
+    kit.log.warning("the run ends after round %d: %s", standing.round, why)
+    return replace(standing, ended_early=why)
 
 
 def strategy_of(

@@ -57,15 +57,22 @@ class ReplyError(ValueError):
 
     Attributes:
         refused: by the silo itself, not because it is wrong.
+        spent: by the silo itself, because its privacy budget does not allow it.
         raised: the ClientApp raised, which is what one does that has no function for a message.
         silent: none came in time.
     """
 
     def __init__(
-        self, reason: str, *, refused: bool = False, raised: bool = False, silent: bool = False
+        self,
+        reason: str,
+        *,
+        refused: bool = False,
+        spent: bool = False,
+        raised: bool = False,
+        silent: bool = False,
     ) -> None:
         super().__init__(wire.plain_text(reason))
-        self.refused, self.raised, self.silent = refused, raised, silent
+        self.refused, self.spent, self.raised, self.silent = refused, spent, raised, silent
 
 
 @dataclass(frozen=True)
@@ -144,7 +151,8 @@ def check_reply(
     if reply.has_error():
         raise ReplyError(
             str(reply.error.reason or "it answered with an error."),
-            refused=reply.error.code == wire.REFUSED,
+            refused=reply.error.code in (wire.REFUSED, wire.SPENT),
+            spent=reply.error.code == wire.SPENT,
             raised=reply.error.code in (wire.FAILED, RAISED),
         )
     try:

@@ -57,6 +57,7 @@ class Silo:
         pooled_columns: numeric columns that the run's scale must be made for.
         head: layers of the model's predictor; empty if it described no latent split.
         metric, unit: the task's leading metric, and in what real targets are counted.
+        private: it says that it trains with differential privacy.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Silo:
     head: wire.Layers = ()
     metric: str = "error"
     unit: str = ""
+    private: bool = False
 
 
 class Roster(Protocol):
@@ -388,6 +390,7 @@ class DescribedRoster:
             head=described.head,
             metric=described.metric,
             unit=described.unit,
+            private=described.private,
         )
         log.info(
             "silo %s is here: %d training samples, %s",

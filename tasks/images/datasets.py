@@ -61,17 +61,17 @@ class NamedNetwork(Task):
 
     def __init__(self, *, model: str = "") -> None:
         self.model_name = model or self.models[0]
-        if self.model_name not in self.models:
+        if self.model_name.removesuffix("+groupnorm") not in self.models:
             raise TaskError(
-                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}."
+                f"task {self.name!r} has no model {model!r}. It has: {', '.join(self.models)}, "
+                "and each as NAME+groupnorm."
             )
 
     def model(self) -> torch.nn.Module:
         """The network that the task's name asks for, as representation and head."""
-        from coterie.tasks.models import NETWORKS, SplitModel
+        from coterie.tasks.models import named
 
-        make = NETWORKS[self.model_name]
-        return SplitModel(*make(shape=self.shape, num_classes=self.num_classes))
+        return named(self.model_name, shape=self.shape, num_classes=self.num_classes)
 
 
 class ImageTask(NamedNetwork):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,14 @@ def test_a_part_of_the_policy_that_bounds_what_leaves_changes_what_is_said(
         for policy in (Policy(), Policy(**changed))
     )
     assert says in found[item] and says not in by_default[item]
+
+
+def test_differential_privacy_changes_what_is_said() -> None:
+    policy = Policy(label_counts=True, column_sums=True)
+    lines = "\n".join(learned_lines(policy, replace(ABOUT, epsilon=8.0)))
+    assert lines.count("ε = 8 allows") == 2
+    assert "the server is told in runs of fedgen" not in lines
+    assert "nobody is told (column_sums)" in lines and "none leaves" in lines
 
 
 def test_every_part_of_the_policy_that_bounds_what_leaves_has_its_words() -> None:

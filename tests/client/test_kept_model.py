@@ -449,9 +449,9 @@ def test_once_the_models_are_compared_all_data_are_trained_on(tmp_path: Path) ->
     seen: Counter[int] = Counter()
     trained = coterie.client.work.train.train
 
-    def watched(task: Any, model: Any, part: Any, plan: Any, **more: Any) -> float:
+    def watched(bench: Any, part: Any, plan: Any, **more: Any) -> float:
         seen[len(part)] += 1
-        return trained(task, model, part, plan, **more)
+        return trained(bench, part, plan, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coterie.client.work.train, "train", watched)

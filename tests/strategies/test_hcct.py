@@ -33,6 +33,7 @@ from coterie.wire import (
     LOCAL_EPOCHS,
     LOCAL_STEPS,
     ROUNDS,
+    UPDATE_NOISE,
     Model,
 )
 from tests.conftest import assert_equal_models
@@ -978,3 +979,66 @@ def test_who_comes_back_is_not_shown_a_model_of_fewer_silos_than_these_accept() 
     assert all(model is d for name, model in back.items() if name != "b"), "d's can be shown"
     three = starts(("a", "b", "d", "c"), here="abd")
     np.testing.assert_allclose(three["c"]["w"], (1 + 2 + 8) / 3)
+
+
+# ---------------------------------------------------------------- silos with noise of their own
+
+LARGE: Model = {"w": np.zeros(60_000, np.float32), "b": np.zeros(20_000, np.float32)}
+NOISE = 4.0
+"""Squared norm of the noise in an update of length 1."""
+
+
+def noisy_rounds(count: int, *, stated: bool, **options: Any) -> tuple[ByHand, HCCTState]:
+    """Two kinds, c and d of the second; every update is a direction, and noise anew."""
+    draw = np.random.default_rng(0)
+    strategy, here = hcct(alpha=20.0, **options), silos("a", "b", "c", "d")
+    state = strategy.first(LARGE)
+    directions = {name: np.zeros(80_000) for name in "abcd"}
+    for name, place in (("a", 0), ("b", 0), ("c", 1), ("d", 1)):
+        directions[name][place] = 1.0
+    for number in range(1, count + 1):
+        state, orders = strategy.orders(state, here, round=number)
+        updates = []
+        for order in orders:
+            step = directions[order.silo.name] + draw.normal(size=80_000) * np.sqrt(NOISE / 80_000)
+            model = {
+                "w": (order.model["w"] + step[:60_000]).astype(np.float32),
+                "b": (order.model["b"] + step[60_000:]).astype(np.float32),
+            }
+            metrics = {UPDATE_NOISE: NOISE} if stated else {}
+            updates.append(Update(order.silo, order.model, model, 100, metrics))
+        state = strategy.absorb(state, updates, round=number)
+    return strategy, state
+
+
+def test_two_noisy_kinds_are_grouped_where_silos_say_how_much_noise_there_is() -> None:
+    _, plain = noisy_rounds(1, stated=False)
+    assert plain.planned == (("a",), ("b",), ("c",), ("d",)), "cosines shrink to a fifth"
+    assert not plain.noise
+    _, state = noisy_rounds(1, stated=True)
+    assert state.planned == PAIRS
+    assert state.similarity[0][1] > 0.9 and abs(state.similarity[0][2]) < 0.2
+    assert state.norms[0] == pytest.approx(1, rel=0.1)
+
+
+def test_noise_adds_up_in_what_is_remembered() -> None:
+    _, whole = noisy_rounds(3, stated=True)
+    assert whole.noise == dict.fromkeys("abcd", 3 * NOISE) and whole.planned == PAIRS
+    _, fading = noisy_rounds(3, stated=True, memory=0.5)
+    assert fading.noise["a"] == pytest.approx(NOISE * (1 + 0.25 + 0.0625))
+    _, papers = noisy_rounds(3, stated=True, memory=0.0)
+    assert papers.noise["a"] == NOISE
+
+
+def test_a_layer_has_its_share_of_the_noise() -> None:
+    _, state = noisy_rounds(1, stated=True, layers="w")
+    assert state.noise["a"] == pytest.approx(NOISE * 0.75)
+
+
+@pytest.mark.parametrize("stated", [-1.0, 0.0, math.nan, math.inf])
+def test_what_is_no_amount_of_noise_is_none(stated: float) -> None:
+    (silo,) = silos("a")
+    update = Update(silo, INITIAL, INITIAL, 100, {UPDATE_NOISE: stated})
+    assert update.noise_in(INITIAL) == 0
+    sketch = {"sketch": np.zeros(3, np.float32)}
+    assert Update(silo, INITIAL, INITIAL, 100, {UPDATE_NOISE: 2.0}).noise_in(sketch) == 2.0

@@ -15,6 +15,7 @@ import torch
 from flwr.app import Message
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import nn
 
 import coterie.client.home.rounds
 from coterie import wire
@@ -448,3 +449,23 @@ def test_the_transformer_of_the_guide_learns_by_lora(
     errors = [error for _, error, _ in result.rounds[-1].evaluation.values()]
     assert max(errors) < 0.3
     sys.modules.pop("sentences", None)
+
+
+@pytest.mark.parametrize("name", ["cnn-fedbn", "cnn-fedgen", "torchvision/resnet18"])
+def test_every_network_has_a_form_with_group_norm(name: str) -> None:
+    """One sample gives the same alone and among others, and there are no running statistics."""
+    shape = (3, 32, 32)
+    torch.manual_seed(0)
+    model, head = networks.make(f"{name}+groupnorm", shape=shape, num_classes=4)
+    assert not list(model.buffers()) and head == networks.make(name, shape=shape, num_classes=4)[1]
+    norms = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
+    assert norms and all(norm.num_channels // norm.num_groups >= 6 for norm in norms)
+    x = torch.randn(5, *shape)
+    assert torch.allclose(model.train()(x)[2:3], model(x[2:3]), atol=1e-4)
+
+
+def test_a_built_in_task_takes_the_form_with_group_norm_by_its_name() -> None:
+    task = load_task("mnist/cnn-fedgen+groupnorm")
+    assert task.name == "mnist/cnn-fedgen+groupnorm" and not list(task.model().buffers())
+    with pytest.raises(TaskError, match=r"has no model 'cnn-nothing\+groupnorm'"):
+        load_task("mnist/cnn-nothing+groupnorm")

@@ -22,7 +22,7 @@ from coterie.client.work import sgd
 from coterie.client.work.data import Held
 from coterie.client.work.generators import AddedLoss
 from coterie.client.work.optimisers import Slots
-from coterie.client.work.sgd import TrainPlan
+from coterie.client.work.sgd import Beside, TrainPlan
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.strategies.rounds.models import difference
 from coterie.tasks import Task
@@ -36,7 +36,7 @@ TOLERANCE = 1e-3
 @contextmanager
 def fast_silos() -> Iterator[None]:
     """The ClientApp of this process trains with ``train`` of this module."""
-    with patch("coterie.client.work.train.train", train):
+    with patch("coterie.client.work.sgd.train", train):
         yield
 
 
@@ -49,17 +49,22 @@ def train(
     seed: int,
     added: AddedLoss | None = None,
     slots: Slots | None = None,
+    towards: Model | None = None,
+    beside: Beside | None = None,
 ) -> float:
     """As ``client.work.sgd.train``: linear layers with ReLU between, cross entropy, plain SGD.
 
     Raises:
-        ValueError: momentum, weight decay, another precision or an added loss is asked for.
+        ValueError: momentum, weight decay, another precision, an added loss, a model to go towards
+            or one that learns beside it is asked for.
     """
     plain = TrainPlan(
         plan.epochs, plan.batch_size, plan.lr, proximal_mu=plan.proximal_mu, steps=plan.steps
     )
-    if plan != plain or added is not None or slots is not None:
-        raise ValueError(f"plain float32 SGD only. Got {plan}, added loss {added}.")
+    more = {"an added loss": added, "slots": slots, "towards": towards, "beside": beside}
+    asked = [name for name, value in more.items() if value is not None]
+    if plan != plain or asked:
+        raise ValueError(f"plain float32 SGD only. Got {plan}, {', '.join(asked) or 'no more'}.")
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     # Views of the model's own memory: it is changed in place.
     layers = [(one.weight.detach().numpy(), one.bias.detach().numpy()) for one in linear]

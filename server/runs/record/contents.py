@@ -116,11 +116,13 @@ class Round(RoundReport):
 
 @dataclass(frozen=True)
 class SiloFacts:
-    """What is known of a silo: samples and its own α, NaN where unknown or not set."""
+    """What is known of a silo: samples and its own α, NaN where unknown or not set, and whether it
+    trains with differential privacy, as it says."""
 
     num_examples: float = math.nan
     alpha: float = math.nan
     node_id: str = ""
+    private: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,8 +209,10 @@ class Run:
 
     @property
     def ended_early(self) -> str:
-        """Why it has fewer rounds than planned, in words; empty: it was not ended by patience."""
-        return self.rounds[-1].ended_early if self.rounds else ""
+        """Why it has fewer rounds than planned, in words; empty: neither its patience nor its
+        silos' privacy ended it."""
+        after_a_round = self.rounds[-1].ended_early if self.rounds else ""
+        return after_a_round or (self.final.ended_early if self.final else "")
 
     @property
     def ended(self) -> bool:

@@ -14,7 +14,15 @@ from typing import Any
 
 from coterie import wire
 from coterie.server.runs.metrics import Collaboration, ipr, mean_accuracy, not_worse
-from coterie.server.runs.record.contents import Budget, Evaluations, Event, Resumption, Round, Run
+from coterie.server.runs.record.contents import (
+    Budget,
+    Evaluations,
+    Event,
+    Resumption,
+    Round,
+    Run,
+    SiloFacts,
+)
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
 from coterie.strategies.rounds.reports import GuardReport, PhaseReport
 
@@ -28,7 +36,7 @@ ROUND_KEYS = frozenset(
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
 FINAL_KEYS = frozenset(
-    {"final-evaluation", "final-groups", "final-phases", "final-details", "guard"}
+    {"final-evaluation", "final-groups", "final-phases", "final-details", "guard", "ended-early"}
 )
 """Keys of a run of which one is there when something came after its last round."""
 
@@ -129,6 +137,7 @@ def _final_of(told: Fields, last: int) -> Round | None:
         phases={kind: one.read(PhaseReport) for kind, one in told.each("final-phases")},
         details=clean_within(told.of("final-details", dict)),
         guard={name: one.read(GuardReport) for name, one in told.inside("guard").each("silos")},
+        ended_early=told.text("ended-early"),
         final=True,
     )
 
@@ -167,7 +176,7 @@ def _plain(run: Run) -> dict[str, Any]:
         "started": run.started,
         "config": dict(run.config),
         "versions": dict(run.versions),
-        "silos": plain(run.silos),
+        "silos": {name: _plain_facts(facts) for name, facts in run.silos.items()},
         "refused": dict(run.refused),
     }
     where_known = {
@@ -182,6 +191,7 @@ def _plain(run: Run) -> dict[str, Any]:
         "final-groups": final.groups if final.evaluation else None,
         "final-details": _news(final, run.rounds[-1:]) or None,
         "guard": _plain_guard(final.guard) if final.guard else None,
+        "ended-early": final.ended_early or None,
         "error": run.error or None,
         "seconds": known(run.seconds),
         "model-hashes": dict(run.model_hashes) if completed else None,
@@ -189,6 +199,12 @@ def _plain(run: Run) -> dict[str, Any]:
         "collaboration": plain(run.collaboration),
     }
     return always | {key: value for key, value in where_known.items() if value is not None}
+
+
+def _plain_facts(facts: SiloFacts) -> dict[str, Any]:
+    """``private`` of silos that are: records of earlier versions say nothing of it."""
+    told = plain(facts)
+    return told if facts.private else {k: v for k, v in told.items() if k != "private"}
 
 
 def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:

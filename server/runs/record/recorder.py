@@ -163,7 +163,9 @@ class Recorder:
         facts = dict(self.run.silos)
         for name, silo in silos.items():
             alpha = math.nan if silo.alpha is None else silo.alpha
-            facts[name] = SiloFacts(silo.num_examples, alpha, str(silo.node_id))
+            facts[name] = SiloFacts(
+                silo.num_examples, alpha, str(silo.node_id), private=silo.private
+            )
         return facts
 
     def _lead(self, silos: Mapping[str, Silo]) -> dict[str, str]:

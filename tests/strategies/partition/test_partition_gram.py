@@ -214,3 +214,73 @@ def test_cross_refuses_other_shapes():
         cross(updates, updates[:, :9])
     with pytest.raises(ValueError, match="Got 2 layers instead of 1"):
         cross(list(updates), [[row, row] for row in updates])
+
+
+# --- known noise ----------------------------------------------------------------------------------
+
+
+def two_kinds(levels, *, num_parameters=60_000, seed=0):
+    """Two kinds of silos with orthogonal signals of length 1, and noise of these squared norms."""
+    rng = np.random.default_rng(seed)
+    signals = np.linalg.qr(rng.standard_normal((num_parameters, 2)))[0].T
+    noise = rng.standard_normal((len(levels), num_parameters))
+    noise *= np.sqrt(np.asarray(levels, dtype=np.float64) / num_parameters)[:, None]
+    return signals[[i % 2 for i in range(len(levels))]] + noise
+
+
+def cosines(matrix):
+    lengths = np.sqrt(matrix.diagonal())
+    return matrix / np.outer(lengths, lengths)
+
+
+@pytest.mark.parametrize("levels", [[1.0] * 4, [4.0] * 6, [0.5, 8.0, 3.0, 0.0, 1.0, 0.0]])
+def test_known_noise_is_taken_off_the_diagonal(levels):
+    updates = two_kinds(levels)
+    plain, corrected = cosines(gram(updates)), cosines(gram(updates, noise=levels))
+    kinds = np.arange(len(levels)) % 2
+    same = (kinds[:, None] == kinds) & ~np.eye(len(levels), dtype=bool)
+    assert np.median(plain[same]) < 0.6, "noise makes everybody look alone"
+    assert corrected[same].min() > 0.9
+    assert np.abs(corrected[kinds[:, None] != kinds]).max() < 0.15
+    assert np.linalg.eigvalsh(gram(updates, noise=levels))[0] > -1e-7
+
+
+def test_without_noise_nothing_changes():
+    updates = random_updates(5, 1000)
+    np.testing.assert_array_equal(gram(updates, noise=np.zeros(5)), gram(updates))
+
+
+def test_who_claims_more_noise_than_it_has_comes_no_nearer_to_anybody():
+    """Of the others nothing changes but what they have themselves."""
+    updates = two_kinds([0.0, 0.0, 0.0, 1.0])
+    for claim in (1.0, 5.0, 1e12):
+        matrix = gram(updates, noise=[0.0, 0.0, 0.0, claim])
+        np.testing.assert_array_equal(matrix[:3, :3], gram(updates)[:3, :3])
+        found = cosines(matrix)
+        assert np.abs(found).max() <= 1 + 1e-6
+        assert np.abs(found[3, [0, 2]]).max() < 0.2, "of the other kind it still is"
+    alone = np.eye(3, 40_000)
+    found = cosines(gram(alone, noise=[1e9, 0.0, 0.0]))
+    np.testing.assert_allclose(found, np.eye(3), atol=1e-12)
+
+
+def test_a_false_claim_leaves_the_others_some_of_their_correction():
+    updates = two_kinds([2.0, 2.0, 2.0, 2.0, 0.0])
+    found = cosines(gram(updates, noise=[2.0, 2.0, 2.0, 2.0, 1e9]))
+    assert found[0, 2] > 0.5 > 0.35 > cosines(gram(updates))[0, 2]
+    assert found[1, 3] > 0.5, "of the kind that it is not of as well"
+
+
+def test_an_update_that_may_be_nothing_but_noise_is_not_made_one_of_signal():
+    rng = np.random.default_rng(0)
+    noise = rng.standard_normal((6, 2000)) / np.sqrt(2000)
+    found = cosines(gram(noise, noise=[1.0] * 6))
+    assert np.abs(found - np.eye(6)).max() < 0.75
+    few = rng.standard_normal((3, 10)) / np.sqrt(10)
+    np.testing.assert_array_equal(gram(few, noise=[1.0] * 3), gram(few))
+
+
+@pytest.mark.parametrize("noise", [[1.0], [1.0, -1.0], [1.0, float("nan")]])
+def test_noise_must_be_one_number_per_silo(noise):
+    with pytest.raises(ValueError, match="noise must be"):
+        gram(random_updates(2, 100), noise=noise)

@@ -1,0 +1,393 @@
+"""A silo's privacy budget: every training that its data was in, on the silo's own disk.
+
+A training is charged before it begins, so that whatever ends the process, nothing is forgotten.
+One whose every input is the same, as when a round is repeated after a crash, has the same noise and
+the same outcome, and is not charged again; in one that differs in anything the noise is new. Both
+come of a secret on the silo's disk and a digest of the inputs (``coterie.client.work.private``).
+
+    privacy/secret        32 bytes as hexadecimal digits, made once; whoever has it knows the noise
+    privacy/budget.json   what was charged
+
+ε is that of Opacus' accountant of Rényi differential privacy over all that was ever charged. A
+silo without a folder is one of a simulation: its budget is in memory, of one run, and its secret
+is none: it comes of its name, so that the same seed gives the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from coterie.client.home.privacy import Privacy
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.system.files import LockedError, locked, make_folder, write_atomically
+
+log = logging.getLogger("coterie.silo")
+
+FOLDER, SECRET, BUDGET, LOCK = "privacy", "secret", "budget.json", "lock"
+LOCK_DEADLINE_S = 30.0
+SECRET_BYTES = 32
+
+History = tuple[tuple[float, float, int], ...]
+"""(noise, share of the samples in a step, steps), sorted: what an accountant needs."""
+_memory: dict[tuple[str, str], tuple[Charge, ...]] = {}
+"""(silo, run) → what was charged, of silos without a folder."""
+_warned: set[str] = set()
+
+
+class BudgetError(SettingsError):
+    """The file of a silo's budget, or its secret, cannot be used."""
+
+
+class SpentError(Exception):
+    """The budget does not allow a training. The text says nothing of the data."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One training.
+
+    Attributes:
+        key: of its inputs and the secret; what has the same key is the same training.
+        noise: σ.
+        rate: q, the chance of every sample to be in a step.
+        steps: so many.
+        run, round, purpose: what it was for, for people.
+    """
+
+    key: str
+    noise: float
+    rate: float
+    steps: int
+    run: str
+    round: int
+    purpose: str
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a silo has spent.
+
+    Attributes:
+        epsilon: of all trainings so far; 0 of none.
+        of: the budget's ε.
+        delta: of both.
+        charges: how many trainings.
+    """
+
+    epsilon: float
+    of: float
+    delta: float
+    charges: int
+
+    def text(self) -> str:
+        """For people: ``ε 0.81 of 2 at δ 0.0001``."""
+        return f"ε {self.epsilon:.3g} of {self.of:g} at δ {self.delta:.3g}"
+
+
+def require_opacus() -> None:
+    """Check that Opacus is there, whose accountant counts.
+
+    Raises:
+        SettingsError: it is not.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import opacus.accountants  # noqa: F401
+    except ImportError:
+        raise SettingsError(
+            "[privacy] in silo.toml needs Opacus, which is not installed here: "
+            "pip install 'coterie[privacy]'."
+        ) from None
+
+
+def history_of(charges: Iterable[Charge]) -> History:
+    """What an accountant needs to know of these trainings."""
+    steps: Counter[tuple[float, float]] = Counter()
+    for charge in charges:
+        steps[charge.noise, charge.rate] += charge.steps
+    return tuple((noise, rate, count) for (noise, rate), count in sorted(steps.items()) if count)
+
+
+def epsilon_of(history: History, delta: float) -> float:
+    """ε of so many steps, as Opacus' ``RDPAccountant`` has it; 0 of none."""
+    if not history:
+        return 0.0
+    require_opacus()
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis import rdp
+
+    spent = sum(count * _of_a_step(noise, rate) for noise, rate, count in history)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the best order is the largest or the smallest one
+        epsilon, _ = rdp.get_privacy_spent(
+            orders=RDPAccountant.DEFAULT_ALPHAS, rdp=spent, delta=delta
+        )
+    return float(epsilon)
+
+
+@lru_cache(maxsize=1024)
+def _of_a_step(noise: float, rate: float) -> Any:
+    """Rényi divergences of one step, one per order: half a second's work, and steps just add up."""
+    from opacus.accountants import RDPAccountant
+    from opacus.accountants.analysis import rdp
+
+    orders = RDPAccountant.DEFAULT_ALPHAS
+    return rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A silo's budget; one is made for every use of it, and reads what is there.
+
+    Attributes:
+        settings: of the silo, with ``privacy``.
+        num_examples: training samples that the silo has.
+        run: of which a silo without a folder counts.
+    """
+
+    settings: SiloSettings
+    num_examples: int
+    run: str = ""
+
+    @property
+    def terms(self) -> Privacy:
+        """The silo's."""
+        assert self.settings.privacy is not None
+        return self.settings.privacy
+
+    @property
+    def delta(self) -> float:
+        """δ.
+
+        Raises:
+            SettingsError: the one in silo.toml is too large for the silo's data.
+        """
+        try:
+            return self.terms.delta_of(self.num_examples)
+        except ValueError as error:
+            raise SettingsError(f"silo.toml: in [privacy], {error}") from None
+
+    def spent(self) -> Spent:
+        """By all trainings so far.
+
+        Raises:
+            BudgetError: the file is damaged.
+        """
+        charges = self._read()
+        epsilon = epsilon_of(history_of(charges), self.delta)
+        return Spent(epsilon, self.terms.epsilon, self.delta, len(charges))
+
+    def epsilon_with(self, more: Charge) -> float:
+        """ε of all trainings so far and one more."""
+        return self._epsilon([*self._read(), more])
+
+    def charge(self, one: Charge) -> None:
+        """Have a training on the disk before it begins; the same one costs nothing again.
+
+        Raises:
+            SpentError: it would go over the budget, and is not charged.
+            BudgetError: the file is damaged, or another process holds it.
+            OSError: it cannot be written.
+        """
+        with self._held():
+            charges = self._read()
+            if any(known.key == one.key for known in charges):
+                return
+            after = self._epsilon([*charges, one])
+            if after > self.terms.epsilon:
+                now = self.spent().text()
+                raise SpentError(
+                    f"has spent its privacy budget: {now}, and this training would make it "
+                    f"{after:.3g}. It trains no more; it keeps the last model that it was given."
+                )
+            self._write([*charges, one], after)
+
+    def objection(self, planned: Iterable[Charge], run: str) -> str:
+        """Why trainings that a run asks for are refused at the join; empty if they are not.
+
+        What the silo has been charged for this run already is taken to be of them.
+        """
+        charges = self._read()
+        others = [charge for charge in charges if charge.run != run or not run]
+        own = {(n, q): s for n, q, s in history_of(c for c in charges if c not in others)}
+        asked = {(n, q): s for n, q, s in history_of(planned)}
+        needed = {key: max(own.get(key, 0), asked.get(key, 0)) for key in own.keys() | asked}
+        before = {(n, q): s for n, q, s in history_of(others)}
+        total = {key: before.get(key, 0) + needed.get(key, 0) for key in before.keys() | needed}
+        history = tuple((n, q, s) for (n, q), s in sorted(total.items()) if s)
+        epsilon = epsilon_of(history, self.delta)
+        if epsilon <= self.terms.epsilon:
+            return ""
+        return (
+            f"has a privacy budget of ε {self.terms.epsilon:g} at δ {self.delta:.3g}, of which "
+            f"{self._epsilon(others):.3g} is spent by other runs; with this run it would be "
+            f"{epsilon:.3g}. Fewer rounds or epochs, or more noise at the silo, cost less."
+        )
+
+    def rounds_left(self, a_round: Charge, *, most: int = 1_000_000) -> int:
+        """How many such rounds the budget still allows, at most ``most``."""
+        charges = self._read()
+
+        def fits(count: int) -> bool:
+            more = replace(a_round, steps=count * a_round.steps)
+            return self._epsilon([*charges, more]) <= self.terms.epsilon
+
+        if not fits(1):
+            return 0
+        low, high = 1, 2
+        while high <= most and fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def keyed(self, digest: bytes, what: str) -> bytes:
+        """32 bytes for a training that nobody can foresee without the silo's secret.
+
+        Args:
+            digest: of the training's inputs.
+            what: it is for.
+        """
+        return hmac.digest(self._secret(), what.encode() + b"/" + digest, "sha256")
+
+    # ---------------------------------------------------------------- files
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.settings.home) / FOLDER
+
+    def _epsilon(self, charges: Iterable[Charge]) -> float:
+        return epsilon_of(history_of(charges), self.delta)
+
+    def _secret(self) -> bytes:
+        if not self.settings.home:
+            _warn_once(self.settings.name)
+            return hashlib.sha256(f"simulation/{self.settings.name}".encode()).digest()
+        file = self._folder / SECRET
+        with self._held():
+            if not file.exists():
+                write_atomically(file, os.urandom(SECRET_BYTES).hex().encode(), private=True)
+            try:
+                secret = bytes.fromhex(file.read_text())
+                if len(secret) == SECRET_BYTES:
+                    return secret
+            except (OSError, ValueError):
+                pass
+        raise BudgetError(
+            f"{file} is damaged. Remove it, and the silo makes another one: rounds that are "
+            "repeated then cost anew."
+        )
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """No other process changes the budget meanwhile."""
+        if not self.settings.home:
+            yield
+            return
+        make_folder(self._folder, private=True)
+        try:
+            with locked(self._folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
+                yield
+        except LockedError as error:
+            raise BudgetError(f"the privacy budget is in use elsewhere: {error}.") from None
+
+    def _read(self) -> tuple[Charge, ...]:
+        if not self.settings.home:
+            return _memory.get((self.settings.name, self.run), ())
+        return read_charges(self.settings.home)
+
+    def _write(self, charges: list[Charge], epsilon: float) -> None:
+        if not self.settings.home:
+            _memory[self.settings.name, self.run] = tuple(charges)
+            return
+        kept = {
+            "epsilon": epsilon,
+            "of": self.terms.epsilon,
+            "delta": self.delta,
+            "charges": [asdict(charge) for charge in charges],
+        }
+        write_atomically(self._folder / BUDGET, json.dumps(kept).encode(), private=True)
+
+
+def read_charges(home: str) -> tuple[Charge, ...]:
+    """What was charged to a silo with a folder, oldest first.
+
+    Raises:
+        BudgetError: the file is damaged: nobody knows what was spent.
+    """
+    return tuple(_checked(one, home) for one in _kept(home).get("charges", ()))
+
+
+def read_spent(home: str) -> Spent | None:
+    """What a silo with a folder had spent after its last training; None: it counts nothing.
+
+    Raises:
+        BudgetError: the file is damaged.
+    """
+    kept = _kept(home)
+    if not kept:
+        return None
+    try:
+        charges = len(kept["charges"])
+        return Spent(float(kept["epsilon"]), float(kept["of"]), float(kept["delta"]), charges)
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(home) from None
+
+
+def _kept(home: str) -> Mapping[str, Any]:
+    try:
+        kept = json.loads((Path(home) / FOLDER / BUDGET).read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError):
+        raise _damaged(home) from None
+    if not isinstance(kept, dict) or not isinstance(kept.get("charges"), list):
+        raise _damaged(home)
+    return kept
+
+
+def _checked(one: Any, home: str) -> Charge:
+    try:
+        charge = Charge(**one)
+        if charge.noise > 0 and 0 < charge.rate <= 1 and type(charge.steps) is int:
+            return charge
+    except TypeError:
+        pass
+    raise _damaged(home)
+
+
+def _damaged(home: str) -> BudgetError:
+    return BudgetError(
+        f"{Path(home) / FOLDER / BUDGET} is damaged: what was spent of the privacy budget is not "
+        "known. Put back a copy of it; without one, the silo's data has no budget left to trust."
+    )
+
+
+def _warn_once(name: str) -> None:
+    if not _warned:
+        _warned.add(name)
+        log.warning(
+            "silo %s has no folder: its privacy is a simulation, with noise that its name and the "
+            "run's seed give, and a budget that ends with this process. So it is of every silo "
+            "without one.",
+            name,
+        )
+
+
+def forget() -> None:
+    """Forget what silos without a folder were charged."""
+    _memory.clear()

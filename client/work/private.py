@@ -1,0 +1,441 @@
+"""DP-SGD at the silo: per-sample gradients, clipped, with Gaussian noise, on Poisson samples.
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: "Deep Learning with Differential Privacy",
+CCS 2016, https://arxiv.org/abs/1607.00133, Algorithm 1. A step with expected batch size B = q·n:
+
+    g ← (Σ_i ∇ℓ_i · min(1, C/‖∇ℓ_i‖) + N(0, σ²C²·1)) / B,   every sample in it with chance q
+
+What is done with g afterwards (momentum, Adam, a proximal term, a clipped norm) touches no data.
+The loss of one sample is the task's loss of a batch of one, so that every model and task will do
+whose loss is a mean over samples; gradients are ``torch.func``'s, or made one sample at a time
+where it cannot follow a model.
+
+Which samples are drawn and the noise come of a ChaCha20 stream. Its key comes of the silo's secret
+and a digest of all that the training is made of, so that the same training gives the same outcome
+and any other one has new noise: a server that sends another model for the same round learns nothing
+by subtracting. The server knows neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from numpy.typing import NDArray
+from torch import nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from coterie.client.home.budget import Budget, Charge
+from coterie.client.home.privacy import Privacy
+from coterie.client.work.data import Held, Part, map_nest
+from coterie.client.work.optimisers import Slots, optimiser_of
+from coterie.client.work.sgd import (
+    TrainPlan,
+    add_cosine_gradient,
+    add_proximal_gradient,
+    anchor_of,
+    autocast,
+    has_batch_norm,
+    steps_of_a_pass,
+)
+from coterie.client.work.weights import set_training
+from coterie.tasks.base import Nest, Task, TaskError, has_own, leaves
+from coterie.wire import Model
+
+GRADIENT_BYTES = 1 << 28
+"""What the gradients of all samples that are handled at once may take."""
+MOST_AT_ONCE = 256
+HASHES = 8
+"""Parts of data whose digests are kept."""
+
+_hashes: dict[int, tuple[Part, bytes]] = {}
+_of_this_process = os.urandom(16)
+Gradients = list[torch.Tensor]
+Objective = Callable[[dict[str, torch.Tensor], Nest, Nest], torch.Tensor]
+"""(parameters, inputs, targets of one sample) → its loss."""
+
+
+@dataclass(frozen=True)
+class Private:
+    """How one piece of work trains with differential privacy.
+
+    Attributes:
+        budget: of the silo, which is charged.
+        run, round, purpose: what it is for.
+    """
+
+    budget: Budget
+    run: str = ""
+    round: int = 0
+    purpose: str = ""
+
+    @property
+    def terms(self) -> Privacy:
+        """The silo's."""
+        return self.budget.terms
+
+    def planned(self, model: nn.Module, part: Part, plan: TrainPlan) -> Charge:
+        """What a training of this model on this part costs, without a key."""
+        rate, steps = _sampling(model, part, plan)
+        noise = self.terms.noise
+        return Charge("", noise, rate, steps, self.run, self.round, self.purpose)
+
+
+def require_private(task: Task, model: nn.Module) -> None:
+    """Check that a task's training can be made private.
+
+    Raises:
+        TaskError: its loss is not a mean over samples, it has a loop of its own, or its model mixes
+            samples.
+    """
+    why = ""
+    if has_batch_norm(model):
+        why = (
+            "its model has BatchNorm, which mixes samples. Take a network with GroupNorm, such as "
+            'network = "NAME+groupnorm"'
+        )
+    elif has_own(task, "train"):
+        why = "it has its own train, whose gradients nobody clips"
+    elif task.problem.whole:
+        why = f"its loss ({task.problem.kind}) is one of all samples together, not a mean over them"
+    if why:
+        raise TaskError(
+            f"task {task.name!r} cannot be trained with differential privacy ([privacy] in "
+            f"silo.toml): {why}."
+        )
+
+
+def train_privately(
+    task: Task,
+    model: nn.Module,
+    part: Part,
+    plan: TrainPlan,
+    private: Private,
+    *,
+    seed: int,
+    towards: Model | None = None,
+    slots: Slots | None = None,
+) -> float:
+    """Train in place with DP-SGD, charged before it begins; arguments as of ``sgd.train``.
+
+    Returns:
+        The mean loss over the last pass's samples. It is not private: it must not leave.
+
+    Raises:
+        SpentError: the budget does not allow it.
+        TaskError: the task cannot be trained so.
+    """
+    require_private(task, model)
+    known = {} if slots is None else slots
+    digest = _digest(task, model, part, plan, private.terms, seed, towards, known)
+    planned = private.planned(model, part, plan)
+    private.budget.charge(replace(planned, key=private.budget.keyed(digest, "charge").hex()))
+    return _train(
+        task,
+        model,
+        part,
+        plan,
+        private.terms,
+        key=private.budget.keyed(digest, "noise"),
+        seed=seed,
+        towards=towards,
+        slots=slots,
+    )
+
+
+def rehearse(
+    task: Task, model: nn.Module, part: Part, plan: TrainPlan, private: Private, *, seed: int
+) -> float:
+    """The same with noise of this moment and without a charge: nothing of it may leave."""
+    require_private(task, model)
+    key = os.urandom(32)
+    return _train(
+        task, model, part, plan, private.terms, key=key, seed=seed, towards=None, slots=None
+    )
+
+
+def _train(
+    task: Task,
+    model: nn.Module,
+    part: Part,
+    plan: TrainPlan,
+    terms: Privacy,
+    *,
+    key: bytes,
+    seed: int,
+    towards: Model | None,
+    slots: Slots | None,
+) -> float:
+    torch.manual_seed(seed)
+    set_training(model)
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    parameters = list(named.values())
+    pulled = plan.proximal_mu > 0 or plan.cosine_lambda > 0
+    anchor = anchor_of(named, towards) if pulled else []
+    optimiser = optimiser_of(plan, task, model, named, {} if slots is None else slots)
+    stream = Stream(key)
+    rate, steps = _sampling(model, part, plan)
+    expected = rate * len(part)
+    sums = _Sums(task, model, named, terms.clip, plan.precision, part.device)
+    of_a_pass = max(1, round(1 / rate))
+    loss, seen = 0.0, 0
+    for done in range(steps):
+        if done % of_a_pass == 0:
+            loss, seen = 0.0, 0
+        rows = torch.from_numpy(np.flatnonzero(stream.uniform(len(part)) <= rate))
+        total, losses = sums.of(part, rows, seed=seed + done)
+        loss, seen = loss + losses, seen + len(rows)
+        for parameter, gradient in zip(parameters, total, strict=True):
+            noise = torch.from_numpy(stream.normal(parameter.numel())).view(parameter.shape)
+            noised = gradient.double() + terms.noise * terms.clip * noise.to(part.device)
+            parameter.grad = (noised / expected).to(parameter.dtype)
+        optimiser.finish_gradients(parameters)
+        if plan.proximal_mu > 0:
+            add_proximal_gradient(parameters, anchor, plan.proximal_mu)
+        if plan.cosine_lambda > 0:
+            add_cosine_gradient(parameters, anchor, plan.cosine_lambda)
+        optimiser.step(plan.rate(done / steps))
+    with torch.no_grad():
+        for buffer, before in buffers:  # whatever a module noted of the data
+            buffer.copy_(before)
+    if slots is not None:
+        optimiser.remember(slots)
+    return loss / max(seen, 1)
+
+
+def _sampling(model: nn.Module, part: Part, plan: TrainPlan) -> tuple[float, int]:
+    """The chance of every sample to be in a step, and how many steps there are."""
+    planned = plan.steps or plan.epochs * steps_of_a_pass(model, part, plan)
+    rate = min(1.0, plan.batch_size * plan.accumulate / len(part))
+    return rate, math.ceil(planned / plan.accumulate)
+
+
+# ---------------------------------------------------------------- clipped sums
+
+
+class _OfOne(nn.Module):
+    """A task's step as a module, so that its model's parameters can be given from outside."""
+
+    def __init__(self, task: Task, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self._step = task.training_step
+
+    def forward(self, x: Nest, y: Nest) -> torch.Tensor:
+        """The loss of a batch."""
+        return self._step(self.model, x, y)
+
+
+class _Sums:
+    """Sums over samples of their clipped gradients."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        named: Mapping[str, nn.Parameter],
+        clip: float,
+        precision: str,
+        device: torch.device,
+    ) -> None:
+        self.named, self.clip, self.precision, self.device = dict(named), clip, precision, device
+        self._whole = _OfOne(task, model)
+        num_bytes = sum(4 * p.numel() for p in named.values())
+        self.at_once = max(1, min(MOST_AT_ONCE, GRADIENT_BYTES // max(num_bytes, 1)))
+        self._each = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0), randomness="different")
+        self._one_by_one = False
+
+    def of(self, part: Part, rows: torch.Tensor, *, seed: int) -> tuple[Gradients, float]:
+        """Of these samples: Σ_i ∇ℓ_i · min(1, C/‖∇ℓ_i‖), in the parameters' order, and Σ_i ℓ_i."""
+        total = [torch.zeros_like(p, requires_grad=False) for p in self.named.values()]
+        losses = 0.0
+        if len(rows):
+            for x, y in part.batches(rows, self.at_once, seed=seed):
+                gradients, loss = self._gradients(x, y)
+                losses += float(loss.sum())
+                with torch.no_grad():
+                    for own, clipped in zip(total, self._clipped_sum(gradients), strict=True):
+                        own.add_(clipped)
+        return total, losses
+
+    def _loss(self, parameters: dict[str, torch.Tensor], x: Nest, y: Nest) -> torch.Tensor:
+        """Of one sample, as a batch of one."""
+        alone = [map_nest(lambda leaf: leaf.unsqueeze(0), nest) for nest in (x, y)]
+        given = {f"model.{name}": tensor for name, tensor in parameters.items()}
+        with autocast(self.precision, self.device):
+            loss: torch.Tensor = functional_call(self._whole, given, tuple(alone))
+        return loss.float()
+
+    def _gradients(self, x: Nest, y: Nest) -> tuple[Gradients, torch.Tensor]:
+        """Of every sample: gradients, each (n, …), and losses (n,)."""
+        held = {name: p.detach() for name, p in self.named.items()}
+        if not self._one_by_one:
+            try:
+                gradients, losses = self._each(held, x, y)
+                return [gradients[name] for name in self.named], losses
+            except (RuntimeError, NotImplementedError, TypeError, ValueError):
+                self._one_by_one = True  # steps that depend on what the model sees, and the like
+        rows = range(len(leaves(y)[0]))
+        found = [self._of_one(_row(x, i), _row(y, i)) for i in rows]
+        stacked = [torch.stack(own) for own in zip(*(own for own, _ in found), strict=True)]
+        return stacked, torch.stack([loss for _, loss in found])
+
+    def _of_one(self, x: Nest, y: Nest) -> tuple[Gradients, torch.Tensor]:
+        """Gradients and loss of a batch of one, as any training has them."""
+        parameters = list(self.named.values())
+        with autocast(self.precision, self.device):
+            loss: torch.Tensor = self._whole(x, y)
+        found = torch.autograd.grad(loss, parameters, allow_unused=True)
+        pairs = zip(found, parameters, strict=True)
+        return [torch.zeros_like(p) if g is None else g for g, p in pairs], loss.detach()
+
+    def _clipped_sum(self, gradients: Gradients) -> Gradients:
+        """What is not finite of a sample's gradient counts as 0: no sample may do more than C."""
+        norms = _norms(gradients)
+        if not torch.isfinite(norms).all():
+            gradients = [torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
+            norms = _norms(gradients)  # still infinite where its square is: then all of it is 0
+        factors = self.clip / norms.clamp(min=self.clip)
+        return [torch.tensordot(factors, g, dims=([0], [0])) for g in gradients]
+
+
+def _norms(gradients: Gradients) -> torch.Tensor:
+    """(n,) Of every sample's gradient as one vector."""
+    each = [torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]
+    norms: torch.Tensor = torch.linalg.vector_norm(torch.stack(each, dim=1), dim=1)
+    return norms
+
+
+def _row(nest: Nest, i: int) -> Nest:
+    return map_nest(lambda leaf: leaf[i : i + 1], nest)
+
+
+# ---------------------------------------------------------------- what nobody can foresee
+
+
+class Stream:
+    """Random numbers that nobody can foresee without the key: ChaCha20 (RFC 7539).
+
+    Args:
+        key: 32 bytes, of one use.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """(count,) Multiples of 2⁻⁵³ in (0, 1]."""
+        words = np.frombuffer(self._cipher.update(bytes(8 * count)), dtype="<u8")
+        return ((words >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53
+
+    def normal(self, count: int) -> NDArray[np.float64]:
+        """(count,) Standard normal, by Box and Muller's transform."""
+        half = -(-count // 2)
+        radius = np.sqrt(-2 * np.log(self.uniform(half)))
+        angle = 2 * np.pi * self.uniform(half)
+        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        return np.asarray(both[:count])
+
+
+def _digest(
+    task: Task,
+    model: nn.Module,
+    part: Part,
+    plan: TrainPlan,
+    terms: Privacy,
+    seed: int,
+    towards: Model | None,
+    slots: Slots,
+) -> bytes:
+    """Of everything that a training is made of."""
+    digest = hashlib.sha256()
+    schedule = plan.schedule
+    rates = [plan.rate(at / 64) for at in range(65)]  # a schedule may be a function of the task's
+    plain = astuple(replace(plan, schedule=None)), schedule is not None, rates
+    said = [task.name, sorted(task.run_values.items()), plain, seed, torch.__version__]
+    said += [astuple(terms), str(part.device), sorted(task.says().items())]
+    digest.update(repr(said).encode())
+    digest.update(_hash_of(part))
+    for tensors in (model.state_dict(), slots):
+        _update(digest, tensors)
+    for name, array in sorted((towards or {}).items()):
+        digest.update(f"{name}|{array.dtype}|{array.shape}|".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
+
+
+def _update(digest: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+
+
+def _hash_of(part: Part) -> bytes:
+    """Of all samples and targets; what is read sample by sample is only known to this process."""
+    known = _hashes.get(id(part))
+    if known is not None and known[0] is part:
+        return known[1]
+    digest = hashlib.sha256()
+    if isinstance(part, Held):
+        for side, nest in (("x", part.x), ("y", part.y)):
+            _update(digest, {f"{side}{i}": leaf for i, leaf in enumerate(leaves(nest))})
+    else:
+        digest.update(_of_this_process + repr((id(getattr(part, "dataset", part)),)).encode())
+        rows = getattr(part, "rows", None)
+        if rows is not None:
+            _update(digest, {"rows": rows})
+    for old in list(_hashes)[: -HASHES + 1]:
+        del _hashes[old]
+    _hashes[id(part)] = part, digest.digest()
+    return digest.digest()
+
+
+# ---------------------------------------------------------------- how much noise an update has
+
+
+def noise_per_number(
+    task: Task, model: nn.Module, part: Part, plan: TrainPlan, terms: Privacy
+) -> float | None:
+    """Expected square of the noise in every trained number of an update; None: it is not known.
+
+    The noise that a step adds to a number's gradient has deviation s = σC/(q·n). SGD is linear in
+    it, so that with momentum m and weight decay λ (to which FedProx's μ is added) the covariance V
+    of (number, momentum) goes with every step of rate η
+
+        V ← A V Aᵀ + s² b bᵀ,   A = [[1 − ηλ, −ηm], [λ, m]],   b = (−η, 1)
+
+    and its first entry is what is looked for. What the loss's curvature makes of earlier noise is
+    left out, and what momentum brought along from earlier rounds. Not known is it of other
+    optimisers than SGD, and where the run clips the gradient's norm.
+    """
+    plain = plan.optimiser == "sgd" and task.optimiser(model, plan.lr) is None
+    if not plain or plan.clip_norm or plan.cosine_lambda:
+        return None
+    rate, steps = _sampling(model, part, plan)
+    deviation = terms.noise * terms.clip / (rate * len(part))
+    decay, momentum = plan.weight_decay + plan.proximal_mu, plan.momentum
+    covariance = np.zeros((2, 2))
+    for done in range(steps):
+        lr = plan.rate(done / steps)
+        moves = np.array([[1 - lr * decay, -lr * momentum], [decay, momentum]])
+        new = deviation * np.array([-lr, 1.0])
+        covariance = moves @ covariance @ moves.T + np.outer(new, new)
+    return float(covariance[0, 0])
+
+
+def num_trained(model: nn.Module, staying: Sequence[str] = ()) -> int:
+    """Numbers of a model that are trained and leave."""
+    return sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and name not in staying
+    )

@@ -1,0 +1,66 @@
+"""A silo's training: as its task and the run have it, or with differential privacy if it asks so.
+
+Whatever a silo trains on its training data is trained here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from coterie.client.work import sgd
+from coterie.client.work.data import Part
+from coterie.client.work.optimisers import Slots
+from coterie.client.work.sgd import Beside, TrainPlan
+from coterie.client.work.workbench import Workbench
+from coterie.tasks.base import Nest
+from coterie.wire import Model
+
+
+def train(
+    bench: Workbench,
+    part: Part,
+    plan: TrainPlan,
+    *,
+    seed: int,
+    towards: Model | None = None,
+    added: Callable[[torch.Tensor, Nest], torch.Tensor] | None = None,
+    slots: Slots | None = None,
+    beside: Beside | None = None,
+) -> float:
+    """Train the bench's model in place on a part of the silo's training data; return the loss.
+
+    Arguments as of ``coterie.client.work.sgd.train``.
+
+    Raises:
+        SpentError: the silo's privacy budget does not allow it.
+        TooFewError, TaskError: as ``sgd.train``, and ``private.train_privately``.
+    """
+    private = bench.private()
+    if private is None:
+        return sgd.train(
+            bench.task,
+            bench.model,
+            part,
+            plan,
+            seed=seed,
+            towards=towards,
+            added=added,
+            slots=slots,
+            beside=beside,
+        )
+    from coterie.client.work.private import train_privately
+
+    # Refused before it comes to this (coterie.client.home.privacy).
+    assert added is None and beside is None, "neither is made private"
+    return train_privately(
+        bench.task,
+        bench.model,
+        part,
+        plan,
+        private,
+        seed=seed,
+        towards=towards,
+        slots=slots,
+    )
