@@ -295,11 +295,11 @@ def test_every_strategy_and_type_of_message_is_known_to_exist() -> None:
 def test_every_strategy_that_makes_a_silo_answer_what_it_refuses_is_refused_or_can_do_without() -> (
     None
 ):
-    """FedCollab's discriminators alone: it places silos without them."""
+    """Discriminators alone: FedCollab places silos without them, auto races without them."""
     from coterie.client.home.policy import BOUND
 
     bound = {name for kind in REFUSED for name in BOUND.get(kind, ())}
-    assert bound - set(CANNOT_DO_WITHOUT) == {"fedcollab"}
+    assert bound - set(CANNOT_DO_WITHOUT) == {"fedcollab", "auto"}
 
 
 def test_metrics_of_training_data_do_not_leave(tmp_path: Path) -> None:
@@ -400,7 +400,7 @@ def test_silo_check_says_what_is_spent_what_a_round_costs_and_how_many_are_left(
     left = of(node).rounds_left(a_round(50))
     assert f"privacy {before.text()} spent, in 1 trainings; noise 1, clip 1." in text
     assert f"5 epochs with batches of 16 costs ε {costs:.3g}; {left} such rounds are left." in text
-    assert "train-loss" not in text and "discriminator" not in text
+    assert "train-loss" not in text and "discriminators: none leaves" in text
     assert of(node).spent() == before, "looking costs nothing"
 
 

@@ -720,3 +720,15 @@ def test_a_seed_opens_for_whom_it_was_sealed(tmp_path: Path) -> None:
     assert two.unseal(one.as_peer(), sealed).seed == one.seed
     with pytest.raises(ValueError, match="cannot be opened here"):
         three.unseal(one.as_peer(), sealed)
+
+
+def test_a_secure_run_of_silos_with_differential_privacy(tmp_path: Path) -> None:
+    """Noise goes into the sums, and out of what is compared."""
+    private = {"privacy-epsilon": 20.0, "privacy-noise": 1.0, "privacy-clip": 1.0}
+    grid = Tapped(nodes(tmp_path / "homes", **private))
+    keys = {"rounds": 2, "local-epochs": 1, "alpha": 20.0, "lr": 0.05}
+    result = play(grid, tmp_path / "run", **keys)
+    assert result.rounds[0].left_out == {}
+    trained = [m for _, m in grid.got if m.metadata.message_type == wire.TRAIN]
+    assert all(m.content.metric_records[wire.METRICS][wire.UPDATE_NOISE] > 0 for m in trained)
+    assert not any(wire.ARRAYS in m.content for m in trained)
