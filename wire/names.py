@@ -199,11 +199,10 @@ PEERS: Final = "secure-peers"
 SEALED: Final = "secure-seed"
 """Text of ``coterie.wire.secure``: public keys of silos, and a sealed seed."""
 TRAINED_AS: Final = "trained-as"
-"""Digest of the model that a silo of a secure run was sent, and of how it was told to train."""
+"""Beside sketches, 32 bytes: digest of the model that the silo was sent, and of how it was told to
+train. An array, for a record of its own would cost each reply a further call."""
 SUM: Final = "secure-sum"
 """Text: whose sum it is, and how each silo counts in it."""
-SUMMED: Final = "summed"
-"""With a masked update: the silos of its sum, for the ledger."""
 
 # Keys of metrics, silo to server.
 NUM_EXAMPLES: Final = "num-examples"

@@ -7,7 +7,6 @@ from its ledger, so that a restart forgets nothing.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -95,9 +94,8 @@ class Asked:
 def _summed(entry: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
     """Of which round's training a masked update was, and of which silos the sum."""
     try:
-        number, _, members = json.loads(entry["values"][wire.CONFIG][wire.SUMMED])
-        return wire.whole(number), frozenset(map(str, members))
-    except (KeyError, TypeError, ValueError):  # a ledger that somebody edited
+        return wire.whole(entry["summed"]["round"]), frozenset(map(str, entry["summed"]["silos"]))
+    except (KeyError, TypeError):  # a ledger that somebody edited
         return 0, frozenset()
 
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 
 from coterie import wire
 from coterie.client.home.asked import LEDGER, asked_by
@@ -23,6 +23,7 @@ from coterie.client.home.budget import read_spent
 from coterie.client.home.journal import json_lines
 from coterie.client.home.settings import SiloSettings
 from coterie.system.files import append_line, make_folder
+from coterie.wire.secure import decode_sum
 
 log = logging.getLogger("coterie.silo")
 
@@ -88,7 +89,19 @@ def _entry(message: Message) -> dict[str, Any]:
         "purpose": "" if config is None else str(config.get(wire.PURPOSE, ""))[:64],
         "strategy": "" if config is None else str(config.get(wire.STRATEGY, ""))[:64],
         **({"apart": wire.plain_text(apart)} if apart else {}),
+        **_summed(message, config),
     }
+
+
+def _summed(message: Message, config: ConfigRecord | None) -> dict[str, Any]:
+    """Of which training, and with whom: what further sums of it are checked against."""
+    if config is None or message.metadata.message_type != wire.MASKED_SUM:
+        return {}
+    try:
+        asked = decode_sum(config.get(wire.SUM))
+    except wire.WireError:
+        return {}  # refused
+    return {"summed": {"round": asked.round, "silos": list(asked.members)}}
 
 
 def _content(reply: Message) -> dict[str, Any]:

@@ -69,9 +69,8 @@ def seal_seed(request: Request) -> RecordDict:
 
 def keep_back(
     request: Request, received: Model, trained: Model
-) -> tuple[dict[str, Model], dict[str, float], ConfigRecord]:
-    """Keep a trained model here; return what leaves of it: arrays by record, metrics, and how it
-    was trained."""
+) -> tuple[dict[str, Model], dict[str, float]]:
+    """Keep a trained model here; return what leaves of it: arrays by record, and metrics."""
     settings = request.bench.settings
     own = request.own_model()
     came = wire.model_hash(received) if own is None else own.received
@@ -87,9 +86,9 @@ def keep_back(
     )
     moved = _moved(received, trained)
     sketches = _sketches(request, received, moved)
-    leaving = {wire.SKETCH: sketches} if sketches else {}
-    told = ConfigRecord({wire.TRAINED_AS: trained_as})
-    return leaving, {wire.UPDATE_NORM: _norm(moved)}, told
+    digest = np.frombuffer(bytes.fromhex(trained_as), np.uint8)
+    leaving: Model = {**sketches, wire.TRAINED_AS: digest}
+    return {wire.SKETCH: leaving}, {wire.UPDATE_NORM: _norm(moved)}
 
 
 def sum_masked(request: Request) -> RecordDict:
@@ -122,13 +121,7 @@ def sum_masked(request: Request) -> RecordDict:
             key, adds = secrets.shared_with(peers[name], what), secrets.name < name
             for piece, mask in zip(pieces(masked), _stream(key, masked.size), strict=True):
                 (np.add if adds else np.subtract)(piece, mask, out=piece)
-    summed = json.dumps([asked.round, asked.purpose, list(asked.members)])
-    return RecordDict(
-        {
-            wire.MASKED: wire.encode_arrays({wire.MASKED: masked}, packed=True),
-            wire.CONFIG: ConfigRecord({wire.SUMMED: summed}),
-        }
-    )
+    return RecordDict({wire.MASKED: wire.encode_arrays({wire.MASKED: masked}, packed=True)})
 
 
 def _secrets(request: Request) -> RunSecrets:

@@ -157,15 +157,13 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
         if slots is not None:
             kept = {name: slot.detach().cpu().numpy() for name, slot in slots.items()}
             rounds.keep(settings, OPTIMISER, kept, run=request.run, number=round_number)
-    leaving, told = {wire.ARRAYS: personal.without(trained, staying)}, dict[str, ConfigRecord]()
+    leaving = {wire.ARRAYS: personal.without(trained, staying)}
     if request.config.get(wire.SECURE):
         received = personal.without(order.received, staying)
-        leaving, figures, how = keep_back(request, received, leaving[wire.ARRAYS])
+        leaving, figures = keep_back(request, received, leaving[wire.ARRAYS])
         metrics |= figures
-        told = {wire.CONFIG: how}
     return RecordDict(
         {
-            **told,
             **{n: wire.encode_arrays(m, packed=order.packed) for n, m in leaving.items()},
             wire.METRICS: permitted(metrics, settings.policy, staying=request.staying),
         }

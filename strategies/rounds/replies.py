@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
-from flwr.app import ConfigRecord, Message, MetricRecord
+from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
 from coterie import wire
@@ -190,8 +190,7 @@ def check_reply(
                 f"it stated when it came. Now it states {count:g}."
             )
         sketch = arrays.pop(wire.SKETCH, {})
-        how = dict(reply.content.config_records.get(wire.CONFIG, ConfigRecord()))
-        trained_as = str(how.get(wire.TRAINED_AS, ""))
+        trained_as = sketch.pop(wire.TRAINED_AS).tobytes().hex()
         model = cast(Model, _unseen(order, number, float(count), sketch, metrics, trained_as))
     return Update(
         silo=_with_minimum(order.silo, stated),
@@ -210,7 +209,7 @@ def check_reply(
 
 def _check_secure(order: Order, arrays: Mapping[str, Model], sketches: Sketches) -> None:
     """Nothing but the sketches that were asked for."""
-    wanted = {} if order.evaluates else sketches
+    wanted = {} if order.evaluates else {**sketches, wire.TRAINED_AS: 32}
     got = {name: a.shape for name, a in arrays.get(wire.SKETCH, {}).items()}
     if got != {name: (size,) for name, size in wanted.items()} or set(arrays) - {wire.SKETCH}:
         raise ReplyError(
@@ -218,8 +217,9 @@ def _check_secure(order: Order, arrays: Mapping[str, Model], sketches: Sketches)
             f"{dict(wanted)}. Got {got}, and {sorted(set(arrays) - {wire.SKETCH})[:3]}."
         )
     for name, array in arrays.get(wire.SKETCH, {}).items():
-        if array.dtype != np.float32:
-            raise ReplyError(f"sketch {name!r} must be float32. Got {array.dtype}.")
+        kind = np.uint8 if name == wire.TRAINED_AS else np.float32
+        if array.dtype != kind:
+            raise ReplyError(f"{name!r} must be {np.dtype(kind)}. Got {array.dtype}.")
 
 
 def _unseen(
@@ -234,8 +234,6 @@ def _unseen(
     norm = metrics.get(wire.UPDATE_NORM, float("nan"))
     if not 0 <= norm <= MAX_VALUE:
         raise ReplyError(f"{wire.UPDATE_NORM} must be a number of at least 0. Got {norm}.")
-    if not re.fullmatch(r"[0-9a-f]{64}", trained_as):
-        raise ReplyError(f"it must say by {wire.TRAINED_AS} what it was sent and told.")
     start, origin, moved, reach = order.model, order.model, sketch, norm
     if isinstance(start, Unseen):
         origin, before, reach = start.origin, start.moved, start.reach + norm

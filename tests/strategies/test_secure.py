@@ -345,7 +345,7 @@ LIES: dict[str, tuple[str, Callable[[RecordDict], RecordDict]]] = {
     ),
     "no digest of its training": (
         wire.TRAIN,
-        lambda good: RecordDict({k: r for k, r in good.items() if k != wire.CONFIG}),
+        _with(sketch=_packed(np.zeros(609, np.float32), "sketch")),
     ),
     "no masked numbers": (wire.MASKED_SUM, lambda good: RecordDict()),
     "too few masked numbers": (wire.MASKED_SUM, _with(masked=_packed(np.zeros(3, np.uint32)))),
@@ -444,7 +444,9 @@ class Hostile:
 
     def train(self, number: int = 1) -> Message:
         reply = self.ask(wire.TRAIN, number, secure=True, local_epochs=1, group_size=4)
-        self.trained_as = str(reply.content.config_records[wire.CONFIG][wire.TRAINED_AS])
+        sent = wire.decode_arrays(reply.content.array_records[wire.SKETCH])
+        assert list(sent) == [wire.TRAINED_AS], "no sketch was asked for"
+        self.trained_as = sent[wire.TRAINED_AS].tobytes().hex()
         return reply
 
     def sum(self, *members: str, number: int = 1, **changes: Any) -> str:
@@ -552,8 +554,7 @@ def test_a_silo_that_requires_it_shows_no_update(tmp_path: Path) -> None:
         assert reply.has_error() and "secure runs only" in reply.error.reason, kind
     assert "secure runs only" in server.ask(wire.DESCRIBE).error.reason
     assert not server.ask(wire.DESCRIBE, secure=True).has_error()
-    reply = server.train(2)
-    assert set(reply.content.array_records) == set(), "no sketch was asked for"
+    assert set(server.train(2).content.array_records) == {wire.SKETCH}
 
 
 # ---------------------------------------------------------------- the arithmetic
