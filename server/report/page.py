@@ -48,12 +48,15 @@ def _title(run: Run) -> str:
 
 def _subtitle(run: Run) -> str:
     since = "since then" if run.resumed else "in all"
+    private = sum(facts.private for facts in run.silos.values())
     parts = [
         f"run {run.name}",
         f"strategy {run.strategy}" if run.strategy else "",
         f"{len(run.silos)} silos",
         f"{len(run.rounds)} of {run.planned_rounds or '?'} rounds",
         run.status,
+        "secure: no update of a silo was seen" if run.config.get("secure") else "",
+        f"{private} with differential privacy" if private else "",
         f"ended early: {run.ended_early}" if run.ended_early else "",
         f"started {run.started}" if run.started else "",
         *(f"resumed {one.when}" for one in run.resumed),

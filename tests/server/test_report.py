@@ -530,6 +530,18 @@ def test_a_stopped_and_resumed_run_says_so(tmp_path: Path) -> None:
     assert " · stopped · " in told and told.endswith("resumed after round 2 · 24.9 s since then")
 
 
+def test_it_says_what_nobody_saw(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", num_silos=4, num_rounds=2)
+    assert "secure" not in build_page(tell(read_run(folder))).subtitle
+    record = json.loads((folder / "run.json").read_text())
+    record["config"]["secure"] = True
+    for name in list(record["silos"])[:2]:
+        record["silos"][name]["private"] = True
+    (folder / "run.json").write_text(json.dumps(record))
+    told = build_page(tell(read_run(folder))).subtitle
+    assert " · secure: no update of a silo was seen · 2 with differential privacy · " in told
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"rounds": [', "[1, 2]", "\x00\xff", "null"])
 def test_a_record_that_cannot_be_read_is_replaced_by_its_events(
     runs: Path, tmp_path: Path, content: str
