@@ -48,6 +48,12 @@ BOUND = {
 }
 """Type of a message → strategies that send it; other types come in runs of any."""
 
+KEPT_BACK = (
+    *(wire.TRAIN, wire.COLD_START),
+    *(wire.TRAIN_PER_FEDAVG, wire.TRAIN_PFEDME, wire.TRAIN_APFL),
+)
+"""Types of trainings whose outcome a silo keeps to itself in a secure run; of others it leaves."""
+
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
     *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM, wire.UPDATE_NOISE),
@@ -147,9 +153,10 @@ class Policy:
 
     def secure_objection(self, kind: str, config: Mapping[str, object]) -> str:
         """Why a message that would show an update is refused; empty if it is not."""
-        shows = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
+        trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
         joins = kind == wire.DESCRIBE and wire.STRATEGY in config
-        if self.secure != "required" or not (shows or joins) or config.get(wire.SECURE) is True:
+        hidden = config.get(wire.SECURE) is True and (joins or kind in KEPT_BACK)
+        if self.secure != "required" or not (trains or joins) or hidden:
             return ""
         return (
             'takes part in secure runs only (secure = "required" in silo.toml); this one would '

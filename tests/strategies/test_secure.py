@@ -552,6 +552,9 @@ def test_a_silo_that_requires_it_shows_no_update(tmp_path: Path) -> None:
     for kind in (wire.TRAIN, wire.COLD_START):
         reply = server.ask(kind)
         assert reply.has_error() and "secure runs only" in reply.error.reason, kind
+    named = {"secure": True, "strategy": "fedcollab"}
+    refused = server.ask(wire.TRAIN_DISCRIMINATOR, 1, **named).error.reason
+    assert "secure runs only" in refused, "its outcome leaves, whatever the message calls the run"
     assert "secure runs only" in server.ask(wire.DESCRIBE).error.reason
     assert not server.ask(wire.DESCRIBE, secure=True).has_error()
     assert set(server.train(2).content.array_records) == {wire.SKETCH}
