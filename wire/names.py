@@ -201,6 +201,8 @@ SEALED: Final = "secure-seed"
 TRAINED_AS: Final = "trained-as"
 """Beside sketches, 32 bytes: digest of the model that the silo was sent, and of how it was told to
 train. An array, for a record of its own would cost each reply a further call."""
+SEED_ID: Final = "secure-seed-id"
+"""With a key: by which two silos know that they have the same seed; empty without one."""
 SUM: Final = "secure-sum"
 """Text: whose sum it is, and how each silo counts in it."""
 

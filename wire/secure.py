@@ -25,7 +25,7 @@ from math import isfinite
 from typing import Any, Final
 
 import numpy as np
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -51,12 +51,15 @@ JOINT: Final = "sketch"
 """What a sketch is called; of one module, with its name and a dot before it."""
 MAX_PEERS = 1024
 MAX_PEER_TEXT = 4096
-ALIKE: Final = (
-    *(names.LR, names.LOCAL_EPOCHS, names.LOCAL_STEPS, names.BATCH_SIZE, names.MOMENTUM),
-    *(names.WEIGHT_DECAY, names.PROXIMAL_MU, names.OPTIMISER, names.PRECISION, names.CLIP_NORM),
-    *(names.ACCUMULATE, names.SCHEDULE, names.WARM_UP, names.BALANCE, names.ROUNDS, names.SEED),
+OF_ITS_OWN: Final = frozenset(
+    {
+        *(names.ROUND, names.PURPOSE, names.PEERS, names.SEALED, names.GROUP_SIZE, names.GROUP),
+        *(names.EVALUATE_RECEIVED, names.EVALUATE_TRAINED, names.METRIC, names.APART),
+        *(names.GUARD_SINCE, names.OWN_ROUND, names.OWN_PURPOSE),
+    }
 )
-"""How a silo trains; entries in which members of a sum must not differ."""
+"""Entries of a training message that members of a sum may be told differently: none of them changes
+what a training makes of a model."""
 _SIGNED, _VOUCHED = b"coterie secure run 1\n", b"coterie enrolled silo 1\n"
 
 
@@ -111,7 +114,7 @@ def decode_peers(text: object) -> dict[str, Peer]:
             Peer(str(n), bytes.fromhex(p), i.encode("ascii"), bytes.fromhex(s), bytes.fromhex(v))
             for n, p, i, s, v in rows
         ]
-    except (ValueError, TypeError, AttributeError) as error:
+    except Exception as error:  # text from elsewhere: of any kind
         raise WireError(f"the keys of a secure run cannot be read: {error}") from None
     found = {peer.name: peer for peer in peers}
     if len(found) != len(peers) or len(peers) > MAX_PEERS or not all(map(is_silo_name, found)):
@@ -159,7 +162,7 @@ def _is_vouched(ca: bytes, name: str, identity: bytes, voucher: bytes) -> bool:
 def _is_signed(identity: bytes, signature: bytes, content: bytes) -> bool:
     try:
         key = load_pem_public_key(identity)
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         return False
     return _verifies(key, signature, content)
 
@@ -169,7 +172,7 @@ def _verifies(key: object, signature: bytes, content: bytes) -> bool:
         return False
     try:
         key.verify(signature, content, ec.ECDSA(hashes.SHA384()))
-    except InvalidSignature:
+    except (InvalidSignature, ValueError):
         return False
     return True
 
@@ -190,6 +193,7 @@ class Sum:
         cap: samples that a silo counts for at most.
         total: what all of them count for.
         trained_as: what all members were sent and told, see ``training_digest``.
+        least: silos by which any two sums must differ, and of which each is at least made.
         bounds: of every array of the model, what no silo's values exceed in size.
         attempt: 1; 2 without those that were lost.
     """
@@ -201,6 +205,7 @@ class Sum:
     cap: float
     total: float
     trained_as: str
+    least: int
     bounds: tuple[float, ...]
     attempt: int = 1
 
@@ -209,7 +214,8 @@ class Sum:
         return json.dumps(
             [
                 *(self.run, self.round, self.purpose, list(self.members)),
-                *(self.cap, self.total, self.trained_as, list(self.bounds), self.attempt),
+                *(self.cap, self.total, self.trained_as, self.least),
+                *(list(self.bounds), self.attempt),
             ]
         )
 
@@ -232,15 +238,15 @@ def decode_sum(text: object) -> Sum:
         WireError: it is something else.
     """
     try:
-        run, number, purpose, members, cap, total, trained_as, bounds, attempt = json.loads(
+        run, number, purpose, members, cap, total, trained_as, least, bounds, attempt = json.loads(
             _bounded(text, MAX_PEERS * MAX_PEER_TEXT)
         )
         found = Sum(
             *(str(run), int(number), str(purpose), tuple(map(str, members))),
-            *(float(cap), float(total), str(trained_as)),
+            *(float(cap), float(total), str(trained_as), int(least)),
             *(tuple(map(float, bounds)), int(attempt)),
         )
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # text from elsewhere: of any kind
         raise WireError(f"a sum's description cannot be read: {error}") from None
     sound = all(isfinite(n) and n > 0 for n in (found.cap, found.total, *found.bounds))
     if not sound or list(found.members) != sorted(set(found.members)):
@@ -250,7 +256,7 @@ def decode_sum(text: object) -> Sum:
     return found
 
 
-def training_digest(received: str, config: Mapping[str, object]) -> str:
+def training_digest(kind: str, start: str, config: Mapping[str, object]) -> str:
     """What a silo was sent and told, as 64 hexadecimal digits.
 
     Of silos that were told other things than the others, a sum would show more: where all others
@@ -259,12 +265,12 @@ def training_digest(received: str, config: Mapping[str, object]) -> str:
     Inconsistency", CCS 2022, https://arxiv.org/abs/2111.07380).
 
     Args:
-        received: hash of the last model that came from the coordinator.
-        config: of the training message.
+        kind: type of the message.
+        start: digest of what the training began from.
+        config: of the message.
     """
-    told = {key: config[key] for key in ALIKE if key in config}
-    told |= {key: config[key] for key in config if key.startswith(names.TASK_KEYS)}
-    text = json.dumps([received, told], sort_keys=True, default=str)
+    told = {key: value for key, value in config.items() if key not in OF_ITS_OWN}
+    text = json.dumps([kind, start, told], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -274,20 +280,22 @@ def fixed(model: Model, share: float, bounds: Sequence[float]) -> NDArray[np.uin
     Args:
         model: names to arrays.
         share: in (0, 1].
-        bounds: of every array, what none of its values exceeds in size.
+        bounds: of every array, what none of its values should exceed in size; one that does counts
+            as that.
 
     Raises:
-        ValueError: names the array whose values do.
+        ValueError: names an array with a value that is not finite.
     """
     numbers = np.empty(num_numbers(model), np.uint32)
     start = 0
     for (name, array), bound in zip(model.items(), bounds, strict=True):
         flat = array.reshape(-1)
-        largest = max(float(flat.max()), -float(flat.min())) if flat.size else 0.0
-        if not largest <= bound:
-            raise ValueError(f"array {name!r} has values beyond ±{bound:.4g}")
+        if not np.isfinite(flat).all():
+            raise ValueError(f"array {name!r} holds NaN or infinity")
         for piece in pieces(flat):
-            scaled = np.multiply(piece, share * 2.0**BITS / bound, dtype=np.float64)
+            scaled = np.multiply(piece, 1 / bound, dtype=np.float64)
+            np.clip(scaled, -1, 1, out=scaled)  # to refuse would tell whoever chose the bound
+            scaled *= share * 2.0**BITS
             numbers[start : start + piece.size].view(np.int32)[:] = np.rint(scaled, out=scaled)
             start += piece.size
     return numbers

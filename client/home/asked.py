@@ -36,23 +36,18 @@ class Asked:
         strategy: that its first message named.
         trained: (type, purpose, round) → trainings that were answered.
         evaluated: round → evaluations that were answered.
-        summed: round of a training → the sets of silos with which its outcome was summed.
     """
 
     strategy: str = ""
     trained: Counter[tuple[str, str, int]] = field(default_factory=Counter)
     evaluated: Counter[int] = field(default_factory=Counter)
-    summed: dict[int, list[frozenset[str]]] = field(default_factory=dict)
 
     def add(self, kind: str, entry: Mapping[str, Any]) -> None:
         """Count a message of this type that was answered; ``entry`` as in the ledger."""
         number = wire.whole(entry.get("round"))
         if kind.startswith((wire.TRAIN, wire.EVALUATE)):
             self.strategy = self.strategy or str(entry.get("strategy", ""))
-        if kind == wire.MASKED_SUM:
-            of_round, members = _summed(entry)
-            self.summed.setdefault(of_round, []).append(members)
-        elif kind.startswith(wire.TRAIN):
+        if kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM:
             self.trained[kind, str(entry.get("purpose", "")), number] += 1
         elif kind.startswith(wire.EVALUATE):
             self.evaluated[number] += 1
@@ -89,14 +84,6 @@ class Asked:
                     "this run already, whatever the run calls its rounds."
                 )
         return ""
-
-
-def _summed(entry: Mapping[str, Any]) -> tuple[int, frozenset[str]]:
-    """Of which round's training a masked update was, and of which silos the sum."""
-    try:
-        return wire.whole(entry["summed"]["round"]), frozenset(map(str, entry["summed"]["silos"]))
-    except (KeyError, TypeError):  # a ledger that somebody edited
-        return 0, frozenset()
 
 
 _memory: dict[tuple[str, str, str, str], Asked] = {}

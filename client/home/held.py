@@ -1,7 +1,8 @@
 """What a silo has trained in a secure run and keeps back: the coordinator has no copy of it.
 
-With it goes the digest of what it was sent and told for that (``secure.training_digest``), and the
-hash of the last model that came from the coordinator.
+With it goes the digest of what it was sent and told for that (``secure.training_digest``), the hash
+of the last model that came from the coordinator, and the silo's key of the run: where that is
+another one by now, nobody knows in which sums the model was.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ class Held:
     model: Model
     received: str
     trained_as: str
+    key: str
 
 
 def hold(
     settings: SiloSettings, kept: Held, *, run: str, number: int, purpose: str, on_disk: bool
 ) -> None:
     """Keep the outcome of a training; in memory alone unless ``on_disk``."""
-    digests = np.frombuffer(bytes.fromhex(kept.received + kept.trained_as), np.uint8)
+    digests = np.frombuffer(bytes.fromhex(kept.received + kept.trained_as + kept.key), np.uint8)
     arrays = {**kept.model, DIGESTS: digests}
     rounds.keep(settings, _kind(purpose), arrays, run=run, number=number, on_disk=on_disk)
 
@@ -44,7 +46,7 @@ def held(settings: SiloSettings, *, run: str, number: int, purpose: str) -> Held
         return None
     model = dict(found[1])
     digests = model.pop(DIGESTS).tobytes().hex()
-    return Held(model, digests[:64], digests[64:])
+    return Held(model, digests[:64], digests[64:128], digests[128:])
 
 
 def _kind(purpose: str) -> str:

@@ -31,20 +31,46 @@ KEY, CA = "key.pem", "ca.pem"
 MAX_RUNS = 4
 """Whose secrets are kept: what was masked in a run that is over can be read by nobody then."""
 NONCE = 12
+MOST_SUMS = 500
+"""That are remembered of a run, the last ones."""
 
 _memory: dict[tuple[str, str, str], RunSecrets] = {}
 """(silo, home, run) → its secrets."""
 
 
 @dataclass(frozen=True)
+class Part:
+    """A silo's part in a sum.
+
+    Attributes:
+        round, purpose: of the training.
+        made: hash of the model that came of it.
+        members: silos of the sum.
+        least: by how many silos at least any two sums of it must differ.
+    """
+
+    round: int
+    purpose: str
+    made: str
+    members: frozenset[str]
+    least: int
+
+
+@dataclass(frozen=True)
 class RunSecrets:
-    """Of one silo in one run. ``seed`` is empty until the silo has got, or made, the run's."""
+    """Of one silo in one run.
+
+    ``seed`` is empty until the silo has got, or made, the run's. ``sums`` are those in which it has
+    taken part, ``sketched`` is what was sketched of its updates so far.
+    """
 
     run: str
     name: str
     home: str
     private: X25519PrivateKey
     seed: bytes = b""
+    sums: tuple[Part, ...] = ()
+    sketched: tuple[tuple[str, str], ...] = ()
 
     @property
     def public(self) -> bytes:
@@ -84,6 +110,19 @@ class RunSecrets:
         if seed == self.seed:
             return self
         return _keep(replace(self, seed=seed))
+
+    @property
+    def seed_id(self) -> str:
+        """By which two silos know that they have the same seed; empty without one."""
+        return _derived(self.seed, b"coterie seed id")[:8].hex() if self.seed else ""
+
+    def with_sum(self, part: Part) -> RunSecrets:
+        """With a further sum, kept."""
+        return _keep(replace(self, sums=(*self.sums, part)[-MOST_SUMS:]))
+
+    def with_sketched(self, what: tuple[str, str]) -> RunSecrets:
+        """With what is sketched of updates, kept."""
+        return _keep(replace(self, sketched=(*self.sketched, what)))
 
     def seal(self, peer: Peer) -> bytes:
         """The seed, for that silo alone."""
@@ -127,8 +166,15 @@ def _load(settings: SiloSettings, run: str) -> RunSecrets | None:
         private = X25519PrivateKey.from_private_bytes(bytes.fromhex(kept["key"]))
         if kept["silo"] != settings.name or kept["run"] != run:
             return None
-        return RunSecrets(run, settings.name, settings.home, private, bytes.fromhex(kept["seed"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        return RunSecrets(
+            *(run, settings.name, settings.home, private, bytes.fromhex(kept["seed"])),
+            sums=tuple(
+                Part(int(number), str(purpose), str(made), frozenset(map(str, silos)), int(least))
+                for number, purpose, made, silos, least in kept["sums"]
+            ),
+            sketched=tuple((str(of), str(layers)) for of, layers in kept["sketched"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # lost: a new key is made, and the others are told
 
 
@@ -139,6 +185,11 @@ def _keep(secrets: RunSecrets) -> RunSecrets:
         kept = {
             **{"run": secrets.run, "silo": secrets.name},
             **{"key": secrets.private.private_bytes_raw().hex(), "seed": secrets.seed.hex()},
+            "sums": [
+                (part.round, part.purpose, part.made, sorted(part.members), part.least)
+                for part in secrets.sums
+            ],
+            "sketched": secrets.sketched,
         }
         write_atomically(file, json.dumps(kept).encode("ascii"), private=True)
         files = sorted(file.parent.glob("*.json"), key=lambda one: one.stat().st_mtime)

@@ -25,9 +25,8 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie import wire
-from coterie.client.home.asked import asked_by
 from coterie.client.home.held import Held, hold
-from coterie.client.home.secrets import RunSecrets, secrets_of
+from coterie.client.home.secrets import Part, RunSecrets, secrets_of
 from coterie.client.work.request import RefusedError, Request
 from coterie.wire import Model
 from coterie.wire.enrolment import fingerprint_of_key
@@ -49,11 +48,15 @@ from coterie.wire.secure import (
     training_digest,
 )
 
+MOST_SKETCHED = 2
+"""Kinds of sketches in one run: of every module, and then of the one that HCCT-E has chosen."""
+
 
 def tell_key(request: Request) -> RecordDict:
     """Tell this silo's public key of the run."""
-    own = secrets_of(request.bench.settings, request.run).as_peer()
-    return RecordDict({wire.CONFIG: ConfigRecord({wire.PEERS: encode_peers([own])})})
+    own = _secrets(request)
+    told = ConfigRecord({wire.PEERS: encode_peers([own.as_peer()]), wire.SEED_ID: own.seed_id})
+    return RecordDict({wire.CONFIG: told})
 
 
 def seal_seed(request: Request) -> RecordDict:
@@ -61,8 +64,8 @@ def seal_seed(request: Request) -> RecordDict:
     own = _secrets(request).made_seed(request.run_seed)
     sealed = {
         name: own.seal(peer).hex()
-        for name, peer in _peers(request, own).items()
-        if name != own.name
+        for name, peer in _read_peers(request).items()
+        if name != own.name and not _objection(request, own, peer)
     }
     return RecordDict({wire.CONFIG: ConfigRecord({wire.SEALED: json.dumps(sealed)})})
 
@@ -72,12 +75,20 @@ def keep_back(
 ) -> tuple[dict[str, Model], dict[str, float]]:
     """Keep a trained model here; return what leaves of it: arrays by record, and metrics."""
     settings = request.bench.settings
-    own = request.own_model()
+    own, secrets = request.own_model(), _secrets(request)
     came = wire.model_hash(received) if own is None else own.received
-    trained_as = training_digest(came, request.config)
+    start = came if own is None else own.trained_as
+    records = request.message.content.array_records
+    extras = {
+        name: wire.model_hash(wire.decode_arrays(record))
+        for name, record in records.items()
+        if name != wire.ARRAYS
+    }
+    kind = request.message.metadata.message_type
+    trained_as = training_digest(kind, start, {**request.config, **extras})
     hold(
         settings,
-        Held(trained, came, trained_as),
+        Held(trained, came, trained_as, secrets.public.hex()),
         run=request.run,
         number=request.round_number(),
         purpose=request.purpose,
@@ -103,6 +114,8 @@ def sum_masked(request: Request) -> RecordDict:
     settings = request.bench.settings
     kept = request.held_back(asked.round, asked.purpose)
     model = kept.model
+    if kept.key != secrets.public.hex():
+        request.refuse_for("has another key than when it trained that.")
     if asked.trained_as != kept.trained_as:
         request.refuse_for(
             "takes part in no sum with silos that were sent another model than it, or told to "
@@ -110,6 +123,12 @@ def sum_masked(request: Request) -> RecordDict:
         )
     if len(asked.bounds) != len(model):
         request.refuse_for(f"needs {len(model)} bounds for a sum, one for every array.")
+    made, members = wire.model_hash(model), frozenset(asked.members)
+    part = Part(asked.round, asked.purpose, made, members, asked.least)
+    for before in secrets.sums:
+        request.refuse_for(_objection_beside(part, before))
+    if part not in secrets.sums and not _is_played(request):  # before anything leaves
+        secrets.with_sum(part)
     try:
         share = asked.share(len(request.bench.data.train))
         masked = fixed(model, share, asked.bounds)
@@ -125,53 +144,83 @@ def sum_masked(request: Request) -> RecordDict:
 
 
 def _secrets(request: Request) -> RunSecrets:
+    if not request.config.get(wire.RUN):
+        raise RefusedError("a secure run has a name.")
     return secrets_of(request.bench.settings, request.run)
+
+
+def _is_played(request: Request) -> bool:
+    """Whether all is in one process and nothing is kept: there any run may have any name again."""
+    return not request.bench.settings.home and request.message.metadata.run_id == 0
+
+
+def _read_peers(request: Request) -> dict[str, Peer]:
+    try:
+        return decode_peers(request.config.get(wire.PEERS))
+    except wire.WireError as error:
+        raise RefusedError(str(error)) from None
+
+
+def _objection(request: Request, own: RunSecrets, peer: Peer) -> str:
+    """Why this silo does nothing together with another; empty if it does."""
+    if peer.name == own.name:
+        return "" if peer.public == own.public else "was shown another key as its own."
+    why = peer_objection(peer, own.run, ca=own.ca)
+    if why:
+        return f"takes part in no sum with it: {why}"
+    known = fingerprint_of_key(peer.identity) if peer.identity else ""
+    return request.bench.settings.policy.peer_objection(peer.name, known)
 
 
 def _peers(request: Request, own: RunSecrets) -> dict[str, Peer]:
     """The silos that the message names, each with a key that may be used."""
-    try:
-        peers = decode_peers(request.config.get(wire.PEERS))
-    except wire.WireError as error:
-        raise RefusedError(str(error)) from None
+    peers = _read_peers(request)
     for peer in peers.values():
-        if peer.name != own.name:
-            why = peer_objection(peer, own.run, ca=own.ca)
-            request.refuse_for(f"takes part in no sum with it: {why}" if why else "")
-            known = fingerprint_of_key(peer.identity) if peer.identity else ""
-            policy = request.bench.settings.policy
-            request.refuse_for(policy.peer_objection(peer.name, known))
-    mine = peers.get(own.name)
-    if mine is not None and mine.public != own.public:
-        request.refuse_for("was shown another key as its own.")
+        request.refuse_for(_objection(request, own, peer))
     return peers
 
 
 def _check_sum(request: Request, asked: Sum, secrets: RunSecrets, peers: dict[str, Peer]) -> None:
-    """Refuse a sum from which, with others of this round, too few silos' part would follow."""
-    policy = request.bench.settings.policy
-    least = max(FEWEST, policy.min_group_size)
-    if asked.run != request.run or secrets.name not in asked.members:
+    """Refuse a sum that is none, or of too few."""
+    least = max(FEWEST, request.bench.settings.policy.min_group_size)
+    if asked.run != secrets.run or secrets.name not in asked.members:
         request.refuse_for("is asked for a sum that it is no part of.")
     if not 0 < asked.share(len(request.bench.data.train)) <= 1:
         request.refuse_for("is asked to count for more than the whole of a sum.")
     if set(asked.members) != set(peers):
         request.refuse_for("was not told the keys of exactly the silos of the sum.")
-    if len(asked.members) < least:
+    if asked.least < least or len(asked.members) < asked.least:
         request.refuse_for(
-            f"takes part in sums of at least {least} silos; this one has {len(asked.members)}."
+            f"takes part in sums of at least {least} silos; this one is of {len(asked.members)}, "
+            f"and would be of as few as {asked.least}."
         )
-    flower_run = str(request.message.metadata.run_id)
-    before = asked_by(request.bench.settings, request.run, flower_run).summed
-    new = frozenset(asked.members)
-    for other in before.get(asked.round, ()):
-        nested = new <= other or other <= new
-        if not nested or 0 < len(new ^ other) < least:
-            request.refuse_for(
-                f"took part in a sum of {len(other)} silos in round {asked.round} already. "
-                f"Together with this one, of {len(new)}, the part of fewer than {least} silos "
-                "could be told from the two."
-            )
+
+
+def _objection_beside(new: Part, before: Part) -> str:
+    """Why a sum is refused after another: too few silos' part would follow from both; or empty.
+
+    The same training has one outcome: with two, the difference of both sums' masked numbers would
+    be that of the outcomes. Of the same outcome any two sums have more than half of the larger one
+    in common, so that any two others share a silo that sees them both.
+    """
+    same_training = (new.round, new.purpose) == (before.round, before.purpose)
+    if same_training and new.made != before.made:
+        return (
+            f"took part in a sum of what it trained in round {new.round}, and has trained for that "
+            "round anew since. One outcome of a round is summed, not two."
+        )
+    if new.made != before.made or new == before:
+        return ""
+    small, large = sorted((new.members, before.members), key=len)
+    apart = max(new.least, before.least)
+    nested = small < large and 2 * len(small) > len(large) and len(large - small) >= apart
+    if nested or small == large:
+        return ""
+    return (
+        f"took part in a sum of {len(before.members)} silos with that already. Together with this "
+        f"one, of {len(new.members)}, the part of fewer than {apart} silos could be told from the "
+        "two."
+    )
 
 
 # ---------------------------------------------------------------- sketches
@@ -212,6 +261,14 @@ def _sketches(
             f"{LEAST_SKETCH} numbers says too little, and one of more would be the update itself."
         )
     seed = _seed(request)
+    secrets = _secrets(request)
+    if (wanted, layers) not in secrets.sketched:  # each tells something else of an update
+        if len(secrets.sketched) >= MOST_SKETCHED:
+            request.refuse_for(
+                f"lets {MOST_SKETCHED} kinds of sketches leave in a run, not a further one."
+            )
+        if not _is_played(request):
+            secrets.with_sketched((wanted, layers))
     made: Model = {}
     for called, size in sizes.items():
         part = {n: a for n, a in moved.items() if sketch_name(n, layers) == called}
@@ -222,12 +279,10 @@ def _sketches(
 def _seed(request: Request) -> bytes:
     """The run's, as it was sealed for this silo."""
     secrets = _secrets(request)
-    if secrets.seed:
-        return secrets.seed
     peers = _peers(request, secrets)
     holder = next((peer for name, peer in peers.items() if name != secrets.name), None)
     sealed = str(request.config.get(wire.SEALED, ""))[:MAX_PEER_TEXT]
-    if holder is None:
+    if holder is None or not sealed:
         return secrets.made_seed(request.run_seed).seed
     try:
         return secrets.unseal(holder, bytes.fromhex(sealed)).seed

@@ -160,6 +160,11 @@ class FedGroup(kit.Algorithm[FedGroupState]):
 
     def insecure(self) -> str:
         """The groups' models are looked into, of which one may be a single silo's."""
+        if self.pretrain_steps:
+            return (
+                "pretrain-steps leave silos of different sizes rounds of different lengths, and in "
+                "a secure run only those are summed that train alike: take pretrain-epochs"
+            )
         if self.inter_group_lr:
             return (
                 "inter-group-lr looks into every group's model, and in a secure run nobody sees "

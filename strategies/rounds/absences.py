@@ -38,10 +38,18 @@ class Absences:
             for name in rest
         }
 
-    def after(self, orders: Sequence[Order], checked: Checked, number: int) -> Absences:
-        """With what this round showed of those who were asked."""
+    def after(
+        self,
+        orders: Sequence[Order],
+        checked: Checked,
+        number: int,
+        *,
+        silent_otherwise: Collection[str] = (),
+    ) -> Absences:
+        """With what this round showed of those who were asked, for their training or otherwise."""
         silent = {order.silo.name for order, why in checked.failed if why.silent}
-        asked = {order.silo.name for order in orders}
+        silent |= set(silent_otherwise)
+        asked = {order.silo.name for order in orders} | silent
         missed = {name: times for name, times in self.missed.items() if name not in asked}
         until = {name: first for name, first in self.until.items() if name not in asked}
         for name in sorted(silent):

@@ -35,8 +35,10 @@ from coterie.strategies.rounds.secure import (
     Enrolled,
     SecureRun,
     insecure,
+    own_or_origin,
     sendable,
     sketches_of,
+    without,
 )
 from coterie.wire import Model
 from coterie.wire.secure import FEWEST, sketch_sizes
@@ -518,7 +520,7 @@ class GroupStrategy(Strategy):
         left_out |= kit.withdraw(several, counting)
         updates = [u for u in counting if u.purpose or u.silo.name not in left_out]
         state = with_stated_sizes(algorithm, state, updates, self.influence)
-        state = algorithm.absorb(state, updates, now)
+        state = algorithm.absorb(without(state, _not_kept(checked)), updates, now)
         state, still_lost, more = self._settled(run, state, now)
         phases = kit.add_costs(phases, more)
         left_out |= lost | more_lost | still_lost
@@ -564,7 +566,8 @@ class GroupStrategy(Strategy):
             details={**algorithm.details(state), **_influence_entry(bounded)},
             ended_early=outlook.ended_early,
         )
-        absences = before.absences.after(orders, checked, number)
+        silent = () if run.secure is None else frozenset(run.secure.silent)
+        absences = before.absences.after(orders, checked, number, silent_otherwise=silent)
         standing = replace(
             outlook,
             round=number,
@@ -686,6 +689,7 @@ class GroupStrategy(Strategy):
         if run.secure is None:
             return {}
         run.secure.require_own(silos)
+        run.secure.silent.clear()
         compared, _ = self._compared(run, state)
         return run.secure.greet(silos, seed=compared is not None)
 
@@ -815,7 +819,7 @@ class GroupStrategy(Strategy):
         ended_early: bool = False,
     ) -> tuple[list[kit.Silo], list[Message | None]]:
         """Send every silo that is here its own model to keep; return what they say of it."""
-        models = {**self.algorithm.models(state), **conduct.models}
+        models = own_or_origin({**self.algorithm.models(state), **conduct.models})
         silos = [silo for silo in now.silos if silo.name in models]
         groups = self._groups(state, now, conduct)
         messages = evaluation_messages(
@@ -921,6 +925,12 @@ def _orders_apart(silos: Sequence[kit.Silo], conduct: kit.Conduct) -> list[kit.O
         kit.Order(silo, apart.model, config={wire.GROUP_SIZE: 1, wire.APART: apart.why})
         for silo, apart in out
     ]
+
+
+def _not_kept(checked: kit.Checked) -> list[kit.Unseen]:
+    """Models that silos were to go on from, and refused: they may have lost them."""
+    own = [order.model for order, why in checked.failed if why.refused]
+    return [model for model in own if isinstance(model, kit.Unseen)]
 
 
 def _influence_entry(bounded: kit.Bounded) -> dict[str, Any]:

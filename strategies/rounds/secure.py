@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -27,10 +28,11 @@ from coterie import wire
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.models import Mean, Unseen, is_seen
-from coterie.wire import Model
+from coterie.wire import MAX_WORD, Model
 from coterie.wire.secure import (
     FEWEST,
     LEAST_SKETCH,
+    MAX_PEER_TEXT,
     SPARSE,
     Peer,
     Sum,
@@ -44,6 +46,8 @@ from coterie.wire.secure import (
 
 KEYS_DEADLINE_S = 60.0
 """For silos to tell their keys, and to seal a seed: neither touches data."""
+SUM_DEADLINE_S = 300.0
+"""For a silo to mask and send a model that it has."""
 MOST_HOLDERS = 3
 """Silos that are asked for the seed in turn, until one answers."""
 PHASE = "sum"
@@ -95,10 +99,15 @@ class SecureRun:
     config: Mapping[str, Any]
     deadline_s: float
     enrolled: Enrolled | None = None
+    silent: set[str] = field(default_factory=set)
+    """Silos that answered nothing since this was emptied last."""
     _peers: dict[str, tuple[int, Peer]] = field(default_factory=dict)
     _sealed: dict[str, tuple[bytes, Peer, str]] = field(default_factory=dict)
     """Silo → its public key, who holds the seed, and the seed as that one sealed it; the holder's
     own has no text."""
+    _seed_ids: dict[str, str] = field(default_factory=dict)
+    _passed_over: set[str] = field(default_factory=set)
+    """Silos whose sealed seeds others could not use."""
 
     @property
     def name(self) -> str:
@@ -138,8 +147,11 @@ class SecureRun:
         return self._peers[name][0] if name in self._peers else None
 
     def forget(self, name: str) -> None:
-        """A silo did not do what it was asked: its key may be another one now."""
+        """A silo did not do what it was asked: its key may be another now, or its seed wrong."""
         self._peers.pop(name, None)
+        sealed = self._sealed.pop(name, None)
+        if sealed is not None and sealed[2]:
+            self._passed_over.add(sealed[1].name)
 
     def _learn_keys(self, silos: Sequence[kit.Silo]) -> dict[str, str]:
         vouchers = {} if self.enrolled is None else self.enrolled.vouchers()
@@ -147,8 +159,11 @@ class SecureRun:
         failed = {}
         asked = [self._message(silo, wire.SECURE_KEY, {}) for silo in silos]
         for silo, reply in zip(silos, self.exchange(asked, KEYS_DEADLINE_S), strict=True):
+            if reply is None:
+                self.silent.add(silo.name)
             try:
                 (peer,) = decode_peers(_entry(reply, wire.PEERS)).values()
+                self._seed_ids[silo.name] = _entry(reply, wire.SEED_ID)[:MAX_WORD]
                 if silo.name in vouchers:
                     own = vouchers[silo.name]
                     peer = replace(peer, identity=own.identity, voucher=own.signature)
@@ -157,7 +172,7 @@ class SecureRun:
                     raise ValueError(why or f"it states the key of {peer.name!r}")
             except ValueError as error:  # a WireError is one
                 failed[silo.name] = f"its key of the secure run cannot be used: {error}"
-                self.forget(silo.name)
+                self._peers.pop(silo.name, None)
             else:
                 self._peers[silo.name] = (silo.node_id, peer)
         return failed
@@ -170,22 +185,27 @@ class SecureRun:
         if not lacking:
             return {}
         by_name = {silo.name: silo for silo in silos}
-        holders = (sorted(have) or lacking)[:MOST_HOLDERS]
-        for holder in holders:
+        # Who was sealed a seed has it; else who says that it has the one that most have; else
+        # somebody makes one.
+        usual = Counter(own for name in peers if (own := self._seed_ids.get(name))).most_common(1)
+        known = [n for n in sorted(peers) if usual and self._seed_ids.get(n) == usual[0][0]]
+        holders = [n for n in (sorted(have) or known or lacking) if n not in self._passed_over]
+        for holder in holders[:MOST_HOLDERS]:
             others = [name for name in lacking if name != holder]
-            text = encode_peers([peers[name] for name in others])
+            text = encode_peers([peers[holder], *(peers[name] for name in others)])
             message = self._message(by_name[holder], wire.SECURE_SEED, {wire.PEERS: text})
             (reply,) = self.exchange([message], KEYS_DEADLINE_S)
             try:
-                sealed = json.loads(_entry(reply, wire.SEALED))
-                texts = {name: str(sealed[name]) for name in others}
-            except (ValueError, KeyError, TypeError) as error:
+                sealed = dict(json.loads(_entry(reply, wire.SEALED)))
+            except Exception as error:  # text from elsewhere: of any kind
                 kit.log.warning("silo %s could not seal the run's seed: %s", holder, error)
                 continue
-            for name in {*others, holder} & set(lacking):
-                own = peers[name].public
-                self._sealed[name] = (own, peers[holder], texts.get(name, ""))
-            return {}
+            for name in {holder, *(sealed.keys() & set(others))} & set(lacking):
+                text = "" if name == holder else str(sealed[name])[:MAX_PEER_TEXT]
+                self._sealed[name] = (peers[name].public, peers[holder], text)
+            lacking = [name for name in lacking if name not in self._sealed]
+            if not lacking:
+                break
         return dict.fromkeys(lacking, "no silo could give it the seed of the run's projection.")
 
     def entries(self, order: kit.Order, compared: kit.Compared | None) -> dict[str, Any]:
@@ -218,7 +238,16 @@ class SecureRun:
         if not means:
             return Settled(value)
         atoms = _atoms(means)
-        sums, lost, cost = self._ask([a for a in atoms if self._may_be_summed(a, now)], now)
+        asked = [atom for atom in atoms if self._may_be_summed(atom, now)]
+        for atom in atoms:
+            if atom not in asked and len(atom.unseen) > 1:
+                kit.log.warning(
+                    "round %d: what %s have trained is not summed: they are too few that were told "
+                    "the same, or do not count by their samples",
+                    now.number,
+                    ", ".join(atom.names),
+                )
+        sums, lost, cost = self._ask(asked, now)
         models = {id(mean): _made(mean, atoms, sums) for mean in means}
         return Settled(_replaced(value, models, {}), lost, {PHASE: cost} if cost.messages else {})
 
@@ -250,6 +279,8 @@ class SecureRun:
                 if not missing:
                     if (summed := _summed(atom, names, vectors)) is not None:
                         found[atom.terms] = summed
+                    else:
+                        lost |= dict.fromkeys(names, "its group's sum cannot be right.")
                     continue
                 fewer = self._without(atom, names, missing, now)
                 if attempt == 1 and fewer:
@@ -278,7 +309,8 @@ class SecureRun:
             key=lambda name: (-atom.samples[name], name),
         )
         kept = left[: len(names) - max(least, len(missing))]
-        return tuple(sorted(kept)) if len(kept) >= least else ()
+        enough = len(kept) >= least and 2 * len(kept) > len(names)
+        return tuple(sorted(kept)) if enough else ()
 
     def _exchange(
         self,
@@ -294,7 +326,8 @@ class SecureRun:
             total = math.fsum(min(atom.samples[name], cap) for name in names)
             how = atom.unseen[0].trained_as
             what = Sum(
-                *(self.name, number, purpose, names, cap, total, how, atom.bounds), attempt=attempt
+                *(self.name, number, purpose, names, cap, total, how),
+                *(self._least(atom.names, now), atom.bounds, attempt),
             ).encode()
             keys = encode_peers([self._peers[name][1] for name in names])
             told = {wire.SUM: what, wire.PEERS: keys, wire.ROUND: now.number, wire.PURPOSE: purpose}
@@ -302,7 +335,7 @@ class SecureRun:
                 asked.append((atom, names, name))
                 messages.append(self._message(now.here[name], wire.MASKED_SUM, told))
         started = time.perf_counter()
-        replies = self.exchange(messages, self.deadline_s)
+        replies = self.exchange(messages, min(self.deadline_s, SUM_DEADLINE_S))
         answers: dict[tuple[frozenset[Term], tuple[str, ...]], _Answer] = {
             (atom.terms, names): ([], {}) for atom, names in wanted
         }
@@ -315,7 +348,9 @@ class SecureRun:
                 vectors.append(vector)
             except ValueError as error:
                 missing[name] = f"it trained, but its part of the group's sum did not come: {error}"
-                self.forget(name)
+                self._peers.pop(name, None)
+                if reply is None:
+                    self.silent.add(name)
         seconds = time.perf_counter() - started
         report = kit.PhaseReport(1, len(messages), seconds, bytes_received=received)
         return answers, report
@@ -624,6 +659,19 @@ def sketches_of(compared: kit.Compared | None, model: Model) -> dict[str, int]:
             exit_code=EXIT_CONFIG,
         )
     return sizes
+
+
+def without(value: Any, gone: Sequence[Unseen]) -> Any:
+    """A value in which silos whose model is lost have what they were last sent."""
+    return _replaced(value, {id(one): one.origin for one in gone}, {}) if gone else value
+
+
+def own_or_origin(models: Mapping[str, Model]) -> dict[str, Model]:
+    """Silo → model; in the place of one that only another silo has, what that one started from."""
+    return {
+        name: model.origin if isinstance(model, Unseen) and model.silo != name else model
+        for name, model in models.items()
+    }
 
 
 def sendable(orders: Sequence[kit.Order]) -> list[kit.Order]:
