@@ -21,6 +21,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar, Generic, NoReturn
+from uuid import uuid4
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -292,6 +293,8 @@ class GroupStrategy(Strategy):
         self.secure, self.enrolled = secure, enrolled
         self.round_timeout = round_timeout
         self.train_config: kit.Config = {**training, **algorithm.entries(training)}
+        if secure and wire.RUN not in self.train_config:  # silos keep what is of it apart by that
+            self.train_config = {**self.train_config, wire.RUN: f"run-{uuid4().hex[:12]}"}
         self.evaluate = evaluate
         self.roster: kit.Roster = roster if roster is not None else kit.NodeRoster()
         self.on_round = on_round

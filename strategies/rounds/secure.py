@@ -106,8 +106,8 @@ class SecureRun:
     """Silo → its public key, who holds the seed, and the seed as that one sealed it; the holder's
     own has no text."""
     _seed_ids: dict[str, str] = field(default_factory=dict)
-    _passed_over: set[str] = field(default_factory=set)
-    """Silos whose sealed seeds others could not use."""
+    _complaints: dict[str, set[str]] = field(default_factory=dict)
+    """Silo that sealed the seed → who did not do what it was asked, with that seed."""
 
     @property
     def name(self) -> str:
@@ -151,7 +151,7 @@ class SecureRun:
         self._peers.pop(name, None)
         sealed = self._sealed.pop(name, None)
         if sealed is not None and sealed[2]:
-            self._passed_over.add(sealed[1].name)
+            self._complaints.setdefault(sealed[1].name, set()).add(name)
 
     def _learn_keys(self, silos: Sequence[kit.Silo]) -> dict[str, str]:
         vouchers = {} if self.enrolled is None else self.enrolled.vouchers()
@@ -189,7 +189,11 @@ class SecureRun:
         # somebody makes one.
         usual = Counter(own for name in peers if (own := self._seed_ids.get(name))).most_common(1)
         known = [n for n in sorted(peers) if usual and self._seed_ids.get(n) == usual[0][0]]
-        holders = [n for n in (sorted(have) or known or lacking) if n not in self._passed_over]
+        for name in lacking:
+            self._sealed.pop(name, None)
+        # One whose seed somebody could not use is asked after the others.
+        in_turn = dict.fromkeys([*sorted(have), *known, *lacking])
+        holders = sorted(in_turn, key=lambda name: len(self._complaints.get(name, ())))
         for holder in holders[:MOST_HOLDERS]:
             others = [name for name in lacking if name != holder]
             text = encode_peers([peers[holder], *(peers[name] for name in others)])

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
@@ -30,8 +30,10 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.server.site.certificates import make_ca, sign
 from coterie.strategies import HCCT, FederationError
+from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
+from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.strategies.rounds.secure import _atoms, _replaced
 from coterie.wire.enrolment import fingerprint_of_key, public_pem
 from coterie.wire.secure import (
@@ -388,6 +390,37 @@ def test_a_sum_longer_than_any_of_its_updates_does_not_count(
     initial = wire.decode_arrays(start.content.array_records[wire.ARRAYS])
     for name, array in initial.items():
         np.testing.assert_array_equal(arrays_of(result.models["a"])[name], array)
+
+
+@pytest.mark.parametrize("lie", [dict.fromkeys(NAMES, "00"), {}, []])
+def test_who_seals_a_wrong_seed_is_passed_over(lie: Any, tmp_path: Path) -> None:
+    """The first by name makes the seed; the others cannot open what it sent them."""
+
+    def change(silo: str, reply: Message) -> Message:
+        if silo == "a" and reply.metadata.message_type == wire.SECURE_SEED:
+            told = ConfigRecord({wire.SEALED: json.dumps(lie)})
+            reply.content = RecordDict({wire.CONFIG: told})
+        return reply
+
+    result = play(Tapped(nodes(), change), tmp_path / "run", rounds=3)
+    last = result.rounds[2]
+    assert set(last.silos) >= set(NAMES) - {"a"}, last.left_out
+
+
+def test_a_strategy_of_one_s_own_program_names_its_run(tmp_path: Path) -> None:
+    grid = Tapped(nodes(tmp_path / "homes"))
+    roster = DescribedRoster("digits", min_silos=6, deadline_s=5.0)
+    (reply,) = exchange(
+        grid,
+        [Message(RecordDict({wire.CONFIG: ConfigRecord({wire.SEED: 1})}), 1, wire.INITIAL)],
+        deadline_s=5.0,
+    )
+    assert reply is not None
+    initial = ArrayRecord(
+        {n: Array(a) for n, a in wire.decode_arrays(reply.content[wire.ARRAYS]).items()}  # type: ignore[arg-type]
+    )
+    result = HCCT(alpha=20.0, secure=True, roster=roster).start(grid, initial, num_rounds=2)
+    assert all(report.left_out == {} for report in result.rounds)
 
 
 # ---------------------------------------------------------------- a coordinator that lies
