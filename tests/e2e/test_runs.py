@@ -147,6 +147,7 @@ def test_a_strategy_takes_a_newcomer_on_real_processes(
         assert record["model-hashes"] == expected["model-hashes"], strategy
 
 
+@pytest.mark.nightly
 def test_auto_resumes_in_the_middle_of_a_race_and_places_a_newcomer(
     trio: Trio, tmp_path: Path
 ) -> None:

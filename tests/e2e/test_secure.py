@@ -39,6 +39,7 @@ def test_real_processes_give_the_models_of_one_process(trio: Trio, tmp_path: Pat
     assert any(cost.get("messages") for cost in sums)
 
 
+@pytest.mark.nightly
 def test_enrolled_silos_that_require_it_take_part_in_secure_runs_alone(
     pair: Organisations, tmp_path: Path
 ) -> None:

@@ -234,6 +234,7 @@ def address(installed: User) -> Iterator[str]:
             process.wait(30)
 
 
+@pytest.mark.nightly
 def test_flower_run_and_simulate_work_beside_modules_of_the_same_names(
     installed: User, address: str, tmp_path: Path
 ) -> None:
