@@ -71,6 +71,7 @@ def test_enrolled_silos_that_require_it_take_part_in_secure_runs_alone(
             file.write_text(text)
             pair.end(name)
             pair.start_silo(name)
+        pair.wait_for(2)
 
 
 @pytest.mark.parametrize("secure", [True, pytest.param(False, marks=pytest.mark.nightly)])
