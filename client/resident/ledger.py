@@ -94,7 +94,7 @@ def _entry(message: Message) -> dict[str, Any]:
 
 
 def _summed(message: Message, config: ConfigRecord | None) -> dict[str, Any]:
-    """Of which training, and with whom: what further sums of it are checked against."""
+    """Of which training a masked sum is, and with whom, for whoever reads the ledger."""
     if config is None or message.metadata.message_type != wire.MASKED_SUM:
         return {}
     try:

@@ -265,9 +265,9 @@ class SecureRun:
 
     def _ask(
         self, atoms: Sequence[_Atom], now: kit.Round
-    ) -> tuple[dict[frozenset[Term], _Summed], dict[str, str], kit.PhaseReport]:
+    ) -> tuple[dict[frozenset[Term], Model], dict[str, str], kit.PhaseReport]:
         """Sums of atoms; twice at most, the second time without who was lost."""
-        found: dict[frozenset[Term], _Summed] = {}
+        found: dict[frozenset[Term], Model] = {}
         lost: dict[str, str] = {}
         cost = kit.PhaseReport()
         waiting = [(atom, atom.names) for atom in atoms]
@@ -298,6 +298,8 @@ class SecureRun:
                         ", ".join(sorted(missing)),
                     )
             waiting = again
+        for name in lost:  # only now: in another sum of this round it may have done its part
+            self._peers.pop(name, None)
         return found, lost, cost
 
     def _without(
@@ -352,7 +354,6 @@ class SecureRun:
                 vectors.append(vector)
             except ValueError as error:
                 missing[name] = f"it trained, but its part of the group's sum did not come: {error}"
-                self._peers.pop(name, None)
                 if reply is None:
                     self.silent.add(name)
         seconds = time.perf_counter() - started
@@ -449,13 +450,6 @@ class _Atom:
         return cap if alike else None
 
 
-@dataclass(frozen=True)
-class _Summed:
-    """The mean over an atom, or over those of it that were not lost."""
-
-    model: Model
-
-
 def _term(one: Unseen) -> Term:
     return one.silo, one.round, one.purpose
 
@@ -491,7 +485,7 @@ def _atoms(means: Sequence[Mean]) -> list[_Atom]:
     return sorted(atoms, key=lambda atom: sorted(atom.terms))
 
 
-def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], _Summed]) -> Model:
+def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], Model]) -> Model:
     """The model that stands for a mean.
 
     Who is by itself in it, or could not be summed, is left out; where nothing is left, it is the
@@ -502,7 +496,7 @@ def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], _Su
     for atom in atoms:
         if atom.terms <= weights.keys() and atom.terms in sums:
             total = math.fsum(weights[term][1] for term in atom.terms)
-            parts.append((sums[atom.terms].model, total))
+            parts.append((sums[atom.terms], total))
     if not parts:
         parts = [(one.origin, weight) for one, weight in weights.values()]
     shared = kit.holders({str(i): part for i, (part, _) in enumerate(parts)})
@@ -512,7 +506,7 @@ def _made(mean: Mean, atoms: Sequence[_Atom], sums: Mapping[frozenset[Term], _Su
 
 def _summed(
     atom: _Atom, names: Sequence[str], vectors: Sequence[NDArray[np.uint32]]
-) -> _Summed | None:
+) -> Model | None:
     """The mean that masked vectors add up to; None if it cannot be the mean of such updates."""
     total = np.zeros(atom.size, np.uint32)
     for vector in vectors:
@@ -534,7 +528,7 @@ def _summed(
                 longest,
             )
             return None
-    return _Summed(model)
+    return model
 
 
 def _wide(model: Model) -> dict[str, NDArray[np.float64]]:
