@@ -30,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.read_from_flower(context.run_config)
     federation = load() if os.environ.get(ENVIRONMENT) else None
     execute(
-        bounded(grid),
+        bounded(grid, hosts=federation is None),
         config,
         run_id=context.run_id,
         folder=run_folder(config, run_id=context.run_id),

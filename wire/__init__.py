@@ -15,6 +15,14 @@ from coterie.wire.arrays import (
     model_hash,
     tensors_of,
 )
+from coterie.wire.bundles import (
+    MAX_BUNDLED,
+    SHARED_BYTES,
+    Bundle,
+    bundle,
+    is_bundle,
+    unbundle,
+)
 from coterie.wire.description import (
     IN_ORDER,
     Description,
@@ -32,6 +40,7 @@ from coterie.wire.limits import (
     MAX_OBJECT_BYTES,
     MAX_OBJECTS,
     MAX_WORD,
+    TIMES_SENT,
     content_objection,
     is_plain_name,
     most_bytes,
@@ -40,6 +49,6 @@ from coterie.wire.limits import (
 )
 from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
-from coterie.wire.objects import put_together, taken_apart
+from coterie.wire.objects import put_together
 from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal, whole
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood

@@ -206,6 +206,11 @@ SEED_ID: Final = "secure-seed-id"
 SUM: Final = "secure-sum"
 """Text: whose sum it is, and how each silo counts in it."""
 
+BUNDLES: Final = "bundles"
+"""Added to ``DESCRIBE`` on its way: messages may come as bundles (``coterie.wire.bundles``)."""
+HOSTED: Final = "hosted"
+"""Likewise: a process may have several silos and one connection."""
+
 # Keys of metrics, silo to server.
 NUM_EXAMPLES: Final = "num-examples"
 TRAIN_LOSS: Final = "train-loss"
@@ -265,5 +270,8 @@ FAILED: Final = 201
 """Error code of a silo whose app raised."""
 SPENT: Final = 203
 """Error code of a silo whose privacy budget does not allow what was asked, with the reason."""
+HOSTS: Final = 204
+"""Error code of a process of several silos that was asked who it is; the reason is their number.
+Each is then asked by itself, all in one bundle."""
 UNREADABLE: Final = 202
 """Error code that the coordinator gives a reply which cannot be read, or holds too much."""

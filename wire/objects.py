@@ -1,4 +1,4 @@
-"""A message and the objects that Flower takes it apart into: where it travels, and where it waits.
+"""A message out of the objects that Flower takes it apart into.
 
 Whatever comes from a peer is put together here, at the coordinator as at a silo, so that nothing
 that Flower, JSON or protobuf make of it goes further than to be the reason of a ``WireError``.
@@ -7,7 +7,7 @@ that Flower, JSON or protobuf make of it goes further than to be the reason of a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from flwr.app import Message
 from flwr.supercore.inflatable import inflatable_object, inflatable_utils
@@ -15,15 +15,8 @@ from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 from coterie.wire.errors import WireError
 
 
-def taken_apart(message: Message) -> Iterator[tuple[str, bytes]]:
-    """The objects of a message as (id, content), parts before the whole."""
-    with inflatable_object.no_object_id_recompute():
-        for object_id, one in inflatable_object.get_all_nested_objects(message).items():
-            yield object_id, one.deflate()
-
-
 def put_together(message_id: str, contents: Mapping[str, bytes], *, max_bytes: int) -> Message:
-    """The inverse of ``taken_apart``.
+    """A message out of the objects that Flower took it apart into.
 
     Args:
         message_id: the object that is the message.

@@ -381,7 +381,7 @@ def _toml(text: str) -> str:
 
 
 def _write_key(folder: Path) -> None:
-    key = ec.generate_private_key(ec.SECP384R1())
+    key = ec.generate_private_key(ec.SECP256R1())
     content = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,

@@ -1,8 +1,10 @@
 """The resident process: one silo, or many of a simulation, serve a federation until told to end.
 
-Every silo has its own identity, its own node at the SuperLink and its own data; torch, the device,
-the model's scratch space and the gRPC channel are the process's. A few threads look for messages
-and send replies; the main thread calls the ClientApp, one message at a time. Training in several
+Every silo has its own name, data, policy and ledger; torch, the device, the model's scratch space
+and the gRPC channel are the process's. A silo is a node at the SuperLink, except that the silos of
+one process of a simulation share one: coterie's ServerApp sends what it has for them in one bundle.
+A few threads look for messages and send replies; the main thread calls the ClientApp, one message
+at a time. Training in several
 threads would gain little (Python runs one at a time, and a GPU is shared anyway) and would lose
 repeatability: torch has one stream of random numbers in a process. For more cores, start more
 processes.
@@ -27,7 +29,7 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from types import FrameType
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home.settings import SiloSettings
@@ -35,6 +37,7 @@ from coterie.client.resident.link import (
     Connection,
     FleetLink,
     LinkError,
+    Received,
     RunEndedError,
     RunSettings,
     TooLargeError,
@@ -70,13 +73,13 @@ class _StopWorkError(BaseException):
 
 
 @dataclass
-class _Silo:
-    """A silo, its connection, if it has one, and the reply that it could not send yet.
+class _Node:
+    """Silos that share a connection, that, if there is one, and what they could not send yet.
 
     ``away`` is whether the connection is cut; it goes on when the way is back.
     """
 
-    settings: SiloSettings
+    silos: tuple[SiloSettings, ...]
     outbox: Outbox
     link: FleetLink | None = None
     away: bool = False
@@ -84,8 +87,9 @@ class _Silo:
 
     def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
         """Open the connection; raises ``LinkError`` if it cannot be opened."""
-        most = int(self.settings.policy.max_message_mb * 1e6)
-        self.link = self._opened.enter_context(connect(how, cache, max_bytes=most))
+        most = int(min(silo.policy.max_message_mb for silo in self.silos) * 1e6)
+        opening = connect(how, cache, max_bytes=most, silos=len(self.silos))
+        self.link = self._opened.enter_context(opening)
         return self.link
 
     def disconnect(self) -> None:
@@ -94,7 +98,15 @@ class _Silo:
         try:
             self._opened.close()
         except LinkError as error:
-            log.debug("silo %s: %s", self.settings.name, error)
+            log.debug("%s: %s", self.name, error)
+
+    @property
+    def name(self) -> str:
+        """In the log."""
+        first, last = self.silos[0].name, self.silos[-1].name
+        if len(self.silos) == 1:
+            return f"silo {first}"
+        return f"the {len(self.silos)} silos {first} to {last}"
 
 
 @dataclass(frozen=True)
@@ -119,6 +131,7 @@ class Host:
         parallel: how many messages are in hand at once, in transport or waiting for the app.
         reads_runs: the app is told the run's configuration, which is fetched for it. coterie's own
             is told everything by its messages.
+        one_node: the silos share a node, which only coterie's own ServerApp understands.
 
     Raises:
         ValueError: several silos with one key.
@@ -132,18 +145,23 @@ class Host:
         *,
         parallel: int = 4,
         reads_runs: bool = False,
+        one_node: bool = False,
     ) -> None:
         if connection.keys is not None and len(silos) != 1:
             raise ValueError(f"a key is for one silo. Got {len(silos)} silos.")
         self.app = app
         self.connection = connection
-        self.num_threads = min(parallel, len(silos))
-        self._silos = [_Silo(own, Outbox(own.home)) for own in silos]
+        if one_node and len(silos) > 1:
+            self._nodes = [_Node(tuple(silos), Outbox(""))]
+        else:
+            self._nodes = [_Node((own,), Outbox(own.home)) for own in silos]
+        self.num_threads = min(parallel, len(self._nodes))
+        self._num_silos = len(silos)
         self._reads_runs = reads_runs
         self._runs: dict[int, RunSettings] = {}
         self._told: dict[int, str] = {}
         self._signal = ""
-        self._schedule = Schedule(self._silos)
+        self._schedule = Schedule(self._nodes)
         # Silos receive the same model in a round; one silo would fill the memory for nothing.
         self._cache = ObjectCache() if len(silos) > 1 else None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -176,7 +194,7 @@ class Host:
                 if not reply.has_error():
                     self._say(job.message, seconds)
         with ThreadPoolExecutor(self.num_threads) as threads:
-            list(threads.map(_Silo.disconnect, self._silos))
+            list(threads.map(_Node.disconnect, self._nodes))
         if self._failure is not None:
             raise self._failure
         log.info("ended%s", f" by {self._signal}" if self._signal else "")
@@ -244,7 +262,7 @@ class Host:
 
     def _say(self, message: Message, seconds: float) -> None:
         """A line for each run and each of its rounds; of several silos only where one asks."""
-        meta, level = message.metadata, logging.INFO if len(self._silos) == 1 else logging.DEBUG
+        meta, level = message.metadata, logging.INFO if self._num_silos == 1 else logging.DEBUG
         run = meta.run_id
         if run not in self._told:
             while len(self._told) >= MAX_RUNS:
@@ -270,81 +288,103 @@ class Host:
 
     def _serve(self) -> None:
         try:
-            while (silo := self._schedule.take()) is not None:
-                if silo.link is None:
-                    self._dial(silo)
+            while (node := self._schedule.take()) is not None:
+                if node.link is None:
+                    self._dial(node)
                 else:
-                    self._look(silo, silo.link)
+                    self._look(node, node.link)
         except Exception as error:  # ours: end the process rather than lose a thread
             self._fail(error)
         finally:
             self._jobs.put(None)
 
-    def _dial(self, silo: _Silo) -> None:
-        name, address = silo.settings.name, self.connection.address
+    def _dial(self, node: _Node) -> None:
+        address = self.connection.address
         try:
-            link = silo.connect(self.connection, self._cache)
+            link = node.connect(self.connection, self._cache)
         except LinkError as error:
-            self._try_again_later(silo, error, was_connected=False)
+            self._try_again_later(node, error, was_connected=False)
             return
-        complete = self._schedule.connected(silo)
-        level = logging.DEBUG if len(self._silos) > 1 else logging.INFO
-        log.log(level, "silo %s is connected to %s as node %s", name, address, link.node_id)
-        if complete and len(self._silos) > 1:
-            first, last = self._silos[0].settings.name, self._silos[-1].settings.name
+        complete = self._schedule.connected(node)
+        level = logging.DEBUG if len(self._nodes) > 1 else logging.INFO
+        verb = "is" if len(node.silos) == 1 else "are"
+        log.log(level, "%s %s connected to %s as node %s", node.name, verb, address, link.node_id)
+        if complete and len(self._nodes) > 1:
+            first, last = self._nodes[0].silos[0].name, self._nodes[-1].silos[-1].name
             log.info(
-                "%d silos, %s to %s, are connected to %s", len(self._silos), first, last, address
+                "%d silos, %s to %s, are connected to %s", self._num_silos, first, last, address
             )
 
-    def _look(self, silo: _Silo, link: FleetLink) -> None:
+    def _look(self, node: _Node, link: FleetLink) -> None:
         """Send what could not be sent yet, or look for a message and answer it."""
         started = time.monotonic()
         try:
-            if silo.outbox.unsent is None:
-                message = link.receive()
-                self._came_back(silo)
-                if message is None:
-                    self._schedule.missed(silo, seconds=time.monotonic() - started)
+            if node.outbox.unsent is None:
+                received = link.receive()
+                self._came_back(node)
+                if received is None:
+                    self._schedule.missed(node, seconds=time.monotonic() - started)
                     return
-                self._work(silo, message, link)
-            self._deliver(silo, link)
-            self._came_back(silo)
+                self._work(node, received, link)
+            self._deliver(node, link)
+            self._came_back(node)
         except RunEndedError as error:
-            self._came_back(silo)
+            self._came_back(node)
             log.info("a message was dropped: its run has ended (%s)", error)
         except UnreadableError as error:
-            text = f"silo {silo.settings.name!r} cannot read what it was sent: {error}"
+            who = f"silo {node.silos[0].name!r}" if len(node.silos) == 1 else node.name
+            text = f"{who} cannot read what it was sent: {error}"
             if isinstance(error, TooLargeError):
                 text = (
-                    f"silo {silo.settings.name!r} takes no message of more than "
-                    f"{silo.settings.policy.max_message_mb:g} MB (max_message_mb). It was sent "
+                    f"{who} takes no message of more than "
+                    f"{node.silos[0].policy.max_message_mb:g} MB (max_message_mb). It was sent "
                     f"{error}."
                 )
             log.error("refused a %s message: %s", error.header.metadata.message_type, text)
-            silo.outbox.keep(Unsent(wire.refusal(text, error.header), 0.0, link.node_id))
+            answer = wire.refusal(text, error.header)
+            node.outbox.keep(Unsent((answer,), 0.0, link.node_id))
         except LinkError as error:
-            was_connected = not silo.away
+            was_connected = not node.away
             if error.holds:
-                silo.away = True
+                node.away = True
             else:
-                silo.disconnect()
-            self._try_again_later(silo, error, was_connected=was_connected)
+                node.disconnect()
+            self._try_again_later(node, error, was_connected=was_connected)
             return
-        self._schedule.worked(silo)
+        self._schedule.worked(node)
 
-    def _came_back(self, silo: _Silo) -> None:
-        if silo.away:
-            silo.away = False
+    def _came_back(self, node: _Node) -> None:
+        if node.away:
+            node.away = False
             self._schedule.returned()
-            log.info("silo %s: the SuperLink is back", silo.settings.name)
+            log.info("%s: the SuperLink is back", node.name)
 
-    def _work(self, silo: _Silo, message: Message, link: FleetLink) -> None:
-        """Have a message answered by the main thread, and keep the reply until it is sent."""
-        run = self._run_of(message, link) if self._reads_runs else RunSettings()
-        job = _Job(silo.settings, message, link.node_id, run)
-        self._jobs.put(job)
-        reply, seconds = self._answer_of(job, link)
-        silo.outbox.unsent = Unsent(reply, seconds, link.node_id)
+    def _work(self, node: _Node, received: Received, link: FleetLink) -> None:
+        """Have messages answered by the main thread, and keep the replies until they are sent."""
+        if received.to is None and len(node.silos) > 1:
+            answers, seconds = [_not_by_itself(received, len(node.silos))], 0.0
+        else:
+            answers, seconds = self._answers(node, received, link)
+        node.outbox.unsent = Unsent(
+            tuple(answers), seconds, link.node_id, received.to, bundled=received.bundled
+        )
+
+    def _answers(
+        self, node: _Node, received: Received, link: FleetLink
+    ) -> tuple[list[Message], float]:
+        """The replies of one message or of a bundle, and the seconds that the app took for them."""
+        run = self._run_of(received.header, link) if self._reads_runs else RunSettings()
+        replies, seconds, asked = [], 0.0, time.monotonic()
+        for message, number in zip(received.messages, received.to or (0,), strict=True):
+            if time.monotonic() - asked > ASK_S:  # a bundle of short work is long work
+                link.require_running(message.metadata.run_id)
+                asked = time.monotonic()
+            job = _Job(node.silos[number], message, link.node_id, run)
+            self._jobs.put(job)
+            reply, took = self._answer_of(job, link)
+            replies.append(reply)
+            seconds += took
+        return replies, seconds
 
     def _answer_of(self, job: _Job, link: FleetLink) -> tuple[Message, float]:
         """Wait for the app; end its work if the run ends before it, or if it takes too long."""
@@ -372,26 +412,26 @@ class Host:
                 self._useless = job, why
                 signal.pthread_kill(threading.main_thread().ident or 0, STOP_WORK)
 
-    def _deliver(self, silo: _Silo, link: FleetLink) -> None:
-        """Send the reply; it is kept if the way is cut, and let go if its run is over."""
-        unsent = silo.outbox.unsent
+    def _deliver(self, node: _Node, link: FleetLink) -> None:
+        """Send what is finished; it is kept if the way is cut, and let go if its run is over."""
+        unsent = node.outbox.unsent
         if unsent is None:
             return
         if unsent.node_id != link.node_id:
             log.warning("a reply was dropped: the SuperLink was started anew, and does not want it")
-            silo.outbox.clear()
+            node.outbox.clear()
             return
         try:
-            link.send(unsent.reply, seconds=unsent.seconds)
+            link.send(unsent)
         except RunEndedError as error:
             log.info("a reply was dropped: its run has ended (%s)", error)
         except LinkError:
-            silo.outbox.keep(unsent)
+            node.outbox.keep(unsent)
             raise
         else:
-            if silo.away:
-                log.info("silo %s: the reply was sent after all", silo.settings.name)
-        silo.outbox.clear()
+            if node.away:
+                log.info("%s: the reply was sent after all", node.name)
+        node.outbox.clear()
 
     def _run_of(self, message: Message, link: FleetLink) -> RunSettings:
         """Fetched once a run: a run's configuration does not change."""
@@ -402,14 +442,14 @@ class Host:
             self._runs[run_id] = link.settings_of(run_id)
         return self._runs.get(run_id) or link.settings_of(run_id)
 
-    def _try_again_later(self, silo: _Silo, error: LinkError, *, was_connected: bool) -> None:
-        outage_s, is_news = self._schedule.failed(silo, was_connected=was_connected)
+    def _try_again_later(self, node: _Node, error: LinkError, *, was_connected: bool) -> None:
+        outage_s, is_news = self._schedule.failed(node, was_connected=was_connected)
         left_s = self.connection.patience_s - outage_s
         if not error.retry:
             self._fail(error)
         elif left_s < 0:
-            own = f"silo {silo.settings.name!r}"
-            who = own if len(self._silos) == 1 else f"the {len(self._silos)} silos"
+            own = f"silo {node.silos[0].name!r}"
+            who = own if self._num_silos == 1 else f"the {self._num_silos} silos"
             self._fail(GaveUpError(f"{who} gave up after {outage_s:.0f} s: {error}"))
         else:
             level = logging.WARNING if is_news else logging.DEBUG
@@ -418,3 +458,16 @@ class Host:
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
         self.stop()
+
+
+def _not_by_itself(received: Received, silos: int) -> Message:
+    """What a process of several silos answers to a message that does not say whose it is."""
+    (message,) = received.messages
+    content = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    if content.get(wire.HOSTED) and message.metadata.message_type == wire.DESCRIBE:
+        return Message(Error(wire.HOSTS, str(silos)), reply_to=message)
+    why = (
+        f"this process has {silos} silos and one connection, which only coterie's own ServerApp "
+        "understands, in a federation where silos are not enrolled. Start a process for each silo."
+    )
+    return wire.refusal(why, message)

@@ -19,6 +19,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -27,7 +28,7 @@ from typing import Any
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.client.grpc_rere_client.connection import grpc_request_response
 from flwr.common.config import flatten_dict
 from flwr.common.logger import FLOWER_LOGGER
@@ -44,6 +45,7 @@ from flwr.supercore.retry import RetryInvoker, exponential
 
 from coterie import wire
 from coterie.client.resident import sharing
+from coterie.client.resident.outbox import Unsent
 
 log = logging.getLogger("coterie.silo")
 
@@ -146,6 +148,23 @@ class RunSettings:
     config: dict[str, str | int | float | bool] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Received:
+    """What came in one go.
+
+    Attributes:
+        header: of the message that the SuperLink handed out.
+        messages: that message, or those of a bundle.
+        to: for each the number of its silo in this process; None: the message came by itself.
+        bundled: the other side reads bundles.
+    """
+
+    header: Message
+    messages: tuple[Message, ...]
+    to: tuple[int, ...] | None = None
+    bundled: bool = False
+
+
 class FleetLink:
     """One live connection. Made by ``connect``."""
 
@@ -155,16 +174,18 @@ class FleetLink:
         calls: Sequence[Any],
         cache: sharing.ObjectCache | None = None,
         max_bytes: int = 0,
+        silos: int = 1,
     ) -> None:
         self.node_id = node_id
         self._cache = cache
         self._max_bytes = max_bytes
+        self._silos = silos
         self._claimed: tuple[Message, ObjectTree] | None = None
         self._receive, self._send, self._run, self._fab = calls[:4]
         self._pull_object, self._push_object, self._confirm = calls[4:]
 
-    def receive(self) -> Message | None:
-        """The next message for this silo, or None at once if there is none.
+    def receive(self) -> Received | None:
+        """The next message for this process, or None at once if there is none.
 
         The SuperLink hands a message out once. One whose content did not come because the
         connection was lost is gone on with by the next call.
@@ -179,7 +200,7 @@ class FleetLink:
             if self._claimed is None:
                 return None
             try:
-                message = self._content_of(*self._claimed)
+                received = self._content_of(*self._claimed)
             except grpc.RpcError as error:
                 if error.code() not in LOST:
                     self._claimed = None
@@ -188,12 +209,34 @@ class FleetLink:
                 self._claimed = None
                 raise
             self._claimed = None
-            return message
+            return received
 
-    def _content_of(self, header: Message, tree: ObjectTree) -> Message:
+    def _content_of(self, header: Message, tree: ObjectTree) -> Received:
+        message_id = header.metadata.message_id
+        contents = self._objects_of(header, tree)
+        try:
+            if not wire.is_bundle(contents.get(message_id, b"")):
+                message = wire.put_together(message_id, contents, max_bytes=self._max_bytes)
+                message.metadata.__dict__["_message_id"] = message_id
+                received = Received(header, (message,), bundled=_reads_bundles(message))
+            else:
+                messages, to = wire.unbundle(message_id, contents, max_bytes=self._max_bytes)
+                whose = None if to is None else tuple(to)
+                received = Received(header, tuple(messages), whose, bundled=True)
+        except wire.WireError as error:
+            raise UnreadableError(str(error), header) from None
+        for objection in map(self._objection, received.messages):
+            if objection:
+                raise UnreadableError(objection, header)
+        if any(number >= self._silos for number in received.to or ()):
+            raise UnreadableError(f"this process has {self._silos} silos.", header)
+        return received
+
+    def _objects_of(self, header: Message, tree: ObjectTree) -> dict[str, bytes]:
         run_id, message_id = header.metadata.run_id, header.metadata.message_id
         ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
-        most = f"a message of more than {self._max_bytes / 1e6:,.0f} MB"
+        most = self._max_bytes * self._silos
+        too_large = f"a message of more than {self._max_bytes / 1e6:,.0f} MB"
         if len(ids) > wire.MAX_OBJECTS:
             raise UnreadableError(f"more than {wire.MAX_OBJECTS:,} objects.", header)
         pulled = dict[str, int]()
@@ -201,8 +244,8 @@ class FleetLink:
         def pull(object_id: str) -> bytes:
             content = self._pulled(run_id, message_id, object_id)
             pulled[object_id] = len(content)
-            if self._max_bytes and sum(list(pulled.values())) > self._max_bytes:
-                raise TooLargeError(most, header)
+            if most and sum(list(pulled.values())) > most:
+                raise TooLargeError(too_large, header)
             return content
 
         contents = inflatable_utils.pull_objects(
@@ -214,20 +257,14 @@ class FleetLink:
         )
         self._confirm(run_id, message_id)
         # An object that is named many times is unpacked as often.
-        if self._max_bytes and sum(len(contents[one]) for one in ids) > self._max_bytes:
-            raise TooLargeError(most, header)
-        try:
-            message = wire.put_together(message_id, contents, max_bytes=self._max_bytes)
-        except wire.WireError as error:
-            raise UnreadableError(str(error), header) from None
-        most_bytes = self._max_bytes or sys.maxsize
-        objection = "it has no content."
-        if message.has_content():
-            objection = wire.content_objection(message.content, max_bytes=most_bytes)
-        if objection:
-            raise UnreadableError(objection, header)
-        message.metadata.__dict__["_message_id"] = message_id
-        return message
+        if most and sum(len(contents[one]) for one in ids) > most:
+            raise TooLargeError(too_large, header)
+        return contents
+
+    def _objection(self, message: Message) -> str:
+        if not message.has_content():
+            return "it has no content."
+        return wire.content_objection(message.content, max_bytes=self._max_bytes or sys.maxsize)
 
     def require_running(self, run_id: int) -> None:
         """Ask whether a run still goes on.
@@ -256,22 +293,51 @@ class FleetLink:
             return pull()
         return self._cache.get(object_id, pull)
 
-    def send(self, reply: Message, *, seconds: float) -> None:
-        """Send a reply.
-
-        Args:
-            reply: made with ``reply_to``.
-            seconds: the silo's own time for it.
+    def send(self, unsent: Unsent) -> None:
+        """Send what answers one message, or those of one bundle.
 
         Raises:
             LinkError, RunEndedError: as in ``receive``.
         """
-        with _translated(), inflatable_object.no_object_id_recompute():
+        with _translated():
+            if not unsent.bundled:
+                self._send_as_flower(unsent)
+                return
+            bundle = wire.bundle(unsent.replies, unsent.to)
+            header = _header_of(unsent.replies[0], several=unsent.to is not None)
+            header.metadata.__dict__["_message_id"] = bundle.root
+            wanted, session = self._send(header, bundle.tree, unsent.seconds)
+            objects = [(i, bundle.objects[i]) for i in bundle.objects if i in wanted]
+            push = partial(self._push_object, header.metadata.run_id, session)
+            inflatable_utils.push_object_contents_from_iterable(objects, push)
+
+    def _send_as_flower(self, unsent: Unsent) -> None:
+        (reply,) = unsent.replies
+        with inflatable_object.no_object_id_recompute():
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects = inflatable_object.get_all_nested_objects(reply)
-            wanted, session = self._send(reply, inflatable_object.get_object_tree(reply), seconds)
+            tree = inflatable_object.get_object_tree(reply)
+            wanted, session = self._send(reply, tree, unsent.seconds)
             push = partial(self._push_object, reply.metadata.run_id, session)
             inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
+
+
+def _reads_bundles(message: Message) -> bool:
+    """Whether a message in Flower's form says that its sender reads bundles."""
+    if message.metadata.message_type != wire.DESCRIBE or not message.has_content():
+        return False
+    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    return bool(config.get(wire.BUNDLES))
+
+
+def _header_of(reply: Message, *, several: bool) -> Message:
+    """What the SuperLink is told of a bundle: whose it is and what it answers."""
+    header = Message.__new__(Message)
+    header.__dict__.update(_metadata=copy(reply.metadata), _content=RecordDict(), _error=None)
+    if several:
+        asked = header.metadata.reply_to_message_id.rpartition(".")[0]
+        header.metadata.__dict__["_reply_to_message_id"] = asked
+    return header
 
 
 def _config_of(fab: bytes) -> dict[str, str | int | float | bool]:
@@ -295,7 +361,11 @@ def _config_of(fab: bytes) -> dict[str, str | int | float | bool]:
 
 @contextmanager
 def connect(
-    how: Connection, cache: sharing.ObjectCache | None = None, *, max_bytes: int = 0
+    how: Connection,
+    cache: sharing.ObjectCache | None = None,
+    *,
+    max_bytes: int = 0,
+    silos: int = 1,
 ) -> Iterator[FleetLink]:
     """Register with a SuperLink and hold the connection.
 
@@ -303,6 +373,7 @@ def connect(
         how: to reach it.
         cache: of objects that were pulled, shared with other connections.
         max_bytes: of a message; a larger one is refused before it is unpacked. 0: no limit.
+        silos: how many share the connection.
 
     Raises:
         LinkError: not reachable, or refused; the text has the SuperLink's reason.
@@ -325,7 +396,7 @@ def connect(
             with connection as (node_id, *calls):
                 entered, invoker.max_time = True, RETRY_S
                 try:
-                    yield FleetLink(node_id, calls, cache, max_bytes)
+                    yield FleetLink(node_id, calls, cache, max_bytes, silos)
                 except BaseException as error:  # Flower's context manager would swallow it
                     failure = error
         except RuntimeError as error:

@@ -1,6 +1,6 @@
-"""A finished reply that could not be sent yet: kept until it is, also if its process ends.
+"""Finished replies that could not be sent yet: kept until they are, also if their process ends.
 
-It holds nothing that the ledger has not noted, and goes nowhere but to the SuperLink that asked.
+They hold nothing that the ledger has not noted, and go nowhere but to the SuperLink that asked.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Unsent:
-    """A reply, and what else is sent with it.
+    """What answers one message, or those of one bundle, and what else is sent with it.
 
     Attributes:
-        reply: to a message for this silo.
-        seconds: that the silo worked for it.
-        node_id: under which it was asked: no other may send it.
+        replies: to messages for the silos of this process.
+        to: for each the number of its silo; None: a single one to a message that came by itself.
+        seconds: that the silos worked for them.
+        node_id: under which they were asked: no other may answer.
+        bundled: the other side reads bundles.
     """
 
-    reply: Message
+    replies: tuple[Message, ...]
     seconds: float
     node_id: int
+    to: tuple[int, ...] | None = None
+    bundled: bool = False
 
 
 class Outbox:
-    """Holds one reply: a silo works on one message at a time.
+    """Holds what answers one message, or one bundle: a process works on one at a time.
 
     Args:
         home: the silo's folder; empty keeps it in memory alone.
@@ -49,7 +53,7 @@ class Outbox:
         self.unsent = self._written = _read(self._file) if self._file else None
 
     def keep(self, unsent: Unsent) -> None:
-        """Keep a reply; a full disk costs what is on it, not the reply."""
+        """Keep them; a full disk costs what is on it, not the replies."""
         self.unsent = unsent
         if self._file is not None and self._written is not unsent:
             self._written = unsent
@@ -67,25 +71,27 @@ class Outbox:
 
 
 def _write(file: Path, unsent: Unsent) -> None:
-    reply = ""
+    packed_up = wire.bundle(unsent.replies, unsent.to)
     with (
         replacing(file, private=True) as unfinished,
         zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as packed,
     ):
-        for reply, content in wire.taken_apart(unsent.reply):  # the reply itself comes last
-            packed.writestr(reply, content)
-        about = {"reply": reply, "seconds": unsent.seconds, "node": unsent.node_id}
-        packed.writestr(ABOUT, json.dumps(about))
+        for name, content in packed_up.objects.items():
+            packed.writestr(name, content)
+        about = {"root": packed_up.root, "seconds": unsent.seconds, "node": unsent.node_id}
+        packed.writestr(ABOUT, json.dumps({**about, "bundled": unsent.bundled}))
 
 
 def _read(file: Path) -> Unsent | None:
-    """The reply in a file; one that is damaged is removed, as nobody could send it."""
+    """What is in a file; one that is damaged is removed, as nobody could send it."""
     try:
         with zipfile.ZipFile(file) as packed:
             about = json.loads(packed.read(ABOUT))
             contents = {name: packed.read(name) for name in packed.namelist() if name != ABOUT}
-        reply = wire.put_together(about["reply"], contents, max_bytes=0)
-        return Unsent(reply, float(about["seconds"]), int(about["node"]))
+        replies, to = wire.unbundle(about["root"], contents, max_bytes=0)
+        whose = None if to is None else tuple(to)
+        seconds, node_id = float(about["seconds"]), int(about["node"])
+        return Unsent(tuple(replies), seconds, node_id, whose, bool(about["bundled"]))
     except FileNotFoundError:
         return None
     except Exception as error:  # whatever Flower or zipfile make of damage

@@ -71,7 +71,8 @@ def serve(
         raise TypeError("silos that are given by their settings need a connection")
     with locked_all([one.home for one in silos]):
         made = _own(silos) if app is None else _foreign(app, silos, mods)
-        host = Host(made, silos, connection, parallel=parallel, reads_runs=app is not None)
+        own = app is None
+        host = Host(made, silos, connection, parallel=parallel, reads_runs=not own, one_node=own)
         host.stop_on_signals()
         host.run()
 

@@ -87,6 +87,8 @@ class LocalFederation:
         self.runs_dir = folder / "runs"
         self.superlink = SuperLink(folder / "superlink", ports=ports)
         self.programs: dict[str, Program] = {}
+        self._more_silos = 0
+        """Than nodes: those of a process share one."""
         self._signals = ExitStack()
 
     def __enter__(self) -> LocalFederation:
@@ -147,6 +149,7 @@ class LocalFederation:
             line = ["--simulation", str(file.resolve()), "--partitions", f"{first}-{end - 1}"]
             line += ["--superlink", self.superlink.fleet_address]
             self._start(name, [*line, "--home", str(self.folder / "silos")], {})
+            self._more_silos += max(end - first - 1, 0)
 
     def _start(self, name: str, line: Sequence[str], environment: Mapping[str, str]) -> None:
         self.programs[name] = Program(
@@ -171,11 +174,12 @@ class LocalFederation:
         deadline = time.monotonic() + within_s
         self.superlink.wait()
         with control(self.superlink.control_address) as calls:
-            while (online := calls.num_online()) < count:
+            while (online := calls.num_online()) < count - self._more_silos:
                 self._raise_for_ended()
                 if time.monotonic() > deadline:
                     raise FederationError(
-                        f"{online} of {count} silos connected within {within_s:.0f} s. "
+                        f"{online} of {count - self._more_silos} processes of silos connected "
+                        f"within {within_s:.0f} s. "
                         f"Their logs are in {self.folder / 'silos'}."
                     )
                 time.sleep(0.1)

@@ -1,10 +1,15 @@
-"""Replies taken from the SuperLink one by one, each within limits.
+"""The Grid of a run: messages in as few objects as can be, replies taken one by one within limits.
 
 Flower's Grid asks for all replies at once, waits for every object of the first before it looks at
 the second, and raises if one of them cannot be read. So a single silo can hold up a round by
 minutes (an object that it announced and does not send) and end a run. Here a reply waits by
 itself until it is whole, and one that is too large or cannot be read becomes an error reply of its
 silo. Read in Flower 1.34: ``flwr.superlink.grid.grpc_grid``.
+
+A resident silo is told with ``query.describe`` that bundles (``coterie.wire.bundles``) are read
+here. Whoever answers with one is sent bundles from then on; all others get Flower's own objects. A
+process of several silos has one node. It answers how many they are, and from then on each of them
+has a node id of its own here; what is for them travels in bundles.
 """
 
 from __future__ import annotations
@@ -14,18 +19,24 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from hashlib import sha256
 from itertools import islice
 from typing import Any
 
 import grpc
 from flwr.app import Error, Message
+from flwr.app.message.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.proto.runtime_pb2_grpc import RuntimeStub
 from flwr.serverapp import Grid
 from flwr.supercore.grpc import create_channel
 from flwr.supercore.inflatable import inflatable_object, inflatable_utils
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
 from flwr.supercore.interceptors import (
     RuntimeTokenClientInterceptor,
     RuntimeVersionClientInterceptor,
@@ -46,6 +57,10 @@ FETCH_S = 1.0
 """How long the objects of one reply are fetched before others have their turn."""
 
 
+HOST_BYTES = 12_000_000
+"""Most bytes of arrays, each counted as often as it is named, of one bundle to a process."""
+
+
 class _TooLargeError(ValueError):
     """A reply holds more than it may."""
 
@@ -55,7 +70,7 @@ class _Reply:
     """A reply that is announced.
 
     Attributes:
-        message_id: of the message that it answers.
+        message_id: of the message, or bundle, that it answers.
         object_id: its own.
         wanted: objects that have not been fetched, children first.
         contents: those that have been.
@@ -72,17 +87,56 @@ class _Reply:
     why: str = ""
 
 
-def bounded(grid: Grid) -> Grid:
-    """The Grid with replies taken one by one; one that has no SuperLink behind it as it is."""
-    return _BoundedGrid(grid) if isinstance(grid, GrpcGrid) else grid
+@dataclass(frozen=True)
+class _Hosted:
+    """A silo that shares a node with others: the node, and its number there."""
+
+    node: int
+    number: int
+
+
+@dataclass
+class _Parcel:
+    """What is pushed as one: messages for one node.
+
+    Attributes:
+        messages: in order; of a bundle to a process of several silos there may be many.
+        to: for each the number of its silo in its process; None: a message by itself.
+        bundled: they travel as a bundle.
+    """
+
+    messages: list[Message]
+    to: list[int] | None = None
+    bundled: bool = False
+
+    def ids(self, root: str) -> list[str]:
+        """What each of its messages is known by."""
+        return [root] if self.to is None else [f"{root}.{i}" for i in range(len(self.to))]
+
+
+def bounded(grid: Grid, *, hosts: bool = False) -> Grid:
+    """The Grid with replies taken one by one; one that has no SuperLink behind it as it is.
+
+    Args:
+        grid: of the run.
+        hosts: one node may stand for several silos. Not where silos are enrolled: there a silo is
+            a key.
+    """
+    return _BoundedGrid(grid, hosts=hosts) if isinstance(grid, GrpcGrid) else grid
 
 
 class _BoundedGrid(Grid):
-    """Flower's Grid, but for ``pull_messages``."""
+    """Flower's Grid, but for how messages travel."""
 
-    def __init__(self, inner: GrpcGrid) -> None:
+    def __init__(self, inner: GrpcGrid, *, hosts: bool) -> None:
         self.inner = inner
-        self._sent: dict[str, Message] = {}
+        self._hosts = hosts
+        self._hosted: dict[int, _Hosted] = {}
+        self._processes: dict[int, list[int]] = {}
+        """Node → the ids of its silos here."""
+        self._bundling: set[int] = set()
+        """Nodes that read bundles."""
+        self._sent: dict[str, _Parcel] = {}
         self._announced: dict[str, _Reply] = {}
         self._singly = False
         self._threads = ThreadPoolExecutor(THREADS)
@@ -115,8 +169,13 @@ class _BoundedGrid(Grid):
         return self.inner.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
-        """As Flower's."""
-        return self.inner.get_node_ids()
+        """As Flower's, with silos that share a node in its place."""
+        nodes = list(self.inner.get_node_ids())
+        for node in self._processes.keys() - set(nodes):
+            for own in self._processes.pop(node):
+                del self._hosted[own]
+        self._bundling &= set(nodes)
+        return [own for node in nodes for own in self._processes.get(node, [node])]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -127,9 +186,80 @@ class _BoundedGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """As Flower's; what was sent says how large its reply may be."""
         messages = list(messages)
-        ids = list(self.inner.push_messages(messages))
-        self._sent |= {i: m for i, m in zip(ids, messages, strict=False) if i}
-        return ids
+        parcels = self._parcels(messages)
+        ids: dict[int, str] = {}
+        plain = [parcel.messages[0] for parcel in parcels if not parcel.bundled]
+        for message in plain:
+            self._invite(message)
+        pushed = [*self.inner.push_messages(plain)] if plain else []
+        roots = iter(pushed + [""] * (len(plain) - len(pushed)))  # none of what was too large
+        bundled = iter(self._push_bundles([parcel for parcel in parcels if parcel.bundled]))
+        for parcel in parcels:
+            root = next(bundled if parcel.bundled else roots)
+            if root:
+                self._sent[root] = parcel
+                found = zip(parcel.messages, parcel.ids(root), strict=True)
+                ids |= {id(message): one for message, one in found}
+        return [ids.get(id(message), "") for message in messages]
+
+    def _parcels(self, messages: Sequence[Message]) -> list[_Parcel]:
+        """Messages to silos of one process together, as many as a bundle takes."""
+        parcels: list[_Parcel] = []
+        filling: dict[int, tuple[_Parcel, int]] = {}
+        for message in messages:
+            node, describe = message.metadata.dst_node_id, wire.DESCRIBE
+            hosted = self._hosted.get(node)
+            if hosted is None:
+                bundled = node in self._bundling and message.metadata.message_type != describe
+                parcels.append(_Parcel([message], bundled=bundled))
+                continue
+            size = wire.num_array_bytes(message.content)
+            parcel, held = filling.get(hosted.node, (None, 0))
+            full = held + size > HOST_BYTES or (parcel and len(parcel.messages) >= wire.MAX_BUNDLED)
+            if parcel is None or full:
+                parcel, held = _Parcel([], [], bundled=True), 0
+                parcels.append(parcel)
+            parcel.messages.append(message)
+            assert parcel.to is not None
+            parcel.to.append(hosted.number)
+            message.metadata.dst_node_id = hosted.node
+            filling[hosted.node] = parcel, held + size
+        return parcels
+
+    def _invite(self, message: Message) -> None:
+        """Say in a question who one is that bundles are read here. No other app answers it."""
+        if message.metadata.message_type == wire.DESCRIBE:
+            config = message.content.config_records[wire.CONFIG]
+            config[wire.BUNDLES], config[wire.HOSTED] = True, self._hosts
+
+    def _push_bundles(self, parcels: Sequence[_Parcel]) -> list[str]:
+        """Push each as one message; returns their ids, empty of those that were not taken."""
+        if not parcels:
+            return []
+        run_id, objects = self.inner.run.run_id, dict[str, bytes]()
+        headers, trees = [], []
+        for parcel in parcels:
+            for message in parcel.messages:
+                message.metadata.__dict__["_run_id"] = run_id
+                message.metadata.__dict__["_src_node_id"] = self.inner.node.node_id
+            made = wire.bundle(parcel.messages, parcel.to, inline=wire.SHARED_BYTES)
+            header = message_to_proto(remove_content_from_message(parcel.messages[0]))
+            header.metadata.message_id = made.root
+            headers.append(header)
+            trees.append(made.tree)
+            objects |= made.objects
+        answer = self.inner._stub.PushMessages(
+            PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
+        )
+        push = make_push_object_fn_protobuf(
+            self.inner._stub.PushObject, self.inner.node, run_id, answer.session_id
+        )
+        wanted = set(answer.objects_to_push)
+        inflatable_utils.push_object_contents_from_iterable(
+            ((name, content) for name, content in objects.items() if name in wanted), push
+        )
+        ids = list(answer.message_ids)
+        return ids + [""] * (len(parcels) - len(ids))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies to these messages that are whole, or refused. Waits for none that is not there.
@@ -137,18 +267,19 @@ class _BoundedGrid(Grid):
         What was announced for other messages, which nobody waits for any more, is let go.
         """
         asked = set(message_ids)
-        for message_id in set(self._announced) - asked:
-            self._let_go(self._announced.pop(message_id))
-        self._sent = {i: m for i, m in self._sent.items() if i in asked}
-        for reply in self._ask(sorted(asked - set(self._announced))):
+        roots = {one.partition(".")[0] for one in asked}
+        for root in set(self._announced) - roots:
+            self._let_go(self._announced.pop(root))
+        self._sent = {root: parcel for root, parcel in self._sent.items() if root in roots}
+        for reply in self._ask(sorted(roots - set(self._announced))):
             self._announced[reply.message_id] = reply
-        whole = []
+        whole: list[Message] = []
         for reply in list(self._announced.values()):
             if reply.why or self._fetch(reply):
                 del self._announced[reply.message_id]
                 self._let_go(reply)
-                whole.append(self._read(reply))
-        return whole
+                whole += self._read(reply)
+        return [one for one in whole if one.metadata.reply_to_message_id in asked]
 
     # ---------------------------------------------------------------- what is announced
 
@@ -189,8 +320,9 @@ class _BoundedGrid(Grid):
         reply.wanted = list(dict.fromkeys(ids))
         sent = self._sent.get(reply.message_id)
         if sent is not None:
-            kind = sent.metadata.message_type
-            reply.most = wire.most_bytes(kind, wire.num_array_bytes(sent.content))
+            reply.most = max(map(_most_bytes, sent.messages))
+            if len(sent.messages) > 1:  # of which each is short of its limit by far
+                reply.most = max(reply.most, wire.TIMES_SENT * HOST_BYTES)
         if len(ids) > wire.MAX_OBJECTS:
             reply.why = f"it consists of more than {wire.MAX_OBJECTS:,} objects."
         elif tree.object_id != reply.object_id or not all(
@@ -253,24 +385,72 @@ class _BoundedGrid(Grid):
         except grpc.RpcError as error:
             log.debug("a reply was not confirmed: %s", _said(error))
 
-    def _read(self, reply: _Reply) -> Message:
-        why = reply.why
+    def _read(self, reply: _Reply) -> list[Message]:
+        """The replies that it holds, one for each message that it answers."""
+        parcel = self._sent[reply.message_id]
+        why, found = reply.why, list[Message]()
+        to: list[int] | None = None
         if not why:
             try:
-                message = wire.put_together(
-                    reply.object_id,
-                    reply.contents,
-                    max_bytes=reply.most + wire.MAX_OBJECT_BYTES,
-                )
-                meta = message.metadata.__dict__
-                meta["_message_id"] = reply.object_id
-                meta["_reply_to_message_id"] = reply.message_id
-                return message
+                found, to = self._messages_of(reply)
+                if to is None:
+                    self._note(parcel, found[0], bundled=wire.is_bundle(_root_of(reply)))
             except wire.WireError as error:
                 why = str(error)
-        sent = self._sent[reply.message_id]
-        told = Error(wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(why)}")
-        return Message(told, reply_to=sent)
+        of_all = found[0] if found and to is None else None
+        if of_all is not None and of_all.has_error() and parcel.to is not None:
+            why = str(of_all.error.reason)
+        by_silo = dict(zip(to or (), found, strict=True)) if to is not None else {}
+        answers = []
+        for place, (message, own_id) in enumerate(
+            zip(parcel.messages, parcel.ids(reply.message_id), strict=True)
+        ):
+            message.metadata.__dict__["_message_id"] = own_id
+            own = of_all if parcel.to is None else by_silo.get(parcel.to[place])
+            if own is None:
+                what = why or "its process gave no answer for it."
+                told = Error(wire.UNREADABLE, f"its reply cannot be read: {wire.plain_text(what)}")
+                own = Message(told, reply_to=message)
+            own.metadata.__dict__["_reply_to_message_id"] = own_id
+            answers.append(own)
+        return answers
+
+    def _messages_of(self, reply: _Reply) -> tuple[list[Message], list[int] | None]:
+        most = reply.most + wire.MAX_OBJECT_BYTES
+        if wire.is_bundle(_root_of(reply)):
+            return wire.unbundle(reply.object_id, reply.contents, max_bytes=most)
+        message = wire.put_together(reply.object_id, reply.contents, max_bytes=most)
+        message.metadata.__dict__["_message_id"] = reply.object_id
+        return [message], None
+
+    def _note(self, parcel: _Parcel, answer: Message, *, bundled: bool) -> None:
+        """What the answer to a question who one is tells of its node."""
+        asked = parcel.messages[0].metadata
+        if asked.message_type != wire.DESCRIBE or parcel.to is not None:
+            return
+        node = asked.dst_node_id
+        (self._bundling.add if bundled else self._bundling.discard)(node)
+        if not self._hosts or not answer.has_error() or answer.error.code != wire.HOSTS:
+            return
+        count = str(answer.error.reason)
+        if not (count.isascii() and count.isdigit() and 1 < int(count[:9]) <= wire.MAX_BUNDLED):
+            raise wire.WireError("it does not say how many silos it has.")
+        own = [_own_id(node, number) for number in range(int(count))]
+        self._processes[node] = own
+        self._hosted |= {one: _Hosted(node, number) for number, one in enumerate(own)}
+
+
+def _root_of(reply: _Reply) -> bytes:
+    return reply.contents.get(reply.object_id, b"")
+
+
+def _own_id(node: int, number: int) -> int:
+    """A node id for a silo that shares one."""
+    return int.from_bytes(sha256(f"{node}/{number}".encode()).digest()[:8], "big") >> 1
+
+
+def _most_bytes(message: Message) -> int:
+    return wire.most_bytes(message.metadata.message_type, wire.num_array_bytes(message.content))
 
 
 def _said(error: grpc.RpcError) -> str:

@@ -24,9 +24,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie import wire
+from coterie.strategies.partition._check import FloatArray
+from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds.algorithm import Update, Updates
 from coterie.strategies.rounds.models import (
     AGGREGATES,
@@ -56,6 +59,8 @@ SHORT = 0.5
 """Multiple of the median norm below which an update does too little to matter."""
 ROUNDING = 1e-12
 """Equal weights are not to be cut by the last bit of a sum."""
+COLUMNS = 2**20
+"""Of updates that are multiplied with each other at a time."""
 AWAY = 5
 """Rounds that a silo trains alone the first time; each further time they are twice as many."""
 
@@ -378,30 +383,41 @@ def update_norm(update: Update) -> float:
     """Euclidean norm of what the training changed, over all floating-point arrays."""
     if isinstance(update.model, Unseen):
         return update.model.norm
-    return math.sqrt(math.fsum(float(np.vdot(step, step)) for step in _steps(update).values()))
+    return math.sqrt(float(_products([update])[0, 0]))
 
 
-def _steps(update: Update) -> dict[str, np.ndarray]:
-    """What the training changed, in float64; in a secure run the sketch of it."""
-    if not is_seen(update.model):
-        sketch = difference(update.model, update.start)
-        return {name: array.astype(np.float64) for name, array in sketch.items()}
-    return {
-        name: array.astype(np.float64) - update.start[name].astype(np.float64)
-        for name, array in update.model.items()
-        if np.issubdtype(array.dtype, np.floating)
-    }
+def _products(updates: Sequence[Update]) -> FloatArray:
+    """Inner products (n, n) of what trainings changed; in a secure run, of the sketches of it.
+
+    Column by column of one array at a time: of all updates together no copy is made.
+    """
+    total = np.zeros((len(updates), len(updates)))
+    if not all(is_seen(u.model) for u in updates):
+        return total + gram([difference(u.model, u.start) for u in updates])
+    for name, first in updates[0].model.items():
+        if not np.issubdtype(first.dtype, np.floating) or not first.size:
+            continue
+        kind = np.result_type(first, np.float32)
+        flat = [(u.model[name].reshape(-1), u.start[name].reshape(-1)) for u in updates]
+        for begin in range(0, first.size, COLUMNS):
+            part = slice(begin, begin + COLUMNS)
+            steps = [np.subtract(new[part], old[part], dtype=kind) for new, old in flat]
+            total += gram(np.stack(steps))
+    return total
 
 
 def _shortened(update: Update, factor: float) -> Model:
-    """``start + factor · (model − start)``; counters as they came."""
-    short = {
-        name: (update.start[name].astype(np.float64) + factor * step).astype(
-            update.model[name].dtype
-        )
-        for name, step in _steps(update).items()
+    """``start + factor · (model − start)``, in float64; counters as they came."""
+
+    def short(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        start = update.start[name].astype(np.float64)
+        moved: NDArray[Any] = start + factor * (array.astype(np.float64) - start)
+        return moved.astype(array.dtype)
+
+    return {
+        name: short(name, array) if np.issubdtype(array.dtype, np.floating) else array
+        for name, array in update.model.items()
     }
-    return {name: short.get(name, array) for name, array in update.model.items()}
 
 
 # ---------------------------------------------------------------- directions
@@ -434,16 +450,11 @@ def _directions(updates: Updates, groups: Sequence[Group], started: _Starts) -> 
 def _beside_others(updates: Sequence[Update]) -> list[_Direction]:
     norms = np.array([update_norm(u) for u in updates])
     scale = np.where(norms > 0, norms, 1.0)
-    total: dict[str, np.ndarray] = {}
-    for update, length in zip(updates, scale, strict=True):
-        for name, step in _steps(update).items():
-            total[name] = total.get(name, 0.0) + step / length
-    square = math.fsum(float(np.vdot(part, part)) for part in total.values())
+    directions = _products(updates) / np.outer(scale, scale)
+    square = math.fsum(directions.ravel())
     cosines = []
-    for update, norm, length in zip(updates, norms, scale, strict=True):
-        steps = _steps(update)
-        along = math.fsum(float(np.vdot(step, total[n])) for n, step in steps.items()) / length
-        one = float(norm > 0)
+    for norm, row in zip(norms, directions, strict=True):
+        along, one = math.fsum(row), float(norm > 0)
         others = math.sqrt(max(square - 2 * along + one, 0.0))  # |total − own direction|
         cosines.append((along - one) / others if others > 0 else 0.0)
     agreed, median = float(np.median(cosines)) >= AGREEMENT, float(np.median(norms))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -288,9 +289,10 @@ def _check_like(model: Model, sent: Model) -> None:
 
 
 def _check_values(name: str, array: NDArray[np.generic]) -> None:
-    if np.issubdtype(array.dtype, np.floating) and not np.isfinite(array).all():
+    largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
+    if not math.isfinite(largest):  # a NaN is the largest and the smallest of its array
         raise ReplyError(f"array {name!r} holds NaN or infinity. A smaller lr may help.")
-    if array.size and max(float(array.max()), -float(array.min())) > MAX_VALUE:
+    if largest > MAX_VALUE:
         raise ReplyError(f"array {name!r} holds values beyond ±{MAX_VALUE:g}.")
 
 

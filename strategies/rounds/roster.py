@@ -190,6 +190,8 @@ class DescribedRoster:
     _described: dict[int, wire.Description] = field(default_factory=dict)
     """Node → what it said of itself, until the run begins."""
     _begun: bool = False
+    _several: bool = False
+    """A node has just said that it stands for several silos."""
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Node that did not say who it is → when it is asked again, and the pause after that."""
     _others: list[int] = field(default_factory=list)
@@ -267,6 +269,9 @@ class DescribedRoster:
         known = [node for node in new if node in self._silent]
         self._describe(grid, [n for n in new if n not in self._silent], DESCRIBE_DEADLINE_S)
         self._describe(grid, known, TOLD_DEADLINE_S)
+        if self._several:  # silos that share a connection, which the Grid now knows one by one
+            self._several = False
+            return self._look(grid, number=number)
         return self._here(number)
 
     def _here(self, number: int) -> list[Silo]:
@@ -335,6 +340,9 @@ class DescribedRoster:
             log.warning("node %s did not say who it is: asked again in %.0f s", node, pause)
             return None
         self._silent.pop(node, None)
+        if answer.has_error() and answer.error.code == wire.HOSTS:
+            self._several = True
+            return None
         if answer.has_error():
             self._refuse(node, f"node {node}", str(answer.error.reason))
             return None

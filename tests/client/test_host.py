@@ -25,6 +25,7 @@ from coterie.client.resident.ledger import outbound
 from coterie.client.resident.link import (
     Connection,
     LinkError,
+    Received,
     RunEndedError,
     TooLargeError,
     UnreadableError,
@@ -48,10 +49,10 @@ class FakeLink:
     def __init__(self, world: World, script: list[Any], node_id: int) -> None:
         self.world, self.script, self.node_id = world, list(script), node_id
 
-    def receive(self) -> Message | None:
+    def receive(self) -> Received | None:
         if not self.script:
             self.world.at_end.add(self.node_id)
-            if len(self.world.at_end) == len(self.world.silos):
+            if len(self.world.at_end) == len(self.world.host._nodes):
                 self.world.host.stop()
             return None
         step = self.script.pop(0)
@@ -60,19 +61,19 @@ class FakeLink:
         if isinstance(step, float):
             self.world.now += step
             return None
-        assert step is None or isinstance(step, Message)
-        return step
+        assert step is None or isinstance(step, Message | Received)
+        return Received(step, (step,)) if isinstance(step, Message) else step
 
     def require_running(self, run_id: int) -> None:
         assert run_id == 5
         if self.world.ended:
             raise RunEndedError("over")
 
-    def send(self, reply: Message, *, seconds: float) -> None:
-        assert seconds >= 0
+    def send(self, unsent: Unsent) -> None:
+        assert unsent.seconds >= 0
         if self.world.send_errors:
             raise self.world.send_errors.pop(0)
-        self.world.sent.append(reply)
+        self.world.sent += unsent.replies
 
 
 class World:
@@ -115,7 +116,7 @@ class World:
 
     @contextmanager
     def connect(
-        self, how: Connection, cache: ObjectCache | None, *, max_bytes: int
+        self, how: Connection, cache: ObjectCache | None, *, max_bytes: int, silos: int
     ) -> Iterator[FakeLink]:
         assert max_bytes == 2_000_000_000
         self.arguments.append((how, cache))
@@ -272,11 +273,12 @@ def test_a_reply_that_could_not_be_sent_is_sent_by_the_next_process(
     tmp_path: Path,
 ) -> None:
     reply = Message(RecordDict({"config": ConfigRecord({"text": "1"})}), reply_to=message(text="0"))
-    Outbox(str(tmp_path)).keep(Unsent(reply, 1.5, 77))
+    Outbox(str(tmp_path)).keep(Unsent((reply,), 1.5, 77))
     kept = Outbox(str(tmp_path)).unsent
     assert kept is not None and (kept.seconds, kept.node_id) == (1.5, 77)
-    assert kept.reply.content["config"]["text"] == "1"
-    assert kept.reply.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
+    (same,) = kept.replies
+    assert same.content["config"]["text"] == "1"
+    assert same.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
     assert (tmp_path / "unsent.zip").stat().st_mode & 0o077 == 0
     again = Outbox(str(tmp_path))
     again.clear()
@@ -313,7 +315,7 @@ def test_work_that_is_of_no_use_or_takes_too_long_is_ended(
 ) -> None:
     monkeypatch.setattr(host, "ASK_S", 0.1)
     world.ended = ended
-    world.host._silos[0].settings = replace(world.silos[0], policy=Policy(max_minutes=minutes))
+    world.host._nodes[0].silos = (replace(world.silos[0], policy=Policy(max_minutes=minutes)),)
     world.connections = [[message(text="endless"), message(text="next")]]
     world.host.stop_on_signals()
     world.host.run()
@@ -463,6 +465,34 @@ def test_sigterm_in_the_middle_of_work_ends_all_silos_of_the_process(
     world.host.run()
     assert set(texts(world)) <= {f"silo {s.name!r} is shutting down." for s in world.silos}
     assert world.sent and world.opened == world.closed
+
+
+@several
+def test_silos_that_share_a_node_answer_a_bundle_together_each_as_itself(world: World) -> None:
+    world.host = Host(world.host.app, world.silos, world.host.connection, one_node=True)
+    orders = tuple(message(text=text) for text in ("for west", "raise", "for north"))
+    world.connections = [[Received(orders[0], orders, (2, 1, 0), bundled=True)]]
+    world.host.run()
+    assert texts(world) == [
+        "for west",
+        "silo 'south' failed: ValueError; see the silo's log.",
+        "for north",
+    ]
+    assert [context.node_config["name"] for context in world.contexts] == ["west", "south", "north"]
+    assert (world.opened, world.closed) == (1, 1)
+
+
+@several
+def test_silos_that_share_a_node_say_how_many_they_are_to_who_asks(world: World) -> None:
+    world.host = Host(world.host.app, world.silos, world.host.connection, one_node=True)
+    asked, plain = message(wire.DESCRIBE), message(text="to whom?")
+    asked.content["config"] = ConfigRecord({wire.BUNDLES: True, wire.HOSTED: True})
+    world.connections = [[asked, plain]]
+    world.host.run()
+    told, refused = (reply.error for reply in world.sent)
+    assert (told.code, told.reason) == (wire.HOSTS, "3")
+    assert refused.code == wire.REFUSED and "Start a process for each silo" in refused.reason
+    assert not world.contexts
 
 
 def test_several_silos_cannot_have_one_key() -> None:

@@ -15,6 +15,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUn
 import coterie.client.resident.link
 from coterie import wire
 from coterie.client.resident.link import FleetLink, LinkError, UnreadableError, _retry_invoker
+from coterie.client.resident.outbox import Unsent
 from coterie.client.resident.sharing import ObjectCache
 
 
@@ -88,8 +89,7 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
     """Calls as Flower's connection gives them, without a SuperLink."""
     asked = Message(RecordDict({"arrays": ArrayRecord([np.arange(3.0)])}), 5, "train")
     asked.metadata.__dict__["_message_id"] = asked.object_id
-    tree, objects = get_object_tree(asked), get_all_nested_objects(asked)
-    contents = {object_id: one.deflate() for object_id, one in objects.items()}
+    tree, contents = get_object_tree(asked), objects_of(asked)
     pushed: dict[str, bytes] = {}
     confirmed: list[tuple[int, str]] = []
 
@@ -114,13 +114,19 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
         ],
         cache,
     )
-    received = link.receive()
-    assert received is not None and received.metadata.message_type == "train"
+    came = link.receive()
+    assert came is not None and not came.bundled
+    (received,) = came.messages
+    assert received.metadata.message_type == "train"
     assert received.content.array_records["arrays"].to_numpy_ndarrays()[0].tolist() == [0, 1, 2]
     assert confirmed == [(asked.metadata.run_id, asked.metadata.message_id)]
     reply = Message(RecordDict(), reply_to=received)
-    link.send(reply, seconds=1.5)
+    link.send(Unsent((reply,), 1.5, 1))
     assert set(pushed) == set(get_all_nested_objects(reply))
+
+
+def objects_of(message: Message) -> dict[str, bytes]:
+    return {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
 
 
 def often(content: bytes) -> bytes:
@@ -151,9 +157,9 @@ def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(
     asked.metadata.__dict__["_message_id"] = asked.object_id
     contents = {
         object_id: changed(content) if content.startswith(kind) else content
-        for object_id, content in wire.taken_apart(asked)
+        for object_id, content in objects_of(asked).items()
     }
-    assert contents != dict(wire.taken_apart(asked))
+    assert contents != objects_of(asked)
     nothing = lambda *which: None  # noqa: E731
     calls = [lambda: (asked, get_object_tree(asked)), *[nothing] * 3]
     calls += [lambda run_id, object_id: contents[object_id], nothing, nothing]
@@ -184,5 +190,5 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
         link.receive()
     assert lost.value.retry and lost.value.holds
     with pytest.raises(LinkError, match="Failed to push object") as refused:
-        link.send(Message(RecordDict(), reply_to=asked), seconds=1.5)
+        link.send(Unsent((Message(RecordDict(), reply_to=asked),), 1.5, 1))
     assert refused.value.retry and refused.value.holds, "the reply is sent again"

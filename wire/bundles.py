@@ -1,0 +1,278 @@
+"""Messages in one object, with what is large or shared beside it: fewer calls, fewer copies.
+
+Flower takes a message apart into an object for each record, array and piece of an array, and every
+object is a call on each leg of its way: six for a reply with one packed model. Between a resident
+silo and coterie's ServerApp a message is one object, and arrays that several messages share, or
+that are large, are objects of their own, stored and fetched once. Many messages to the silos of
+one process travel in one bundle. To the SuperLink, which passes on bytes under the SHA-256 of
+their content, all of these objects are pieces of an array.
+
+An object is Flower's head, then: 8 bytes, the length of an index; the index, JSON; the messages as
+Flower's protobuf, their arrays empty; the small arrays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.supercore.inflatable.inflatable_object import get_object_id
+
+from coterie.wire.errors import WireError
+from coterie.wire.limits import MAX_RECORDS
+from coterie.wire.names import PACKED_NAME
+
+KIND = b"ArrayChunk "
+"""The head of a bundle and of a piece. A message in Flower's own form begins with another word."""
+PIECE_BYTES = 8_000_000
+"""Of a large array that travels as objects of its own; the last is what remains."""
+INLINE_BYTES = 12_000_000
+"""Most bytes of arrays in a bundle itself. A message is far below ``MAX_OBJECT_BYTES`` then."""
+SHARED_BYTES = 16_000
+"""An array of so many bytes that more than one silo is sent is an object of its own."""
+MAX_BUNDLED = 10_000
+"""Messages of one bundle."""
+
+
+@dataclass
+class Bundle:
+    """Messages as objects.
+
+    Attributes:
+        root: id of the object that holds them.
+        objects: id → content, the root last.
+    """
+
+    root: str = ""
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> ObjectTree:
+        """As the SuperLink is told of it."""
+        pieces = [ObjectTree(object_id=one) for one in self.objects if one != self.root]
+        return ObjectTree(object_id=self.root, children=pieces)
+
+
+def bundle(
+    messages: Sequence[Message], to: Sequence[int] | None = None, *, inline: int = INLINE_BYTES
+) -> Bundle:
+    """Put messages into one object.
+
+    Args:
+        messages: an array that several of them hold is stored once, if it is one ``Array``.
+        to: for each the number of its silo in its process; None: the only message to the only one.
+        inline: bytes of an array, at most, that stays in the object.
+    """
+    made, table = Bundle(), _Arrays(inline)
+    protos = [_without_arrays(message, table).SerializeToString() for message in messages]
+    places: list[int | list[str]] = []
+    for data, stays in table.placed():
+        if stays:
+            places.append(len(data))
+            continue
+        pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
+        contents = [_as_object(piece) for piece in pieces]
+        ids = [get_object_id(content) for content in contents]
+        made.objects |= dict(zip(ids, contents, strict=True))
+        places.append(ids)
+    index: dict[str, Any] = {
+        "messages": [len(proto) for proto in protos],
+        "arrays": places,
+        "refs": table.refs,
+    }
+    if to is not None:
+        index["to"] = list(to)
+    told = json.dumps(index).encode()
+    small = [_padded(data) for data, stays in table.placed() if stays]
+    rest = sum(map(len, protos)) + sum(map(len, small))
+    # Blanks, so that the arrays begin at eight bytes.
+    told += next(
+        blanks
+        for blanks in (b" " * number for number in range(8))
+        if (len(_head(8 + len(told) + len(blanks) + rest)) + 8 + len(told + blanks) + rest) % 8 == 0
+    )
+    content = _as_object(len(told).to_bytes(8, "little"), told, *protos, *small)
+    made.root = get_object_id(content)
+    made.objects[made.root] = content
+    return made
+
+
+def is_bundle(content: bytes) -> bool:
+    """Whether the object that a message is named by is a bundle."""
+    return content.startswith(KIND)
+
+
+def unbundle(
+    root: str, contents: Mapping[str, bytes], *, max_bytes: int
+) -> tuple[list[Message], list[int] | None]:
+    """The inverse of ``bundle``: the messages, and whose they are.
+
+    A single message is known by the id of its object, one of several by ``ID.NUMBER``.
+
+    Args:
+        root: the object that holds them.
+        contents: of all objects by id.
+        max_bytes: of a message's arrays, each counted as often as it is named; 0: no limit.
+
+    Raises:
+        WireError: it is no bundle, cannot be read, or one of its messages would be too large.
+    """
+    try:
+        messages, to = _read(root, contents, max_bytes)
+    except WireError:
+        raise
+    except Exception as error:  # Flower, json and protobuf raise all sorts of things
+        raise WireError(f"{type(error).__name__}: {error}") from None
+    for number, message in enumerate(messages):
+        message.metadata.__dict__["_message_id"] = root if to is None else f"{root}.{number}"
+    return messages, to
+
+
+# ---------------------------------------------------------------- writing
+
+
+class _Arrays:
+    """The distinct arrays of a bundle, and which of them each place in its messages names."""
+
+    def __init__(self, inline: int) -> None:
+        self.refs: list[int] = []
+        self._inline = inline
+        self._numbers: dict[int, int] = {}
+        self._arrays: list[Array] = []
+
+    def number(self, array: Array) -> None:
+        """Note that the next place names this array."""
+        if id(array) not in self._numbers:
+            self._numbers[id(array)] = len(self._arrays)
+            self._arrays.append(array)
+        self.refs.append(self._numbers[id(array)])
+
+    def placed(self) -> Iterator[tuple[memoryview, bool]]:
+        """Each array's bytes, and whether they stay in the bundle itself."""
+        left = INLINE_BYTES
+        for array in self._arrays:
+            data = memoryview(array.data)
+            stays = len(data) <= min(self._inline, left)
+            left -= len(data) * stays
+            yield data, stays
+
+
+def _without_arrays(message: Message, table: _Arrays) -> ProtoMessage:
+    """The message with arrays that have all but their values; the table takes these."""
+    if not message.has_content():
+        return message_to_proto(message)
+    content = RecordDict()
+    for name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            empty = {}
+            for key, array in record.items():
+                table.number(array)
+                empty[key] = Array(array.dtype, tuple(array.shape), array.stype, b"")
+            record = ArrayRecord(empty)
+        content[name] = record
+    bare = Message.__new__(Message)
+    bare.__dict__.update(message.__dict__ | {"_content": content})
+    return message_to_proto(bare)
+
+
+def _as_object(*parts: bytes | memoryview) -> bytes:
+    """Content under Flower's head of an object."""
+    return b"".join((_head(sum(map(len, parts))), *parts))
+
+
+def _head(size: int) -> bytes:
+    """Kind, no children, length."""
+    return KIND + b" %d\0" % size
+
+
+def _padded(data: memoryview) -> bytes | memoryview:
+    """To a multiple of eight bytes."""
+    return bytes(data) + b"\0" * (-len(data) % 8) if len(data) % 8 else data
+
+
+# ---------------------------------------------------------------- reading
+
+
+def _read(
+    root: str, contents: Mapping[str, bytes], max_bytes: int
+) -> tuple[list[Message], list[int] | None]:
+    body = _body(contents[root])
+    start = 8 + int.from_bytes(body[:8], "little")
+    index = json.loads(bytes(body[8:start]))
+    sizes, to = _whole_numbers(index["messages"]), index.get("to")
+    if not 0 < len(sizes) <= (1 if to is None else MAX_BUNDLED):
+        raise WireError(f"a bundle holds {len(sizes):,} messages.")
+    if to is not None and len(_whole_numbers(to)) != len(sizes):
+        raise WireError("a bundle does not say for each message whose it is.")
+    at = start
+    messages = []
+    for size in sizes:
+        messages.append(message_from_proto(ProtoMessage.FromString(bytes(body[at : at + size]))))
+        at += size
+    arrays: list[list[memoryview]] = []
+    for place in index["arrays"]:
+        if isinstance(place, int):
+            arrays.append([body[at : at + _whole_numbers([place])[0]]])
+            at += place + -place % 8
+        else:
+            arrays.append([_body(contents[piece]) for piece in place])
+    if at != len(body):
+        raise WireError("a bundle is not as long as it says.")
+    _fill(messages, arrays, _whole_numbers(index["refs"]), max_bytes)
+    return messages, to
+
+
+def _fill(
+    messages: Sequence[Message],
+    arrays: Sequence[Sequence[memoryview]],
+    refs: Sequence[int],
+    max_bytes: int,
+) -> None:
+    """Give the messages' arrays their values, which those that share one also share in memory."""
+    whole: dict[int, memoryview | bytes] = {}
+    left = iter(refs)
+    for message in messages:
+        num_bytes = 0
+        for array in _arrays_of(message):
+            number = next(left)
+            pieces = arrays[number]
+            num_bytes += sum(map(len, pieces))
+            if max_bytes and num_bytes > max_bytes:
+                raise WireError(
+                    f"put together, its arrays hold {num_bytes:,} bytes, more than {max_bytes:,}."
+                )
+            if number not in whole:
+                whole[number] = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            # Other apps' arrays are Flower's, whose bytes are bytes.
+            data = whole[number]
+            array.data = data if array.stype == PACKED_NAME else bytes(data)  # type: ignore[assignment]
+    if next(left, None) is not None:
+        raise WireError("a bundle names more arrays than its messages have.")
+
+
+def _arrays_of(message: Message) -> Iterator[Array]:
+    if not message.has_content():
+        return
+    if len(message.content) > MAX_RECORDS:
+        raise WireError(f"it holds {len(message.content):,} records, more than {MAX_RECORDS:,}.")
+    for record in message.content.values():
+        if isinstance(record, ArrayRecord):
+            yield from record.values()
+
+
+def _body(content: bytes) -> memoryview:
+    if not content.startswith(KIND):
+        raise WireError("a part of a bundle is of another kind.")
+    return memoryview(content)[content.index(b"\0") + 1 :]
+
+
+def _whole_numbers(values: object) -> list[int]:
+    if not isinstance(values, list) or not all(type(v) is int and v >= 0 for v in values):
+        raise WireError("a bundle's index has something else where numbers belong.")
+    return values
