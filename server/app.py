@@ -17,6 +17,7 @@ from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
 from coterie.strategies.rounds.secure import Enrolled
+from coterie.system.memory import keep_freed_memory
 from coterie.system.processes import end_with_parent
 
 app = ServerApp()
@@ -27,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
     """Flower calls this once per run."""
     _log_to_stdout()
     end_with_parent(EXIT_RUN)
+    keep_freed_memory()
     config = RunConfig.read_from_flower(context.run_config)
     federation = load() if os.environ.get(ENVIRONMENT) else None
     execute(

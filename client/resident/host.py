@@ -47,6 +47,7 @@ from coterie.client.resident.link import (
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.schedule import Schedule
 from coterie.client.resident.sharing import ObjectCache
+from coterie.system.memory import keep_freed_memory
 
 log = logging.getLogger("coterie.silo")
 
@@ -179,6 +180,7 @@ class Host:
             GaveUpError: no connection for ``connection.patience_s`` seconds.
             LinkError: the SuperLink refused in a way that trying again cannot mend.
         """
+        keep_freed_memory()
         for _ in range(self.num_threads):
             Thread(target=self._serve, daemon=True).start()
         running = self.num_threads

@@ -127,6 +127,7 @@ def _open(address: str, certificates: bytes | None, max_message_length: int) -> 
         ("grpc.max_send_message_length", max_message_length),
         ("grpc.max_receive_message_length", max_message_length),
         ("grpc.max_reconnect_backoff_ms", int(1000 * MAX_CHANNEL_BACKOFF_S)),
+        ("grpc.optimization_target", "throughput"),
     ]
     if certificates is None:
         return grpc.insecure_channel(address, options=options)

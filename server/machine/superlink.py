@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coterie.server.site.federation import ENVIRONMENT
 from coterie.strategies.errors import FederationError, refused
+from coterie.system.memory import keeping_freed_memory
 from coterie.system.ports import check_free, free_ports, listens
 from coterie.system.processes import Program, ProgramError
 
@@ -59,6 +60,7 @@ def environment(home: Path) -> dict[str, str]:
     # A federation that the user's commands mean by default has no say in another SuperLink.
     inherited = {key: value for key, value in os.environ.items() if key != ENVIRONMENT}
     return {
+        **keeping_freed_memory(),
         **inherited,
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -59,7 +59,7 @@ SHORT = 0.5
 """Multiple of the median norm below which an update does too little to matter."""
 ROUNDING = 1e-12
 """Equal weights are not to be cut by the last bit of a sum."""
-COLUMNS = 2**20
+COLUMNS = 2**17
 """Of updates that are multiplied with each other at a time."""
 AWAY = 5
 """Rounds that a silo trains alone the first time; each further time they are twice as many."""

@@ -1,0 +1,41 @@
+"""How the C library keeps memory: models are megabytes, made and let go every round.
+
+glibc maps each block above a threshold anew and gives it back when it is freed, and the kernel
+clears every page of it on first use: to copy a model of 50 MB takes 40 ms, of which 35 are that.
+Kept, the pages are there for the next round's model. A process then stays as large as it was at
+its largest, up to ``KEPT_BYTES`` more than it needs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from contextlib import suppress
+
+KEPT_BYTES = 2**30
+"""Blocks up to this size come from memory that is kept, and at most so much of it stays unused."""
+GROWTH_BYTES = 2**26
+"""By which the kept memory grows at least."""
+
+MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2
+"""Of glibc's ``mallopt``."""
+
+
+def keep_freed_memory() -> None:
+    """Have this process keep what it frees; where the C library is not glibc, nothing happens."""
+    if not sys.platform.startswith("linux"):
+        return
+    with suppress(OSError, AttributeError):
+        tune = ctypes.CDLL(None).mallopt
+        tune(MMAP_THRESHOLD, KEPT_BYTES)
+        tune(TRIM_THRESHOLD, KEPT_BYTES)
+        tune(TOP_PAD, GROWTH_BYTES)
+
+
+def keeping_freed_memory() -> dict[str, str]:
+    """The same for a program that is started with these variables."""
+    return {
+        "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
+        "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
+        "MALLOC_TOP_PAD_": str(GROWTH_BYTES),
+    }
