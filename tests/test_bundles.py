@@ -50,6 +50,13 @@ def test_a_message_comes_back_as_it_was(size: int) -> None:
     assert all(array.flags.aligned for array in arrays.values())
 
 
+def test_arrays_are_aligned_at_every_length_of_a_bundle() -> None:
+    record = wire.encode_arrays(model(3), packed=True)
+    for length in range(150):  # the head grows by a digit on the way
+        made = wire.bundle([order(record, "x" * length)])
+        assert made.objects[made.root].index(bytes(record["safetensors"].data)) % 8 == 0
+
+
 def test_errors_and_arrays_of_flowers_own_form_travel_too() -> None:
     plain = order(ArrayRecord({"w": Array(np.arange(3.0))}))
     refused = Message(Error(wire.REFUSED, "no"), reply_to=plain)

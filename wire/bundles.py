@@ -94,7 +94,7 @@ def bundle(
     # Blanks, so that the arrays begin at eight bytes.
     told += next(
         blanks
-        for blanks in (b" " * number for number in range(8))
+        for blanks in (b" " * number for number in range(16))  # a longer head shifts it by one
         if (len(_head(8 + len(told) + len(blanks) + rest)) + 8 + len(told + blanks) + rest) % 8 == 0
     )
     content = _as_object(len(told).to_bytes(8, "little"), told, *protos, *small)

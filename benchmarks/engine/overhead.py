@@ -1,7 +1,7 @@
 """Round overhead of a deployment: stock SuperNodes beside resident silos, in one run.
 
     python -m benchmarks.engine.overhead                  # everything; some minutes
-    python -m benchmarks.engine.overhead --parts rounds   # of rounds, apps, sizes, start, training
+    python -m benchmarks.engine.overhead --parts rounds   # or apps, sizes, start, idle, training
 
 The training step is empty, so a round's time is overhead.
 """
@@ -27,10 +27,12 @@ import tomli_w
 from flwr.clientapp import ClientApp
 
 from benchmarks.engine.overhead_app import NUM_LAYERS
+from benchmarks.engine.scale import cpu_seconds
 from benchmarks.kit import Entry, Store, columns, page, read, select
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import Ports, SuperLink
+from coterie.system.processes import family
 
 APP = Path(__file__).with_name("overhead_app.py")
 NODES = 4
@@ -470,11 +472,32 @@ def measure_sizes(folder: Path, sizes: Sequence[float]) -> Iterator[Entry]:
         rounds = 5 if megabytes < 200 else 3
         ours = resident_rounds(NODES, megabytes, rounds, folder / f"ours-{megabytes}")
         bare = bare_stream(NODES, megabytes, 3, folder / f"bare-{megabytes}")
+        ratios = sorted(second / statistics.median(bare) for second in ours)
         yield {
             "what": f"{megabytes:g} MB",
             "resident": statistics.median(ours),
             "bare gRPC": statistics.median(bare),
+            "least": ratios[0],
+            "most": ratios[-1],
         }
+
+
+def measure_idle(folder: Path, count: int = 50, seconds: float = 30.0) -> Entry:
+    """Shares of a core that connected silos, which wait for work, cost: theirs, and all of them the
+    SuperLink's."""
+    with (
+        SuperLink(folder / "superlink") as superlink,
+        processes(resident_nodes(superlink, count), folder),
+    ):
+        wait_online(superlink, count)
+        time.sleep(40)  # the pauses between two looks grow with the time since the last work
+        coordinator = {superlink.program.process.pid}
+        silos = family([os.getpid()]) - {os.getpid()} - family(coordinator)
+        before = [sum(map(cpu_seconds, pids)) for pids in (coordinator, silos)]
+        time.sleep(seconds)
+        after = [sum(map(cpu_seconds, pids)) for pids in (coordinator, silos)]
+    own, theirs = ((b - a) / seconds for a, b in zip(before, after, strict=True))
+    return {"what": f"{count} silos", "coordinator": own, "silo": theirs / count}
 
 
 def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> Iterator[Entry]:
@@ -484,6 +507,8 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
             "ratio": statistics.median(a / b for a, b in local_training(9)),
             "loaded": statistics.median(a / b for a, b in loaded_training(15)),
         }
+    elif part == "idle":
+        yield measure_idle(folder / "idle")
     elif part == "start":
         yield spread(start_of_run(8, folder / "start"))
     elif part == "rounds":
@@ -534,12 +559,20 @@ def document(entries: Sequence[Entry]) -> str:
                 "round s": "{resident:.2f}",
                 "bare gRPC stream s": "{bare gRPC:.2f}",
                 "ratio": lambda row: f"{row['resident'] / row['bare gRPC']:.1f}",
+                "least to most": lambda row: (
+                    f"{row['least']:.1f} to {row['most']:.1f}" if "least" in row else ""
+                ),
             },
         ),
         *(
             "From `coterie run` to the first training message, warm SuperLink: median "
             f"{row['median']:.2f} s, 90 % {row['p90']:.2f} s."
             for row in select(entries, part="start")
+        ),
+        *(
+            f"{row['what']} that wait for work: the SuperLink uses "
+            f"{100 * row['coordinator']:.1f} % of a core, each silo {100 * row['silo']:.2f} %."
+            for row in select(entries, part="idle")
         ),
         *(
             f"Local training / bare PyTorch loop: {row['ratio']:.3f} (median of pairs)"
@@ -568,7 +601,7 @@ def main() -> None:
     given = read(
         STORE,
         __doc__,
-        parts=("training", "rounds", "apps", "start", "sizes"),
+        parts=("training", "rounds", "apps", "start", "idle", "sizes"),
         rounds=60,
         sizes={"default": "0.4,50,500", "help": "MB, of the part sizes"},
     )

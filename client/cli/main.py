@@ -77,15 +77,6 @@ def silo(
             "Simulation file: task, options, number of silos. See docs/how-to/simulate.md.",
         ),
     ] = None,
-    parallel: Annotated[
-        int,
-        option(
-            "N",
-            "With --partitions or --simulation: messages handled at once. Training is always one "
-            "at a time.",
-            least=1,
-        ),
-    ] = 4,
     task: Annotated[
         str, typer.Option(help="Name of a built-in task, a .toml file, or module:attribute.")
     ] = "digits",
@@ -186,4 +177,4 @@ def silo(
     silos = (
         settings_of(settings, partitions, simulation, for_app=bool(app)) if several else [settings]
     )
-    serve(app or None, silos, connection, mods=mod or [], parallel=parallel, verbose=verbose)
+    serve(app or None, silos, connection, mods=mod or [], verbose=verbose)

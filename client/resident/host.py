@@ -53,6 +53,8 @@ log = logging.getLogger("coterie.silo")
 
 SAID = (wire.TASK, wire.STRATEGY, wire.ROUNDS)
 """Entries of a run's first message that its line in the log has."""
+THREADS = 4
+"""Which carry messages: so many are in hand at once, on their way or waiting for the app."""
 MAX_RUNS = 8
 """Whose configurations are kept."""
 ASK_S = 10.0
@@ -129,7 +131,6 @@ class Host:
         app: the ClientApp of all of them, or what is called as one.
         silos: their settings.
         connection: how to reach the SuperLink.
-        parallel: how many messages are in hand at once, in transport or waiting for the app.
         reads_runs: the app is told the run's configuration, which is fetched for it. coterie's own
             is told everything by its messages.
         one_node: the silos share a node, which only coterie's own ServerApp understands.
@@ -144,7 +145,6 @@ class Host:
         silos: Sequence[SiloSettings],
         connection: Connection,
         *,
-        parallel: int = 4,
         reads_runs: bool = False,
         one_node: bool = False,
     ) -> None:
@@ -156,7 +156,7 @@ class Host:
             self._nodes = [_Node(tuple(silos), Outbox(""))]
         else:
             self._nodes = [_Node((own,), Outbox(own.home)) for own in silos]
-        self.num_threads = min(parallel, len(self._nodes))
+        self.num_threads = min(THREADS, len(self._nodes))
         self._num_silos = len(silos)
         self._reads_runs = reads_runs
         self._runs: dict[int, RunSettings] = {}

@@ -35,7 +35,6 @@ def serve(
     *,
     mods: Sequence[Mod | str] = (),
     patience_s: float = 600.0,
-    parallel: int = 4,
     verbose: bool = False,
 ) -> None:
     """Serve a federation as these silos until SIGTERM or Ctrl-C; in the main thread.
@@ -48,7 +47,6 @@ def serve(
         connection: how to reach the SuperLink, of silos that are given by their settings.
         mods: Flower's, or of their form, around ``app``.
         patience_s: see ``Connection``; of a silo that is given by its folder.
-        parallel: how many messages are in hand at once; training is one at a time.
         verbose: log every message. What Flower and gRPC do is logged only if it is a warning.
 
     Raises:
@@ -72,7 +70,7 @@ def serve(
     with locked_all([one.home for one in silos]):
         made = _own(silos) if app is None else _foreign(app, silos, mods)
         own = app is None
-        host = Host(made, silos, connection, parallel=parallel, reads_runs=not own, one_node=own)
+        host = Host(made, silos, connection, reads_runs=not own, one_node=own)
         host.stop_on_signals()
         host.run()
 

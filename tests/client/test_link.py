@@ -13,7 +13,6 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 
 import coterie.client.resident.link
-from coterie import wire
 from coterie.client.resident.link import FleetLink, LinkError, UnreadableError, _retry_invoker
 from coterie.client.resident.outbox import Unsent
 from coterie.client.resident.sharing import ObjectCache

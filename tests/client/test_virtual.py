@@ -91,7 +91,6 @@ def test_silos_of_a_simulation_share_label_counts_only_by_its_file_or_the_comman
     [
         ([], "give --name, or --partitions or --simulation"),
         (["--partitions", "0/2", "--name", "a"], "--name is for one silo"),
-        (["--partitions", "0/2", "--parallel", "0"], "Invalid value for '--parallel'"),
         (["--simulation", "x.toml", "--set", "train=3"], "belong in its file"),
         (["--name", "a", "--set", "train"], "--set takes KEY=VALUE. Got 'train'"),
         (["--name", "a", "start"], "Invalid value for --name: it is for serving without a command"),

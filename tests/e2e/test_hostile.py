@@ -17,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.resident.link import Connection, FleetLink, LinkError, RunEndedError, connect
+from coterie.client.resident.outbox import Unsent
 from tests.e2e.runs import KEYS, NAMES, hashes_of, in_process, record_of, spec
 from tests.e2e.trio import Trio
 
@@ -70,7 +71,7 @@ def answer(link: FleetLink, message: Message) -> None:
     kind, number = message.metadata.message_type, message.metadata.group_id
     context = Context(1, link.node_id, spec(HOSTILE, 3).node_config(), RecordDict(), {})
     if kind == wire.TRAIN and number not in TRAINING:
-        link.send(Message(Error(200, FORGED), reply_to=message), seconds=0.0)
+        link.send(Unsent((Message(Error(200, FORGED), reply_to=message),), 0.0, link.node_id))
         return
     reply = app(message, context)
     if kind == wire.INITIAL:
@@ -78,7 +79,7 @@ def answer(link: FleetLink, message: Message) -> None:
         dead = {name: np.full_like(array, -1) for name, array in model.items()}
         reply.content[wire.ARRAYS] = wire.encode_arrays(dead, packed=True)
     if kind != wire.TRAIN:
-        link.send(reply, seconds=0.0)
+        link.send(Unsent((reply,), 0.0, link.node_id))
         return
     tree, objects = TRAINING[number](reply)
     reply.metadata.__dict__["_message_id"] = tree.object_id
@@ -97,8 +98,8 @@ def hostile_silo(address: str) -> Iterator[list[str]]:
             here.set()
             while not over.wait(0.05):
                 try:
-                    message = link.receive()
-                    if message is not None:
+                    received = link.receive()
+                    for message in received.messages if received else ():
                         told.append(f"{message.metadata.message_type} {message.metadata.group_id}")
                         answer(link, message)
                 except (LinkError, RunEndedError):

@@ -48,9 +48,9 @@ TWICE = """
 import runpy
 import coterie.client.resident.link as link
 once = link.FleetLink.send
-def twice(self, reply, *, seconds):
-    once(self, reply, seconds=seconds)
-    once(self, reply, seconds=seconds)
+def twice(self, unsent):
+    once(self, unsent)
+    once(self, unsent)
 link.FleetLink.send = twice
 runpy.run_module("coterie.client", run_name="__main__")
 """

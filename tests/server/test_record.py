@@ -21,7 +21,13 @@ from coterie.client.app import app
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.metrics import Lead
-from coterie.server.runs.record import Recorder, default_runs_dir, read_whole
+from coterie.server.runs.record import (
+    Recorder,
+    default_runs_dir,
+    read_unfinished,
+    read_whole,
+    recorder,
+)
 from coterie.server.runs.record.follow import events
 from coterie.server.runs.run import _line, execute
 from coterie.server.study.comparison import measure
@@ -115,6 +121,20 @@ def test_records_go_where_the_operator_says(
     assert default_runs_dir() == tmp_path / "home" / "runs"
     monkeypatch.setenv("COTERIE_RUNS", str(tmp_path / "elsewhere"))
     assert default_runs_dir() == tmp_path / "elsewhere"
+
+
+def test_a_large_record_is_not_written_after_every_round_and_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "LARGE_BYTES", 0)
+    monkeypatch.setattr(recorder, "WRITING_SHARE", 1e-9)
+    made = Recorder(tmp_path, RunConfig.read({}).plain(), run_id=1)
+    for number in (1, 2, 3):
+        made.round(RoundReport(number, (("a", "b"),)), {}, {})
+    assert record(tmp_path)["rounds"] == []
+    assert [one.round for one in read_unfinished(tmp_path).rounds] == [1, 2, 3]
+    made.fail(KeyboardInterrupt())
+    assert [one["round"] for one in record(tmp_path)["rounds"]] == [1, 2, 3]
 
 
 # ---------------------------------------------------------------- a run that ended well

@@ -102,6 +102,8 @@ def read_unfinished(folder: Path) -> Run:
         run = read_whole(folder)
         if not run.config:
             raise refused(f"{folder / RECORD} is damaged: it has no configuration.")
+        if run.status != "completed":  # a large one is not written after every round
+            run = replace(read_run(folder), missing=())
     except FederationError as damage:
         if not any((folder / file).exists() for file in (RECORD, EVENTS)):
             raise

@@ -37,6 +37,9 @@ from coterie.strategies.rounds.roster import Silo
 from coterie.system.files import write_atomically
 from coterie.wire import Model, model_hash
 
+LARGE_BYTES, WRITING_SHARE = 4_000_000, 0.05
+"""A ``run.json`` beyond this size is not written again after every round, but for so large a share
+of the time: it grows with the rounds, and what it lacks is in ``events.jsonl``."""
 MOST_CELLS = 100_000
 """Of all matrices in ``run.json`` together: about 1 MB. The newest is always kept."""
 
@@ -73,6 +76,7 @@ class Recorder:
         self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logging.getLogger("coterie").addHandler(self._log)
         self._lines: dict[int, tuple[Round, str]] = {}
+        self._due = 0.0
         now = datetime.now(UTC).isoformat(timespec="seconds")
         begun = earlier.until(after, now) if earlier else Run(started=now, config=dict(config))
         self.run = replace(begun, run_id=str(run_id), status="starting", versions=_versions())
@@ -116,9 +120,15 @@ class Recorder:
             rounds = _thinned([*rounds, one])
         if report.evaluation and report.evaluated_round == 0:
             changes["initial"] = report.evaluation
-        self._note(silos=self._with(silos), refused=dict(refused), rounds=tuple(rounds), **changes)
+        facts = {"silos": self._with(silos), "refused": dict(refused)}
+        self.run = replace(self.run, **facts, rounds=tuple(rounds), **changes)
+        written = time.monotonic() >= self._due
+        if written:
+            self._commit()
         told = plain_round(replace(one, details=one.grouping.without_matrices()))
         self.event("final" if report.final else "round", refused=dict(refused), **told)
+        if not written:
+            os.fsync(self._events.fileno())
 
     def finish(
         self, models: Mapping[str, Model], *, alone: Mapping[str, float] | None = None
@@ -183,11 +193,15 @@ class Recorder:
 
     def _commit(self) -> None:
         """Write the record; a round that has not changed keeps its line."""
+        started = time.monotonic()
         for one in self.run.rounds:
             if one.round not in self._lines or self._lines[one.round][0] is not one:
                 self._lines[one.round] = one, line_of(plain_round(one))
         text = json_of(self.run, [self._lines[one.round][1] for one in self.run.rounds])
         write_atomically(self.folder / RECORD, text.encode())
+        ended = time.monotonic()
+        wait_s = (ended - started) / WRITING_SHARE if len(text) > LARGE_BYTES else 0.0
+        self._due = ended + wait_s
 
 
 def _evaluated(one: Round, report: RoundReport) -> Round:
