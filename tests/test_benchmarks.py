@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
+from benchmarks.engine import small
 from benchmarks.kit import command
 from benchmarks.kit.__main__ import stores
 from benchmarks.kit.store import RESULTS, Store, select
@@ -285,3 +286,12 @@ def test_a_projection_follows_from_few_random_sums_and_their_sketches():
     true = view(torch.eye(400, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(projection.solve(seen, seen @ true), true, atol=1e-6)
     assert not np.allclose(projection.solve(seen[:10], seen[:10] @ true), true, atol=0.5)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("what", small.MEASURES)
+def test_no_ratio_is_a_third_worse_than_the_stored_one(what: str) -> None:
+    (stored,) = select(small.STORE.entries, what=what)
+    (found,) = small.measure([what])
+    assert found["ratio"] <= 4 / 3 * stored["ratio"]

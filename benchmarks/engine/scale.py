@@ -137,9 +137,15 @@ def measure(
                 }
 
 
+def record_of_run(folder: Path) -> dict[str, Any]:
+    """The ``run.json`` of a run's folder."""
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    return found
+
+
 def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[str, Any]:
     """What a run's record and its processes say."""
-    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    record = record_of_run(folder)
     rounds = record["rounds"]
     seconds = [sum(entry["seconds"].values()) for entry in rounds]
     phases = {

@@ -120,8 +120,8 @@ class Recorder:
             rounds = _thinned([*rounds, one])
         if report.evaluation and report.evaluated_round == 0:
             changes["initial"] = report.evaluation
-        facts = {"silos": self._with(silos), "refused": dict(refused)}
-        self.run = replace(self.run, **facts, rounds=tuple(rounds), **changes)
+        changes |= {"silos": self._with(silos), "refused": dict(refused)}
+        self.run = replace(self.run, rounds=tuple(rounds), **changes)
         written = time.monotonic() >= self._due
         if written:
             self._commit()
