@@ -492,7 +492,7 @@ def measure_idle(folder: Path, count: int = 50, seconds: float = 30.0) -> Entry:
         wait_online(superlink, count)
         time.sleep(40)  # the pauses between two looks grow with the time since the last work
         coordinator = {superlink.program.process.pid}
-        silos = family([os.getpid()]) - {os.getpid()} - family(coordinator)
+        silos = family([os.getpid()]) - {os.getpid()} - family(superlink.pids)
         before = [sum(map(cpu_seconds, pids)) for pids in (coordinator, silos)]
         time.sleep(seconds)
         after = [sum(map(cpu_seconds, pids)) for pids in (coordinator, silos)]

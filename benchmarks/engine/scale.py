@@ -77,9 +77,9 @@ def cpu_seconds(pid: int) -> float:
 
 def processes_of(federation: LocalFederation) -> dict[str, set[int]]:
     """The SuperLink, its ServerApp, and every process of silos."""
-    superlink = federation.superlink.program.process.pid
+    link, all_of_it = federation.superlink.program.process.pid, family(federation.superlink.pids)
     groups = {name: {process.pid} for name, process in federation.processes.items()}
-    return {"SuperLink": {superlink}, "ServerApp": family([superlink]) - {superlink}, **groups}
+    return {"SuperLink": {link}, "ServerApp": all_of_it - {link}, **groups}
 
 
 @contextmanager

@@ -49,7 +49,7 @@ def silos_ratio(folder: Path) -> float:
     rounds = record_of_run(run)["rounds"][1:]
     training = [sum(s["seconds"] for s in one["silos"].values()) / CORES for one in rounds]
     seconds = [sum(one["seconds"].values()) for one in rounds]
-    return statistics.median(seconds) / statistics.median(training)
+    return float(statistics.median(seconds) / statistics.median(training))
 
 
 MEASURES = {"bytes": bytes_ratio, "silos": silos_ratio}

@@ -217,9 +217,8 @@ class LocalFederation:
 
     def memory(self) -> int:
         """Bytes of memory of all processes together, shared pages counted once."""
-        programs = [self.superlink.program, *self.programs.values()]
-        own = [program.process.pid for program in programs if not program.ended]
-        return sum(proportional_memory(pid) for pid in family(own))
+        silos = {one.process.pid for one in self.programs.values() if not one.ended}
+        return sum(proportional_memory(pid) for pid in family(self.superlink.pids | silos))
 
 
 def follow_run(calls: Control, run_id: int, folder: Path, take: Callable[[Event], None]) -> Event:

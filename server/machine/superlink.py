@@ -127,7 +127,7 @@ def plain_command(
 def executor_command(address: str, *options: str) -> list[str]:
     """The command line of an executor of ServerApps at a SuperLink's runtime API."""
     return [
-        flower_program("flower-superexec"),
+        *(sys.executable, "-m", "coterie.server.machine.executor"),
         "--insecure",  # between processes of one machine, or in a network that is trusted
         *("--plugin-type", "serverapp"),
         *("--appio-api-address", address),
@@ -158,12 +158,11 @@ class SuperLink:
         self, home: Path, *, ports: Ports | None = None, options: Sequence[str] = ()
     ) -> None:
         self.ports = ports or Ports.free()
-        self.program = Program(
-            "SuperLink",
-            [*plain_command(HOST, self.ports), *options],
-            log=home / "superlink.log",
-            environment=environment(home),
+        self._home = home
+        self.program = self._program(
+            "SuperLink", [*plain_command(HOST, self.ports, executor=False), *options]
         )
+        self.executor: Program | None = None
 
     @property
     def fleet_address(self) -> str:
@@ -175,17 +174,39 @@ class SuperLink:
         """Where runs are submitted."""
         return f"{HOST}:{self.ports.control}"
 
+    def _program(self, name: str, line: list[str]) -> Program:
+        log = self._home / f"{name.lower()}.log"
+        return Program(name, line, log=log, environment=environment(self._home))
+
     def start(self) -> None:
         """Start without waiting until it answers; see ``wait``."""
         require_free(HOST, self.ports)
+        self._stop_executor()
         self.program.start()
 
     def wait(self) -> None:
         """Wait until silos and operators can connect; see ``wait_until_it_answers``."""
-        wait_until_it_answers(self.program, [self.fleet_address, self.control_address])
+        addresses = [self.fleet_address, self.control_address, f"{HOST}:{self.ports.runtime}"]
+        wait_until_it_answers(self.program, addresses)
+        if self.executor is None:
+            parent = ("--parent-pid", str(self.program.process.pid))
+            self.executor = self._program("executor", executor_command(addresses[-1], *parent))
+            self.executor.start()
+
+    def _stop_executor(self) -> None:
+        if self.executor is not None:
+            self.executor.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGKILL)
+            self.executor = None
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the SuperLink and the executor."""
+        programs = [self.program, *([self.executor] if self.executor else [])]
+        return {program.process.pid for program in programs if not program.ended}
 
     def stop(self) -> None:
         """End it and its helpers."""
+        self._stop_executor()
         # A ServerApp runs in a session of its own and would outlive a SuperLink that is ended.
         self.program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGKILL)
 

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from coterie import wire
+from coterie.system.processes import family
 from tests.e2e import planted
 from tests.e2e.gated import TASK
 from tests.e2e.organisations import Organisations
@@ -94,8 +94,7 @@ def test_a_planted_value_is_nowhere_but_at_its_silo(
     run_id, folder = trio.submit(**keys, secure=secure)
     trio.gate.hold(3, rounds=1)
     assert record_of(folder)["rounds"], "a round is over, with its sum"
-    server = psutil.Process(trio.superlink.program.process.pid)
-    coordinators = [server.pid, *(child.pid for child in server.children(recursive=True))]
+    coordinators = sorted(family(trio.superlink.pids))
     others = [trio.processes[name].pid for name in ("q", "r")]
     wanted = pattern(seed)
     assert found_in_memory(trio.processes["p"].pid, wanted), "the silo itself has it"

@@ -1,0 +1,86 @@
+"""The executor of ServerApps: Flower's, with the process of the next run ready before it comes.
+
+Flower's looks for runs once a second, and starts a Python for each that needs a second and more to
+import what it needs. Here it looks ten times a second, and hands a run to a process that has done
+its imports and waits. Both parts are put in the places of Flower's by name (1.34).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+LOOK_S = 0.1
+SERVERAPP, NEXT = "flwr-serverapp", "--next"
+
+
+def main() -> None:
+    """Be ``flower-superexec``, with its arguments; with ``--next``, a process that waits."""
+    if sys.argv[1:] == [NEXT]:
+        wait_for_a_run()
+        return
+    from flwr.supercore.cli import flower_superexec
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supercore.superexec.executor import subprocess_executor
+
+    looking, starting = vars(run_superexec), vars(subprocess_executor)
+    assert looking["time"] is time and starting["subprocess"] is subprocess
+    looking["time"] = SimpleNamespace(sleep=lambda _: time.sleep(LOOK_S))
+    own = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=_Starter().start)
+    starting["subprocess"] = own
+    flower_superexec()
+
+
+class _Starter:
+    """Starts programs for the executor; ServerApps in the process that waits for one."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[str]] = []
+        self._next = self._another()
+
+    def start(self, arguments: Sequence[str], **how: Any) -> subprocess.Popen[Any]:
+        """As ``subprocess.Popen``."""
+        if arguments[0] != SERVERAPP:
+            return subprocess.Popen(arguments, **how)
+        process, self._next = self._next, self._another()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(list(arguments)) + "\n")
+            process.stdin.close()
+        except BrokenPipeError:  # somebody ended it
+            return subprocess.Popen(arguments, **how)
+        self._running = [one for one in (*self._running, process) if one.poll() is None]
+        return process
+
+    def _another(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", __spec__.name, NEXT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+
+def wait_for_a_run() -> None:
+    """Import what a ServerApp needs, and be one when its arguments come. None come: end."""
+    from flwr.superlink.cli import flwr_serverapp
+
+    import coterie.server.app  # noqa: F401
+
+    line = sys.stdin.readline()
+    if not line:
+        return
+    os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+    sys.argv = json.loads(line)
+    flwr_serverapp()
+
+
+if __name__ == "__main__":
+    main()
