@@ -31,11 +31,12 @@ def main(grid: Grid, context: Context) -> None:
     keep_freed_memory()
     config = RunConfig.read_from_flower(context.run_config)
     federation = load() if os.environ.get(ENVIRONMENT) else None
+    folder = run_folder(config, run_id=context.run_id)
     execute(
-        bounded(grid, hosts=federation is None),
+        bounded(grid, hosts=federation is None, folder=folder),
         config,
         run_id=context.run_id,
-        folder=run_folder(config, run_id=context.run_id),
+        folder=folder,
         enrolled=partial(names_by_node, federation.roster) if federation else None,
         vouching=Enrolled(
             federation.ca.read_bytes(), partial(vouchers, federation.roster, federation.tls)

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
@@ -108,8 +109,19 @@ def is_bundle(content: bytes) -> bool:
     return content.startswith(KIND)
 
 
+def body_of(content: bytes) -> memoryview:
+    """What a bundle or a piece has after its head.
+
+    Raises:
+        WireError: it is something else.
+    """
+    if not content.startswith(KIND) or b"\0" not in content:
+        raise WireError("a part of a bundle is of another kind.")
+    return memoryview(content)[content.index(b"\0") + 1 :]
+
+
 def unbundle(
-    root: str, contents: Mapping[str, bytes], *, max_bytes: int
+    root: str, contents: Mapping[str, bytes | memoryview], *, max_bytes: int
 ) -> tuple[list[Message], list[int] | None]:
     """The inverse of ``bundle``: the messages, and whose they are.
 
@@ -117,7 +129,8 @@ def unbundle(
 
     Args:
         root: the object that holds them.
-        contents: of all objects by id.
+        contents: of all objects by id; in the place of a piece's, what it has after its head.
+            Pieces that lie one behind the other in memory are not copied.
         max_bytes: of a message's arrays, each counted as often as it is named; 0: no limit.
 
     Raises:
@@ -200,7 +213,7 @@ def _padded(data: memoryview) -> bytes | memoryview:
 
 
 def _read(
-    root: str, contents: Mapping[str, bytes], max_bytes: int
+    root: str, contents: Mapping[str, bytes | memoryview], max_bytes: int
 ) -> tuple[list[Message], list[int] | None]:
     body = _body(contents[root])
     start = 8 + int.from_bytes(body[:8], "little")
@@ -248,7 +261,7 @@ def _fill(
                     f"put together, its arrays hold {num_bytes:,} bytes, more than {max_bytes:,}."
                 )
             if number not in whole:
-                whole[number] = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                whole[number] = _joined(pieces)
             # Other apps' arrays are Flower's, whose bytes are bytes.
             data = whole[number]
             array.data = data if array.stype == PACKED_NAME else bytes(data)  # type: ignore[assignment]
@@ -266,10 +279,22 @@ def _arrays_of(message: Message) -> Iterator[Array]:
             yield from record.values()
 
 
-def _body(content: bytes) -> memoryview:
-    if not content.startswith(KIND):
-        raise WireError("a part of a bundle is of another kind.")
-    return memoryview(content)[content.index(b"\0") + 1 :]
+def _body(content: bytes | memoryview) -> memoryview:
+    return content if isinstance(content, memoryview) else body_of(content)
+
+
+def _joined(pieces: Sequence[memoryview]) -> memoryview | bytes:
+    """One behind the other: a look at the memory where they are so already, or a copy."""
+    if len(pieces) == 1:
+        return pieces[0]
+    starts = [np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces if len(piece)]
+    follow = all(a + len(p) == b for a, b, p in zip(starts, starts[1:], pieces, strict=False))
+    one = pieces[0].obj
+    if len(starts) < len(pieces) or not follow or any(piece.obj is not one for piece in pieces):
+        return b"".join(pieces)
+    held = memoryview(one)
+    begin = starts[0] - np.frombuffer(held, np.uint8).ctypes.data
+    return held[begin : begin + sum(map(len, pieces))]
 
 
 def _whole_numbers(values: object) -> list[int]:

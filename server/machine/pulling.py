@@ -21,6 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import islice
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import grpc
@@ -57,6 +60,9 @@ FETCH_S = 1.0
 """How long the objects of one reply are fetched before others have their turn."""
 
 
+LARGE = 8
+"""Objects of a reply: of a bundle that has more, 8 MB each, the pieces go to a file, which memory
+shows. What the kernel has no room for it writes there, so that replies need not fit in memory."""
 HOST_BYTES = 12_000_000
 """Most bytes of arrays, each counted as often as it is named, of one bundle to a process."""
 
@@ -76,6 +82,7 @@ class _Reply:
         contents: those that have been.
         most: bytes that it may have.
         why: it is refused, in words.
+        large: its pieces go to a file, ``spool``.
     """
 
     message_id: str
@@ -85,6 +92,42 @@ class _Reply:
     most: int = 0
     num_bytes: int = 0
     why: str = ""
+    large: bool = False
+    spool: _Spool | None = None
+
+    def take(self, object_id: str, content: bytes, folder: Path | None) -> None:
+        """Hold an object that was fetched."""
+        self.num_bytes += len(content)
+        piece = object_id != self.object_id and wire.is_bundle(content)
+        if self.large and piece and folder is not None:
+            self.spool = self.spool or _Spool(folder)
+            self.spool.add(object_id, wire.body_of(content))
+        else:
+            self.contents[object_id] = content
+
+    def all_contents(self) -> dict[str, bytes | memoryview]:
+        """What it consists of; of pieces in a file what they have after their heads."""
+        return {**self.contents, **(self.spool.shown() if self.spool else {})}
+
+
+class _Spool:
+    """Pieces of a reply in a file without a name, one behind the other."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the reply
+        self._spans: dict[str, tuple[int, int]] = {}
+
+    def add(self, object_id: str, body: memoryview) -> None:
+        begin = self._file.tell()
+        self._file.write(body)
+        self._spans[object_id] = begin, begin + len(body)
+
+    def shown(self) -> dict[str, memoryview]:
+        """The pieces where the file is shown in memory, which it stays as long as anybody looks."""
+        self._file.flush()
+        with self._file:
+            held = memoryview(mmap(self._file.fileno(), 0, access=ACCESS_READ))
+        return {name: held[begin:end] for name, (begin, end) in self._spans.items()}
 
 
 @dataclass(frozen=True)
@@ -114,23 +157,24 @@ class _Parcel:
         return [root] if self.to is None else [f"{root}.{i}" for i in range(len(self.to))]
 
 
-def bounded(grid: Grid, *, hosts: bool = False) -> Grid:
+def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> Grid:
     """The Grid with replies taken one by one; one that has no SuperLink behind it as it is.
 
     Args:
         grid: of the run.
+        folder: for large replies while they are needed; None keeps them in memory.
         hosts: one node may stand for several silos. Not where silos are enrolled: there a silo is
             a key.
     """
-    return _BoundedGrid(grid, hosts=hosts) if isinstance(grid, GrpcGrid) else grid
+    return _BoundedGrid(grid, hosts, folder) if isinstance(grid, GrpcGrid) else grid
 
 
 class _BoundedGrid(Grid):
     """Flower's Grid, but for how messages travel."""
 
-    def __init__(self, inner: GrpcGrid, *, hosts: bool) -> None:
+    def __init__(self, inner: GrpcGrid, hosts: bool, folder: Path | None) -> None:
         self.inner = inner
-        self._hosts = hosts
+        self._hosts, self._folder = hosts, folder
         self._hosted: dict[int, _Hosted] = {}
         self._processes: dict[int, list[int]] = {}
         """Node → the ids of its silos here."""
@@ -318,6 +362,7 @@ class _BoundedGrid(Grid):
         objects = inflatable_object.iterate_object_tree(tree)
         ids = [one.object_id for one in islice(objects, wire.MAX_OBJECTS + 1)]
         reply.wanted = list(dict.fromkeys(ids))
+        reply.large = len(ids) > LARGE
         sent = self._sent.get(reply.message_id)
         if sent is not None:
             reply.most = max(map(_most_bytes, sent.messages))
@@ -358,8 +403,7 @@ class _BoundedGrid(Grid):
                     if content is None:
                         missing.append(object_id)
                     else:
-                        reply.contents[object_id] = content
-                        reply.num_bytes += len(content)
+                        reply.take(object_id, content, self._folder)
                 reply.wanted[:AT_ONCE] = missing
                 if reply.num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
                     raise _TooLargeError(f"it holds more than {reply.most:,} bytes.")
@@ -418,7 +462,7 @@ class _BoundedGrid(Grid):
     def _messages_of(self, reply: _Reply) -> tuple[list[Message], list[int] | None]:
         most = reply.most + wire.MAX_OBJECT_BYTES
         if wire.is_bundle(_root_of(reply)):
-            return wire.unbundle(reply.object_id, reply.contents, max_bytes=most)
+            return wire.unbundle(reply.object_id, reply.all_contents(), max_bytes=most)
         message = wire.put_together(reply.object_id, reply.contents, max_bytes=most)
         message.metadata.__dict__["_message_id"] = reply.object_id
         return [message], None

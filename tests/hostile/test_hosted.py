@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from flwr.superlink.grid.grpc_grid import GrpcGrid
 from coterie import wire
 from coterie.server.machine import pulling
 from coterie.strategies.rounds.exchange import exchange
+from coterie.wire import bundles
 from tests.hostile.test_pulling import Store
 
 SILOS = 3
@@ -88,11 +91,11 @@ class HostStore(Store):
         return self.answer(messages, to or [0])
 
 
-def grid_of(store: HostStore, *, hosts: bool = True) -> Grid:
+def grid_of(store: HostStore, *, hosts: bool = True, folder: Path | None = None) -> Grid:
     inner = GrpcGrid("127.0.0.1:1", insecure=True, token="t")
     inner._channel, inner._grpc_stub = object(), store  # type: ignore[assignment]
     inner.set_run(Run.create_empty(1))
-    grid = pulling.bounded(inner, hosts=hosts)
+    grid = pulling.bounded(inner, hosts=hosts, folder=folder)
     grid._objects = store  # type: ignore[attr-defined]
     return grid
 
@@ -111,12 +114,14 @@ def described(grid: Grid) -> list[int]:
     return list(grid.get_node_ids())
 
 
-def ask(answer: Answer, megabytes: float = 0.0) -> tuple[list[Any], HostStore]:
+def ask(
+    answer: Answer, megabytes: float = 0.0, folder: Path | None = None
+) -> tuple[list[Any], HostStore]:
     """A round with the three silos of node 9."""
     store = HostStore(answer)
-    grid = grid_of(store)
+    grid = grid_of(store, folder=folder)
     own = described(grid)[1:]
-    record = wire.encode_arrays({"w": np.zeros(int(250_000 * megabytes) + 1, "f4")}, packed=True)
+    record = wire.encode_arrays({"w": np.arange(int(250_000 * megabytes) + 1, dtype="f4")}, packed=True)
     orders = [
         Message(RecordDict({"arrays": record}), dst_node_id=node, message_type=wire.TRAIN)
         for node in reversed(own)
@@ -196,3 +201,18 @@ def test_one_answer_for_all_is_an_error_of_each() -> None:
 
     replies, _ = ask(refused)
     assert len(replies) == SILOS and all("out of memory" in r.error.reason for r in replies)
+
+
+def test_a_large_reply_waits_in_a_file_and_is_shown_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulling, "LARGE", 1)
+    monkeypatch.setattr(bundles, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(bundles, "INLINE_BYTES", 100)
+    replies, _ = ask(honest, megabytes=0.03, folder=tmp_path)
+    for number, reply in enumerate(replies):
+        packed = reply.content.array_records["arrays"]["safetensors"]
+        assert isinstance(packed.data, memoryview) and isinstance(packed.data.obj, mmap)
+        (array,) = wire.decode_arrays(reply.content.array_records["arrays"]).values()
+        assert (array == np.arange(7501) + number).all() and array.flags.aligned
+    assert not list(tmp_path.iterdir()), "the file has no name"
