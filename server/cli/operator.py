@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -176,7 +177,12 @@ def superlink(
                     param_hint=hint,
                 )
         raise typer.Exit(serve(made, _say))
-    from coterie.server.machine.superlink import Ports, plain_command, require_free
+    from coterie.server.machine.superlink import (
+        Ports,
+        executor_command,
+        plain_command,
+        require_free,
+    )
 
     ports = Ports(runtime=runtime_port, fleet=fleet_port, control=control_port)
     require_free(host, ports, operators=operators)
@@ -185,8 +191,9 @@ def superlink(
         f"operators to {operators or host}:{control_port}\n"
         "It uses no TLS and accepts every silo: for one machine or a network that you trust."
     )
-    line = plain_command(host, ports, operators=operators, database=database, executor=executor)
-    _become(line, runs_dir)
+    line = plain_command(host, ports, operators=operators, database=database)
+    beside = executor_command(f"{operators or host}:{runtime_port}") if executor else None
+    _become(line, runs_dir, beside)
 
 
 @app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")
@@ -205,8 +212,8 @@ def executor(
     _become(executor_command(superlink), runs_dir)
 
 
-def _become(line: list[str], runs_dir: Path | None) -> None:
-    """Run a program of Flower's in the place of this one."""
+def _become(line: list[str], runs_dir: Path | None, beside: list[str] | None = None) -> None:
+    """Run a program in the place of this one, and another beside it that ends with it."""
     from coterie.server.machine.superlink import environment
     from coterie.server.runs.record import default_home
 
@@ -214,6 +221,9 @@ def _become(line: list[str], runs_dir: Path | None) -> None:
     if runs_dir is not None:
         own["COTERIE_RUNS"] = str(runs_dir.resolve())
     sys.stdout.flush()
+    if beside is not None:  # this process keeps its number
+        parent = ["--parent-pid", str(os.getpid())]
+        subprocess.Popen([*beside, *parent], env=own, start_new_session=True)
     os.execve(line[0], line, own)
 
 

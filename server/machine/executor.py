@@ -16,8 +16,11 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from coterie.system.ports import listens
+
 LOOK_S = 0.1
-SERVERAPP, NEXT = "flwr-serverapp", "--next"
+START_DEADLINE_S = 60.0
+SERVERAPP, NEXT, ADDRESS = "flwr-serverapp", "--next", "--appio-api-address"
 
 
 def main() -> None:
@@ -29,12 +32,20 @@ def main() -> None:
     from flwr.supercore.superexec import run_superexec
     from flwr.supercore.superexec.executor import subprocess_executor
 
+    wait_for_superlink(sys.argv[sys.argv.index(ADDRESS) + 1])
     looking, starting = vars(run_superexec), vars(subprocess_executor)
     assert looking["time"] is time and starting["subprocess"] is subprocess
     looking["time"] = SimpleNamespace(sleep=lambda _: time.sleep(LOOK_S))
     own = SimpleNamespace(DEVNULL=subprocess.DEVNULL, Popen=_Starter().start)
     starting["subprocess"] = own
     flower_superexec()
+
+
+def wait_for_superlink(address: str) -> None:
+    """Until it listens, or for a minute: after that Flower says what is wrong."""
+    deadline = time.monotonic() + START_DEADLINE_S
+    while not listens(address) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
 
 
 class _Starter:

@@ -105,19 +105,17 @@ def plain_command(
     *,
     operators: str = "",
     database: Path | None = None,
-    executor: bool = True,
 ) -> list[str]:
-    """The command line of a plain-text SuperLink.
+    """The command line of a plain-text SuperLink; ServerApps are started by an executor beside it.
 
     Args:
         host: address to listen on.
         ports: where.
         operators: address to listen on for operators and the ServerApp, if it is another.
         database: SQLite file of its state, on a local disk; None keeps it in memory.
-        executor: whether it starts ServerApps itself.
     """
     inner = operators or host
-    options = ["--insecure", *([] if executor else NO_EXECUTOR)]
+    options = ["--insecure", *NO_EXECUTOR]
     options += ["--database", str(database)] if database else []
     return command(
         f"{host}:{ports.fleet}", f"{inner}:{ports.control}", f"{inner}:{ports.runtime}", *options
@@ -159,9 +157,7 @@ class SuperLink:
     ) -> None:
         self.ports = ports or Ports.free()
         self._home = home
-        self.program = self._program(
-            "SuperLink", [*plain_command(HOST, self.ports, executor=False), *options]
-        )
+        self.program = self._program("SuperLink", [*plain_command(HOST, self.ports), *options])
         self.executor: Program | None = None
 
     @property

@@ -121,7 +121,9 @@ def ask(
     store = HostStore(answer)
     grid = grid_of(store, folder=folder)
     own = described(grid)[1:]
-    record = wire.encode_arrays({"w": np.arange(int(250_000 * megabytes) + 1, dtype="f4")}, packed=True)
+    record = wire.encode_arrays(
+        {"w": np.arange(int(250_000 * megabytes) + 1, dtype="f4")}, packed=True
+    )
     orders = [
         Message(RecordDict({"arrays": record}), dst_node_id=node, message_type=wire.TRAIN)
         for node in reversed(own)
