@@ -17,8 +17,8 @@ KEPT_BYTES = 2**30
 GROWTH_BYTES = 2**26
 """By which the kept memory grows at least."""
 
-MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD = -3, -1, -2
-"""Of glibc's ``mallopt``."""
+MMAP_THRESHOLD, TRIM_THRESHOLD, TOP_PAD, ARENA_MAX = -3, -1, -2, -8
+"""Of glibc's ``mallopt``. With one arena, what one thread frees another gets."""
 
 
 def keep_freed_memory() -> None:
@@ -30,6 +30,7 @@ def keep_freed_memory() -> None:
         tune(MMAP_THRESHOLD, KEPT_BYTES)
         tune(TRIM_THRESHOLD, KEPT_BYTES)
         tune(TOP_PAD, GROWTH_BYTES)
+        tune(ARENA_MAX, 1)
 
 
 def keeping_freed_memory() -> dict[str, str]:
@@ -38,4 +39,5 @@ def keeping_freed_memory() -> dict[str, str]:
         "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES),
         "MALLOC_TRIM_THRESHOLD_": str(KEPT_BYTES),
         "MALLOC_TOP_PAD_": str(GROWTH_BYTES),
+        "MALLOC_ARENA_MAX": "1",
     }
