@@ -50,6 +50,14 @@ def test_a_message_comes_back_as_it_was(size: int) -> None:
     assert all(array.flags.aligned for array in arrays.values())
 
 
+def test_pieces_that_are_alike_are_stored_once_and_count_as_often_as_they_occur() -> None:
+    record = ArrayRecord({"w": Array("uint8", (20,), "raw", bytes(2 * bundles.PIECE_BYTES + 5))})
+    made = wire.bundle([order(record)], inline=1000)
+    assert len(made.objects) == 3
+    (came,), _ = wire.unbundle(made.root, made.objects, max_bytes=0)
+    assert len(came.content.array_records["arrays"]["w"].data) == 2 * bundles.PIECE_BYTES + 5
+
+
 def test_arrays_are_aligned_at_every_length_of_a_bundle() -> None:
     record = wire.encode_arrays(model(3), packed=True)
     for length in range(150):  # the head grows by a digit on the way

@@ -19,6 +19,7 @@ from coterie.wire.bundles import (
     MAX_BUNDLED,
     SHARED_BYTES,
     Bundle,
+    Pieces,
     body_of,
     bundle,
     is_bundle,

@@ -60,8 +60,29 @@ class Bundle:
         return ObjectTree(object_id=self.root, children=pieces)
 
 
+class Pieces:
+    """Arrays in pieces, so that one that several bundles hold is cut and hashed once."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Array, list[str], dict[str, bytes]]] = {}
+
+    def of(self, array: Array) -> tuple[list[str], dict[str, bytes]]:
+        """The ids of its pieces in order, and the content of each."""
+        if id(array) not in self._made:  # which keeps it, so that its id stays its own
+            data = memoryview(array.data)
+            parts = (data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES))
+            contents = [_as_object(part) for part in parts]
+            ids = [get_object_id(content) for content in contents]
+            self._made[id(array)] = array, ids, dict(zip(ids, contents, strict=True))
+        return self._made[id(array)][1:]
+
+
 def bundle(
-    messages: Sequence[Message], to: Sequence[int] | None = None, *, inline: int = INLINE_BYTES
+    messages: Sequence[Message],
+    to: Sequence[int] | None = None,
+    *,
+    inline: int = INLINE_BYTES,
+    pieces: Pieces | None = None,
 ) -> Bundle:
     """Put messages into one object.
 
@@ -69,18 +90,17 @@ def bundle(
         messages: an array that several of them hold is stored once, if it is one ``Array``.
         to: for each the number of its silo in its process; None: the only message to the only one.
         inline: bytes of an array, at most, that stays in the object.
+        pieces: of arrays that other bundles hold as well.
     """
-    made, table = Bundle(), _Arrays(inline)
+    made, table, pieces = Bundle(), _Arrays(inline), pieces or Pieces()
     protos = [_without_arrays(message, table).SerializeToString() for message in messages]
     places: list[int | list[str]] = []
-    for data, stays in table.placed():
+    for array, stays in table.placed():
         if stays:
-            places.append(len(data))
+            places.append(len(array.data))
             continue
-        pieces = [data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES)]
-        contents = [_as_object(piece) for piece in pieces]
-        ids = [get_object_id(content) for content in contents]
-        made.objects |= dict(zip(ids, contents, strict=True))
+        ids, contents = pieces.of(array)
+        made.objects |= contents
         places.append(ids)
     index: dict[str, Any] = {
         "messages": [len(proto) for proto in protos],
@@ -90,7 +110,7 @@ def bundle(
     if to is not None:
         index["to"] = list(to)
     told = json.dumps(index).encode()
-    small = [_padded(data) for data, stays in table.placed() if stays]
+    small = [_padded(array.data) for array, stays in table.placed() if stays]
     rest = sum(map(len, protos)) + sum(map(len, small))
     # Blanks, so that the arrays begin at eight bytes.
     told += next(
@@ -166,14 +186,13 @@ class _Arrays:
             self._arrays.append(array)
         self.refs.append(self._numbers[id(array)])
 
-    def placed(self) -> Iterator[tuple[memoryview, bool]]:
-        """Each array's bytes, and whether they stay in the bundle itself."""
+    def placed(self) -> Iterator[tuple[Array, bool]]:
+        """Each array, and whether its bytes stay in the bundle itself."""
         left = INLINE_BYTES
         for array in self._arrays:
-            data = memoryview(array.data)
-            stays = len(data) <= min(self._inline, left)
-            left -= len(data) * stays
-            yield data, stays
+            stays = len(array.data) <= min(self._inline, left)
+            left -= len(array.data) * stays
+            yield array, stays
 
 
 def _without_arrays(message: Message, table: _Arrays) -> ProtoMessage:
@@ -204,7 +223,7 @@ def _head(size: int) -> bytes:
     return KIND + b" %d\0" % size
 
 
-def _padded(data: memoryview) -> bytes | memoryview:
+def _padded(data: bytes) -> bytes:
     """To a multiple of eight bytes."""
     return bytes(data) + b"\0" * (-len(data) % 8) if len(data) % 8 else data
 

@@ -281,12 +281,12 @@ class _BoundedGrid(Grid):
         if not parcels:
             return []
         run_id, objects = self.inner.run.run_id, dict[str, bytes]()
-        headers, trees = [], []
+        headers, trees, pieces = [], [], wire.Pieces()
         for parcel in parcels:
             for message in parcel.messages:
                 message.metadata.__dict__["_run_id"] = run_id
                 message.metadata.__dict__["_src_node_id"] = self.inner.node.node_id
-            made = wire.bundle(parcel.messages, parcel.to, inline=wire.SHARED_BYTES)
+            made = wire.bundle(parcel.messages, parcel.to, inline=wire.SHARED_BYTES, pieces=pieces)
             header = message_to_proto(remove_content_from_message(parcel.messages[0]))
             header.metadata.message_id = made.root
             headers.append(header)
