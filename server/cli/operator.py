@@ -11,6 +11,14 @@ import typer
 
 from coterie.server.cli.options import FederationOption, RunsOption, expand, file_option, port
 from coterie.system.commandline import given
+from coterie.system.service_commands import (
+    AccountOption,
+    ActionArgument,
+    NameOption,
+    UnitsOption,
+    UserOption,
+    carry_out,
+)
 
 app = typer.Typer()
 
@@ -187,6 +195,34 @@ def superlink(
     )
     line = plain_command(host, ports, operators=operators, database=database, executor=executor)
     _become(line, runs_dir)
+
+
+@app.command(epilog="Example:  sudo coterie service install --federation /srv/lung-study")
+def service(
+    action: ActionArgument,
+    federation: FederationOption = None,
+    user: UserOption = False,
+    account: AccountOption = "",
+    name: NameOption = "",
+    units: UnitsOption = None,
+) -> None:
+    """Keep the SuperLink running: install or uninstall a systemd unit for it.
+
+    The unit may write in the federation's folder only, and has no privileges. Nothing is started:
+    the commands that do so are printed.
+    """
+    from coterie.server.site.federation import load
+    from coterie.system.services import Service, unit_name
+
+    folder = load(federation).folder
+    unit = Service(
+        name or unit_name("coterie", folder.name),
+        "service",
+        f"coterie coordinator of {folder.name}",
+        folder,
+        ("superlink", "--federation", str(folder)),
+    )
+    carry_out(action, unit, user=user, account=account, units=units)
 
 
 @app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")
