@@ -46,7 +46,9 @@ def main() -> None:
     cuda = {name: version for name, version in every.items() if name.startswith(CUDA)}
     silo = {name: every[name] for name in every.keys() - both.keys() - cuda.keys()}
     write("requirements.txt", "In both images.", both)
-    write("requirements-silo.txt", "In a silo's image besides: PyTorch, differential privacy.", silo)
+    write(
+        "requirements-silo.txt", "In a silo's image besides: PyTorch, differential privacy.", silo
+    )
     write("requirements-cuda.txt", "PyTorch's libraries for NVIDIA's GPUs.", cuda)
 
 

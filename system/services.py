@@ -144,7 +144,7 @@ def install(
     text = unit_text(service, account="" if user else _account(service.folder, account))
     if _folder_of(file) not in ("", str(service.folder)):
         raise ServiceError(
-            f"{file} is of another folder, {_folder_of(file)}. Name this one otherwise, with --name."
+            f"{file} is of another folder, {_folder_of(file)}. Name this one otherwise (--name)."
         )
     try:
         make_folder(file.parent)
@@ -207,8 +207,8 @@ def _account(folder: Path, asked: str) -> str:
     """Under which account a unit of the system runs.
 
     Raises:
-        ServiceError: there is no such account, the folder is another's, or it is root's and root was not
-            asked for.
+        ServiceError: there is no such account, the folder is another's, or it is root's and root
+            was not asked for.
     """
     owner = folder.stat().st_uid
     try:

@@ -122,6 +122,29 @@ def remove(
     print_remove(load(federation), name)
 
 
+@app.command(epilog="Example:  coterie upgrade-check --to 0.2.0 --federation lung-study")
+def upgrade_check(
+    to: Annotated[
+        str,
+        typer.Option(metavar="RELEASE", help="Release to ask about. [default: the installed one]"),
+    ] = "",
+    federation: FederationOption = None,
+) -> None:
+    """Say which silos have which release, and whether an upgrade is safe now, in which order.
+
+    A release talks with the one before it and the one after it. Which release a silo has is known
+    from the last run in which it took part. The exit status is 0 if nothing known speaks against
+    the upgrade, else 1.
+    """
+    from coterie.server.site.federation import load
+    from coterie.server.site.operator import print_outlook
+    from coterie.server.site.upgrade import look
+
+    outlook = look(load(federation), to)
+    print_outlook(outlook)
+    raise typer.Exit(0 if outlook.is_safe else 1)
+
+
 NOT_WITH_FEDERATION = {
     "host": "[listen] silos in its coterie.toml sets where to listen for silos",
     "fleet_port": "[listen] silos in its coterie.toml sets where to listen for silos",

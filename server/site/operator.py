@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.machine.link import Node
-from coterie.server.site import enrolled
+from coterie.server.site import enrolled, upgrade
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -92,6 +92,22 @@ def print_roster(made: Federation) -> None:
             status = "never connected"
         table.add_row(Text(entry.name), status, entry.enrolled[:10], entry.fingerprint)
     wide(console).print(table, soft_wrap=False)
+
+
+def print_outlook(outlook: upgrade.Outlook) -> None:
+    """Which silos have which release, and what an upgrade would meet."""
+    console = _console()
+    words = {True: "yes", False: "no", None: "not known"}
+    table = Table(box=None, padding=(0, 1))
+    for column in ("silo", "coterie", "last run", f"talks with {outlook.to}"):
+        table.add_column(column, overflow="fold")
+    for silo in outlook.silos:
+        seen = silo.seen[:10] or "–"
+        table.add_row(Text(silo.name), Text(silo.release or "–"), seen, words[silo.talks])
+    if outlook.silos:
+        wide(console).print(table, soft_wrap=False)
+    for line in upgrade.lines(outlook):
+        console.print(line)
 
 
 def print_remove(made: Federation, name: str) -> None:

@@ -29,7 +29,9 @@ MAX_LINES = 40
 pytestmark = pytest.mark.timeout(4500)
 
 
-def files_of(manifests: list[dict[str, Any]], secrets: dict[str, dict[str, str]], folder: Path) -> None:
+def files_of(
+    manifests: list[dict[str, Any]], secrets: dict[str, dict[str, str]], folder: Path
+) -> None:
     """What ConfigMaps and Secrets hold, as files: ``folder/<kind>/<name>/<key>``."""
     settings = {m["metadata"]["name"]: m["data"] for m in manifests if m["kind"] == "ConfigMap"}
     for kind, held in (("secret", secrets), ("configMap", settings)):
@@ -52,6 +54,7 @@ def services_of(manifests: list[dict[str, Any]], folder: Path) -> tuple[dict[str
 
     def service(container: dict[str, Any]) -> dict[str, Any]:
         security = container["securityContext"]
+        assert security["allowPrivilegeEscalation"] is False
         volumes, scratch = [], []
         for mount in container["volumeMounts"]:
             source, mode = sources.get(mount["name"], {}), ":ro" if mount.get("readOnly") else ""
@@ -68,12 +71,12 @@ def services_of(manifests: list[dict[str, Any]], folder: Path) -> tuple[dict[str
             "user": f"{pod['securityContext']['runAsUser']}:{pod['securityContext']['runAsGroup']}",
             "read_only": security["readOnlyRootFilesystem"],
             "cap_drop": security["capabilities"]["drop"],
-            "security_opt": [f"no-new-privileges:{not security['allowPrivilegeEscalation']}".lower()],
+            "security_opt": ["no-new-privileges:true"],
             "environment": {one["name"]: one["value"] for one in container.get("env", [])},
             "command": container["args"],
             "volumes": volumes,
             "tmpfs": scratch,
-            "mem_limit": container["resources"]["limits"]["memory"].replace("Gi", "g").replace("Mi", "m"),
+            "mem_limit": container["resources"]["limits"]["memory"].removesuffix("i").lower(),
         }  # fmt: skip
         if "command" in container:
             told["entrypoint"] = container["command"]
@@ -85,7 +88,10 @@ def services_of(manifests: list[dict[str, Any]], folder: Path) -> tuple[dict[str
         "healthcheck": {"test": ["CMD", *[word.replace("$", "$$") for word in probe]],
                         "interval": "2s", "timeout": "10s", "retries": 60},
     }  # fmt: skip
-    services = {f"{release}-first": service(first) | {"healthcheck": {"disable": True}}, release: running}
+    services = {
+        f"{release}-first": service(first) | {"healthcheck": {"disable": True}},
+        release: running,
+    }
     return services, {f"{release}-{claim}" for claim in claims}
 
 
@@ -94,7 +100,13 @@ class Pods:
 
     def __init__(self, folder: Path) -> None:
         self.project = f"coterie-chart-{os.getpid()}"
-        self.command = [*compose_command(), "--project-name", self.project, "--file", f"{folder}/compose.yaml"]
+        self.command = [
+            *compose_command(),
+            "--project-name",
+            self.project,
+            "--file",
+            f"{folder}/compose.yaml",
+        ]
         self.folder = folder
 
     def compose(self, *arguments: str) -> str:
@@ -112,10 +124,14 @@ class Pods:
         """Until its readiness probe succeeds."""
         deadline = time.monotonic() + READY_S
         name = self.compose("ps", "-q", service).strip()
-        while (state := docker("inspect", "--format", "{{.State.Health.Status}}", name).strip()) != "healthy":
+        while (
+            state := docker("inspect", "--format", "{{.State.Health.Status}}", name).strip()
+        ) != "healthy":
             if time.monotonic() > deadline:
                 log = self.compose("logs", f"--tail={MAX_LINES}", service)
-                pytest.fail(f"waited {READY_S:.0f} s for {service} to be ready, it is {state}:\n{log}")
+                pytest.fail(
+                    f"waited {READY_S:.0f} s for {service} to be ready, it is {state}:\n{log}"
+                )
             time.sleep(1.0)
 
 
@@ -126,9 +142,13 @@ def secrets_of(folder: Path) -> dict[str, dict[str, str]]:
     for name in SILOS:
         own = home.create(folder / name, name)
         entry = enrolled.enrol(made.roster, enrolment.read_request(own.request()), made.tls)
-        bundle = enrolment.Bundle(name, entry.fingerprint, made.config.addresses[0], made.ca.read_bytes())
+        bundle = enrolment.Bundle(
+            name, entry.fingerprint, made.config.addresses[0], made.ca.read_bytes()
+        )
         own.join(enrolment.write_bundle(bundle))
-        found[name] = {file: (folder / name / file).read_text() for file in ("key.pem", "coordinator.json")}
+        found[name] = {
+            file: (folder / name / file).read_text() for file in ("key.pem", "coordinator.json")
+        }
     return found
 
 
@@ -154,7 +174,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
         services |= own
         volumes |= kept
     subprocess.run(["chmod", "-R", "a+rX", str(folder / "mounted")], check=True)  # as fsGroup does
-    text = {"version": "2.4", "services": services, "volumes": dict.fromkeys(sorted(volumes), {})}
+    text = {"version": "2.4", "services": services, "volumes": {one: {} for one in sorted(volumes)}}
     (folder / "compose.yaml").write_text(yaml.safe_dump(text))
     made = Pods(folder)
     try:

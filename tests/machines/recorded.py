@@ -99,9 +99,14 @@ def play(grid: InProcessGrid, runs_dir: Path) -> dict[str, Any]:
 def write(file: Path, release: str, said: list[Exchange], hashes: dict[str, str]) -> None:
     """Keep a recording."""
     told = [
-        {"node": one.node, "kind": one.kind, "asked": _text(one.asked), "answered": _text(one.answered)}
+        {
+            "node": one.node,
+            "kind": one.kind,
+            "asked": _text(one.asked),
+            "answered": _text(one.answered),
+        }
         for one in said
-    ]  # fmt: skip
+    ]
     whole = {"release": release, "protocol": wire.PROTOCOL, "hashes": hashes, "said": told}
     file.write_bytes(gzip.compress(json.dumps(whole).encode(), mtime=0))
 

@@ -32,7 +32,9 @@ def hospital(tmp_path: Path, study: federation.Federation) -> homes.Home:
     """A silo that has joined."""
     home = homes.create(tmp_path / "hospital b", "hospital-b")
     entry = enrolled.enrol(study.roster, enrolment.read_request(home.request()), study.tls)
-    bundle = enrolment.Bundle("hospital-b", entry.fingerprint, "127.0.0.1:9092", study.ca.read_bytes())
+    bundle = enrolment.Bundle(
+        "hospital-b", entry.fingerprint, "127.0.0.1:9092", study.ca.read_bytes()
+    )
     home.join(enrolment.write_bundle(bundle))
     return home
 
@@ -145,7 +147,9 @@ def test_installing_again_replaces_only_what_is_of_the_same_folder(
 
 def test_a_silo_that_has_not_joined_is_not_installed(tmp_path: Path) -> None:
     home = homes.create(tmp_path / "silo", "hospital-c")
-    done = coterie("silo", "service", "install", "--home", str(home.folder), "--units", str(tmp_path))
+    done = coterie(
+        "silo", "service", "install", "--home", str(home.folder), "--units", str(tmp_path)
+    )
     assert done.returncode == 2 and "has not joined" in done.stderr
     assert list(tmp_path.glob("*.service")) == []
 
