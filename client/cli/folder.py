@@ -167,9 +167,9 @@ def service(
     name: NameOption = "",
     units: UnitsOption = None,
 ) -> None:
-    """Keep the silo running: install or uninstall a systemd unit for it.
+    """Install or uninstall a systemd unit for the silo.
 
-    The unit may write in the silo's folder only, and has no privileges. Nothing is started: the
+    It keeps it running. The unit may write in the silo's folder only, and has no privileges. Nothing is started: the
     commands that do so are printed.
     """
     from coterie.client.home.folder import Home

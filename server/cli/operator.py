@@ -53,7 +53,7 @@ def init(
         str, typer.Option(metavar="HOST", help="Address to listen on for operators.")
     ] = "127.0.0.1",
 ) -> None:
-    """Create a federation's folder: CA, certificate, roster, settings."""
+    """Create a federation's folder: CA, certificate, settings."""
     from coterie.server.site.federation import create
     from coterie.server.site.operator import print_init
     from coterie.server.site.operator import renew as renew_certificate
@@ -130,7 +130,7 @@ def upgrade_check(
     ] = "",
     federation: FederationOption = None,
 ) -> None:
-    """Say which silos have which release, and whether an upgrade is safe now, in which order.
+    """Say whether an upgrade is safe, and who has which release.
 
     A release talks with the one before it and the one after it. Which release a silo has is known
     from the last run in which it took part. The exit status is 0 if nothing known speaks against
@@ -229,9 +229,9 @@ def service(
     name: NameOption = "",
     units: UnitsOption = None,
 ) -> None:
-    """Keep the SuperLink running: install or uninstall a systemd unit for it.
+    """Install or uninstall a systemd unit for the SuperLink.
 
-    The unit may write in the federation's folder only, and has no privileges. Nothing is started:
+    It keeps it running. The unit may write in the federation's folder only, and has no privileges. Nothing is started:
     the commands that do so are printed.
     """
     from coterie.server.site.federation import load
@@ -255,7 +255,7 @@ def executor(
     ] = "127.0.0.1:9091",
     runs_dir: RunsOption = None,
 ) -> None:
-    """Start ServerApps for a SuperLink that runs with --no-executor.
+    """Start ServerApps for a SuperLink with --no-executor.
 
     Runs survive a restart of that SuperLink.
     """

@@ -113,7 +113,9 @@ def damage_of(database: Path) -> str:
     if not database.exists():
         return ""
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)) as opened:
+        with closing(
+            sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)
+        ) as opened:
             (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()
             return "" if found == "ok" else str(found)
     except sqlite3.DatabaseError as error:
