@@ -169,8 +169,8 @@ def service(
 ) -> None:
     """Install or uninstall a systemd unit for the silo.
 
-    It keeps it running. The unit may write in the silo's folder only, and has no privileges. Nothing is started: the
-    commands that do so are printed.
+    It keeps the silo running, may write in its folder only, and has no privileges. Nothing is
+    started: the commands that do so are printed.
     """
     from coterie.client.home.folder import Home
     from coterie.system.services import Service, unit_name

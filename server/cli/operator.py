@@ -231,8 +231,8 @@ def service(
 ) -> None:
     """Install or uninstall a systemd unit for the SuperLink.
 
-    It keeps it running. The unit may write in the federation's folder only, and has no privileges. Nothing is started:
-    the commands that do so are printed.
+    It keeps the SuperLink running, may write in the federation's folder only, and has no
+    privileges. Nothing is started: the commands that do so are printed.
     """
     from coterie.server.site.federation import load
     from coterie.system.services import Service, unit_name

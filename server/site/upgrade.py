@@ -105,18 +105,19 @@ def lines(outlook: Outlook) -> Iterator[str]:
     yield f"This coordinator has coterie {outlook.now} ({newest}). The question: {outlook.to}."
     if not outlook.is_step:
         yield (
-            f"Not safe: {outlook.now} and {outlook.to} are not neighbours. A release talks with the "
-            "one before it and the one after it: go there in steps, silos and coordinator together."
+            f"Not safe: {outlook.now} and {outlook.to} are not neighbours. A release talks with "
+            "the one before it and the one after it: go there in steps, silos and coordinator "
+            "together."
         )
     for silo in outlook.behind:
         yield (
-            f"Not safe: silo {silo.name} has {silo.release}, which does not talk with {outlook.to}. "
-            "Upgrade it first, to a release beside both."
+            f"Not safe: silo {silo.name} has {silo.release}, which does not talk with "
+            f"{outlook.to}. Upgrade it first, to a release beside both."
         )
     for run in outlook.running:
         yield (
-            f"Not now: run {run} is going on. Wait for its end, or stop it with `coterie stop {run}` "
-            f"and go on afterwards with `coterie run --resume {run}`."
+            f"Not now: run {run} is going on. Wait for its end, or stop it with `coterie stop "
+            f"{run}` and go on afterwards with `coterie run --resume {run}`."
         )
     if outlook.unknown:
         told = ", ".join(silo.name for silo in outlook.unknown)
