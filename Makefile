@@ -4,10 +4,12 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 # Tests of one group (pytest.mark.xdist_group) share a federation, so they run in one worker.
 WORKERS = -n 2 --dist loadgroup
+VERSION  := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+REVISION := $(shell git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)
 SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev demo docs test check config e2e nightly mutations e2e-docker chaos bench-overhead bench-partition bench-auto \
+.PHONY: help setup setup-dev demo docs test check config e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
@@ -62,6 +64,7 @@ e2e: setup-dev ## Tests with real processes and real gRPC
 	@$(BIN)/python -m pytest -q $(WORKERS) -m "e2e and not nightly" $(ARGS)
 
 nightly: setup-dev .links/coterie ## The long forms of the tests: every baseline and demo, 60 kills, 5,000 fuzz cases …
+	@$(BIN)/python -m pip install $(SILENT_PIP) --editable '.[dev,deploy]'
 	@$(BIN)/python -m pytest -q $(WORKERS) -m nightly $(ARGS)
 	@$(BIN)/python -m tests.mutations
 	@if docker info >/dev/null 2>&1; then $(MAKE) e2e-docker; \
@@ -75,6 +78,21 @@ chaos: setup-dev ## Sixty random kills of silos, ServerApp and SuperLink; the mo
 
 bench-durability: setup ## Rounds with and without the SuperLink's database, and a checkpoint
 	@$(BIN)/python -m benchmarks.engine.durability $(ARGS)
+
+images: ## Images of coordinator and silo, and in build/ what is in them; COTERIE_BASE=IMAGE names the base
+	@mkdir -p build
+	@for part in coordinator silo; do \
+	  docker build --file docker/Dockerfile --target $$part --tag coterie-$$part:$(VERSION) \
+	    --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
+	    $(if $(COTERIE_BASE),--build-arg BASE=$(COTERIE_BASE)) \
+	    $(if $(COTERIE_TORCH_INDEX),--build-arg TORCH_INDEX=$(COTERIE_TORCH_INDEX)) . || exit 1; \
+	  docker run --rm --entrypoint cat coterie-$$part:$(VERSION) /opt/coterie/sbom.cdx.json \
+	    > build/coterie-$$part.cdx.json || exit 1; \
+	done
+	@docker images --filter reference='coterie-*:$(VERSION)'
+
+pins: setup ## Which release of every package goes into the images: docker/requirements*.txt
+	@$(BIN)/python docker/pins.py
 
 e2e-docker: setup-dev ## The compose federation on a Docker engine; COTERIE_BASE=IMAGE names the base
 	@$(BIN)/python -m pytest -m docker tests/containers -s $(ARGS)

@@ -7,6 +7,8 @@ the server: a message is data.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from flwr.app import RecordDict
 from flwr.clientapp import ClientApp
 
@@ -22,7 +24,8 @@ from coterie.client.work.weights import read_weights
 def describe(request: Request) -> RecordDict:
     """Say who this silo is. Refuses a run of another task or protocol."""
     request.personal()
-    return wire.encode_description(request.bench.describe())
+    described = replace(request.bench.describe(), protocol=wire.agreed(request.config))
+    return wire.encode_description(described)
 
 
 def initialise(request: Request) -> RecordDict:

@@ -6,7 +6,8 @@ set -eu
 tag=${1:?usage: docker/base.sh TAG}
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
-debootstrap --variant=minbase --include=python3,python3-pip,python3-venv,ca-certificates \
+debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
     bookworm "$root" >&2
+rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/* "$root"/var/log/*
 cp -L /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/ca-certificates.crt"
 tar -C "$root" -c . | docker import - "$tag"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL: Final = 1
-"""Version of this module's conversation. A silo refuses a run that speaks another one."""
+PROTOCOL: Final[int] = 1
+"""Version of this module's conversation. One more when an earlier release could not follow it."""
+OLDEST_PROTOCOL: Final[int] = 1
+"""The oldest that is spoken as well: that of the release before. See ``coterie.wire.releases``."""
 
 # Message types. A phase of an algorithm is a type of its own, never a flag in a config.
 DESCRIBE: Final = "query.describe"
@@ -74,6 +76,8 @@ MEMBER: Final = "member-"
 # Keys of a config, server to silo.
 ROUND: Final = "server-round"
 PROTOCOL_KEY: Final = "protocol"
+NEWEST_PROTOCOL: Final = "newest-protocol"
+"""In ``query.describe``, beside the oldest that the coordinator speaks."""
 TASK: Final = "task"
 TASK_KEYS: Final = "task."
 """Beginning of keys that are for the task at the silo: ``task.dropout``."""

@@ -17,6 +17,15 @@ from coterie.client.cli.options import (
     VerboseOption,
     option,
 )
+from coterie.system.service_commands import (
+    AccountOption,
+    Action,
+    ActionArgument,
+    NameOption,
+    UnitsOption,
+    UserOption,
+    carry_out,
+)
 
 app = typer.Typer()
 
@@ -147,6 +156,38 @@ def start(
     from coterie.client.resident.serve import serve
 
     serve(app or None, folder_of(home), mods=mod or [], patience_s=patience, verbose=verbose)
+
+
+@app.command(epilog="Example:  sudo coterie silo service install --home /srv/hospital-b")
+def service(
+    action: ActionArgument,
+    home: HomeOption = None,
+    user: UserOption = False,
+    account: AccountOption = "",
+    name: NameOption = "",
+    units: UnitsOption = None,
+) -> None:
+    """Install or uninstall a systemd unit for the silo.
+
+    It keeps the silo running, may write in its folder only, and has no privileges. Nothing is
+    started: the commands that do so are printed.
+    """
+    from coterie.client.home.folder import Home
+    from coterie.system.services import Service, unit_name
+
+    made = Home(home)
+    if action is Action.INSTALL:
+        made.coordinator()  # refuses a silo that has not joined
+    unit = Service(
+        name or unit_name("coterie-silo", made.config.name),
+        "silo service",
+        f"coterie silo {made.config.name}",
+        made.folder,
+        ("silo", "start", "--home", str(made.folder)),
+        restart_s=60,
+        devices=made.config.compute.device != "cpu",
+    )
+    carry_out(action, unit, user=user, account=account, units=units)
 
 
 def _say(text: str) -> None:

@@ -128,10 +128,11 @@ class Request:
     def _check_run(self) -> None:
         """Refuse another protocol or task. A plain Flower server says neither, and may go on."""
         protocol = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL)
-        if protocol != wire.PROTOCOL:
+        if not wire.is_spoken(protocol):
             self.refuse_for(
-                f"speaks protocol {wire.PROTOCOL}, the run speaks {protocol!r}. Install the same "
-                "coterie version on both sides."
+                f"speaks protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}, the run speaks "
+                f"{protocol!r}. Upgrade the side that is behind: releases talk with the one before "
+                "them."
             )
         own = self.bench.task.name
         task = self.config.get(wire.TASK, own)

@@ -12,6 +12,14 @@ import typer
 
 from coterie.server.cli.options import FederationOption, RunsOption, expand, file_option, port
 from coterie.system.commandline import given
+from coterie.system.service_commands import (
+    AccountOption,
+    ActionArgument,
+    NameOption,
+    UnitsOption,
+    UserOption,
+    carry_out,
+)
 
 app = typer.Typer()
 
@@ -46,7 +54,7 @@ def init(
         str, typer.Option(metavar="HOST", help="Address to listen on for operators.")
     ] = "127.0.0.1",
 ) -> None:
-    """Create a federation's folder: CA, certificate, roster, settings."""
+    """Create a federation's folder: CA, certificate, settings."""
     from coterie.server.site.federation import create
     from coterie.server.site.operator import print_init
     from coterie.server.site.operator import renew as renew_certificate
@@ -113,6 +121,29 @@ def remove(
     from coterie.server.site.operator import print_remove
 
     print_remove(load(federation), name)
+
+
+@app.command(epilog="Example:  coterie upgrade-check --to 0.2.0 --federation lung-study")
+def upgrade_check(
+    to: Annotated[
+        str,
+        typer.Option(metavar="RELEASE", help="Release to ask about. [default: the installed one]"),
+    ] = "",
+    federation: FederationOption = None,
+) -> None:
+    """Say whether an upgrade is safe, and who has which release.
+
+    A release talks with the one before it and the one after it. Which release a silo has is known
+    from the last run in which it took part. The exit status is 0 if nothing known speaks against
+    the upgrade, else 1.
+    """
+    from coterie.server.site.federation import load
+    from coterie.server.site.operator import print_outlook
+    from coterie.server.site.upgrade import look
+
+    outlook = look(load(federation), to)
+    print_outlook(outlook)
+    raise typer.Exit(0 if outlook.is_safe else 1)
 
 
 NOT_WITH_FEDERATION = {
@@ -196,6 +227,34 @@ def superlink(
     _become(line, runs_dir, beside)
 
 
+@app.command(epilog="Example:  sudo coterie service install --federation /srv/lung-study")
+def service(
+    action: ActionArgument,
+    federation: FederationOption = None,
+    user: UserOption = False,
+    account: AccountOption = "",
+    name: NameOption = "",
+    units: UnitsOption = None,
+) -> None:
+    """Install or uninstall a systemd unit for the SuperLink.
+
+    It keeps the SuperLink running, may write in the federation's folder only, and has no
+    privileges. Nothing is started: the commands that do so are printed.
+    """
+    from coterie.server.site.federation import load
+    from coterie.system.services import Service, unit_name
+
+    folder = load(federation).folder
+    unit = Service(
+        name or unit_name("coterie", folder.name),
+        "service",
+        f"coterie coordinator of {folder.name}",
+        folder,
+        ("superlink", "--federation", str(folder)),
+    )
+    carry_out(action, unit, user=user, account=account, units=units)
+
+
 @app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")
 def executor(
     superlink: Annotated[
@@ -203,7 +262,7 @@ def executor(
     ] = "127.0.0.1:9091",
     runs_dir: RunsOption = None,
 ) -> None:
-    """Start ServerApps for a SuperLink that runs with --no-executor.
+    """Start ServerApps for a SuperLink with --no-executor.
 
     Runs survive a restart of that SuperLink.
     """

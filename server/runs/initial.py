@@ -88,7 +88,7 @@ def _unconfirmed(given: dict[str, tuple[str, Model]], why: dict[str, str]) -> Ar
 def _question(silo: Silo, config: RunConfig) -> Message:
     asked = ConfigRecord(
         {
-            wire.PROTOCOL_KEY: wire.PROTOCOL,
+            wire.PROTOCOL_KEY: silo.protocol,
             wire.TASK: config.task,
             wire.STRATEGY: config.strategy,
             wire.SEED: config.seed,

@@ -308,7 +308,7 @@ def _execute(
     ended = resume is not None and resume.ended_early
     here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
     initial = initial_arrays(grid, here, config) if resume is None else ArrayRecord()
-    told = {wire.PROTOCOL_KEY: wire.PROTOCOL, **train_config(config, run=record.folder.name)}
+    told = train_config(config, run=record.folder.name)
     scale = (
         ask_for_scale(grid, here, told, deadline_s=config.round_timeout)
         if standing is None

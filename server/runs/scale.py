@@ -52,7 +52,7 @@ def ask_for_scale(
         return []
     messages = [
         Message(
-            RecordDict({wire.CONFIG: ConfigRecord(dict(told))}),
+            RecordDict({wire.CONFIG: ConfigRecord({**told, wire.PROTOCOL_KEY: silo.protocol})}),
             dst_node_id=silo.node_id,
             message_type=wire.COLUMN_SUMS,
             group_id="0",

@@ -24,7 +24,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def make_ca(folder: Path, name: str) -> None:
-    """Write ``ca.key`` and ``ca.pem``, a CA that signs servers, and the keys of silos that it lets in."""
+    """Write ``ca.key`` and ``ca.pem``, a CA that signs servers, and the keys of silos let in."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"coterie CA {name}"[:64])])
     certificate = (
@@ -131,6 +131,8 @@ def _write(
     folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
     make_folder(folder, private=True)
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     write_atomically(folder / f"{name}.key", private, private=True)
     write_atomically(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))

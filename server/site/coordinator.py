@@ -17,11 +17,11 @@ from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
-from coterie.strategies.errors import FederationError, refused
 from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
 from coterie.server.site import enrolled
 from coterie.server.site.federation import ENVIRONMENT, Federation
+from coterie.strategies.errors import FederationError, refused
 from coterie.system.files import LockedError, held_by, locked, write_atomically
 from coterie.system.ports import check_free, listens
 from coterie.system.processes import Program, noting_signals
@@ -113,7 +113,9 @@ def damage_of(database: Path) -> str:
     if not database.exists():
         return ""
     try:
-        with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)) as opened:
+        with closing(
+            sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True, timeout=1)
+        ) as opened:
             (found,) = opened.execute("PRAGMA quick_check(1)").fetchone()
             return "" if found == "ok" else str(found)
     except sqlite3.DatabaseError as error:

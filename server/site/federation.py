@@ -21,9 +21,9 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from coterie.strategies.errors import refused
 from coterie.server.paths import place
 from coterie.server.site import certificates
+from coterie.strategies.errors import refused
 from coterie.system.files import make_folder, write_atomically
 
 ENVIRONMENT = "COTERIE_FEDERATION"

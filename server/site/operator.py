@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.machine.link import Node
-from coterie.server.site import enrolled
+from coterie.server.site import enrolled, upgrade
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -66,7 +66,11 @@ def take_request(made: Federation, text: str) -> None:
         )
     aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
     address = made.config.addresses[0]
-    print(enrolment.write_bundle(enrolment.Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
+    print(
+        enrolment.write_bundle(
+            enrolment.Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())
+        )
+    )
 
 
 def print_roster(made: Federation) -> None:
@@ -92,6 +96,22 @@ def print_roster(made: Federation) -> None:
             status = "never connected"
         table.add_row(Text(entry.name), status, entry.enrolled[:10], entry.fingerprint)
     wide(console).print(table, soft_wrap=False)
+
+
+def print_outlook(outlook: upgrade.Outlook) -> None:
+    """Which silos have which release, and what an upgrade would meet."""
+    console = _console()
+    words = {True: "yes", False: "no", None: "not known"}
+    table = Table(box=None, padding=(0, 1))
+    for column in ("silo", "coterie", "last run", f"talks with {outlook.to}"):
+        table.add_column(column, overflow="fold")
+    for silo in outlook.silos:
+        seen = silo.seen[:10] or "–"
+        table.add_row(Text(silo.name), Text(silo.release or "–"), seen, words[silo.talks])
+    if outlook.silos:
+        wide(console).print(table, soft_wrap=False)
+    for line in upgrade.lines(outlook):
+        console.print(line)
 
 
 def print_remove(made: Federation, name: str) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from typing import Annotated, Any
 
 import numpy as np
@@ -169,10 +170,15 @@ class Generative(kit.Around[GenerativeState]):
         return state.generators[receiver].weights
 
     def problems(self, training: kit.Config) -> Iterator[str]:
-        """The base's; and generators need the predictors."""
+        """The base's; and generators need the predictors, and PyTorch where they are trained."""
         yield from super().problems(training)
         if training.get(wire.PERSONAL):
             yield "generators need the predictors, so personal must be empty"
+        if find_spec("torch") is None:  # the coordinator's image has none
+            yield (
+                "the coordinator itself trains generators, and for that it needs PyTorch: install "
+                "it there, or run the coordinator from the silo's image"
+            )
 
     def first(self, initial: Model) -> GenerativeState:
         """No generators."""

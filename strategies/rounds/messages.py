@@ -126,7 +126,7 @@ def _entries(
     # Any ClientApp is told: who runs its silo may have said that it trains in larger groups only.
     entries.setdefault(wire.GROUP_SIZE, group_size)
     if order.silo.described:
-        entries[wire.PROTOCOL_KEY] = wire.PROTOCOL
+        entries[wire.PROTOCOL_KEY] = order.silo.protocol
         own_training = not order.evaluates and not order.purpose
         wanted = bool(order.config.get(wire.EVALUATE_RECEIVED, True))
         entries[wire.EVALUATE_RECEIVED] = evaluate and own_training and wanted

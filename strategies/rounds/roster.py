@@ -58,6 +58,8 @@ class Silo:
         head: layers of the model's predictor; empty if it described no latent split.
         metric, unit: the task's leading metric, and in what real targets are counted.
         private: it says that it trains with differential privacy.
+        protocol: the version of the conversation in which it is spoken to.
+        release: of coterie at the silo; empty if it does not say.
     """
 
     name: str
@@ -73,6 +75,8 @@ class Silo:
     metric: str = "error"
     unit: str = ""
     private: bool = False
+    protocol: int = wire.PROTOCOL
+    release: str = ""
 
 
 class Roster(Protocol):
@@ -306,7 +310,7 @@ class DescribedRoster:
         self._tell_others(grid)
 
     def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
-        config: Any = {**self.terms, wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: self.task}
+        config: Any = {**self.terms, **wire.offer(), wire.TASK: self.task}
         messages = [_describe(node, config) for node in new]
         deadline_s += DESCRIBE_MORE_S * len(new)
         answers = exchange(grid, messages, deadline_s=deadline_s)
@@ -323,7 +327,7 @@ class DescribedRoster:
     def _tell_others(self, grid: Grid) -> None:
         """Send silos of another schema the run's: their own logs say in what they differ."""
         config: Any = {
-            wire.PROTOCOL_KEY: wire.PROTOCOL,
+            **wire.offer(),
             wire.TASK: self.task,
             **self.terms,
             wire.SCHEMA: self.schema,
@@ -399,22 +403,28 @@ class DescribedRoster:
             metric=described.metric,
             unit=described.unit,
             private=described.private,
+            protocol=described.protocol,
+            release=release_of(described),
         )
         log.info(
-            "silo %s is here: %d training samples, %s",
+            "silo %s is here: %d training samples, %s%s",
             described.name,
             described.num_examples,
             described.device,
+            _other_release(release_of(described)),
         )
 
     def _objection(self, described: wire.Description) -> str:
-        if described.protocol != wire.PROTOCOL:
-            return f"it speaks protocol {described.protocol}, the run speaks {wire.PROTOCOL}."
-        theirs = (described.versions or {}).get("coterie", "")
-        if _is_another_release(theirs):
+        if not wire.is_spoken(described.protocol):
             return (
-                f"it has coterie {theirs}, the coordinator has {version('coterie')}. Install one "
-                "version, or run one image, on both sides."
+                f"it speaks protocol {described.protocol}, the run speaks "
+                f"{wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}."
+            )
+        theirs = release_of(described)
+        if not wire.talk(theirs, own_release()):
+            return (
+                f"it has coterie {theirs}, the coordinator has {own_release()}: a release talks "
+                "with the one before it and the one after it. Upgrade the side that is behind."
             )
         if described.task != self.task:
             return f"it serves task {described.task!r}, the run is of task {self.task!r}."
@@ -470,14 +480,23 @@ def _describe(node: int, config: Mapping[str, Any]) -> Message:
     return Message(content, dst_node_id=node, message_type=wire.DESCRIBE, group_id="0")
 
 
-def _is_another_release(theirs: str) -> bool:
-    """Whether a stated version differs in its first two numbers; patches may differ."""
+def own_release() -> str:
+    """Of coterie here; empty if it runs from its source."""
     try:
-        own = version("coterie")
-    except PackageNotFoundError:  # run from its source
-        return False
-    numbers = [re.match(r"(\d+)\.(\d+)", text) for text in (theirs, own)]
-    return all(numbers) and len({m.groups() for m in numbers if m}) == 2
+        return version("coterie")
+    except PackageNotFoundError:
+        return ""
+
+
+def release_of(described: wire.Description) -> str:
+    """Of coterie at a silo, as it says; empty if it does not."""
+    return (described.versions or {}).get("coterie", "")
+
+
+def _other_release(theirs: str) -> str:
+    """Said of a silo of another release than the coordinator's."""
+    own = own_release()
+    return f", coterie {theirs} (here {own}; they talk)" if own and theirs not in ("", own) else ""
 
 
 def _waiting_text(

@@ -224,7 +224,7 @@ class SecureRun:
         return told | {wire.PEERS: encode_peers(peers), wire.SEALED: sealed}
 
     def _message(self, silo: kit.Silo, kind: str, entries: Mapping[str, Any]) -> Message:
-        told = {**self.config, wire.PROTOCOL_KEY: wire.PROTOCOL, **entries}
+        told = {**self.config, wire.PROTOCOL_KEY: silo.protocol, **entries}
         content = RecordDict({wire.CONFIG: ConfigRecord(told)})
         group = str(told.get(wire.ROUND, 0))
         return Message(content, dst_node_id=silo.node_id, message_type=kind, group_id=group)

@@ -133,7 +133,7 @@ def up(*files: str, records: str = "executor:/runs") -> Iterator[Federation]:
     """
     own = Federation(*files, records=records)
     try:
-        own.compose("build", "superlink", deadline_s=BUILD_DEADLINE_S)
+        own.compose("build", "superlink", "silo-1", deadline_s=BUILD_DEADLINE_S)
         own.compose("up", "-d", COTERIE_CHURN=f"silo-7+{JOINS}")
         yield own
     finally:
@@ -157,7 +157,7 @@ def newcomer_joins_and_models_are_the_simulations(federation: Federation, folder
     ]  # fmt: skip
     simulated = subprocess.run(
         ["docker", "run", "--rm", "--volume", f"{ROOT}/docker/federation.toml:/federation.toml:ro",
-         docker("inspect", "--format", "{{.Image}}", federation.container("run")).strip(),
+         docker("inspect", "--format", "{{.Image}}", federation.container("silo-1")).strip(),
          "simulate", "/federation.toml", "--runs-dir", "/tmp/runs",
          "--set", f"churn=silo-7+{JOINS}", "--set", f"rounds={ROUNDS}", "--json"],
         capture_output=True, text=True, timeout=RUN_DEADLINE_S, check=False,

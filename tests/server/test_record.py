@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import math
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,8 @@ def test_a_finished_run_says_what_it_was(finished: tuple[Path, RunResult]) -> No
     assert data["config"] == RunConfig.read(SHORT).plain()
     assert set(data["versions"]) == {"python", "coterie", "flwr", "numpy"}
     assert data["seconds"] >= data["seconds-to-first-training"] >= 0
-    assert data["silos"]["a"] == {"num-examples": 20, "alpha": None, "node-id": "1"}
+    facts = {"num-examples": 20, "alpha": None, "node-id": "1", "release": version("coterie")}
+    assert data["silos"]["a"] == facts
     assert data["refused"] == {}
     assert "error" not in data
 

@@ -32,6 +32,7 @@ from coterie.strategies import (
 )
 from coterie.strategies.baselines.one_model import Independent as IndependentAlgorithm
 from coterie.strategies.errors import FederationError
+from coterie.strategies.fedgenp import generative
 from coterie.strategies.fedgenp.algorithm import FedGenP as FedGenPAlgorithm
 from coterie.strategies.fedgenp.fedgen import FedGen as FedGenAlgorithm
 from coterie.strategies.fedgenp.generative import GenerativeState, Given, teaching
@@ -953,3 +954,13 @@ def test_weights_of_latents_are_bounded_and_decay() -> None:
     for wrong in ({"weight": -1}, {"distil": float("nan")}, {"decay": 0}):
         with pytest.raises(FederationError):
             Given(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", ["fedgenp", "fedgen"])
+def test_a_coordinator_without_pytorch_says_what_generators_need(
+    monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    monkeypatch.setattr(generative, "find_spec", lambda name: None)
+    with pytest.raises(FederationError, match="it needs PyTorch: install it there"):
+        RunConfig.read({"strategy": strategy})
+    RunConfig.read({"strategy": "fedavg"})

@@ -117,12 +117,13 @@ class Round(RoundReport):
 @dataclass(frozen=True)
 class SiloFacts:
     """What is known of a silo: samples and its own α, NaN where unknown or not set, and whether it
-    trains with differential privacy, as it says."""
+    trains with differential privacy and which release of coterie it has, as it says."""
 
     num_examples: float = math.nan
     alpha: float = math.nan
     node_id: str = ""
     private: bool = False
+    release: str = ""
 
 
 @dataclass(frozen=True)

@@ -202,9 +202,8 @@ def _plain(run: Run) -> dict[str, Any]:
 
 
 def _plain_facts(facts: SiloFacts) -> dict[str, Any]:
-    """``private`` of silos that are: records of earlier versions say nothing of it."""
-    told = plain(facts)
-    return told if facts.private else {k: v for k, v in told.items() if k != "private"}
+    """``private`` and ``release`` where they are known: earlier records say nothing of them."""
+    return {k: v for k, v in plain(facts).items() if v or k not in ("private", "release")}
 
 
 def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:

@@ -174,7 +174,11 @@ class Recorder:
         for name, silo in silos.items():
             alpha = math.nan if silo.alpha is None else silo.alpha
             facts[name] = SiloFacts(
-                silo.num_examples, alpha, str(silo.node_id), private=silo.private
+                silo.num_examples,
+                alpha,
+                str(silo.node_id),
+                private=silo.private,
+                release=silo.release,
             )
         return facts
 

@@ -1,0 +1,159 @@
+"""Whether this coordinator, or its silos, may be upgraded now, and in which order.
+
+Which release a silo has is known from the record of the last run in which it took part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie import wire
+from coterie.server.runs.record import RECORD, reading
+from coterie.server.site import enrolled
+from coterie.server.site.federation import Federation
+from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.rounds.roster import own_release
+from coterie.system.files import held_by
+from coterie.wire.releases import numbers
+
+MAX_RUNS = 200
+"""Records that are read, the newest first."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """One enrolled silo.
+
+    Attributes:
+        name: of the silo.
+        release: of coterie in the last run that says it; empty: no run does.
+        seen: when that run began, ISO 8601; empty with the release.
+        talks: whether that release talks with the one asked about; None if it is not known.
+    """
+
+    name: str
+    release: str = ""
+    seen: str = ""
+    talks: bool | None = None
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What an upgrade would meet.
+
+    Attributes:
+        now: release of this coordinator.
+        to: release asked about.
+        silos: enrolled now, by name.
+        running: names of runs that are going on.
+    """
+
+    now: str
+    to: str
+    silos: tuple[Known, ...]
+    running: tuple[str, ...]
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the two releases of the coordinator are neighbours, or the same."""
+        return wire.talk(self.now, self.to)
+
+    @property
+    def behind(self) -> list[Known]:
+        """Silos that would not talk with it."""
+        return [silo for silo in self.silos if silo.talks is False]
+
+    @property
+    def unknown(self) -> list[Known]:
+        """Silos of which it is not known."""
+        return [silo for silo in self.silos if silo.talks is None]
+
+    @property
+    def is_safe(self) -> bool:
+        """Nothing known speaks against it."""
+        return self.is_step and not self.behind and not self.running
+
+
+def look(federation: Federation, to: str = "") -> Outlook:
+    """What an upgrade of a coordinator would meet.
+
+    Args:
+        federation: the coordinator's.
+        to: release asked about; empty: the one that is installed.
+
+    Raises:
+        FederationError: ``to`` is no release, or the roster cannot be read.
+    """
+    now = own_release()
+    if numbers(to or now) is None:
+        raise refused(f"{to or now!r} is no release of coterie: name one as in 0.2.0.")
+    names = sorted(entry.name for entry in enrolled.read(federation.roster) if not entry.removed)
+    seen = _last_seen(federation.runs, set(names))
+    silos = []
+    for name in names:
+        release, when = seen.get(name, ("", ""))
+        known = numbers(release) is not None
+        silos.append(Known(name, release, when, wire.talk(release, to or now) if known else None))
+    return Outlook(now, to or now, tuple(silos), tuple(_running(federation.runs)))
+
+
+def lines(outlook: Outlook) -> Iterator[str]:
+    """The verdict, and what to do, for people."""
+    newest = f"protocol {wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}"
+    yield f"This coordinator has coterie {outlook.now} ({newest}). The question: {outlook.to}."
+    if not outlook.is_step:
+        yield (
+            f"Not safe: {outlook.now} and {outlook.to} are not neighbours. A release talks with "
+            "the one before it and the one after it: go there in steps, silos and coordinator "
+            "together."
+        )
+    for silo in outlook.behind:
+        yield (
+            f"Not safe: silo {silo.name} has {silo.release}, which does not talk with "
+            f"{outlook.to}. Upgrade it first, to a release beside both."
+        )
+    for run in outlook.running:
+        yield (
+            f"Not now: run {run} is going on. Wait for its end, or stop it with `coterie stop "
+            f"{run}` and go on afterwards with `coterie run --resume {run}`."
+        )
+    if outlook.unknown:
+        told = ", ".join(silo.name for silo in outlook.unknown)
+        yield (
+            f"Not known: {told}. No recorded run says which release they have; "
+            "`coterie --version` there does."
+        )
+    if outlook.is_safe:
+        yield "Safe now, and silos may be upgraded one by one, before or after the coordinator:"
+        yield "  1. Back up tls/, roster.json and coterie.toml."
+        yield f"  2. Stop the coordinator, install {outlook.to}, start it."
+        yield "  3. Each silo when it suits, before the next release: stop, install, start."
+
+
+def _last_seen(runs: Path, names: set[str]) -> dict[str, tuple[str, str]]:
+    """Silo → its release and when, from the newest records that tell."""
+    found: dict[str, tuple[str, str]] = {}
+    for folder in _newest(runs):
+        if names <= found.keys():
+            break
+        try:
+            run = reading.read_run(folder)
+        except FederationError:  # a damaged record tells nothing
+            continue
+        for name in names - found.keys():
+            facts = run.silos.get(name)
+            if facts is not None and facts.release:
+                found[name] = wire.plain_text(facts.release), run.started
+    return found
+
+
+def _running(runs: Path) -> Iterator[str]:
+    return (folder.name for folder in _newest(runs) if held_by(folder) is not None)
+
+
+def _newest(runs: Path) -> list[Path]:
+    """Folders of the newest runs, the newest first."""
+    files = sorted(runs.glob(f"*/{RECORD}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return [file.parent for file in files[:MAX_RUNS]]
