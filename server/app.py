@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.server.machine.pulling import bounded
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
+from coterie.server.site.contacts import Contacts
 from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
@@ -40,6 +41,7 @@ def main(grid: Grid, context: Context) -> None:
         )
         if federation
         else None,
+        known=Contacts(federation.folder) if federation else None,
     )
 
 

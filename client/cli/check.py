@@ -11,6 +11,7 @@ from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
+from coterie.client.home.studies import tasks_of
 from coterie.client.work.data import Held, Part
 from coterie.client.work.measure import evaluate, leading
 from coterie.client.work.oddities import warnings_of
@@ -22,6 +23,14 @@ from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
 
 USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
 """A round as a run has it that says nothing else."""
+
+
+def check_all(settings: SiloSettings) -> Iterator[str]:
+    """``check`` for each of the silo's tasks."""
+    tasks_of(settings)  # that no two have one name
+    for number, one in enumerate(settings.studies()):
+        yield from [""] if number else []
+        yield from check(one)
 
 
 def check(settings: SiloSettings) -> Iterator[str]:

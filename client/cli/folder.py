@@ -116,9 +116,9 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
     elif mod:
         raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
     else:
-        from coterie.client.cli.check import check
+        from coterie.client.cli.check import check_all
 
-        lines = check(settings)
+        lines = check_all(settings)
     for line in lines:
         print(line)
 

@@ -190,13 +190,15 @@ class _Which:
 def _which(home: Path | None, model: str, task: str, options: list[str] | None) -> _Which:
     """What commands about a model are told by their options and by the silo's folder."""
     from coterie.client.cli.predict import find_model
+    from coterie.client.home.card import read_card
     from coterie.client.home.folder import Home, folder_of
     from coterie.client.home.settings import options_of
+    from coterie.client.home.studies import study_of
 
     folder, workers = folder_of(home), 0
     chosen: Mapping[str, Option] = options_of(options or [])
     if (folder / "silo.toml").exists():
-        own = Home(folder).settings()
+        own = study_of(Home(folder).settings(), read_card(find_model(folder, model)).task)
         task, chosen, workers = task or own.task, {**own.options, **chosen}, own.workers
     return _Which(folder, find_model(folder, model), task, chosen, workers)
 

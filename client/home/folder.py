@@ -32,6 +32,7 @@ from coterie.client.home.settings import (
     MAX_WORKERS,
     SettingsError,
     SiloSettings,
+    Study,
     check_name,
     privacy_of,
 )
@@ -41,6 +42,8 @@ from coterie.wire import enrolment
 
 OTHER_FILES = 512
 """Files that a process needs open besides the locks of its silos' folders."""
+MAX_ALSO = 31
+"""Tasks of a silo beside its first; as many as ``wire.description.MAX_TASKS`` says."""
 ENVIRONMENT = "COTERIE_SILO"
 """The silo's folder, for commands that are not told one."""
 
@@ -59,6 +62,12 @@ task = {task}
 # Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
 # how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN].
 {data}
+
+# Further tasks that this silo serves, each with data of its own. A run takes the one that it
+# names; policy, limits and ledger are the same for all.
+# [[also]]
+# task = "stroke.toml"
+# data.data = "/data/stroke"
 
 [policy]
 # Strategies of runs to take part in; an empty list allows every one.
@@ -178,10 +187,14 @@ class _Privacy(_Section):
     clip: float = Privacy.clip
 
 
-class _File(_Section):
-    name: str
+class _Study(_Section):
     task: Annotated[str, Field(min_length=1)]
     data: dict[str, Annotated[str | int | float | bool, BeforeValidator(as_option)]] = {}
+
+
+class _File(_Study):
+    name: str
+    also: Annotated[tuple[_Study, ...], Field(max_length=MAX_ALSO)] = ()
     policy: _Policy = _Policy()
     limits: _Limits = _Limits()
     compute: _Compute = _Compute()
@@ -216,15 +229,11 @@ class Home:
             SettingsError: a value that cannot be used.
         """
         config, policy, compute = self.config, self.config.policy, self.config.compute
-        paths = {
-            key: self._path(value)
-            for key, value in config.data.items()
-            if isinstance(value, str) and key in ("data", "test-data")
-        }
+        own = self._study(config)
         return SiloSettings(
             name=config.name,
-            task=self._path(config.task) if config.task.endswith(".toml") else config.task,
-            options=config.data | paths,
+            task=own.task,
+            options=own.options,
             alpha=policy.alpha,
             device=compute.device,
             threads=compute.threads,
@@ -232,7 +241,17 @@ class Home:
             home=str(self.folder),
             policy=Policy(**policy.model_dump(exclude={"alpha"}), **config.limits.model_dump()),
             privacy=None if config.privacy is None else privacy_of(config.privacy.model_dump()),
+            also=tuple(map(self._study, config.also)),
         )
+
+    def _study(self, one: _Study) -> Study:
+        paths = {
+            key: self._path(value)
+            for key, value in one.data.items()
+            if isinstance(value, str) and key in ("data", "test-data")
+        }
+        task = self._path(one.task) if one.task.endswith(".toml") else one.task
+        return Study(task, one.data | paths)
 
     def key(self) -> ec.EllipticCurvePrivateKey:
         """The private key.

@@ -89,7 +89,8 @@ def _own(silos: Sequence[SiloSettings]) -> ClientApp:
     from coterie.client.work.oddities import warnings_of
     from coterie.client.work.prepare import prepare
 
-    for bench in prepare(silos):
+    several = [silos] if len(silos) > 1 else [[study] for study in silos[0].studies()]
+    for bench in (bench for one in several for bench in prepare(one)):
         held = isinstance(bench.data.train, Held)  # to read a folder of images takes minutes
         if len(silos) == 1:  # of a simulation's silos nobody would read them
             for line in warnings_of(bench.task, bench.data, duplicates=held):
@@ -110,6 +111,11 @@ def _foreign(
 
     for one in silos:
         check_policy(one)
+        if one.also:
+            raise SettingsError(
+                "an app takes the place of the silo's task, and [[also]] in silo.toml names "
+                "further ones. Leave them out, or serve without --app."
+            )
     loaded = load_app(app) if isinstance(app, str) else app
     around = [load_mod(mod) if isinstance(mod, str) else mod for mod in mods]
     name = app if isinstance(app, str) else type(app).__name__

@@ -95,7 +95,7 @@ def enrol(
 
 @app.command(epilog="Example:  coterie roster --federation lung-study")
 def roster(federation: FederationOption = None) -> None:
-    """List the enrolled silos and whether they are connected."""
+    """List the enrolled silos: connected or not, last contact, and the tasks that they serve."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_roster
 

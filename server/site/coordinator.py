@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
 from coterie.server.site import enrolled
 from coterie.server.site.federation import ENVIRONMENT, Federation
+from coterie.server.site.steward import Steward
 from coterie.system.files import LockedError, held_by, locked, write_atomically
 from coterie.system.ports import check_free, listens
 from coterie.system.processes import Program, noting_signals
@@ -78,13 +79,14 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
     started = superlink.executor_command(listen.serverapp, *shared)
     link = _program("SuperLink", _superlink_command(federation, secret), federation)
     executor = _program("executor", started, federation)
-    with noting_signals() as stopped:
+    with ExitStack() as looking, noting_signals() as stopped:
         try:
             set_aside_if_damaged(federation, say)
             link.start()
             superlink.wait_until_it_answers(link, [federation.control_address], stopped)
             tell_superlink(federation)
             executor.start()
+            looking.enter_context(Steward(federation, say))
             _greet(federation, say)
             due = time.monotonic() + CHECK_S
             while not stopped():
@@ -102,6 +104,7 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
                 if executor.ended:
                     executor.restart(say, stopped)
         finally:
+            looking.close()
             for program in (executor, link):
                 program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
     say("The SuperLink has ended.")

@@ -7,6 +7,8 @@
     roster.json      who is enrolled
     superlink.db     the SuperLink's own state
     runs/            a folder per run
+    silos.json       which tasks silos serve, contacts.json when they were last there
+    queue.json       runs that wait for their turn
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ serverapp = "{serverapp}"
 # true: the SuperLink keeps its state in superlink.db, and a run goes on after the SuperLink
 # was restarted. It must be a local disk, not NFS.
 database = true
+
+[runs]
+# How many runs may go on at the same time; further ones wait in the queue. 0 sets no limit.
+at_once = 0
 """
 
 
@@ -83,10 +89,15 @@ class _State(_Section):
     database: bool = True
 
 
+class _Runs(_Section):
+    at_once: Annotated[int, Field(ge=0)] = 0
+
+
 class _Config(_Section):
     addresses: Annotated[list[Address], Field(min_length=1)]
     listen: _Listen = _Listen()
     state: _State = _State()
+    runs: _Runs = _Runs()
 
 
 @dataclass(frozen=True)
