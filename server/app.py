@@ -18,6 +18,7 @@ from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
 from coterie.strategies.rounds.secure import Enrolled
+from coterie.system import logs
 from coterie.system.processes import end_with_parent
 
 app = ServerApp()
@@ -50,7 +51,8 @@ def _log_to_stdout() -> None:
     logger = logging.getLogger("coterie")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        text = "%(levelname)s %(message)s"
+        handler.setFormatter(logs.formatter("run", logs.chosen(), text=text))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 import json
-import os
 import resource
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,9 @@ from typing import Annotated, Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from coterie.client.home.files import ENVIRONMENT, folder_of
 from coterie.client.home.policy import METRIC_PATTERN, PEER_PATTERN, Policy
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import (
@@ -37,6 +37,7 @@ from coterie.client.home.settings import (
     privacy_of,
 )
 from coterie.system import files
+from coterie.system.ports import listen_address
 from coterie.tasks.base import as_option, place_of
 from coterie.wire import enrolment
 
@@ -44,8 +45,6 @@ OTHER_FILES = 512
 """Files that a process needs open besides the locks of its silos' folders."""
 MAX_ALSO = 31
 """Tasks of a silo beside its first; as many as ``wire.description.MAX_TASKS`` says."""
-ENVIRONMENT = "COTERIE_SILO"
-"""The silo's folder, for commands that are not told one."""
 
 TEMPLATE = """\
 # A silo of a coterie federation: what it trains on, and what it agrees to. What this file does not
@@ -140,6 +139,12 @@ workers = 0
 gpu_memory = 1.0
 # 0 to 19: how much other work on this machine comes before this silo's.
 nice = 0
+
+[monitoring]
+# Where Prometheus reads /metrics: PORT of this machine alone, or HOST:PORT. Empty: nowhere.
+metrics = ""
+# How the silo logs: text, or json (one object a line).
+log_format = "text"
 """
 
 
@@ -180,6 +185,13 @@ class _Compute(_Section):
     nice: Annotated[int, Field(ge=0, le=19)] = 0
 
 
+class Monitoring(_Section):
+    """How a silo's process is watched."""
+
+    metrics: Annotated[str, AfterValidator(lambda text: text and listen_address(text))] = ""
+    log_format: Literal["text", "json"] = "text"
+
+
 class _Privacy(_Section):
     epsilon: float
     delta: float | None = None
@@ -198,12 +210,8 @@ class _File(_Study):
     policy: _Policy = _Policy()
     limits: _Limits = _Limits()
     compute: _Compute = _Compute()
+    monitoring: Monitoring = Monitoring()
     privacy: _Privacy | None = None
-
-
-def folder_of(given: Path | None) -> Path:
-    """The folder given, else ``$COTERIE_SILO``, else the current one."""
-    return given or Path(os.environ.get(ENVIRONMENT) or ".")
 
 
 class Home:

@@ -42,9 +42,9 @@ from coterie.client.resident.link import (
     connect,
 )
 from coterie.client.resident.outbox import Outbox, Unsent
-from coterie.client.resident.schedule import Schedule
 from coterie.client.resident.sharing import ObjectCache
 from coterie.client.resident.telling import Teller
+from coterie.client.resident.vital import Vitals, WatchedSchedule
 
 log = logging.getLogger("coterie.silo")
 
@@ -142,7 +142,8 @@ class Host:
         self._runs: dict[int, RunSettings] = {}
         self.teller = Teller(logging.INFO if len(silos) == 1 else logging.DEBUG)
         self._signal = ""
-        self._schedule = Schedule(self._silos)
+        self.vitals = Vitals([own.home for own in silos])
+        self._schedule = WatchedSchedule(self._silos, self.vitals)
         # Silos receive the same model in a round; one silo would fill the memory for nothing.
         self._cache = ObjectCache() if len(silos) > 1 else None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -340,6 +341,7 @@ class Host:
             why = ""
             try:
                 link.require_running(job.message.metadata.run_id)
+                self.vitals.heard()
             except RunEndedError:
                 why = "its run has ended."
             except LinkError as error:  # cut: it may still be wanted when the way is back

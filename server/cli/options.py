@@ -67,6 +67,21 @@ RunsOption = Annotated[
         "$COTERIE_RUNS or ~/.coterie/runs]"
     ),
 ]
+MetricsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Serve numbers for Prometheus there, at /metrics. Without HOST to this machine alone.",
+    ),
+]
+LogFormatOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT",
+        help="How to log: text, or json (one object a line). "
+        "[default: $COTERIE_LOG_FORMAT, or text]",
+    ),
+]
 RunArgument = Annotated[str, typer.Argument(help="Folder, name or id of the run.")]
 SetOption = Annotated[
     list[str] | None,

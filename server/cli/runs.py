@@ -175,7 +175,7 @@ def report(
         str,
         typer.Option(
             "--format",
-            help="html, json, png or svg (one file per picture), tensorboard, or mlflow.",
+            help="html, json, png or svg (one file per picture), tensorboard, mlflow or wandb.",
         ),
     ] = "html",
     alone: Annotated[

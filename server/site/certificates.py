@@ -73,8 +73,12 @@ def sign(folder: Path, content: bytes) -> bytes:
 
 def days_left(certificate: Path) -> float:
     """Days until a certificate ends; negative if it has."""
-    end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
-    return (end - datetime.now(UTC)) / timedelta(days=1)
+    return (ends(certificate) - datetime.now(UTC)) / timedelta(days=1)
+
+
+def ends(certificate: Path) -> datetime:
+    """When a certificate ends, UTC."""
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def covers(certificate: Path, names: Sequence[str]) -> bool:
@@ -131,6 +135,8 @@ def _write(
     folder: Path, name: str, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate
 ) -> None:
     make_folder(folder, private=True)
-    private = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     write_atomically(folder / f"{name}.key", private, private=True)
     write_atomically(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM))

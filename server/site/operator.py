@@ -69,7 +69,11 @@ def take_request(made: Federation, text: str) -> None:
         )
     aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
     address = made.config.addresses[0]
-    print(enrolment.write_bundle(enrolment.Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
+    print(
+        enrolment.write_bundle(
+            enrolment.Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())
+        )
+    )
 
 
 def print_roster(made: Federation) -> None:
