@@ -163,7 +163,7 @@ def start(
 
 @app.command(epilog="Example:  coterie silo health --home hospital-b")
 def health(home: HomeOption = None) -> None:
-    """Check a silo: its process, last contact with the coordinator, disk and ledger.
+    """Check a silo: process, last contact, disk, ledger.
 
     The exit status is 0 if all is well, 1 if somebody should look, 2 if it does not work.
     """

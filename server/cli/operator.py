@@ -107,7 +107,7 @@ def enrol(
 
 @app.command(epilog="Example:  coterie roster --federation lung-study")
 def roster(federation: FederationOption = None) -> None:
-    """List the enrolled silos, with their tasks and when they were last there."""
+    """List the enrolled silos, their tasks and their last contact."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_roster
 
@@ -235,7 +235,7 @@ def health(
     superlink: SuperLinkOption = None,
     root_certificates: CertificateOption = None,
 ) -> None:
-    """Check a coordinator: its SuperLink, database, disk, certificates and queue.
+    """Check a coordinator: SuperLink, database, disk, certificates.
 
     The exit status is 0 if all is well, 1 if somebody should look, 2 if it does not work. Of a
     SuperLink without a federation, only whether it answers.

@@ -125,7 +125,7 @@ def status(
 
 @app.command(epilog="Example:  coterie runs --runs-dir ./runs")
 def runs(runs_dir: options.RunsOption = None, federation: options.FederationOption = None) -> None:
-    """List the runs recorded on this machine, and those that wait in the queue."""
+    """List the runs recorded on this machine, and the queue."""
     from coterie.server.cli.commands import print_runs
     from coterie.server.cli.waiting import print_queue
 

@@ -24,7 +24,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def make_ca(folder: Path, name: str) -> None:
-    """Write ``ca.key`` and ``ca.pem``, a CA that signs servers, and the keys of silos that it lets in."""
+    """Write ``ca.key`` and ``ca.pem``: a CA that signs servers, and the keys of enrolled silos."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"coterie CA {name}"[:64])])
     certificate = (

@@ -22,6 +22,8 @@ from coterie.system.files import LockedError, locked, write_atomically
 
 log = logging.getLogger("coterie.run")
 
+Kinds = Mapping[str, Callable[[Any], Any]]
+"""How the values of an entry are read."""
 SILOS, CONTACTS = "silos.json", "contacts.json"
 LOCK, LOCK_DEADLINE_S = "silos.lock", 10.0
 ASK_AGAIN_S = 3600.0
@@ -68,12 +70,12 @@ class Contacts:
 
     def served(self) -> Mapping[str, Served]:
         """Silo → what it said last, of those that were ever asked."""
-        kinds = {"node": int, "tasks": _names, "at": float}
+        kinds: Kinds = {"node": int, "tasks": _names, "at": float}
         return {n: Served(**told) for n, told in _entries(self.folder / SILOS, kinds)}
 
     def seen(self) -> Mapping[str, Contact]:
         """Silo → when it was last there, as far as the coordinator's process wrote it down."""
-        kinds = {"node": int, "status": str, "connected": float, "seen": float}
+        kinds: Kinds = {"node": int, "status": str, "connected": float, "seen": float}
         return {n: Contact(**told) for n, told in _entries(self.folder / CONTACTS, kinds)}
 
     def objection(self, node: int, name: str, task: str) -> str:
@@ -105,9 +107,7 @@ class Contacts:
         write_atomically(self.folder / CONTACTS, json.dumps(told, indent=1).encode())
 
 
-def _entries(
-    file: Path, kinds: Mapping[str, Callable[[Any], Any]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def _entries(file: Path, kinds: Kinds) -> Iterator[tuple[str, dict[str, Any]]]:
     """The whole entries of a file, read as ``kinds`` say; of a damaged one those that can be."""
     try:
         read = json.loads(file.read_text(encoding="utf-8"))

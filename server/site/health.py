@@ -12,6 +12,7 @@ from coterie.server.site.queue import Queue
 from coterie.strategies.errors import FederationError
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.health import BAD, OK, WARNING, Finding, disk
+from coterie.system.ports import listens
 
 LAST_DAYS = 3.0
 """A certificate that ends sooner is bad."""
@@ -32,6 +33,8 @@ def findings(federation: Federation) -> Iterator[Finding]:
 
 def superlink(address: str, root_certificates: Path | None) -> Finding:
     """Whether a SuperLink answers operators, and how many silos it has."""
+    if not listens(address):
+        return Finding(BAD, "superlink", f"nothing listens at {address}")
     try:
         with control(address, root_certificates=root_certificates) as calls:
             nodes = [node for node in calls.nodes() if node.status != "unregistered"]

@@ -43,7 +43,7 @@ SILOS = Metric("coterie_silos", "gauge", "Enrolled silos: online, offline, or ne
 CONTACT = Metric(
     "coterie_silo_last_contact_timestamp_seconds",
     "gauge",
-    "When a silo was last heard of; 0: never.",
+    "When a silo was last heard of, or 0.",
 )
 LOOK = Metric(
     "coterie_superlink_last_answer_timestamp_seconds", "gauge", "When the SuperLink last answered."
@@ -51,7 +51,7 @@ LOOK = Metric(
 RESTARTS = Metric(
     "coterie_restarts_total",
     "counter",
-    "Times that a program of the coordinator had to be restarted.",
+    "Times that a program had to be restarted.",
 )
 ERRORS = Metric(
     "coterie_errors_total", "counter", "Times that the coordinator could not look after its runs."
