@@ -141,6 +141,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield "When the silo joins, this would leave it:"
     yield f"  name {described.name}, {described.num_examples} (the number of training samples),"
     yield f"  task {described.task}, schema {described.schema} and digests of its parts,"
+    if len(described.tasks) > 1:
+        yield f"  the names of all tasks that it serves: {', '.join(described.tasks)},"
     yield f"  device {described.device},"
     yield f"  alpha {described.alpha}, min_group_size {described.min_group_size},"
     yield f"  max_local_epochs {described.max_local_epochs}, versions"

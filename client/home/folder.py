@@ -8,6 +8,7 @@
     ca.pem              that certificate, for programs that take a file
     models/, personal/  what the silo keeps of its runs
     privacy/            with differential privacy: its budget, and the secret of its noise
+    contact             as old as the last contact with the coordinator
 """
 
 from __future__ import annotations

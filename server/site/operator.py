@@ -12,7 +12,7 @@ from rich.text import Text
 from coterie import wire
 from coterie.server.machine.link import Node
 from coterie.server.site import enrolled
-from coterie.server.site.contacts import Contacts
+from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -100,13 +100,11 @@ def print_roster(made: Federation) -> None:
         elif status == "registered":
             status = "never connected"
         last = nodes.get(entry.name) or noted.get(entry.name)
-        own = served.get(entry.name)
-        is_here = own is not None and not entry.removed and own.node == entry.node_id
         table.add_row(
             Text(entry.name),
             status,
             _when(last.seen) if last and not entry.removed else "",
-            Text(wire.plain_text(", ".join(own.tasks)) if own and is_here else "not asked yet"),
+            Text(_tasks(served.get(entry.name), entry)),
             entry.enrolled[:10],
             entry.fingerprint,
         )
@@ -145,6 +143,15 @@ def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
         return tell_superlink(made), ""
     except FederationError as error:
         return {}, f"The SuperLink was not told: {str(error).rstrip('.')}"
+
+
+def _tasks(served: Served | None, entry: enrolled.Entry) -> str:
+    """Which tasks a silo serves, as it said last."""
+    if entry.removed:
+        return ""
+    if served is None or served.node != entry.node_id:
+        return "not asked yet"
+    return wire.plain_text(", ".join(served.tasks))
 
 
 def _when(seen: float) -> str:

@@ -64,6 +64,7 @@ def test_further_tasks_of_silo_toml_reach_the_app_and_come_back(study: Path) -> 
     assert own.task == second.task and tasks_of(own) == ("digits", "stroke")
     assert own.policy == settings.policy and study_of(settings, "else") == settings
     lines = list(check_all(settings))
+    assert lines.count("  the names of all tasks that it serves: digits, stroke,") == 2
     assert [line.split()[1].rstrip(",") for line in lines if line.startswith("task ")] == [
         "digits",
         "stroke",

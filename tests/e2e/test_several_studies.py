@@ -1,6 +1,8 @@
-"""Runs of the same silos wait for each other in the queue of a real federation."""
+"""A real federation's queue, and what it tells of itself: numbers and health."""
 
 from __future__ import annotations
+
+from urllib.request import urlopen
 
 from coterie.server.site.contacts import Contacts
 from coterie.server.site.queue import Queue
@@ -27,3 +29,16 @@ def test_a_run_waits_until_that_of_the_same_silos_is_over(pair: Organisations) -
     until(done, "the second run", deadline_s=60)
     assert {Contacts(pair.coordinator).served()[name].tasks for name in "ab"} == {(TASK,)}
     assert TASK in pair.command("roster")
+
+
+def test_a_federation_that_works_says_so_in_numbers_and_in_exit_codes(pair: Organisations) -> None:
+    assert "2 of 2 silos online" in pair.command("health")
+    assert pair.done("silo", "health", "--home", str(pair.home_of("a"))).count("ok ") == 4
+
+    def numbers() -> str:
+        with urlopen(f"http://127.0.0.1:{pair.metrics}/metrics", timeout=10) as answer:
+            text: str = answer.read().decode()
+        return text
+
+    until(lambda: 'coterie_silos{status="online"} 2.0' in numbers(), "both silos", deadline_s=60)
+    assert 'coterie_memory_bytes{part="superlink"}' in numbers()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from flwr.app import Message
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.server.machine.superlink import Ports
 from coterie.server.runs import roster as rosters
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
@@ -21,6 +24,9 @@ from coterie.server.runs.roster import EnrolledRoster
 from coterie.server.runs.run import execute
 from coterie.server.site import contacts as module
 from coterie.server.site.contacts import CONTACTS, SILOS, Contact, Contacts
+from coterie.server.site.enrolled import Entry
+from coterie.server.site.federation import create
+from coterie.server.site.operator import print_roster
 from tests.conftest import digits_config
 
 
@@ -70,6 +76,33 @@ def test_what_cannot_be_written_down_ends_no_run(
 ) -> None:
     Contacts(tmp_path / "gone").note(1, "a", ("digits",))
     assert "which tasks silo a serves could not be written down" in caplog.text
+
+
+def test_the_roster_tells_tasks_and_last_contact_of_silos_that_are_enrolled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = create(tmp_path / "study", ["localhost"], control_port=Ports.free().control)
+    entries = [
+        Entry("a", "key a", "2026-01-01", node_id=1),
+        Entry("b", "key b", "2026-01-01", node_id=2),
+        Entry("c", "key c", "2026-01-01", removed="2026-02-02", node_id=3),
+    ]
+    made.roster.write_text(json.dumps([vars(entry) for entry in entries]))
+    contacts = Contacts(made.folder)
+    for name, node in (("a", 1), ("b", 9), ("c", 3)):  # b said it with an earlier key
+        contacts.note(node, name, ("readm", "stroke"))
+    seen = datetime(2026, 3, 4, 5, 6, 7).timestamp()
+    contacts.note_seen({"a": Contact(1, "offline", 1.0, seen)})
+    print_roster(made)
+    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    told = [
+        [cell.strip() for cell in row if cell.strip()] for row in rows if row[0].strip() in "abc"
+    ]
+    assert [row[2:4] for row in told if row and row[0] == "a"] == [
+        ["2026-03-04 05:06:07", "readm, stroke"]
+    ]
+    assert [row[2] for row in told if row and row[0] == "b"] == ["not asked yet"]
+    assert not [row for row in told if row and row[0] == "c" and "readm, stroke" in row]
 
 
 class Asked(InProcessGrid):
