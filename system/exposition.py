@@ -5,6 +5,7 @@ https://prometheus.io/docs/instrumenting/exposition_formats/, version 0.0.4.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -100,6 +101,7 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], collect: Callable[[], Iterable[Sample]]) -> None:
         self.loopback = is_loopback(address[0])
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._collect, self._lock = collect, threading.Lock()
         self._text, self._until = "", 0.0
         super().__init__(address, _Handler)

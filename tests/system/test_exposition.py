@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import socket
 from collections.abc import Iterator
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -64,6 +65,17 @@ def test_the_port_gives_the_numbers_to_this_machine_and_nothing_else(
         broken = True
         status, text = get(f"{url}/metrics")
         assert status == 500 and "OSError" in text and "patient" not in text
+
+
+def test_it_listens_on_addresses_of_the_sixth_version_too() -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    with Exposition("[::1]:0", lambda: [Sample(SEEN, 1)]) as served:
+        assert served.address.startswith("[::1]:")
+        assert get(f"http://{served.address}/metrics")[0] == 200
 
 
 @pytest.mark.parametrize(
