@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
 from coterie import wire
@@ -28,6 +29,7 @@ from coterie.server.site.contacts import CONTACTS, SILOS, Contact, Contacts
 from coterie.server.site.enrolled import Entry
 from coterie.server.site.federation import create
 from coterie.server.site.operator import print_roster
+from coterie.wire.enrolment import public_pem
 from tests.conftest import digits_config
 
 
@@ -83,10 +85,11 @@ def test_the_roster_tells_tasks_and_last_contact_of_silos_that_are_enrolled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = create(tmp_path / "study", ["localhost"], control_port=Ports.free().control)
+    key = public_pem(ec.generate_private_key(ec.SECP384R1()).public_key()).decode()
     entries = [
-        Entry("a", "key a", "2026-01-01", node_id=1),
-        Entry("b", "key b", "2026-01-01", node_id=2),
-        Entry("c", "key c", "2026-01-01", removed="2026-02-02", node_id=3),
+        Entry("a", key, "2026-01-01", node_id=1),
+        Entry("b", key, "2026-01-01", node_id=2),
+        Entry("c", key, "2026-01-01", removed="2026-02-02", node_id=3),
     ]
     made.roster.write_text(json.dumps([vars(entry) for entry in entries]))
     contacts = Contacts(made.folder)
