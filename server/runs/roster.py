@@ -26,8 +26,8 @@ class Known(Protocol):
         """Why a silo need not be asked whether it serves a task; empty if it is to be asked."""
         ...
 
-    def note(self, node: int, name: str, tasks: tuple[str, ...]) -> None:
-        """Which tasks a silo says it serves."""
+    def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
+        """Silo → its node, and which tasks it says it serves."""
         ...
 
 
@@ -46,6 +46,8 @@ class EnrolledRoster(DescribedRoster):
     known: Known | None = None
     _unasked: set[int] = field(default_factory=set)
     """Nodes that were not asked for what is known of them."""
+    _heard: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Node → the name and the tasks that it has just stated."""
     _next_check: float = 0.0
 
     def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
@@ -58,6 +60,10 @@ class EnrolledRoster(DescribedRoster):
             else:
                 asked.append(node)
         super()._describe(grid, asked, deadline_s)
+        heard, self._heard = self._heard, {}
+        if self.known is not None and heard:
+            told = {n: (node, tasks) for node, (n, tasks) in heard.items() if names.get(node) == n}
+            self.known.note(told)
 
     def _elsewhere(self, node: int, names: Mapping[int, str]) -> str:
         """Why a node need not be asked; empty if it is to be."""
@@ -67,9 +73,8 @@ class EnrolledRoster(DescribedRoster):
 
     def _read(self, node: int, answer: Message | None) -> wire.Description | None:
         described = super()._read(node, answer)
-        enrolled = self.enrolled() if self.known and self.enrolled is not None else {}
-        if described and self.known and enrolled.get(node) == described.name:
-            self.known.note(node, described.name, described.tasks or (described.task,))
+        if described is not None:
+            self._heard[node] = described.name, described.tasks or (described.task,)
         return described
 
     def _forget_what_is_old(self) -> None:

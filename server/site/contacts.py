@@ -91,15 +91,20 @@ class Contacts:
             return ""
         return f"it serves task {', '.join(map(repr, served.tasks))}, {wire.OTHER_TASK} {task!r}."
 
-    def note(self, node: int, name: str, tasks: tuple[str, ...]) -> None:
-        """Write down what a silo said of itself. A failure costs only that it is asked again."""
+    def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
+        """Write down what silos said of themselves; a failure costs only that they are asked again.
+
+        Args:
+            told: silo → its node, and the tasks that it serves.
+        """
         try:
             with locked(self.folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
                 known = {n: asdict(one) for n, one in self.served().items()}
-                known[name] = asdict(Served(node, tasks, time.time()))
+                now = time.time()
+                known |= {n: asdict(Served(*said, now)) for n, said in told.items()}
                 write_atomically(self.folder / SILOS, json.dumps(known, indent=1).encode())
         except (OSError, LockedError) as error:
-            log.warning("which tasks silo %s serves could not be written down: %s", name, error)
+            log.warning("which tasks silos serve could not be written down: %s", error)
 
     def note_seen(self, contacts: Mapping[str, Contact]) -> None:
         """Write down who was last there; raises ``OSError``."""

@@ -39,7 +39,7 @@ def contacts(tmp_path: Path) -> Contacts:
     found = Contacts(tmp_path)
     connected = time.time() - 60
     found.note_seen({"a": Contact(1, "online", connected, time.time())})
-    found.note(1, "a", ("digits",))
+    found.note({"a": (1, ("digits",))})
     return found
 
 
@@ -70,15 +70,15 @@ def test_a_damaged_file_costs_only_that_silos_are_asked(
 ) -> None:
     (contacts.folder / file).write_text(content)
     assert contacts.objection(1, "a", "mnist") == ""
-    contacts.note(1, "a", ("mnist",))
+    contacts.note({"a": (1, ("mnist",))})
     assert contacts.served()["a"].tasks == ("mnist",)
 
 
 def test_what_cannot_be_written_down_ends_no_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Contacts(tmp_path / "gone").note(1, "a", ("digits",))
-    assert "which tasks silo a serves could not be written down" in caplog.text
+    Contacts(tmp_path / "gone").note({"a": (1, ("digits",))})
+    assert "which tasks silos serve could not be written down" in caplog.text
 
 
 def test_the_roster_tells_tasks_and_last_contact_of_silos_that_are_enrolled(
@@ -94,7 +94,7 @@ def test_the_roster_tells_tasks_and_last_contact_of_silos_that_are_enrolled(
     made.roster.write_text(json.dumps([vars(entry) for entry in entries]))
     contacts = Contacts(made.folder)
     for name, node in (("a", 1), ("b", 9), ("c", 3)):  # b said it with an earlier key
-        contacts.note(node, name, ("readm", "stroke"))
+        contacts.note({name: (node, ("readm", "stroke"))})
     seen = datetime(2026, 3, 4, 5, 6, 7).timestamp()
     contacts.note_seen({"a": Contact(1, "offline", 1.0, seen)})
     print_roster(made)
@@ -152,7 +152,7 @@ def test_a_silo_that_was_not_asked_is_asked_in_the_same_run_once_it_has_connecte
 ) -> None:
     monkeypatch.setattr(rosters, "CHECK_AGAIN_S", 0.0)
     grid, names, contacts = study(tmp_path)
-    contacts.note(1, "a", ("other",))  # it says something else now
+    contacts.note({"a": (1, ("other",))})  # it says something else now
     who = EnrolledRoster(task="digits", enrolled=lambda: names, known=contacts)
     assert [silo.name for silo in who.present(grid, number=1)] == ["b"]
     assert who.elsewhere["a"].startswith("it serves task 'other'")
@@ -164,7 +164,7 @@ def test_a_silo_that_was_not_asked_is_asked_in_the_same_run_once_it_has_connecte
 def test_a_task_that_no_silo_is_known_to_serve_ends_the_run_without_asking(tmp_path: Path) -> None:
     grid, names, contacts = study(tmp_path)
     for node, name in names.items():
-        contacts.note(node, name, ("digits",))
+        contacts.note({name: (node, ("digits",))})
     config: Any = RunConfig.read({"task": "mnist", "wait-for-silos": 60.0})
     with pytest.raises(Exception, match="Name their task with --task"):
         execute(

@@ -88,8 +88,8 @@ def test_studies_of_other_silos_do_not_wait_for_each_other_and_shared_silos_do(
     federation: Federation,
 ) -> None:
     contacts = Contacts(federation.folder)
-    contacts.note(1, "a", ("one", "shared"))
-    contacts.note(2, "b", ("two",))
+    contacts.note({"a": (1, ("one", "shared"))})
+    contacts.note({"b": (2, ("two",))})
     calls, made = FakeControl(), dispatcher(federation)
     calls.going_on("one")
     for task in ("shared", "two"):
@@ -99,8 +99,8 @@ def test_studies_of_other_silos_do_not_wait_for_each_other_and_shared_silos_do(
 
 
 def test_nobody_overtakes_a_run_with_more_priority_to_its_silos(federation: Federation) -> None:
-    Contacts(federation.folder).note(1, "a", ("one", "both"))
-    Contacts(federation.folder).note(2, "b", ("two", "both"))
+    Contacts(federation.folder).note({"a": (1, ("one", "both"))})
+    Contacts(federation.folder).note({"b": (2, ("two", "both"))})
     calls, made = FakeControl(), dispatcher(federation)
     calls.going_on("one")
     made.queue.add(config("both"), priority=1)
