@@ -1,7 +1,8 @@
 """Write what is made from the classes of options: ``make config``.
 
-The defaults of all keys in ``pyproject.toml``, for Flower, and the tables of keys in
-``docs/reference/configuration.md``. A test says when they are out of date.
+The defaults of all keys in ``pyproject.toml``, for Flower, the tables of keys in
+``docs/reference/configuration.md``, and those of metrics in ``docs/how-to/monitor.md``. A test says
+when they are out of date.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import tomli_w
 
+from coterie.client.resident.vital import METRICS as metrics_of_silo
 from coterie.server.runs.config import defaults, tables
+from coterie.server.site.metrics import METRICS as metrics_of_coordinator
 from coterie.strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
@@ -33,9 +36,24 @@ def with_tables(text: str) -> str:
     return re.sub(r"<!-- keys: .*?<!-- end of keys -->", lambda _: made, text, count=1, flags=re.S)
 
 
+def with_metrics(text: str) -> str:
+    """A page with the metrics of today between its marks."""
+    for whose, metrics in (
+        ("the coordinator", metrics_of_coordinator),
+        ("a silo", metrics_of_silo),
+    ):
+        rows = "\n".join(f"| `{one.name}` | {one.kind} | {one.help} |" for one in metrics)
+        mark = f"<!-- metrics of {whose}: made by make config -->"
+        table = f"{mark}\n\n| name | kind | |\n|---|---|---|\n{rows}\n\n<!-- end of metrics -->"
+        pattern = f"{mark}.*?<!-- end of metrics -->"
+        text = re.sub(pattern, lambda _, table=table: table, text, count=1, flags=re.S)
+    return text
+
+
 FILES: dict[Path, Callable[[str], str]] = {
     ROOT / "pyproject.toml": with_defaults,
     ROOT / "docs" / "reference" / "configuration.md": with_tables,
+    ROOT / "docs" / "how-to" / "monitor.md": with_metrics,
 }
 
 

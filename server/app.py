@@ -13,10 +13,12 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.server.machine.pulling import bounded
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
+from coterie.server.site.contacts import Contacts
 from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
 from coterie.strategies.rounds.secure import Enrolled
+from coterie.system import logs
 from coterie.system.memory import keep_freed_memory
 from coterie.system.processes import end_with_parent
 
@@ -43,6 +45,7 @@ def main(grid: Grid, context: Context) -> None:
         )
         if federation
         else None,
+        known=Contacts(federation.folder) if federation else None,
     )
 
 
@@ -51,7 +54,8 @@ def _log_to_stdout() -> None:
     logger = logging.getLogger("coterie")
     if not logger.handlers:
         handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+        text = "%(levelname)s %(message)s"
+        handler.setFormatter(logs.formatter("run", logs.chosen(), text=text))
         logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False

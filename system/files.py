@@ -110,6 +110,24 @@ def append_line(file: Path, line: bytes, *, synced: bool) -> None:
         os.close(descriptor)
 
 
+def new_lines(file: Path, position: int) -> tuple[list[bytes], int]:
+    """Whole lines of a file after a position, and the position after them.
+
+    A file that has become shorter is read from its beginning; of one that cannot be read there are
+    none.
+    """
+    try:
+        with file.open("rb") as opened:
+            if os.fstat(opened.fileno()).st_size < position:
+                position = 0
+            opened.seek(position)
+            content = opened.read()
+    except OSError:
+        return [], position
+    whole = content[: content.rfind(b"\n") + 1]
+    return whole.splitlines(), position + len(whole)
+
+
 def _write(descriptor: int, content: bytes) -> None:
     left = memoryview(content)
     while left:

@@ -158,6 +158,7 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = 0.0
         self._pause = FIRST_PAUSE_S
+        self.restarts = 0
 
     def start(self) -> None:
         """Start it, without waiting for anything."""
@@ -231,6 +232,7 @@ class Program:
                 return False
             time.sleep(LOOK_S)
         self.start()
+        self.restarts += 1
         return True
 
     def stop(self, *, deadline_s: float, rest: signal.Signals) -> None:

@@ -262,6 +262,7 @@ FULL = Description(
     buffers=("bn.running_mean", "bn.running_var"),
     min_group_size=3,
     max_local_epochs=4,
+    tasks=("digits", "stroke"),
     protocol=1,
 )
 
@@ -303,7 +304,7 @@ def test_a_description_holds_no_label_and_no_statistic() -> None:
     assert keys == {
         "name", "num-examples", "task", "schema", "device", "versions", "buffers", "protocol",
         "schema-parts", "pooled-columns", "alpha", "head",
-        "min-group-size", "max-local-epochs", "leading-metric", "unit",
+        "min-group-size", "max-local-epochs", "leading-metric", "unit", "tasks",
     }  # fmt: skip
 
 
@@ -332,6 +333,10 @@ def test_a_description_without_a_field_names_it(key: str) -> None:
         ("num-examples", float("inf")),
         ("protocol", float("nan")),
         ("buffers", "[" * 100_000),
+        ("tasks", '"digits"'),
+        ("tasks", "[1]"),
+        ("tasks", '["a\\nb"]'),
+        ("tasks", str(["x"] * 33).replace("'", '"')),
     ],
 )
 def test_a_description_of_the_wrong_kind_is_a_wire_error(key: str, value: Any) -> None:

@@ -41,6 +41,8 @@ MAX_PARTS = 64
 
 MAX_UNIT = 32
 """Letters of a unit."""
+MAX_TASKS = 32
+"""Tasks of one silo."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Description:
         metric: of the task, that leads; unit: of real targets, for people.
         head: the layers of the model's predictor, or empty if it has no latent split.
         private: it trains with differential privacy.
+        tasks: all that the silo serves, ``task`` among them; empty of one that says only ``task``.
         protocol: the version that the silo speaks.
     """
 
@@ -82,6 +85,7 @@ class Description:
     unit: str = ""
     head: Layers = ()
     private: bool = False
+    tasks: tuple[str, ...] = ()
     protocol: int = PROTOCOL
 
 
@@ -109,6 +113,7 @@ def encode_description(description: Description) -> RecordDict:
             "unit": description.unit,
             "head": json.dumps(description.head),
             **({"private": True} if description.private else {}),
+            **({"tasks": json.dumps(description.tasks)} if description.tasks else {}),
             PROTOCOL_KEY: description.protocol,
         }
     )
@@ -145,6 +150,7 @@ def decode_description(content: RecordDict) -> Description:
             unit=plain_text(_text(config.get("unit", ""))[:MAX_UNIT]),
             head=_layers(json.loads(_text(config.get("head", "[]")))),
             private=config.get("private") is True,
+            tasks=_tasks(json.loads(_text(config.get("tasks", "[]")))),
             protocol=int(_number(config[PROTOCOL_KEY])),
         )
     except KeyError as missing:
@@ -193,6 +199,12 @@ def _versions(value: Any) -> Mapping[str, str]:
 def _names(value: Any) -> tuple[str, ...]:
     if len(value) > MAX_ARRAYS or not all(map(is_plain_name, value)):
         raise ValueError("buffers must be names of arrays")
+    return tuple(value)
+
+
+def _tasks(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or len(value) > MAX_TASKS or not all(map(is_plain_name, value)):
+        raise ValueError(f"tasks must be at most {MAX_TASKS} names")
     return tuple(value)
 
 

@@ -11,6 +11,7 @@ from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
+from coterie.client.home.studies import tasks_of
 from coterie.client.work.data import Held, Part
 from coterie.client.work.measure import evaluate, leading
 from coterie.client.work.oddities import warnings_of
@@ -22,6 +23,14 @@ from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
 
 USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
 """A round as a run has it that says nothing else."""
+
+
+def check_all(settings: SiloSettings) -> Iterator[str]:
+    """``check`` for each of the silo's tasks."""
+    tasks_of(settings)  # that no two have one name
+    for number, one in enumerate(settings.studies()):
+        yield from [""] if number else []
+        yield from check(one)
 
 
 def check(settings: SiloSettings) -> Iterator[str]:
@@ -132,6 +141,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield "When the silo joins, this would leave it:"
     yield f"  name {described.name}, {described.num_examples} (the number of training samples),"
     yield f"  task {described.task}, schema {described.schema} and digests of its parts,"
+    if len(described.tasks) > 1:
+        yield f"  the names of all tasks that it serves: {', '.join(described.tasks)},"
     yield f"  device {described.device},"
     yield f"  alpha {described.alpha}, min_group_size {described.min_group_size},"
     yield f"  max_local_epochs {described.max_local_epochs}, versions"

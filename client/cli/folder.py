@@ -12,6 +12,8 @@ from coterie.client.cli.options import (
     PATIENCE_S,
     AppOption,
     HomeOption,
+    LogFormatOption,
+    MetricsOption,
     ModOption,
     PatienceOption,
     VerboseOption,
@@ -125,9 +127,9 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
     elif mod:
         raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
     else:
-        from coterie.client.cli.check import check
+        from coterie.client.cli.check import check_all
 
-        lines = check(settings)
+        lines = check_all(settings)
     for line in lines:
         print(line)
 
@@ -143,6 +145,8 @@ def start(
     app: AppOption = "",
     mod: ModOption = None,
     patience: PatienceOption = PATIENCE_S,
+    metrics: MetricsOption = "",
+    log_format: LogFormatOption = "",
     verbose: VerboseOption = False,
 ) -> None:
     """Serve the federation until Ctrl-C or SIGTERM.
@@ -152,10 +156,31 @@ def start(
     """
     if mod and not app:
         raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
-    from coterie.client.home.folder import folder_of
+    from coterie.client.home.files import folder_of
     from coterie.client.resident.serve import serve
 
-    serve(app or None, folder_of(home), mods=mod or [], patience_s=patience, verbose=verbose)
+    serve(
+        app or None,
+        folder_of(home),
+        mods=mod or [],
+        patience_s=patience,
+        verbose=verbose,
+        metrics=metrics,
+        log_format=log_format,
+    )
+
+
+@app.command(epilog="Example:  coterie silo health --home hospital-b")
+def health(home: HomeOption = None) -> None:
+    """Check a silo: process, last contact, disk, ledger.
+
+    The exit status is 0 if all is well, 1 if somebody should look, 2 if it does not work.
+    """
+    from coterie.client.home.files import folder_of
+    from coterie.client.home.health import findings
+    from coterie.system.health import report
+
+    raise typer.Exit(report(findings(folder_of(home).expanduser())))
 
 
 @app.command(epilog="Example:  sudo coterie silo service install --home /srv/hospital-b")

@@ -66,7 +66,7 @@ def ledger(
 
     For each: the number of replies, the bytes of arrays, and which arrays and metrics.
     """
-    from coterie.client.home.folder import folder_of
+    from coterie.client.home.files import folder_of
     from coterie.client.home.settings import SettingsError
     from coterie.client.resident.ledger import ledger_of, read, totals
 
@@ -190,13 +190,16 @@ class _Which:
 def _which(home: Path | None, model: str, task: str, options: list[str] | None) -> _Which:
     """What commands about a model are told by their options and by the silo's folder."""
     from coterie.client.cli.predict import find_model
-    from coterie.client.home.folder import Home, folder_of
+    from coterie.client.home.card import read_card
+    from coterie.client.home.files import folder_of
+    from coterie.client.home.folder import Home
     from coterie.client.home.settings import options_of
+    from coterie.client.home.studies import study_of
 
     folder, workers = folder_of(home), 0
     chosen: Mapping[str, Option] = options_of(options or [])
     if (folder / "silo.toml").exists():
-        own = Home(folder).settings()
+        own = study_of(Home(folder).settings(), read_card(find_model(folder, model)).task)
         task, chosen, workers = task or own.task, {**own.options, **chosen}, own.workers
     return _Which(folder, find_model(folder, model), task, chosen, workers)
 
@@ -280,7 +283,7 @@ def report(
     silo's folder alone.
     """
     from coterie.client.cli.report import build_page, read_silo
-    from coterie.client.home.folder import folder_of
+    from coterie.client.home.files import folder_of
     from coterie.pictures.page import render
 
     folder = folder_of(home)

@@ -11,6 +11,8 @@ from coterie.client.cli import folder, kept
 from coterie.client.cli.options import (
     PATIENCE_S,
     AppOption,
+    LogFormatOption,
+    MetricsOption,
     ModOption,
     PatienceOption,
     SetOption,
@@ -116,6 +118,8 @@ def silo(
         ),
     ] = False,
     patience: PatienceOption = PATIENCE_S,
+    metrics: MetricsOption = "",
+    log_format: LogFormatOption = "",
     verbose: VerboseOption = False,
 ) -> None:
     """Serve a federation with this machine's data.
@@ -177,4 +181,12 @@ def silo(
     silos = (
         settings_of(settings, partitions, simulation, for_app=bool(app)) if several else [settings]
     )
-    serve(app or None, silos, connection, mods=mod or [], verbose=verbose)
+    serve(
+        app or None,
+        silos,
+        connection,
+        mods=mod or [],
+        verbose=verbose,
+        metrics=metrics,
+        log_format=log_format,
+    )

@@ -26,6 +26,20 @@ SetOption = Annotated[
 PatienceOption = Annotated[
     float, option("SECONDS", "Give up if the SuperLink cannot be reached for this long.")
 ]
+MetricsOption = Annotated[
+    str,
+    option(
+        "[HOST:]PORT",
+        "Serve numbers for Prometheus there, at /metrics. Without HOST to this machine alone.",
+    ),
+]
+LogFormatOption = Annotated[
+    str,
+    option(
+        "FORMAT",
+        "How to log: text, or json (one object a line). [default: $COTERIE_LOG_FORMAT, or text]",
+    ),
+]
 VerboseOption = Annotated[bool, typer.Option("--verbose", help="Log every message.")]
 AppOption = Annotated[
     str,

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from coterie.client.home.asked import LEDGER
 from coterie.client.home.budget import BudgetError, read_charges, read_spent
+from coterie.client.home.files import LEDGER
 from coterie.client.home.journal import JOURNAL, json_lines
 from coterie.client.home.policy import number
 from coterie.client.home.rounds import file_of

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from coterie import wire
+from coterie.client.home.files import LEDGER
 from coterie.client.home.journal import json_lines
 from coterie.client.home.policy import Policy
 from coterie.client.home.rounds import folder_of
 from coterie.client.home.settings import SiloSettings
 
-LEDGER = "ledger.jsonl"
 MAX_RUNS = 64
 """Whose counts a process holds for one silo; those of others are read again."""
 MAX_REPEATS = 20

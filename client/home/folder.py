@@ -8,12 +8,12 @@
     ca.pem              that certificate, for programs that take a file
     models/, personal/  what the silo keeps of its runs
     privacy/            with differential privacy: its budget, and the secret of its noise
+    contact             as old as the last contact with the coordinator
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,9 @@ from typing import Annotated, Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from coterie.client.home.files import ENVIRONMENT, folder_of
 from coterie.client.home.policy import METRIC_PATTERN, PEER_PATTERN, Policy
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import (
@@ -32,17 +33,19 @@ from coterie.client.home.settings import (
     MAX_WORKERS,
     SettingsError,
     SiloSettings,
+    Study,
     check_name,
     privacy_of,
 )
 from coterie.system import files
+from coterie.system.ports import listen_address
 from coterie.tasks.base import as_option, place_of
 from coterie.wire import enrolment
 
 OTHER_FILES = 512
 """Files that a process needs open besides the locks of its silos' folders."""
-ENVIRONMENT = "COTERIE_SILO"
-"""The silo's folder, for commands that are not told one."""
+MAX_ALSO = 31
+"""Tasks of a silo beside its first; as many as ``wire.description.MAX_TASKS`` says."""
 
 TEMPLATE = """\
 # A silo of a coterie federation: what it trains on, and what it agrees to. What this file does not
@@ -59,6 +62,12 @@ task = {task}
 # Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
 # how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN].
 {data}
+
+# Further tasks that this silo serves, each with data of its own. A run takes the one that it
+# names; policy, limits and ledger are the same for all.
+# [[also]]
+# task = "stroke.toml"
+# data.data = "/data/stroke"
 
 [policy]
 # Strategies of runs to take part in; an empty list allows every one.
@@ -131,6 +140,12 @@ workers = 0
 gpu_memory = 1.0
 # 0 to 19: how much other work on this machine comes before this silo's.
 nice = 0
+
+[monitoring]
+# Where Prometheus reads /metrics: PORT of this machine alone, or HOST:PORT. Empty: nowhere.
+metrics = ""
+# How the silo logs: text, or json (one object a line).
+log_format = "text"
 """
 
 
@@ -171,6 +186,13 @@ class _Compute(_Section):
     nice: Annotated[int, Field(ge=0, le=19)] = 0
 
 
+class Monitoring(_Section):
+    """How a silo's process is watched."""
+
+    metrics: Annotated[str, AfterValidator(lambda text: text and listen_address(text))] = ""
+    log_format: Literal["text", "json"] = "text"
+
+
 class _Privacy(_Section):
     epsilon: float
     delta: float | None = None
@@ -178,19 +200,19 @@ class _Privacy(_Section):
     clip: float = Privacy.clip
 
 
-class _File(_Section):
-    name: str
+class _Study(_Section):
     task: Annotated[str, Field(min_length=1)]
     data: dict[str, Annotated[str | int | float | bool, BeforeValidator(as_option)]] = {}
+
+
+class _File(_Study):
+    name: str
+    also: Annotated[tuple[_Study, ...], Field(max_length=MAX_ALSO)] = ()
     policy: _Policy = _Policy()
     limits: _Limits = _Limits()
     compute: _Compute = _Compute()
+    monitoring: Monitoring = Monitoring()
     privacy: _Privacy | None = None
-
-
-def folder_of(given: Path | None) -> Path:
-    """The folder given, else ``$COTERIE_SILO``, else the current one."""
-    return given or Path(os.environ.get(ENVIRONMENT) or ".")
 
 
 class Home:
@@ -216,15 +238,11 @@ class Home:
             SettingsError: a value that cannot be used.
         """
         config, policy, compute = self.config, self.config.policy, self.config.compute
-        paths = {
-            key: self._path(value)
-            for key, value in config.data.items()
-            if isinstance(value, str) and key in ("data", "test-data")
-        }
+        own = self._study(config)
         return SiloSettings(
             name=config.name,
-            task=self._path(config.task) if config.task.endswith(".toml") else config.task,
-            options=config.data | paths,
+            task=own.task,
+            options=own.options,
             alpha=policy.alpha,
             device=compute.device,
             threads=compute.threads,
@@ -232,7 +250,17 @@ class Home:
             home=str(self.folder),
             policy=Policy(**policy.model_dump(exclude={"alpha"}), **config.limits.model_dump()),
             privacy=None if config.privacy is None else privacy_of(config.privacy.model_dump()),
+            also=tuple(map(self._study, config.also)),
         )
+
+    def _study(self, one: _Study) -> Study:
+        paths = {
+            key: self._path(value)
+            for key, value in one.data.items()
+            if isinstance(value, str) and key in ("data", "test-data")
+        }
+        task = self._path(one.task) if one.task.endswith(".toml") else one.task
+        return Study(task, one.data | paths)
 
     def key(self) -> ec.EllipticCurvePrivateKey:
         """The private key.

@@ -65,9 +65,13 @@ def json_lines(file: Path) -> Iterator[dict[str, Any] | None]:
         OSError: it cannot be read.
     """
     with file.open(encoding="utf-8", errors="replace") as opened:
-        for line in filter(str.strip, opened):
-            try:
-                entry = json.loads(line)
-            except (ValueError, RecursionError):
-                entry = None
-            yield entry if isinstance(entry, dict) else None
+        yield from map(json_object, filter(str.strip, opened))
+
+
+def json_object(line: str | bytes) -> dict[str, Any] | None:
+    """The object in a line; None if it is damaged."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.client.home.policy import METRIC_PATTERN, Policy
@@ -17,6 +17,8 @@ from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
 
 DATA_PREFIX = "data."
+ALSO = re.compile(r"also-(\d{1,2})\.(task|data\..+)")
+"""A key of a node config that belongs to one of a silo's further tasks."""
 MAX_WORKERS = 64
 MAX_THREADS = 4096
 """More than any machine has; with many more, libgomp ends the process."""
@@ -24,6 +26,14 @@ MAX_THREADS = 4096
 
 class SettingsError(ValueError):
     """A setting of the silo that cannot be used. The text says which and what is expected."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A further task that a silo serves, with the task's options."""
+
+    task: str
+    options: Mapping[str, Option] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,7 @@ class SiloSettings:
         home: folder in which the silo keeps what is its own; empty keeps nothing.
         policy: what the silo agrees to.
         privacy: how it trains with differential privacy; None: without.
+        also: tasks that it serves beside ``task``, under the same policy.
     """
 
     name: str
@@ -54,6 +65,7 @@ class SiloSettings:
     home: str = ""
     policy: Policy = field(default_factory=Policy)
     privacy: Privacy | None = None
+    also: tuple[Study, ...] = ()
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -65,6 +77,19 @@ class SiloSettings:
             raise SettingsError(f"workers must be 0 to {MAX_WORKERS}. Got {self.workers}.")
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise SettingsError(f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}.")
+        if self.also and self.privacy is not None:
+            raise SettingsError(
+                "[privacy] is for a silo of one task: a budget counts what is told of one set of "
+                "data. Give each task a silo of its own, or leave [privacy] out."
+            )
+
+    def studies(self) -> list[SiloSettings]:
+        """These settings once for each task: as ``task``, with the others in ``also``."""
+        every = [Study(self.task, self.options), *self.also]
+        return [
+            replace(self, task=one.task, options=one.options, also=(*every[:i], *every[i + 1 :]))
+            for i, one in enumerate(every)
+        ]
 
     @classmethod
     def from_node_config(cls, config: Mapping[str, Option], *, node_id: int) -> SiloSettings:
@@ -78,6 +103,7 @@ class SiloSettings:
             SettingsError: an unknown key or a value out of bounds.
         """
         given = {k: v for k, v in config.items() if k not in ("partition-id", "num-partitions")}
+        also = _also({k: given.pop(k) for k in [*given] if ALSO.fullmatch(k)})
         options = {
             k.removeprefix(DATA_PREFIX): given.pop(k) for k in [*given] if k.startswith(DATA_PREFIX)
         }
@@ -98,6 +124,7 @@ class SiloSettings:
             options=options,
             policy=Policy(**_read(given, POLICY)),
             privacy=_privacy(given),
+            also=also,
         )
 
     def to_node_config(self) -> dict[str, Option]:
@@ -110,6 +137,10 @@ class SiloSettings:
             for key in (*OWN, *POLICY, *PRIVACY)
             if (value := told.get(_field(key))) is not None
         }
+        for number, one in enumerate(self.also):
+            config[f"also-{number}.task"] = one.task
+            options = {f"also-{number}.{DATA_PREFIX}{k}": v for k, v in one.options.items()}
+            config |= options
         return config | {DATA_PREFIX + key: value for key, value in self.options.items()}
 
 
@@ -214,6 +245,22 @@ def _read(config: Mapping[str, Option], readers: Mapping[str, Reader]) -> dict[s
                     f"{key} must be {EXPECTED.get(reader, 'a number')}. Got {config[key]!r}."
                 ) from None
     return found
+
+
+def _also(config: Mapping[str, Option]) -> tuple[Study, ...]:
+    """The further tasks of a node config, in the order of their numbers."""
+    found: dict[int, Study] = {}
+    for key, value in sorted(config.items()):
+        number, _, rest = key.removeprefix("also-").partition(".")
+        one = found.get(int(number), Study(""))
+        if rest == "task":
+            found[int(number)] = replace(one, task=str(value))
+        else:
+            options = {**one.options, rest.removeprefix(DATA_PREFIX): value}
+            found[int(number)] = replace(one, options=options)
+    if nameless := [number for number, one in found.items() if not one.task]:
+        raise SettingsError(f"also-{nameless[0]}.task is missing: which task are its data for?")
+    return tuple(one for _, one in sorted(found.items()))
 
 
 def _privacy(config: Mapping[str, Option]) -> Privacy | None:

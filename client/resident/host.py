@@ -45,14 +45,13 @@ from coterie.client.resident.link import (
     connect,
 )
 from coterie.client.resident.outbox import Outbox, Unsent
-from coterie.client.resident.schedule import Schedule
 from coterie.client.resident.sharing import ObjectCache
+from coterie.client.resident.telling import Teller
+from coterie.client.resident.vital import Vitals, WatchedSchedule
 from coterie.system.memory import keep_freed_memory
 
 log = logging.getLogger("coterie.silo")
 
-SAID = (wire.TASK, wire.STRATEGY, wire.ROUNDS)
-"""Entries of a run's first message that its line in the log has."""
 THREADS = 4
 """Which carry messages: so many are in hand at once, on their way or waiting for the app."""
 MAX_RUNS = 8
@@ -160,9 +159,10 @@ class Host:
         self._num_silos = len(silos)
         self._reads_runs = reads_runs
         self._runs: dict[int, RunSettings] = {}
-        self._told: dict[int, str] = {}
+        self.teller = Teller(logging.INFO if len(silos) == 1 else logging.DEBUG)
         self._signal = ""
-        self._schedule = Schedule(self._nodes)
+        self.vitals = Vitals([own.home for own in silos])
+        self._schedule = WatchedSchedule(self._nodes, self.vitals)
         # Silos receive the same model in a round; one silo would fill the memory for nothing.
         self._cache = ObjectCache() if len(silos) > 1 else None
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -193,8 +193,7 @@ class Host:
                 reply = self._answer(job)
                 seconds = time.monotonic() - started
                 job.answer.put((reply, seconds))
-                if not reply.has_error():
-                    self._say(job.message, seconds)
+                self.teller.answered(job.message, reply, seconds)
         with ThreadPoolExecutor(self.num_threads) as threads:
             list(threads.map(_Node.disconnect, self._nodes))
         if self._failure is not None:
@@ -253,29 +252,10 @@ class Host:
             return wire.failure(silo.name, error, message)
         if reply.has_error():
             what = "failed on" if reply.error.code == wire.FAILED else "refused"
-            other = meta.message_type == wire.DESCRIBE and wire.OTHER_TASK in str(
-                reply.error.reason
-            )
-            level = logging.INFO if other else logging.ERROR
-            log.log(level, "%s a %s message: %s", what, meta.message_type, reply.error.reason)
+            log.error("%s a %s message: %s", what, meta.message_type, reply.error.reason)
         else:
             log.debug("answered a %s message of round %s", meta.message_type, meta.group_id)
         return reply
-
-    def _say(self, message: Message, seconds: float) -> None:
-        """A line for each run and each of its rounds; of several silos only where one asks."""
-        meta, level = message.metadata, logging.INFO if self._num_silos == 1 else logging.DEBUG
-        run = meta.run_id
-        if run not in self._told:
-            while len(self._told) >= MAX_RUNS:
-                del self._told[next(iter(self._told))]
-            self._told[run] = ""
-            config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
-            terms = [f"{key} {config[key]!r:.40}" for key in SAID if key in config]
-            log.log(level, "takes part in run %s%s", run, ": " * bool(terms) + ", ".join(terms))
-        if meta.message_type.split(".")[0] == wire.TRAIN and self._told[run] != meta.group_id:
-            self._told[run] = meta.group_id
-            log.log(level, "run %s round %s: trained in %.2f s", run, meta.group_id, seconds)
 
     def _call(self, message: Message, context: Context) -> Message:
         try:
@@ -403,6 +383,7 @@ class Host:
             why = ""
             try:
                 link.require_running(job.message.metadata.run_id)
+                self.vitals.heard()
             except RunEndedError:
                 why = "its run has ended."
             except LinkError as error:  # cut: it may still be wanted when the way is back

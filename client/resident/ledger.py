@@ -18,8 +18,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message
 
 from coterie import wire
-from coterie.client.home.asked import LEDGER, asked_by
+from coterie.client.home.asked import asked_by
 from coterie.client.home.budget import read_spent
+from coterie.client.home.files import LEDGER
 from coterie.client.home.journal import json_lines
 from coterie.client.home.settings import SiloSettings
 from coterie.system.files import append_line, make_folder

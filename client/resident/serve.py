@@ -11,16 +11,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flwr.clientapp import ClientApp
 
-from coterie.client.home.folder import Home, locked_all
+from coterie.client.home.folder import Home, Monitoring, locked_all
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.host import Host
 from coterie.client.resident.link import Connection
+from coterie.client.resident.vital import collector
+from coterie.system import logs
+from coterie.system.exposition import Exposition, Sample
+from coterie.system.ports import listen_address
 
 if TYPE_CHECKING:
     from coterie.client.resident.foreign import ForeignApp, Mod
@@ -36,6 +41,8 @@ def serve(
     mods: Sequence[Mod | str] = (),
     patience_s: float = 600.0,
     verbose: bool = False,
+    metrics: str = "",
+    log_format: str = "",
 ) -> None:
     """Serve a federation as these silos until SIGTERM or Ctrl-C; in the main thread.
 
@@ -48,22 +55,23 @@ def serve(
         mods: Flower's, or of their form, around ``app``.
         patience_s: see ``Connection``; of a silo that is given by its folder.
         verbose: log every message. What Flower and gRPC do is logged only if it is a warning.
+        metrics: where to serve numbers for Prometheus, ``[HOST:]PORT``; of a silo's folder, in
+            place of what its silo.toml says.
+        log_format: ``text`` or ``json``, in the same way.
 
     Raises:
         TaskError, SettingsError: a silo cannot train as it is set up, an app or mod cannot be
             loaded, or a process runs from the silo's folder already; said before any joins.
         LinkError: the SuperLink refuses, or was away for longer than the connection's patience.
     """
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
-    for noisy in ("asyncio", "flwr", "grpc"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-    if isinstance(silos, str | Path):
-        home = Home(Path(silos))
-        silos, connection = [home.settings()], _connection(home, patience_s)
+    home = Home(Path(silos)) if isinstance(silos, str | Path) else None
+    watched = _monitoring(home, metrics, log_format)
+    if home is not None:
+        silos = [home.settings()]
+    assert not isinstance(silos, str | Path)
+    _log(watched.log_format, silos, verbose=verbose)
+    if home is not None:
+        connection = _connection(home, patience_s)
         _limit_process(home)
     elif connection is None:
         raise TypeError("silos that are given by their settings need a connection")
@@ -72,7 +80,50 @@ def serve(
         own = app is None
         host = Host(made, silos, connection, reads_runs=not own, one_node=own)
         host.stop_on_signals()
-        host.run()
+        with _exposed(watched.metrics, collector(silos, host.vitals, host.teller.tally)):
+            host.run()
+
+
+def _monitoring(home: Home | None, metrics: str, log_format: str) -> Monitoring:
+    """What a command was asked for, else the environment's, else silo.toml's."""
+    own = Monitoring() if home is None else home.config.monitoring
+    try:
+        address = listen_address(metrics) if metrics else own.metrics
+        return Monitoring(metrics=address, log_format=logs.chosen(log_format, own.log_format))
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+
+
+def _log(log_format: str, silos: Sequence[SiloSettings], *, verbose: bool) -> None:
+    """Log on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    always = {"silo": silos[0].name} if len(silos) == 1 else {}
+    handler.setFormatter(logs.formatter("silo", log_format, **always))
+    level = logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(level=level, handlers=[handler])
+    for noisy in ("asyncio", "flwr", "grpc"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _exposed(
+    address: str, collect: Callable[[], Iterable[Sample]]
+) -> AbstractContextManager[object]:
+    """Numbers for Prometheus while this is open, if they are wanted.
+
+    Raises:
+        SettingsError: the address cannot be used.
+    """
+    if not address:
+        return nullcontext()
+    try:
+        served = Exposition(address, collect)
+    except OSError as error:
+        raise SettingsError(
+            f"the silo cannot listen on {address} for metrics: {error.strerror or error}. Choose "
+            "another with --metrics, or under [monitoring] in silo.toml."
+        ) from None
+    log.info("metrics: http://%s/metrics", served.address)
+    return served
 
 
 def _connection(home: Home, patience_s: float) -> Connection:
@@ -88,7 +139,8 @@ def _own(silos: Sequence[SiloSettings]) -> ClientApp:
     from coterie.client.work.oddities import warnings_of
     from coterie.client.work.prepare import prepare
 
-    for bench in prepare(silos):
+    several = [silos] if len(silos) > 1 else [[study] for study in silos[0].studies()]
+    for bench in (bench for one in several for bench in prepare(one)):
         held = isinstance(bench.data.train, Held)  # to read a folder of images takes minutes
         if len(silos) == 1:  # of a simulation's silos nobody would read them
             for line in warnings_of(bench.task, bench.data, duplicates=held):
@@ -109,6 +161,11 @@ def _foreign(
 
     for one in silos:
         check_policy(one)
+        if one.also:
+            raise SettingsError(
+                "an app takes the place of the silo's task, and [[also]] in silo.toml names "
+                "further ones. Leave them out, or serve without --app."
+            )
     loaded = load_app(app) if isinstance(app, str) else app
     around = [load_mod(mod) if isinstance(mod, str) else mod for mod in mods]
     name = app if isinstance(app, str) else type(app).__name__

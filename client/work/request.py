@@ -125,6 +125,13 @@ class Request:
             request._check_terms()
         return request
 
+    def is_of_another_study(self) -> bool:
+        """Whether a run of a task that this silo does not serve asks who it is: no error."""
+        speaks = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL) == wire.PROTOCOL
+        asks = self.message.metadata.message_type == wire.DESCRIBE
+        own = self.bench.task.name
+        return asks and speaks and self.config.get(wire.TASK, own) != own
+
     def _check_run(self) -> None:
         """Refuse another protocol or task. A plain Flower server says neither, and may go on."""
         protocol = self.config.get(wire.PROTOCOL_KEY, wire.PROTOCOL)
@@ -137,7 +144,9 @@ class Request:
         own = self.bench.task.name
         task = self.config.get(wire.TASK, own)
         if task != own:
-            self.refuse_for(f"serves task {own!r}, the run is of task {task!r}.")
+            self.refuse_for(f"serves task {own!r}, {wire.OTHER_TASK} {task!r}.")
+        if self.bench.settings.also and wire.TASK not in self.config:
+            self.refuse_for("serves several tasks, and this message does not say which it is for.")
         policy, kind = self.bench.settings.policy, self.message.metadata.message_type
         self.refuse_for(policy.objection(self.config))
         self.refuse_for(policy.type_objection(kind, self.config))
@@ -550,7 +559,11 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
         config = message.content.config_records.get(wire.CONFIG)
-        request = Request(message, workbench_of(context), config or ConfigRecord())
+        config = config or ConfigRecord()
+        bench = workbench_of(context, str(config.get(wire.TASK, "")))
+        request = Request(message, bench, config)
+        if request.is_of_another_study():
+            return Message(wire.encode_description(bench.describe_elsewhere()), reply_to=message)
         try:
             request = request.checked()
             kind = message.metadata.message_type

@@ -21,6 +21,7 @@ from torch import nn
 from coterie.client.home.budget import Budget, require_opacus
 from coterie.client.home.policy import NAMES
 from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.home.studies import study_of, tasks_of
 from coterie.client.work.data import Data, Held, to_device
 from coterie.client.work.generators import describe_head
 from coterie.client.work.measure import leading
@@ -96,6 +97,18 @@ class Workbench:
             unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),
             private=self.settings.privacy is not None,
+            tasks=tasks_of(self.settings),
+        )
+
+    def describe_elsewhere(self) -> Description:
+        """What the silo says to a run of a task that it does not serve: which ones it does."""
+        return Description(
+            name=self.settings.name,
+            num_examples=0,
+            task=self.task.name,
+            schema="",
+            versions={"coterie": _version("coterie")},
+            tasks=tasks_of(self.settings),
         )
 
     def fresh_model(self, seed: int) -> nn.Module:
@@ -104,13 +117,18 @@ class Workbench:
         return self.task.model().to(self.device)
 
 
-def workbench_of(context: Context) -> Workbench:
+def workbench_of(context: Context, task: str = "") -> Workbench:
     """The workbench that belongs to this node's settings, opened once per process.
+
+    Args:
+        context: of the node.
+        task: which of the silo's tasks, by name; its first one if it has none of that name.
 
     Raises:
         TaskError, SettingsError: as ``open_workbench``.
     """
     settings = SiloSettings.from_node_config(context.node_config, node_id=context.node_id)
+    settings = study_of(settings, task)
     with _opening:
         key = _key(settings)
         if key not in _workbenches:

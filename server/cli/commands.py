@@ -8,7 +8,6 @@ import re
 import shlex
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.cli.options import Given
-from coterie.server.cli.view import collaboration_text, showing
+from coterie.server.cli.view import collaboration_text, local_time, showing
+from coterie.server.cli.waiting import Turn, wait_for_turn
 from coterie.server.machine.link import Control, control
 from coterie.server.machine.local import follow_run
 from coterie.server.paths import place
@@ -25,6 +25,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, SiloFacts, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
+from coterie.server.site.queue import Entry, Queue
 from coterie.strategies.errors import EXIT_RUN, FederationError, refused
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
@@ -39,13 +40,19 @@ EXIT_INTERRUPTED = 130
 
 
 def submit_and_follow(
-    keys: Mapping[str, Any], options: Given, *, detach: bool, shared_records: bool = False
+    keys: Mapping[str, Any],
+    options: Given,
+    turn: Turn,
+    *,
+    detach: bool,
+    shared_records: bool = False,
 ) -> int:
     """Submit a run and show it until it ends; return the exit status.
 
     Args:
         keys: of the run.
         options: where to submit it; repeated in commands that it says to type next.
+        turn: whether it waits in a queue first.
         detach: do not wait for the end.
         shared_records: the coordinator's records can be read here although it is elsewhere.
     """
@@ -58,10 +65,16 @@ def submit_and_follow(
     console = Console()
     if here:
         _check_records(Path(config.runs_dir), console)
+    queue, run_id = turn.queue(), 0
+    if queue is not None:
+        entry = turn.add(queue, config, console)
+        run_id = 0 if detach else _its_turn(queue, entry, options, console)
+        if not run_id:
+            return 0 if detach else EXIT_INTERRUPTED
     with control(address, root_certificates=certificates) as calls:
-        if config.resume and _is_local(address):
+        if config.resume and _is_local(address) and not run_id:
             config = _resumable(calls, config)
-        run_id = calls.submit(config)
+        run_id = run_id or calls.submit(config)
         folder = run_folder(config, run_id=run_id)
         _say(console, f"run {run_id} is submitted; its record: {folder}")
         if detach:
@@ -84,6 +97,16 @@ def submit_and_follow(
         return EXIT_RUN
     print_final(console, folder)
     return 0
+
+
+def _its_turn(queue: Queue, entry: Entry, options: Given, console: Console) -> int:
+    """The id of a run of the queue, once it was submitted; 0 if a person waits no longer."""
+    try:
+        return wait_for_turn(queue, entry, console)
+    except KeyboardInterrupt:
+        line = options.again(f"stop {entry.id}", records_only=True)
+        _say(console, f"\nthe run waits on. Take it out of the queue with `{line}`.")
+        return 0
 
 
 def _check_records(folder: Path, console: Console) -> None:
@@ -343,7 +366,7 @@ def print_status(options: Given) -> None:
         table = Table("run", "status", "submitted", "details")
         for info in known:
             state = info.sub_status or info.status
-            submitted = _local_time(info.pending_at)[:19]
+            submitted = local_time(info.pending_at)[:19]
             table.add_row(str(info.run_id), state, submitted, Text(info.details))
         wide(console).print(table)
 
@@ -363,14 +386,6 @@ def print_runs(folder: Path | None) -> None:
     for path in records:
         table.add_row(*(Text(cell) for cell in _summary(path.parent)))
     wide(console).print(table)
-
-
-def _local_time(told: str) -> str:
-    """A date and time by this machine's clock, as run.log has it; what is none as it is."""
-    try:
-        return datetime.fromisoformat(told).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-    except (ValueError, OverflowError):
-        return told
 
 
 def _status(run: Run) -> str:
@@ -399,7 +414,7 @@ def _summary(folder: Path) -> list[str]:
         folder.name,
         run.strategy,
         _status(run) + damage,
-        _local_time(run.started)[5:16],
+        local_time(run.started)[5:16],
         f"{len(run.rounds)}/{run.planned_rounds}",
         str(len(run.silos)),
         mean,

@@ -10,7 +10,19 @@ from typing import Annotated
 
 import typer
 
-from coterie.server.cli.options import FederationOption, RunsOption, expand, file_option, port
+from coterie.server.cli.options import (
+    CertificateOption,
+    FederationOption,
+    Given,
+    LogFormatOption,
+    MetricsOption,
+    RunsOption,
+    SuperLinkOption,
+    expand,
+    file_option,
+    port,
+)
+from coterie.system import logs
 from coterie.system.commandline import given
 from coterie.system.service_commands import (
     AccountOption,
@@ -104,7 +116,7 @@ def enrol(
 
 @app.command(epilog="Example:  coterie roster --federation lung-study")
 def roster(federation: FederationOption = None) -> None:
-    """List the enrolled silos and whether they are connected."""
+    """List the enrolled silos, their tasks and their last contact."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_roster
 
@@ -183,13 +195,15 @@ def superlink(
         typer.Option(help="Start ServerApps; with --no-executor, `coterie executor` starts them."),
     ] = True,
     runs_dir: RunsOption = None,
+    metrics: MetricsOption = "",
+    log_format: LogFormatOption = "",
 ) -> None:
     """Run the SuperLink, to which silos and operators connect.
 
     It runs in the foreground until Ctrl-C or SIGTERM.
 
     With a federation, it uses TLS and accepts enrolled silos only. Everything else is set in the
-    federation's coterie.toml, so the other options are refused.
+    federation's coterie.toml, so the other options are refused, except --metrics and --log-format.
 
     Without a federation, it uses no TLS and accepts every silo: for one machine or a network that
     you trust.
@@ -207,13 +221,22 @@ def superlink(
                     f"{NOT_WITH_FEDERATION[name]}. Leave the option out.",
                     param_hint=hint,
                 )
-        raise typer.Exit(serve(made, _say))
+        made = made.monitored(metrics=metrics, log_format=log_format)
+        say = logs.saying("coordinator", made.config.monitoring.log_format)
+        raise typer.Exit(serve(made, say))
     from coterie.server.machine.superlink import (
         Ports,
         executor_command,
         plain_command,
         require_free,
     )
+
+    if metrics:
+        raise typer.BadParameter(
+            "the numbers are those of a federation's coordinator: name its folder with "
+            "--federation.",
+            param_hint="--metrics",
+        )
 
     ports = Ports(runtime=runtime_port, fleet=fleet_port, control=control_port)
     require_free(host, ports, operators=operators)
@@ -224,7 +247,7 @@ def superlink(
     )
     line = plain_command(host, ports, operators=operators, database=database)
     beside = executor_command(f"{operators or host}:{runtime_port}") if executor else None
-    _become(line, runs_dir, beside)
+    _become(line, runs_dir, log_format, beside)
 
 
 @app.command(epilog="Example:  sudo coterie service install --federation /srv/lung-study")
@@ -261,6 +284,7 @@ def executor(
         str, typer.Option(metavar="HOST:PORT", help="Runtime API of the SuperLink.")
     ] = "127.0.0.1:9091",
     runs_dir: RunsOption = None,
+    log_format: LogFormatOption = "",
 ) -> None:
     """Start ServerApps for a SuperLink with --no-executor.
 
@@ -268,15 +292,37 @@ def executor(
     """
     from coterie.server.machine.superlink import executor_command
 
-    _become(executor_command(superlink), runs_dir)
+    _become(executor_command(superlink), runs_dir, log_format)
 
 
-def _become(line: list[str], runs_dir: Path | None, beside: list[str] | None = None) -> None:
+@app.command(epilog="Example:  coterie health --federation lung-study")
+def health(
+    federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
+) -> None:
+    """Check a coordinator: SuperLink, database, disk, certificates.
+
+    The exit status is 0 if all is well, 1 if somebody should look, 2 if it does not work. Of a
+    SuperLink without a federation, only whether it answers.
+    """
+    from coterie.server.site import health as checks
+    from coterie.system.health import report
+
+    given = Given(federation, superlink, root_certificates)
+    made, place = given.made(), given.place()
+    found = checks.findings(made) if made else [checks.superlink(*place[:2])]
+    raise typer.Exit(report(found))
+
+
+def _become(
+    line: list[str], runs_dir: Path | None, log_format: str, beside: list[str] | None = None
+) -> None:
     """Run a program in the place of this one, and another beside it that ends with it."""
     from coterie.server.machine.superlink import environment
     from coterie.server.runs.record import default_home
 
-    own = environment(default_home())
+    own = environment(default_home()) | {logs.ENVIRONMENT: logs.chosen(log_format)}
     if runs_dir is not None:
         own["COTERIE_RUNS"] = str(runs_dir.resolve())
     sys.stdout.flush()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+
+if TYPE_CHECKING:
+    from coterie.server.site.federation import Federation
 
 MAX_PORT = 65535
 CONTROL_API = "127.0.0.1:9093"
@@ -64,6 +67,21 @@ RunsOption = Annotated[
         "$COTERIE_RUNS or ~/.coterie/runs]"
     ),
 ]
+MetricsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="[HOST:]PORT",
+        help="Serve numbers for Prometheus there, at /metrics. Without HOST to this machine alone.",
+    ),
+]
+LogFormatOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT",
+        help="How to log: text, or json (one object a line). "
+        "[default: $COTERIE_LOG_FORMAT, or text]",
+    ),
+]
 RunArgument = Annotated[str, typer.Argument(help="Folder, name or id of the run.")]
 SetOption = Annotated[
     list[str] | None,
@@ -92,17 +110,21 @@ class Given:
     root_certificates: Path | None = None
     runs_dir: Path | None = None
 
-    def place(self) -> Place:
-        """What was given, else the federation's, else this machine's."""
+    def made(self) -> Federation | None:
+        """The federation that is meant, if it is one of which the folder is here."""
         from coterie.server.site.federation import find
 
+        return find(self.federation) if self.superlink is None else None
+
+    def place(self) -> Place:
+        """What was given, else the federation's, else this machine's."""
         if self.federation is not None and self.superlink is not None:
             raise typer.BadParameter(
                 f"they name two SuperLinks: the one of the federation in {self.federation}, and "
                 f"the one at {self.superlink}. Leave one of the options out.",
                 param_hint="--federation and --superlink",
             )
-        made = find(self.federation) if self.superlink is None else None
+        made = self.made()
         if made is None:
             return Place(self.superlink or CONTROL_API, self.root_certificates, self.runs_dir)
         return Place(

@@ -44,6 +44,16 @@ def run(
     detach: Annotated[
         bool, typer.Option("--detach", help="Return once the run is submitted.")
     ] = False,
+    queue: Annotated[
+        bool,
+        typer.Option(
+            "--queue", help="Wait while another run of the same silos goes on; see `coterie runs`."
+        ),
+    ] = False,
+    priority: Annotated[
+        int | None,
+        typer.Option(help="With --queue: the highest goes first. [default: 0]"),
+    ] = None,
     shared_records: Annotated[
         bool,
         typer.Option(
@@ -67,11 +77,16 @@ def run(
         raise typer.BadParameter("a resumed run keeps its keys; give no others.")
     keys |= {"strategy": strategy} if resume is None else resumed(resume)
     from coterie.server.cli.commands import submit_and_follow
+    from coterie.server.cli.waiting import Turn
 
+    if priority is not None and not queue:
+        raise typer.BadParameter("runs that wait have a priority: give --queue as well.")
     if keys.get("runs-dir") != folder:  # by --set, or with the folder to resume
         runs_dir = Path(keys["runs-dir"])
     given = options.Given(federation, superlink, root_certificates, runs_dir)
-    raise typer.Exit(submit_and_follow(keys, given, detach=detach, shared_records=shared_records))
+    turn = Turn(given.made(), wanted=queue, priority=priority or 0)
+    status = submit_and_follow(keys, given, turn, detach=detach, shared_records=shared_records)
+    raise typer.Exit(status)
 
 
 @app.command(epilog="Example:  coterie stop hcct-1234 --federation lung-study")
@@ -82,10 +97,17 @@ def stop(
     root_certificates: options.CertificateOption = None,
     runs_dir: options.RunsOption = None,
 ) -> None:
-    """Stop a run at its SuperLink. It can be resumed after its last saved round."""
+    """Stop a run at its SuperLink. It can be resumed after its last saved round.
+
+    One that waits in the queue (q7) is taken out of it.
+    """
     from coterie.server.cli.commands import stop_run
+    from coterie.server.cli.waiting import is_entry, take_away
 
     given = options.Given(federation, superlink, root_certificates, runs_dir)
+    if is_entry(run):
+        take_away(run, given.made())
+        return
     raise typer.Exit(stop_run(run, given))
 
 
@@ -103,10 +125,13 @@ def status(
 
 @app.command(epilog="Example:  coterie runs --runs-dir ./runs")
 def runs(runs_dir: options.RunsOption = None, federation: options.FederationOption = None) -> None:
-    """List the runs recorded on this machine."""
+    """List the runs recorded on this machine, and the queue."""
     from coterie.server.cli.commands import print_runs
+    from coterie.server.cli.waiting import print_queue
 
-    print_runs(options.Given(federation, runs_dir=runs_dir).place().runs_dir)
+    given = options.Given(federation, runs_dir=runs_dir)
+    print_runs(given.place().runs_dir)
+    print_queue(given.made())
 
 
 @app.command(epilog="Example:  coterie watch --web")
@@ -150,7 +175,7 @@ def report(
         str,
         typer.Option(
             "--format",
-            help="html, json, png or svg (one file per picture), tensorboard, or mlflow.",
+            help="html, json, png or svg (one file per picture), tensorboard, mlflow or wandb.",
         ),
     ] = "html",
     alone: Annotated[

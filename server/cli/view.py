@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -231,3 +232,11 @@ def collaboration_text(figures: Collaboration, lead: Lead) -> str:
 def megabytes(count: int) -> str:
     """Bytes for people."""
     return f"{count / 1e6:.1f} MB moved"
+
+
+def local_time(told: str) -> str:
+    """A date and time by this machine's clock, as run.log has it; what is none as it is."""
+    try:
+        return datetime.fromisoformat(told).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return told

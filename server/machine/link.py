@@ -13,9 +13,10 @@ import json
 import shlex
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from coterie.system.ports import split_address
 
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
 CALL_DEADLINE_S = 30.0
+HEARTBEATS = 2
+"""So many heartbeats Flower waits for before a node is offline."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,10 @@ class RunInfo:
     details: str
     pending_at: str
     """ISO 8601."""
+    bundle: str = ""
+    """Digest of what was submitted."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Of the run's configuration, as they were submitted."""
 
     @property
     def ended(self) -> bool:
@@ -50,11 +57,21 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Node:
-    """A key as the SuperLink knows it. ``status``: registered, online, offline, unregistered."""
+    """A key as the SuperLink knows it.
+
+    Attributes:
+        node_id: Flower's, the same for ever.
+        key: public, PEM.
+        status: registered, online, offline, unregistered.
+        connected: when its present or last connection began, seconds since 1970; 0: never.
+        seen: when it was last heard of, to one heartbeat (half a minute); 0: never.
+    """
 
     node_id: int
     key: str
     status: str
+    connected: float = 0.0
+    seen: float = 0.0
 
 
 class Control:
@@ -66,17 +83,15 @@ class Control:
         self._stub = ControlStub(channel)
         self._address = address
 
-    def submit(self, config: RunConfig) -> int:
-        """Start a run; return its id."""
-        from flwr.cli.build import build_fab_from_files
+    def submit(self, config: RunConfig, bundle: bytes = b"") -> int:
+        """Start a run; return its id. ``bundle``: as ``bundle_of`` makes it."""
         from flwr.common.serde import fab_to_proto, user_config_to_proto
         from flwr.supercore.fab import Fab
 
-        manifest = tomli_w.dumps(_manifest(config)).encode()
-        content, _ = build_fab_from_files({"pyproject.toml": manifest})  # and no code
+        content = bundle or bundle_of(config)
         reply = self._call(
             "StartRun",
-            fab=fab_to_proto(Fab(hashlib.sha256(content).hexdigest(), content, {})),
+            fab=fab_to_proto(Fab(digest_of(content), content, {})),
             override_config=user_config_to_proto(config.plain()),
         )
         if not reply.HasField("run_id"):
@@ -85,6 +100,8 @@ class Control:
 
     def runs(self, run_id: int | None = None) -> list[RunInfo]:
         """All runs that the SuperLink remembers, or one."""
+        from flwr.common.serde import user_config_from_proto
+
         found = self._call("ListRuns", run_id=run_id).run_dict.values()
         return [
             RunInfo(
@@ -93,6 +110,8 @@ class Control:
                 run.status.sub_status,
                 run.status.details,
                 run.pending_at,
+                run.fab_hash,
+                user_config_from_proto(run.override_config),
             )
             for run in sorted(found, key=lambda run: str(run.pending_at))
         ]
@@ -108,7 +127,7 @@ class Control:
     def nodes(self) -> list[Node]:
         """Every key that the SuperLink knows, also of silos that are away or were shut out."""
         found = self._call("ListNodes").nodes_info
-        return [Node(node.node_id, node.public_key.decode(), node.status) for node in found]
+        return [_node(info) for info in found]
 
     def register(self, key: bytes) -> int:
         """Let the owner of a public key (PEM) connect; return its node id, the same for ever."""
@@ -138,6 +157,23 @@ class Control:
             return getattr(self._stub, method)(request, timeout=CALL_DEADLINE_S)
         except grpc.RpcError as error:
             raise _translated(error, self._address) from error
+
+
+def _node(info: Any) -> Node:
+    connected = _seconds(info.last_activated_at)
+    seen = info.online_until if connected else 0.0
+    if info.status == "online":  # the SuperLink waits for so many heartbeats
+        seen -= HEARTBEATS * info.heartbeat_interval
+    key = info.public_key.decode()
+    return Node(info.node_id, key, info.status, connected, max(seen, connected))
+
+
+def _seconds(told: str) -> float:
+    """ISO 8601 as seconds since 1970; 0 of what is none."""
+    try:
+        return datetime.fromisoformat(told).timestamp()
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 @contextmanager
@@ -253,7 +289,26 @@ def _translated(error: grpc.RpcError, address: str) -> FederationError:
     return FederationError(f"the SuperLink at {address} refuses: {error.code().name}: {details}")
 
 
-def _manifest(config: RunConfig) -> dict[str, Any]:
+def bundle_of(config: RunConfig, note: str = "") -> bytes:
+    """What is submitted of a run: its configuration, and no code.
+
+    Args:
+        config: of the run.
+        note: by which its digest differs from that of another bundle of the same configuration.
+    """
+    from flwr.cli.build import build_fab_from_files
+
+    manifest = tomli_w.dumps(_manifest(config, note)).encode()
+    content, _ = build_fab_from_files({"pyproject.toml": manifest})
+    return bytes(content)
+
+
+def digest_of(bundle: bytes) -> str:
+    """As the SuperLink names a bundle (``RunInfo.bundle``)."""
+    return hashlib.sha256(bundle).hexdigest()
+
+
+def _manifest(config: RunConfig, note: str) -> dict[str, Any]:
     """The app's, for a run of this configuration."""
     app = {
         "publisher": "coterie",
@@ -266,7 +321,7 @@ def _manifest(config: RunConfig) -> dict[str, Any]:
     project = {
         "name": "coterie",
         "version": version("coterie"),
-        "description": "Configuration of a run",
+        "description": f"Configuration of a run {note}".rstrip(),
         "license": "Apache-2.0",
         "dependencies": ["flwr>=1.34,<1.35"],
     }

@@ -12,11 +12,11 @@ from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Run, find_run, read_run
-from coterie.server.runs.tracking import export
+from coterie.server.runs.tracking import TRACKERS, export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically
 
-FORMATS = ("html", "json", "png", "svg", "tensorboard", "mlflow")
+FORMATS = ("html", "json", "png", "svg", *TRACKERS)
 
 
 def _wrong(text: str) -> FederationError:
@@ -54,7 +54,8 @@ def write_report(
     Args:
         name: the run's folder, name or id.
         kind: ``html`` and ``json`` are one file, ``png`` and ``svg`` one per picture;
-            ``tensorboard`` writes event files, ``mlflow`` a run where MLflow is set up to.
+            ``tensorboard`` writes event files, ``mlflow`` and ``wandb`` a run where they are set up
+            to.
         root: folder of run records.
         alone, common: runs to compare with, named like ``name``.
         out: the file, or the folder of pictures; by default in the run's folder.
@@ -68,7 +69,7 @@ def write_report(
     if out is not None and out.exists():
         _check_kind_of(out, kind)
     folder = find_run(name, root)
-    if kind in ("tensorboard", "mlflow"):
+    if kind in TRACKERS:
         return export(kind, read_run(folder), out)
     run = read_run(folder)
     story = tell(

@@ -7,7 +7,6 @@ listens on loopback unless told otherwise, has no login, and says so where it is
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import sys
 import threading
 import time
@@ -29,10 +28,10 @@ from coterie.server.runs.record import (
     read_run,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.ports import is_loopback, names_loopback
 
 REST = 4.0
 """Times that a drawing took before the next one starts: at most a fifth of one core."""
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """The page, or its body for the page that asks again."""
         path = self.path.partition("?")[0]
-        if not self._is_own_host():
+        if self.server.loopback and not names_loopback(self.headers.get("Host", "")):
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "another host's name\n")
             return
         if path not in ("/", "/body"):
@@ -134,14 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
 
     do_HEAD = do_GET
-
-    def _is_own_host(self) -> bool:
-        """On loopback, only names of loopback: a page elsewhere must not read through DNS."""
-        if not self.server.loopback:
-            return True
-        host = self.headers.get("Host", "").rpartition(":")
-        name = (host[0] if host[1] and host[2].isdigit() else "".join(host)).strip("[]")
-        return name in LOOPBACK_NAMES
 
     def _answer(
         self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None
@@ -169,15 +160,8 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], page: LivePage) -> None:
         self.page = page
-        self.loopback = _is_loopback(address[0])
+        self.loopback = is_loopback(address[0])
         super().__init__(address, _Handler)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def make_server(page: LivePage, *, host: str, port: int) -> ThreadingHTTPServer:
@@ -207,7 +191,7 @@ def serve(run: str | None, *, root: Path | None, host: str, port: int) -> None:
     with make_server(LivePage(run, root), host=host, port=port) as server:
         shown = f"[{host}]" if ":" in host else host
         print(f"http://{shown}:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True)
-        if not _is_loopback(host):
+        if not is_loopback(host):
             print(
                 "This page has no login: whoever reaches the address sees the run.",
                 file=sys.stderr,

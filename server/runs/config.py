@@ -167,8 +167,8 @@ class RunConfig(Options):
     )
     tracking: str = Field(
         "",
-        description="Where figures go beside the record: `tensorboard`, `mlflow`, or both with a "
-        "comma.",
+        description="Where figures go beside the record: `tensorboard`, `mlflow`, `wandb`, or "
+        "several with commas.",
     )
     guard: NotNegative = Field(
         0.0,

@@ -2,47 +2,107 @@
 
 from __future__ import annotations
 
-import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 
-log = logging.getLogger("coterie.run")
-
 MOST_REASONS = 5
+CHECK_AGAIN_S = 1.0
+"""How often to look whether silos that were not asked are to be asked after all."""
 
 
+class Known(Protocol):
+    """What is known of silos from earlier runs."""
+
+    def objection(self, node: int, name: str, task: str) -> str:
+        """Why a silo need not be asked whether it serves a task; empty if it is to be asked."""
+        ...
+
+    def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
+        """Silo → its node, and which tasks it says it serves."""
+        ...
+
+
+@dataclass
 class EnrolledRoster(DescribedRoster):
     """A ``DescribedRoster`` that knows by their keys who refused.
 
-    A federation may have several studies: that a silo is of another one is no error. A run that
-    every enrolled silo refuses ends at once, for nobody is left who could come.
+    A federation may have several studies: that a silo is of another one is no error, and one that
+    is known to be is not asked. A run that every enrolled silo refuses ends at once, for nobody is
+    left who could come.
+
+    Attributes:
+        known: of enrolled silos, from earlier runs; what this run learns is added.
     """
 
+    known: Known | None = None
+    _unasked: set[int] = field(default_factory=set)
+    """Nodes that were not asked for what is known of them."""
+    _heard: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Node → the name and the tasks that it has just stated."""
+    _next_check: float = 0.0
+
+    def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
+        names = self.enrolled() if self.enrolled is not None and new else {}
+        asked = []
+        for node in new:
+            if why := self._elsewhere(node, names):
+                self._unasked.add(node)
+                self._refuse(node, names[node], why)
+            else:
+                asked.append(node)
+        super()._describe(grid, asked, deadline_s)
+        heard, self._heard = self._heard, {}
+        if self.known is not None and heard:
+            told = {n: (node, tasks) for node, (n, tasks) in heard.items() if names.get(node) == n}
+            self.known.note(told)
+
+    def _elsewhere(self, node: int, names: Mapping[int, str]) -> str:
+        """Why a node need not be asked; empty if it is to be."""
+        if self.known is None or node not in names:
+            return ""
+        return self.known.objection(node, names[node], self.task)
+
+    def _read(self, node: int, answer: Message | None) -> wire.Description | None:
+        described = super()._read(node, answer)
+        if described is not None:
+            self._heard[node] = described.name, described.tasks or (described.task,)
+        return described
+
+    def _forget_what_is_old(self) -> None:
+        """Have those be asked after all of whom nothing certain is known any more."""
+        if not self._unasked or time.monotonic() < self._next_check:
+            return
+        self._next_check = time.monotonic() + CHECK_AGAIN_S
+        names = {} if self.enrolled is None else self.enrolled()
+        for node in list(self._unasked):
+            if not self._elsewhere(node, names):
+                self._unasked.discard(node)
+                self._refused_nodes.pop(node, None)
+                self.elsewhere.pop(names.get(node, ""), None)
+
     def _look(self, grid: Grid, *, number: int) -> list[Silo]:
+        self._forget_what_is_old()
         here = super()._look(grid, number=number)
         if number <= 1 and not here and self.enrolled is not None:
             enrolled = self.enrolled()
             if enrolled and enrolled.keys() <= self._refused_nodes.keys():
-                told = {
-                    self.refused.get(name, self._refused_nodes[node])
-                    for node, name in enrolled.items()
-                }
+                told = {self._refused_nodes[node] for node in enrolled}
                 raise self._hopeless(told)
         return here
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         if who in ("", f"node {node}") and self.enrolled is not None:
             who = self.enrolled().get(node, "")
-        if wire.OTHER_TASK not in reason:
-            super()._refuse(node, who, reason)
-            return
-        who = who or f"node {node}"
-        self._refused_nodes[node] = self.refused[who] = reason = wire.plain_text(reason)
-        log.info("silo %s is of another study: %s", who, reason)
+        super()._refuse(node, who, reason)
 
     def _hopeless(self, reasons: set[str]) -> FederationError:
         told = " ".join(sorted(reasons)[:MOST_REASONS])

@@ -23,7 +23,7 @@ from coterie.server.runs.config import RunConfig, foreign_keys, train_config
 from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
-from coterie.server.runs.roster import EnrolledRoster
+from coterie.server.runs.roster import EnrolledRoster, Known
 from coterie.server.runs.scale import ask_for_scale
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
@@ -164,6 +164,7 @@ def execute(
     folder: Path,
     enrolled: Callable[[], Mapping[int, str]] | None = None,
     vouching: Enrolled | None = None,
+    known: Known | None = None,
 ) -> RunResult:
     """Run the federation that ``config`` describes and keep its record in ``folder``.
 
@@ -174,6 +175,7 @@ def execute(
         grid, config, run_id, folder: of the run.
         enrolled: see ``DescribedRoster``.
         vouching: for the silos' keys in a secure run, where they are enrolled.
+        known: of enrolled silos from earlier runs, so that those of other tasks are not asked.
 
     Raises:
         FederationError: the run cannot go on; the record says why. One that is complete, or not
@@ -208,7 +210,8 @@ def execute(
         try:
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
-                    grid, config, record, tracking, checkpoints, standing, enrolled, vouching
+                    *(grid, config, record, tracking, checkpoints, standing),
+                    *(enrolled, vouching, known),
                 )
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
             record.finish(models, alone=None if alone is None else alone.final_errors)
@@ -267,6 +270,7 @@ def _execute(
     standing: Standing | None,
     enrolled: Callable[[], Mapping[int, str]] | None,
     vouching: Enrolled | None,
+    known: Known | None,
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
     roster = EnrolledRoster(
@@ -279,6 +283,7 @@ def _execute(
         patience_s=0.0 if resume is None else RESUME_PATIENCE * config.wait_for_silos,
         awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),
         schema="" if standing is None else standing.schema,
+        known=known,
     )
     recording = _RecordingRoster(roster, record)
 

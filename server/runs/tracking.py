@@ -1,8 +1,8 @@
-"""A run's figures where people already look: TensorBoard event files and MLflow.
+"""A run's figures where people already look: TensorBoard, MLflow and Weights & Biases.
 
-Both are optional: ``pip install 'coterie[tensorboard]'`` (tensorboardX, which needs no
-TensorFlow) and ``pip install mlflow``. A run writes them as it goes with the key ``tracking``; a
-finished run is exported by ``coterie report RUN --format tensorboard``.
+All are optional: ``pip install 'coterie[tensorboard]'`` (tensorboardX, which needs no
+TensorFlow), ``pip install mlflow``, ``pip install wandb``. A run writes them as it goes with the
+key ``tracking``; a finished run is exported by ``coterie report RUN --format tensorboard``.
 """
 
 from __future__ import annotations
@@ -126,7 +126,9 @@ def tracker_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in TRACKERS:
-            raise ValueError(f"must be {' or '.join(TRACKERS)}, or both with a comma")
+            *most, last = TRACKERS
+            known = f"{', '.join(most)} or {last}"
+            raise ValueError(f"must be {known}, or several with commas")
     return names
 
 
@@ -212,4 +214,28 @@ class _MLflow(Tracker):
         self._client.set_terminated(self._id, ended)
 
 
-TRACKERS: dict[str, type[Tracker]] = {"tensorboard": _TensorBoard, "mlflow": _MLflow}
+class _Wandb(Tracker):
+    """A run in the project ``coterie`` of Weights & Biases, as its own environment is set up."""
+
+    needs = ("wandb", "pip install wandb")
+
+    def __init__(self, module: Any, folder: Path, config: Mapping[str, Any], run_name: str) -> None:
+        own = {"project": "coterie", "name": run_name, "config": dict(config)}
+        self._run = module.init(dir=str(folder.parent), **own)
+        self._run.define_metric("round")
+        self._run.define_metric("*", step_metric="round")  # errors are of an earlier round
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        if figures:
+            self._run.log({"round": step, **figures})
+
+    def close(self, status: str) -> None:
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=0 if status == "completed" else 1)
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "mlflow": _MLflow,
+    "wandb": _Wandb,
+}

@@ -24,7 +24,7 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 def make_ca(folder: Path, name: str) -> None:
-    """Write ``ca.key`` and ``ca.pem``, a CA that signs servers, and the keys of silos let in."""
+    """Write ``ca.key`` and ``ca.pem``: a CA that signs servers, and the keys of enrolled silos."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"coterie CA {name}"[:64])])
     certificate = (
@@ -73,8 +73,12 @@ def sign(folder: Path, content: bytes) -> bytes:
 
 def days_left(certificate: Path) -> float:
     """Days until a certificate ends; negative if it has."""
-    end = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
-    return (end - datetime.now(UTC)) / timedelta(days=1)
+    return (ends(certificate) - datetime.now(UTC)) / timedelta(days=1)
+
+
+def ends(certificate: Path) -> datetime:
+    """When a certificate ends, UTC."""
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
 
 
 def covers(certificate: Path, names: Sequence[str]) -> bool:

@@ -13,7 +13,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -21,7 +21,11 @@ from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
 from coterie.server.site import enrolled
 from coterie.server.site.federation import ENVIRONMENT, Federation
+from coterie.server.site.metrics import Collector
+from coterie.server.site.steward import Steward
 from coterie.strategies.errors import FederationError, refused
+from coterie.system import logs
+from coterie.system.exposition import Exposition
 from coterie.system.files import LockedError, held_by, locked, write_atomically
 from coterie.system.ports import check_free, listens
 from coterie.system.processes import Program, noting_signals
@@ -71,6 +75,8 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
     listen = federation.config.listen
     for address in (listen.silos, listen.operators, listen.serverapp):
         _require_free(address)
+    if federation.config.monitoring.metrics:
+        _require_free(federation.config.monitoring.metrics, "[monitoring]")
     secret = federation.folder / "executor.secret"
     if not secret.exists():
         write_atomically(secret, secrets.token_bytes(32), private=True)
@@ -78,13 +84,16 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
     started = superlink.executor_command(listen.serverapp, *shared)
     link = _program("SuperLink", _superlink_command(federation, secret), federation)
     executor = _program("executor", started, federation)
-    with noting_signals() as stopped:
+    with ExitStack() as looking, noting_signals() as stopped:
         try:
             set_aside_if_damaged(federation, say)
             link.start()
             superlink.wait_until_it_answers(link, [federation.control_address], stopped)
             tell_superlink(federation)
             executor.start()
+            steward = looking.enter_context(Steward(federation, say))
+            programs = {"superlink": link, "runs": executor}
+            looking.enter_context(_exposed(federation, Collector(federation, steward, programs)))
             _greet(federation, say)
             due = time.monotonic() + CHECK_S
             while not stopped():
@@ -102,6 +111,7 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
                 if executor.ended:
                     executor.restart(say, stopped)
         finally:
+            looking.close()
             for program in (executor, link):
                 program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
     say("The SuperLink has ended.")
@@ -164,6 +174,8 @@ def _greet(federation: Federation, say: Callable[[str], None]) -> None:
     count = len(enrolled.names_by_node(federation.roster))
     silos, operators = ", ".join(federation.config.addresses), federation.control_address
     say(f"SuperLink: silos connect to {silos} (TLS, {count} enrolled), operators to {operators}")
+    if metrics := federation.config.monitoring.metrics:
+        say(f"Metrics: http://{metrics}/metrics")
     if federation.is_open_to_operators_elsewhere:
         say(
             f"WARNING: operators' API listens on {federation.config.listen.operators}. It asks for "
@@ -190,6 +202,7 @@ def _superlink_command(federation: Federation, secret: Path) -> list[str]:
 
 def _program(name: str, command: list[str], federation: Federation) -> Program:
     own = {"COTERIE_RUNS": str(federation.runs), ENVIRONMENT: str(federation.folder)}
+    own |= {logs.ENVIRONMENT: federation.config.monitoring.log_format}
     return Program(
         name,
         command,
@@ -198,11 +211,17 @@ def _program(name: str, command: list[str], federation: Federation) -> Program:
     )
 
 
-def _require_free(address: str) -> None:
+def _exposed(federation: Federation, collect: Collector) -> AbstractContextManager[object]:
+    """Numbers for Prometheus while this is open, if the federation wants them."""
+    address = federation.config.monitoring.metrics
+    return Exposition(address, collect) if address else nullcontext()
+
+
+def _require_free(address: str, section: str = "[listen]") -> None:
     try:
         check_free(address)
     except OSError as error:
         raise refused(
             f"coterie cannot listen on {address}: {error.strerror}. Stop what listens there, or "
-            "change it under [listen] in coterie.toml."
+            f"change it under {section} in coterie.toml."
         ) from None

@@ -7,6 +7,8 @@
     roster.json      who is enrolled
     superlink.db     the SuperLink's own state
     runs/            a folder per run
+    silos.json       which tasks silos serve, contacts.json when they were last there
+    queue.json       runs that wait for their turn
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -24,7 +26,9 @@ from pydantic_core import ErrorDetails
 from coterie.server.paths import place
 from coterie.server.site import certificates
 from coterie.strategies.errors import refused
+from coterie.system import logs
 from coterie.system.files import make_folder, write_atomically
+from coterie.system.ports import listen_address
 
 ENVIRONMENT = "COTERIE_FEDERATION"
 """The folder, for commands that are not told one, and for the ServerApp."""
@@ -53,6 +57,17 @@ serverapp = "{serverapp}"
 # true: the SuperLink keeps its state in superlink.db, and a run goes on after the SuperLink
 # was restarted. It must be a local disk, not NFS.
 database = true
+
+[runs]
+# How many runs may go on at the same time; further ones wait in the queue. 0 sets no limit.
+at_once = 0
+
+[monitoring]
+# Where Prometheus reads /metrics: PORT of this machine alone, or HOST:PORT. Empty: nowhere. It
+# shows names of silos and runs, and asks for no password.
+metrics = ""
+# How the coordinator and its runs log: text, or json (one object a line).
+log_format = "text"
 """
 
 
@@ -83,10 +98,25 @@ class _State(_Section):
     database: bool = True
 
 
+def _is_to_listen_on(text: str) -> str:
+    return listen_address(text) if text else ""
+
+
+class _Monitoring(_Section):
+    metrics: Annotated[str, AfterValidator(_is_to_listen_on)] = ""
+    log_format: Literal["text", "json"] = "text"
+
+
+class _Runs(_Section):
+    at_once: Annotated[int, Field(ge=0)] = 0
+
+
 class _Config(_Section):
     addresses: Annotated[list[Address], Field(min_length=1)]
     listen: _Listen = _Listen()
     state: _State = _State()
+    runs: _Runs = _Runs()
+    monitoring: _Monitoring = _Monitoring()
 
 
 @dataclass(frozen=True)
@@ -131,6 +161,23 @@ class Federation:
     def is_open_to_operators_elsewhere(self) -> bool:
         """Whether other machines reach the operators' API, which has no password."""
         return _split(self.config.listen.operators)[0] not in ("127.0.0.1", "localhost", "[::1]")
+
+    def monitored(self, *, metrics: str = "", log_format: str = "") -> Federation:
+        """The same with what a command line says of its monitoring, and the environment.
+
+        Raises:
+            FederationError: it cannot be.
+        """
+        own = self.config.monitoring
+        try:
+            told = {
+                "metrics": _is_to_listen_on(metrics) or own.metrics,
+                "log_format": logs.chosen(log_format, own.log_format),
+            }
+        except ValueError as error:
+            raise refused(f"{error}.".replace("..", ".")) from None
+        config = self.config.model_copy(update={"monitoring": own.model_copy(update=told)})
+        return replace(self, config=config)
 
     @property
     def names(self) -> list[str]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coterie import wire
 from coterie.server.machine.link import Node
 from coterie.server.site import enrolled, upgrade
+from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -74,7 +77,7 @@ def take_request(made: Federation, text: str) -> None:
 
 
 def print_roster(made: Federation) -> None:
-    """Who is enrolled, and whether it is connected."""
+    """Who is enrolled, whether it is connected, when it last was, and which tasks it serves."""
     nodes, reason = _update_superlink(made)
     entries = enrolled.read(made.roster)
     console = _console()
@@ -85,8 +88,10 @@ def print_roster(made: Federation) -> None:
             "No silo is enrolled. `coterie silo init --name NAME` makes a silo's enrolment request."
         )
         return
+    contacts = Contacts(made.folder)
+    served, noted = contacts.served(), contacts.seen()
     table = Table(box=None, padding=(0, 1))
-    for column in ("silo", "status", "enrolled", "key fingerprint"):
+    for column in ("silo", "status", "last contact", "tasks", "enrolled", "key fingerprint"):
         table.add_column(column, overflow="fold")  # compared by telephone, so never cut
     for entry in entries:
         status = nodes[entry.name].status if entry.name in nodes else "unknown"
@@ -94,7 +99,15 @@ def print_roster(made: Federation) -> None:
             status = f"removed {entry.removed[:10]}"
         elif status == "registered":
             status = "never connected"
-        table.add_row(Text(entry.name), status, entry.enrolled[:10], entry.fingerprint)
+        last = nodes.get(entry.name) or noted.get(entry.name)
+        table.add_row(
+            Text(entry.name),
+            status,
+            _when(last.seen) if last and not entry.removed else "",
+            Text(_tasks(served.get(entry.name), entry)),
+            entry.enrolled[:10],
+            entry.fingerprint,
+        )
     wide(console).print(table, soft_wrap=False)
 
 
@@ -146,6 +159,20 @@ def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
         return tell_superlink(made), ""
     except FederationError as error:
         return {}, f"The SuperLink was not told: {str(error).rstrip('.')}"
+
+
+def _tasks(served: Served | None, entry: enrolled.Entry) -> str:
+    """Which tasks a silo serves, as it said last."""
+    if entry.removed:
+        return ""
+    if served is None or served.node != entry.node_id:
+        return "not asked yet"
+    return wire.plain_text(", ".join(served.tasks))
+
+
+def _when(seen: float) -> str:
+    """A time by this machine's clock; empty of what never was."""
+    return datetime.fromtimestamp(seen).strftime("%Y-%m-%d %H:%M:%S") if seen else ""
 
 
 def _ca_fingerprint(made: Federation) -> str:

@@ -189,6 +189,8 @@ class DescribedRoster:
     schema: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     """Silo or node → why it does not take part, as far as known."""
+    elsewhere: dict[str, str] = field(default_factory=dict)
+    """Silo or node → that it serves other tasks, as is usual where there are several studies."""
     _parts: wire.Parts = field(default_factory=dict)
     """Of the schema, as the first silo that has it says."""
     _described: dict[int, wire.Description] = field(default_factory=dict)
@@ -244,7 +246,8 @@ class DescribedRoster:
                 self._said = time.monotonic()
                 log.info(text)
             if now >= started + patience_s:
-                refused = "".join(f" {who} was refused: {why}" for who, why in self.refused.items())
+                apart = {**self.refused, **self.elsewhere}
+                refused = "".join(f" {who} was refused: {why}" for who, why in apart.items())
                 raise FederationError(
                     f"gave up after {patience_s:.0f} s: {text}.{refused} Start silos with "
                     "`coterie silo`, or raise wait-for-silos.",
@@ -389,6 +392,7 @@ class DescribedRoster:
     def _let_in(self, described: wire.Description, node: int) -> None:
         for who in (described.name, f"node {node}"):
             self.refused.pop(who, None)
+            self.elsewhere.pop(who, None)
         self._by_node[node] = Silo(
             name=described.name,
             node_id=node,
@@ -420,14 +424,15 @@ class DescribedRoster:
                 f"it speaks protocol {described.protocol}, the run speaks "
                 f"{wire.OLDEST_PROTOCOL} to {wire.PROTOCOL}."
             )
+        if described.task != self.task:
+            own = ", ".join(map(repr, described.tasks)) or repr(described.task)
+            return f"it serves task {own}, {wire.OTHER_TASK} {self.task!r}."
         theirs = release_of(described)
         if not wire.talk(theirs, own_release()):
             return (
                 f"it has coterie {theirs}, the coordinator has {own_release()}: a release talks "
                 "with the one before it and the one after it. Upgrade the side that is behind."
             )
-        if described.task != self.task:
-            return f"it serves task {described.task!r}, the run is of task {self.task!r}."
         if not wire.is_silo_name(described.name):
             return "its name must have 1 to 64 letters, digits, '.', '_' or '-'."
         if described.alpha is not None and not 0 <= described.alpha < float("inf"):
@@ -466,8 +471,12 @@ class DescribedRoster:
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         who = who or f"node {node}"
-        self._refused_nodes[node] = reason
-        self.refused[who] = reason = wire.plain_text(reason)
+        self._refused_nodes[node] = reason = wire.plain_text(reason)
+        if wire.OTHER_TASK in reason:
+            self.elsewhere[who] = reason
+            log.debug("silo %s is of another study: %s", who, reason)
+            return
+        self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
 
 

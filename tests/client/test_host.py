@@ -190,23 +190,11 @@ def test_the_log_has_a_line_for_a_run_for_each_round_and_for_the_end(
     said = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO][1:]
     assert said == [
         "takes part in run 5: strategy 'fedavg'",
-        "run 5 round 1: trained in 0.00 s",
-        "run 5 round 2: trained in 0.00 s",
+        "run 5 round 1: fedavg, trained in 0.00 s, 0.0 kB sent",
+        "run 5 round 2: fedavg, trained in 0.00 s, 0.0 kB sent",
         "told to end: run 5 round 1 is left",
         "ended by SIGTERM",
     ]
-
-
-def test_a_run_of_another_study_is_no_error(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    def other(message: Message, context: Context) -> Message:
-        return wire.refusal("silo 'north' serves task 'a', the run is of task 'b'.", message)
-
-    world.host.app = other
-    world.connections = [[message(wire.DESCRIBE)]]
-    with caplog.at_level(logging.INFO, logger="coterie.silo"):
-        world.host.run()
-    assert {r.levelno for r in caplog.records} == {logging.INFO}
-    assert "the run is of task 'b'" in caplog.text and "takes part" not in caplog.text
 
 
 def test_an_exception_is_answered_with_an_error_and_the_silo_goes_on(world: World) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from coterie.server.machine.link import control
 from coterie.server.machine.superlink import Ports
 from coterie.server.site.federation import Federation, load
+from coterie.system.ports import free_ports
 from coterie.system.processes import family
 from tests.commands import Done, coterie
 from tests.e2e.gated import ONE_BATCH, TASK, Gate
@@ -32,6 +33,7 @@ class Organisations:
         self.call = call
         self.gate = Gate(folder / "gate")
         self.ports = Ports.free()
+        (self.metrics,) = free_ports(1)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.coordinator = folder / "coordinator"
         self.done(
@@ -95,7 +97,8 @@ class Organisations:
 
     def start_superlink(self) -> None:
         """Start the coordinator and wait until it is ready."""
-        self.start("superlink", "superlink", "--federation", str(self.coordinator))
+        watched = ("--metrics", str(self.metrics))
+        self.start("superlink", "superlink", "--federation", str(self.coordinator), *watched)
         until(
             lambda: "operators to" in self.said("superlink"),
             "the SuperLink to be ready",

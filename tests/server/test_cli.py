@@ -396,7 +396,8 @@ def test_options_without_effect_on_a_federation_are_refused_with_what_has_it(
 
 
 def test_every_option_of_the_superlink_is_for_a_federation_or_refused() -> None:
-    options = set(inspect.signature(superlink).parameters) - {"context", "federation"}
+    both = {"context", "federation", "metrics", "log_format"}
+    options = set(inspect.signature(superlink).parameters) - both
     assert options == set(NOT_WITH_FEDERATION)
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import struct
 import sys
+import types
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import coterie.server.runs.tracking
 from benchmarks.engine.synthetic import write_run
+from coterie.server.runs import tracking as tracking_module
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Round, read_run
 from coterie.server.runs.tracking import Tracking, export, open_trackers, scalars
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.reports import RoundReport
+from tests.commands import coterie
 
 
 def scalars_of(folder: Path) -> dict[tuple[str, int], float]:
@@ -68,7 +70,7 @@ def test_a_tracker_that_fails_does_not_end_the_run(
         def log(self, figures: Any, step: int) -> None:
             raise OSError("the disk is full")
 
-    monkeypatch.setattr(coterie.server.runs.tracking, "open_trackers", lambda *a, **k: [Broken()])
+    monkeypatch.setattr(tracking_module, "open_trackers", lambda *a, **k: [Broken()])
     with Tracking("tensorboard", tmp_path, {}) as tracking:
         for number in (1, 2):
             tracking.round([Round(number, groups=(("a",),))], RoundReport(round=number))
@@ -78,15 +80,68 @@ def test_a_tracker_that_fails_does_not_end_the_run(
 def test_an_unknown_tracker_and_a_missing_package_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert RunConfig.read({"tracking": "tensorboard, mlflow"})
-    with pytest.raises(FederationError, match=r"tracking: must be tensorboard or mlflow.*wandb'"):
-        RunConfig.read({"tracking": "tensorboard, wandb"})
-    for package in ("tensorboardX", "mlflow"):
+    assert RunConfig.read({"tracking": "tensorboard, mlflow, wandb"})
+    said = r"tracking: must be tensorboard, mlflow or wandb, or several with commas.*neptune'"
+    with pytest.raises(FederationError, match=said):
+        RunConfig.read({"tracking": "tensorboard, neptune"})
+    for package in ("tensorboardX", "mlflow", "wandb"):
         monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(FederationError, match=r"pip install 'coterie\[tensorboard\]'"):
         open_trackers("tensorboard", folder=tmp_path, config={}, run_name="r")
     with pytest.raises(FederationError, match="pip install mlflow"):
         open_trackers("mlflow", folder=tmp_path, config={}, run_name="r")
+    with pytest.raises(FederationError, match="pip install wandb"):
+        open_trackers("wandb", folder=tmp_path, config={}, run_name="r")
+
+
+class FakeWandb(types.ModuleType):
+    """Weights & Biases, as far as it is used: ``init`` gives a run."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.made: dict[str, Any] = {}
+        self.metrics: list[tuple[str, str | None]] = []
+        self.logged: list[dict[str, float]] = []
+        self.summary: dict[str, Any] = {}
+        self.exit_code: int | None = None
+
+    def init(self, **told: Any) -> FakeWandb:
+        self.made = told
+        return self
+
+    def define_metric(self, name: str, *, step_metric: str | None = None) -> None:
+        self.metrics.append((name, step_metric))
+
+    def log(self, figures: dict[str, float]) -> None:
+        self.logged.append(figures)
+
+    def finish(self, *, exit_code: int) -> None:
+        self.exit_code = exit_code
+
+
+def test_weights_and_biases_gets_every_round_under_its_own_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    folder = write_run(tmp_path / "run", num_silos=3, num_rounds=2)
+    assert coterie("report", str(folder), "--format", "wandb").returncode == 0
+    assert (wandb.made["project"], wandb.made["name"]) == ("coterie", "run")
+    assert wandb.made["config"]["strategy"] == "hcct" and wandb.made["dir"] == str(folder)
+    assert ("*", "round") in wandb.metrics
+    assert [one["round"] for one in wandb.logged] == [1, 2]
+    assert all("groups/alone" in one and "error/mean" in one for one in wandb.logged)
+    assert wandb.summary == {"status": "completed"} and wandb.exit_code == 0
+
+
+def test_a_run_that_fails_is_failed_there_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    with pytest.raises(ValueError, match="no"), Tracking("wandb", tmp_path, {}):
+        raise ValueError("no")
+    assert wandb.summary == {"status": "failed"} and wandb.exit_code == 1
 
 
 def test_mlflow_gets_the_figures_where_it_is_installed(

@@ -707,7 +707,6 @@ def test_a_bad_count_of_the_received_models_evaluation_does_not_end_the_run(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task": "other"}, "it serves task 'other', the run is of task 'toy'"),
         ({"schema": "t"}, "schema differs"),
         ({"protocol": 9}, "it speaks protocol 9"),
         ({"samples": 0}, "it states 0 training samples"),
@@ -727,6 +726,17 @@ def test_a_silo_that_cannot_take_part_is_refused_by_name_and_the_run_goes_on(
     assert list(who.refused) == [refused]
     assert said in who.refused[refused]
     assert f"silo {refused} does not take part" in caplog.text
+
+
+def test_a_silo_of_another_study_is_no_error_and_is_not_among_the_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    who = roster()
+    nodes = [named("a"), named("b", 1), named("c") | {"task": "other"}]
+    result = run(FedAvg(roster=who), InProcessGrid(described_app(), nodes))
+    assert set(result.models) == {"a", "b"} and who.refused == {}
+    assert who.elsewhere == {"c": "it serves task 'other', the run is of task 'toy'."}
+    assert "does not take part" not in caplog.text
 
 
 @pytest.mark.parametrize(

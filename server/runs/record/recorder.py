@@ -34,6 +34,7 @@ from coterie.server.runs.record.format import json_of, line_of, plain_round
 from coterie.server.runs.record.reading import EVENTS, RECORD
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Silo
+from coterie.system import logs
 from coterie.system.files import write_atomically
 from coterie.wire import Model, model_hash
 
@@ -73,7 +74,7 @@ class Recorder:
         _drop_torn_line(folder / EVENTS)
         self._events = (folder / EVENTS).open("a", encoding="utf-8")
         self._log = logging.FileHandler(folder / "run.log", encoding="utf-8")
-        self._log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        self._log.setFormatter(logs.formatter("run", logs.chosen(), run=folder.name))
         logging.getLogger("coterie").addHandler(self._log)
         self._lines: dict[int, tuple[Round, str]] = {}
         self._due = 0.0

@@ -1,0 +1,47 @@
+"""Whether a silo works, for ``coterie silo health``: from its folder alone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from coterie.client.home.files import CONTACT, LEDGER
+from coterie.system.files import UNKNOWN, held_by
+from coterie.system.health import BAD, OK, WARNING, Finding, age_text, disk
+
+SILENT_S, GONE_S = 60.0, 300.0
+"""Seconds without contact that are worth a look, and that are bad."""
+
+
+def findings(folder: Path) -> Iterator[Finding]:
+    """Of the silo whose folder this is."""
+    yield _process(folder)
+    yield _contact(folder)
+    yield disk(folder)
+    yield _ledger(folder)
+
+
+def _process(folder: Path) -> Finding:
+    holder = held_by(folder)
+    if holder is None:
+        return Finding(BAD, "process", f"none serves from {folder}: `coterie silo start`")
+    return Finding(OK, "process", "there is one" if holder == UNKNOWN else f"{holder}")
+
+
+def _contact(folder: Path) -> Finding:
+    try:
+        age = time.time() - (folder / CONTACT).stat().st_mtime
+    except OSError:
+        return Finding(BAD, "contact", "never: the coordinator has not answered yet")
+    level = BAD if age > GONE_S else WARNING if age > SILENT_S else OK
+    return Finding(level, "contact", f"the coordinator last answered {age_text(age)}")
+
+
+def _ledger(folder: Path) -> Finding:
+    file = folder / LEDGER
+    place = file if file.exists() else folder
+    if not os.access(place, os.W_OK):
+        return Finding(BAD, "ledger", f"{place} cannot be written, and nothing leaves without it")
+    return Finding(OK, "ledger", f"{file} can be written")

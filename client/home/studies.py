@@ -1,0 +1,39 @@
+"""Which of a silo's tasks something is of: it may serve several (``[[also]]`` in silo.toml)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.tasks import load_task
+
+
+def tasks_of(settings: SiloSettings) -> tuple[str, ...]:
+    """Names of all tasks that a silo serves, sorted.
+
+    Raises:
+        TaskError: one cannot be loaded.
+        SettingsError: two have the same name, by which a run chooses.
+    """
+    names = tuple(_name_of(one.task) for one in settings.studies())
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise SettingsError(
+            f"two tasks of silo {settings.name!r} are called {twice[0]!r}. A run names one task: "
+            "give each another name, or a silo of its own."
+        )
+    return tuple(sorted(names))
+
+
+def study_of(settings: SiloSettings, task: str) -> SiloSettings:
+    """The settings with the task of this name as ``task``; as they are if none is called so."""
+    for one in settings.studies() if settings.also else ():
+        if _name_of(one.task) == task:
+            return one
+    return settings
+
+
+@lru_cache(maxsize=64)
+def _name_of(source: str) -> str:
+    return load_task(source).name

@@ -1,0 +1,256 @@
+"""Runs that wait for their turn: ``queue.json`` in a federation's folder.
+
+``coterie run --queue`` adds an entry, the coordinator's process submits it when its turn comes.
+Every change is on the disk before anything is done: a kill at any point loses no entry, and none is
+submitted twice, for what is submitted carries a digest that only this entry has.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from coterie.server.machine.link import Control, RunInfo, bundle_of, digest_of
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.record import reading
+from coterie.server.site.contacts import Contacts
+from coterie.server.site.federation import Federation
+from coterie.strategies.errors import FederationError, refused
+from coterie.system.files import LockedError, locked, write_atomically
+
+FILE, LOCK, LOCK_DEADLINE_S = "queue.json", "queue.lock", 30.0
+WAITING, STARTING, STARTED, REFUSED = "waiting", "starting", "started", "refused"
+MAX_ENDED = 50
+"""Entries that are kept after their turn, for whoever waits for them."""
+MAX_TRIES = 3
+"""Times that a run is submitted to a SuperLink which will not have it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One run that waits, or waited.
+
+    Attributes:
+        id: ``q7``.
+        keys: of the run's configuration.
+        priority: the highest goes first; of equal ones the oldest.
+        alone: it waits while another run of the same silos goes on; if not, only for a place.
+        at: when it was added, ISO 8601, UTC.
+        state: waiting, starting, started or refused.
+        run_id: Flower's, of one that was started.
+        bundle: digest of what was submitted last.
+        tries: how often it was submitted in vain.
+        error: why it was refused.
+    """
+
+    id: str
+    keys: Mapping[str, Any]
+    priority: int = 0
+    alone: bool = True
+    at: str = ""
+    state: str = WAITING
+    run_id: int = 0
+    bundle: str = ""
+    tries: int = 0
+    error: str = ""
+
+    @property
+    def number(self) -> int:
+        """In the order in which they were added."""
+        return int(self.id.removeprefix("q"))
+
+    @property
+    def config(self) -> RunConfig:
+        """Of the run; raises ``FederationError`` if this release does not take it."""
+        return RunConfig.read_from_flower(self.keys)
+
+    @property
+    def waits(self) -> bool:
+        """Its turn has not come."""
+        return self.state in (WAITING, STARTING)
+
+
+class Queue:
+    """The file; safe to use from several processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def entries(self) -> list[Entry]:
+        """All that are known, in the order in which they were added.
+
+        Raises:
+            FederationError: the file is damaged.
+        """
+        return self._read()[1]
+
+    def waiting(self) -> list[Entry]:
+        """Those whose turn has not come, the next one first; raises as ``entries``."""
+        return sorted(
+            (one for one in self.entries() if one.waits),
+            key=lambda one: (-one.priority, one.number),
+        )
+
+    def find(self, entry_id: str) -> Entry | None:
+        """The entry of that id; raises as ``entries``."""
+        return next((one for one in self.entries() if one.id == entry_id), None)
+
+    def add(self, config: RunConfig, *, priority: int = 0, alone: bool = True) -> Entry:
+        """Put a run at the end of those of its priority; raises as ``entries``."""
+        with self._held():
+            number, entries = self._read()
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            entry = Entry(f"q{number}", config.plain(), priority, alone, now)
+            self._write(number + 1, [*entries, entry])
+        return entry
+
+    def take_away(self, entry_id: str) -> Entry:
+        """Remove one that waits.
+
+        Raises:
+            FederationError: there is none of that id, or it does not wait any more.
+        """
+        with self._held():
+            number, entries = self._read()
+            found = [one for one in entries if one.id == entry_id]
+            if not found:
+                raise refused(f"no run {entry_id!r} is in the queue. `coterie runs` lists them.")
+            if found[0].state != WAITING:
+                run = f" as run {found[0].run_id}" if found[0].run_id else ""
+                raise refused(f"{entry_id} does not wait any more: it is {found[0].state}{run}.")
+            self._write(number, [one for one in entries if one.id != entry_id])
+        return found[0]
+
+    def change(self, entry: Entry, **changes: Any) -> Entry | None:
+        """Write down what became of an entry; None if it was taken away meanwhile."""
+        with self._held():
+            number, entries = self._read()
+            if all(one.id != entry.id for one in entries):
+                return None
+            changed = replace(entry, **changes)
+            self._write(number, [changed if one.id == entry.id else one for one in entries])
+        return changed
+
+    def _read(self) -> tuple[int, list[Entry]]:
+        file = self.folder / FILE
+        try:
+            read = json.loads(file.read_text(encoding="utf-8"))
+            return int(read["next"]), [Entry(**one) for one in read["entries"]]
+        except FileNotFoundError:
+            return 1, []
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise refused(
+                f"{file} cannot be read: {error}. Remove it, and queue the runs again."
+            ) from None
+
+    def _write(self, number: int, entries: Sequence[Entry]) -> None:
+        ended = [one.id for one in entries if not one.waits]
+        old = set(ended[:-MAX_ENDED])
+        kept = [asdict(one) for one in entries if one.id not in old]
+        text = json.dumps({"next": number, "entries": kept}, indent=1)
+        write_atomically(self.folder / FILE, text.encode())
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        try:
+            with locked(self.folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
+                yield
+        except LockedError as error:
+            raise refused(f"the queue cannot be changed: {error}. Try again.") from None
+
+
+class Dispatcher:
+    """Submits the runs of a queue when their turn comes. Only the coordinator's process has one.
+
+    Args:
+        federation: whose queue it is.
+        say: is told what was submitted, and what is refused.
+    """
+
+    def __init__(self, federation: Federation, say: Callable[[str], None]) -> None:
+        self.queue = Queue(federation.folder)
+        self._at_once = federation.config.runs.at_once
+        self._contacts = Contacts(federation.folder)
+        self._say = say
+
+    def dispatch(self, calls: Control) -> None:
+        """Submit every run that need not wait any longer.
+
+        Raises:
+            FederationError: the SuperLink cannot be asked, or the queue not be read.
+        """
+        if not self.queue.waiting():
+            return
+        runs = calls.runs()
+        self._settle(runs)
+        going = [task_of(run.keys) for run in runs if not run.ended]
+        for entry in self.turns(going):
+            self._submit(entry, calls)
+
+    def turns(self, going: Sequence[str]) -> list[Entry]:
+        """The entries whose turn it is.
+
+        Args:
+            going: the task of each run that goes on.
+        """
+        room = self._at_once - len(going) if self._at_once else len(self.queue.waiting())
+        held, found = list(going), list[Entry]()
+        for entry in self.queue.waiting():
+            task = task_of(entry.keys)
+            if entry.alone and any(self._share_silos(task, other) for other in held):
+                held.append(task)  # nobody with less priority gets its silos before it
+            elif len(found) < room:
+                held.append(task)
+                found.append(entry)
+        return found
+
+    def _share_silos(self, one: str, other: str) -> bool:
+        served = self._contacts.served().values()
+        return one == other or any({one, other} <= {*silo.tasks} for silo in served)
+
+    def _settle(self, runs: Sequence[RunInfo]) -> None:
+        """A kill, or a lost answer, came between the submission and its note: look what it was."""
+        submitted = {run.bundle: run.run_id for run in runs}
+        for entry in self.queue.waiting():
+            if entry.state != STARTING:
+                continue
+            if entry.bundle in submitted:
+                self.queue.change(entry, state=STARTED, run_id=submitted[entry.bundle], error="")
+            else:
+                again = entry.tries < MAX_TRIES
+                self.queue.change(entry, state=WAITING if again else REFUSED)
+
+    def _submit(self, entry: Entry, calls: Control) -> None:
+        noted: Entry | None = entry
+        try:
+            config = entry.config
+            bundle = bundle_of(config, f"{entry.id} {secrets.token_hex(8)}")
+            noted = self.queue.change(entry, state=STARTING, bundle=digest_of(bundle))
+            if noted is None:  # it was taken away
+                return
+            run_id = calls.submit(config, bundle)
+        except FederationError as error:  # the next look says whether it was submitted after all
+            tries = entry.tries + 1
+            self.queue.change(noted or entry, state=STARTING, tries=tries, error=str(error))
+            self._say(f"Run {entry.id} of the queue was not started: {error}")
+            return
+        self.queue.change(noted, state=STARTED, run_id=run_id, error="")
+        self._say(f"Run {entry.id} of the queue is submitted as run {run_id}.")
+
+
+def task_of(keys: Mapping[str, Any]) -> str:
+    """The task of a run; of one that is resumed its record says it."""
+    if keys.get("resume"):
+        try:
+            root = Path(str(keys["runs-dir"])) if keys.get("runs-dir") else None
+            recorded = reading.read_run(reading.find_run(str(keys["resume"]), root))
+            return str(recorded.config.get("task", ""))
+        except FederationError:
+            return ""
+    return str(keys.get("task", ""))

@@ -1,0 +1,50 @@
+"""What a health command finds, in lines for people and as an exit status for machines."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+OK, WARNING, BAD = 0, 1, 2
+"""As exit statuses: all is well; somebody should look; it does not work, or soon will not."""
+WORDS = ("ok", "warning", "bad")
+LITTLE_DISK, NO_DISK = 2e9, 2e8
+"""Free bytes below which there is a warning, and below which it is bad."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: int
+    what: str
+    text: str
+
+
+def report(findings: Iterable[Finding]) -> int:
+    """Print what was found, a line each; return the worst as the exit status."""
+    worst = OK
+    for found in findings:
+        worst = max(worst, found.level)
+        print(f"{WORDS[found.level]:8} {found.what:12} {found.text}", flush=True)
+    return worst
+
+
+def disk(folder: Path) -> Finding:
+    """How much room there is where a folder is."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return Finding(BAD, "disk", f"{folder} cannot be looked at: {error.strerror}")
+    level = BAD if free < NO_DISK else WARNING if free < LITTLE_DISK else OK
+    return Finding(level, "disk", f"{free / 1e9:.1f} GB free in {folder}")
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, for people."""
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"

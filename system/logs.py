@@ -1,0 +1,93 @@
+"""What a process logs: lines for people, or one JSON object a line with the same keys everywhere.
+
+at        ISO 8601, UTC
+level     debug, info, warning, error or critical
+part      coordinator, run or silo
+message   what a person would read
+silo, run, round, strategy, group, seconds, bytes    where the line is about one
+error     the traceback, where there is one
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TextIO
+
+ENVIRONMENT = "COTERIE_LOG_FORMAT"
+"""The format, for commands that are not told one, and for the processes that they start."""
+FORMATS = ("text", "json")
+FIELDS = ("silo", "run", "round", "strategy", "group", "seconds", "bytes")
+"""Keys of ``extra`` that a JSON line has."""
+TEXT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class FormatError(ValueError):
+    """There is no such format. The text says which there are."""
+
+
+def chosen(asked: str = "", configured: str = "") -> str:
+    """The format: what a command was asked for, else ``$COTERIE_LOG_FORMAT``, else a file's.
+
+    Raises:
+        FormatError: it is none.
+    """
+    found = asked or os.environ.get(ENVIRONMENT, "") or configured or FORMATS[0]
+    if found not in FORMATS:
+        raise FormatError(f"the format of the log must be {' or '.join(FORMATS)}. Got {found!r}.")
+    return found
+
+
+def formatter(part: str, kind: str, *, text: str = TEXT, **always: str) -> logging.Formatter:
+    """Of log records.
+
+    Args:
+        part: coordinator, run or silo.
+        kind: as ``chosen`` gives it.
+        text: of lines for people, as ``logging`` has it.
+        always: fields that every JSON line has.
+    """
+    return _Json(part, always) if kind == "json" else logging.Formatter(text)
+
+
+class _Json(logging.Formatter):
+    def __init__(self, part: str, always: dict[str, str]) -> None:
+        super().__init__()
+        self._part, self._always = part, always
+
+    def format(self, record: logging.LogRecord) -> str:
+        own = {key: getattr(record, key) for key in FIELDS if hasattr(record, key)}
+        error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return json.dumps(
+            {
+                "at": at,
+                "level": record.levelname.lower(),
+                "part": self._part,
+                "message": record.getMessage(),
+                **self._always,
+                **own,
+                **error,
+            },
+            default=str,
+        )
+
+
+def saying(part: str, kind: str, stream: TextIO | None = None) -> Callable[[str], None]:
+    """A function that says a line of this part's on standard output, or another stream.
+
+    Lines for people have no time before them: whoever keeps them adds it.
+    """
+    lines = formatter(part, kind, text="%(message)s")
+
+    def say(text: str) -> None:
+        warns = text.startswith("WARNING")
+        level = logging.WARNING if warns else logging.INFO
+        record = logging.LogRecord(part, level, "", 0, text, None, None)
+        print(lines.format(record), file=stream or sys.stdout, flush=True)
+
+    return say

@@ -1,0 +1,147 @@
+"""A silo that serves several tasks: one process, one policy, one ledger; a run takes its own."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.cli.check import check_all
+from coterie.client.home.folder import Home, create
+from coterie.client.home.settings import SettingsError, SiloSettings, Study
+from coterie.client.home.studies import study_of, tasks_of
+from coterie.client.resident.host import Host
+from coterie.client.resident.ledger import read
+from coterie.client.resident.link import Connection
+from coterie.client.resident.serve import serve
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from tests.conftest import digits_config
+
+DECLARED = """
+kind = "table"
+name = "stroke"
+target = "y"
+classes = ["no", "yes"]
+numeric = ["x"]
+network = "mclr"
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A second task and its rows."""
+    rows = "".join(f"{i % 7},{'yes' if i % 7 > 3 else 'no'}\n" for i in range(80))
+    (tmp_path / "rows.csv").write_text("x,y\n" + rows)
+    (tmp_path / "stroke.toml").write_text(DECLARED)
+    return tmp_path / "stroke.toml"
+
+
+def both(name: str, index: int, study: Path, **changes: Any) -> dict[str, Any]:
+    also = {"also-0.task": str(study), "also-0.data.data": str(study.with_name("rows.csv"))}
+    return digits_config(name, index, **also, **changes)
+
+
+def test_further_tasks_of_silo_toml_reach_the_app_and_come_back(study: Path) -> None:
+    home = create(study.parent / "north", "north")
+    (home.folder / "silo.toml").write_text(
+        'name = "north"\ntask = "digits"\ndata.train = 20\n'
+        '[[also]]\ntask = "../stroke.toml"\ndata.data = "../rows.csv"\n'
+    )
+    settings = Home(home.folder).settings()
+    (second,) = settings.also
+    assert Path(second.task).resolve() == study
+    assert Path(str(second.options["data"])).resolve() == study.with_name("rows.csv")
+    assert SiloSettings.from_node_config(settings.to_node_config(), node_id=1) == settings
+    assert tasks_of(settings) == ("digits", "stroke")
+    own = study_of(settings, "stroke")
+    assert own.task == second.task and tasks_of(own) == ("digits", "stroke")
+    assert own.policy == settings.policy and study_of(settings, "else") == settings
+    lines = list(check_all(settings))
+    assert lines.count("  the names of all tasks that it serves: digits, stroke,") == 2
+    assert [line.split()[1].rstrip(",") for line in lines if line.startswith("task ")] == [
+        "digits",
+        "stroke",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"also-0.task": "digits"}, "two tasks of silo 'a' are called 'digits'"),
+        ({"also-0.data.data": "x"}, "also-0.task is missing"),
+        ({"also-0.task": "mnist", "privacy-epsilon": 1.0}, "a silo of one task"),
+        ({"also-x": "mnist"}, "unknown setting 'also-x'"),
+    ],
+)
+def test_tasks_that_cannot_be_served_together_are_refused(
+    settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said):
+        tasks_of(SiloSettings.from_node_config({"name": "a", **settings}, node_id=1))
+
+
+def test_an_app_in_place_of_several_tasks_is_refused(tmp_path: Path) -> None:
+    silo = SiloSettings("a", home=str(tmp_path), also=(Study("digits"),))
+    with pytest.raises(SettingsError, match="an app takes the place of the silo's task"):
+        serve(app, [silo], Connection("127.0.0.1:1"))
+
+
+def test_runs_of_two_tasks_are_served_by_the_same_silos_into_one_ledger(
+    study: Path, tmp_path: Path
+) -> None:
+    nodes = [both(n, i, study, home=str(tmp_path / n)) for i, n in enumerate("ab")]
+    grid = InProcessGrid(app, [*nodes, digits_config("c", 2)])
+    here = {}
+    for task in ("digits", "stroke"):
+        config = RunConfig.read(
+            {"task": task, "strategy": "fedcollab", "rounds": 2, "batch-size": 10, "min-silos": 2}
+        )
+        result = execute(grid, config, run_id=1, folder=tmp_path / task)
+        here[task] = set(result.models)
+    assert here == {"digits": {"a", "b", "c"}, "stroke": {"a", "b"}}
+    assert {entry["run"] for entry in read(tmp_path / "a")} == {"", "digits", "stroke"}
+
+
+def ask(node: dict[str, Any], kind: str, **config: Any) -> Message:
+    content = RecordDict({wire.CONFIG: ConfigRecord(config)})
+    message = Message(content, dst_node_id=1, message_type=kind, group_id="1")
+    message.metadata.__dict__["_message_id"] = "id"
+    return app(message, Context(0, 1, node, RecordDict(), run_config={}))
+
+
+def test_a_run_of_another_task_is_told_which_ones_are_served_and_nothing_of_the_data(
+    study: Path,
+) -> None:
+    reply = ask(both("a", 0, study), wire.DESCRIBE, task="mnist", protocol=1)
+    told = wire.decode_description(reply.content)
+    assert (told.tasks, told.num_examples, told.schema) == (("digits", "stroke"), 0, "")
+    served = ask(both("a", 0, study), wire.DESCRIBE, task="stroke", protocol=1)
+    assert wire.decode_description(served.content).num_examples > 0
+
+
+def test_a_message_that_names_no_task_is_refused_by_a_silo_of_several(study: Path) -> None:
+    reply = ask(both("a", 0, study), wire.INITIAL, seed=1)
+    assert "serves several tasks, and this message does not say which" in reply.error.reason
+    assert not ask(digits_config("a"), wire.INITIAL, seed=1).has_error()
+
+
+def test_a_run_of_another_study_is_no_error_and_no_news_in_the_silos_log(
+    study: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = Host(app, [SiloSettings("a")], Connection("127.0.0.1:1"))
+    config = ConfigRecord({"task": "mnist", "protocol": 1})
+    message = Message(RecordDict({wire.CONFIG: config}), 1, wire.DESCRIBE, group_id="0")
+    message.metadata.__dict__["_message_id"] = "id"
+    with caplog.at_level(logging.DEBUG, logger="coterie"):
+        host.teller.answered(message, ask(digits_config("a"), wire.DESCRIBE, task="mnist"), 0.1)
+    assert [(r.levelname, r.getMessage()) for r in caplog.records] == [
+        ("DEBUG", "a run of task 'mnist' asked who is here")
+    ]
+    assert host.teller.tally.runs == 0
