@@ -20,8 +20,7 @@ from coterie.client.work.weights import read_weights
 
 
 def describe(request: Request) -> RecordDict:
-    """Say who this silo is. Refuses a run of another task or protocol."""
-    request.personal()
+    """Say who this silo is, to a run whose terms it agrees to."""
     return wire.encode_description(request.bench.describe())
 
 

@@ -44,6 +44,9 @@ class EnrolledRoster(DescribedRoster):
         self._refused_nodes[node] = self.refused[who] = reason = wire.plain_text(reason)
         log.info("silo %s is of another study: %s", who, reason)
 
+    def _called(self, node: int) -> str:
+        return (self.enrolled() if self.enrolled is not None else {}).get(node) or f"node {node}"
+
     def _hopeless(self, reasons: set[str]) -> FederationError:
         told = " ".join(sorted(reasons)[:MOST_REASONS])
         more = len(reasons) - MOST_REASONS

@@ -303,7 +303,7 @@ def _execute(
         on_event=on_event,
         vouching=vouching,
     )
-    grid = cast(Grid, AnnouncingGrid(grid, recording.answered))
+    grid = cast(Grid, AnnouncingGrid(grid, recording.answered, roster.later))
     done = 0 if resume is None else resume.round
     ended = resume is not None and resume.ended_early
     here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))
