@@ -188,7 +188,7 @@ def test_an_app_of_ones_own_waits_too(silo: dict[str, Any]) -> None:
 
 
 class _Acting(InProcessGrid):
-    """One process, in which something happens at the silo ``b`` when so many trainings are asked."""
+    """One process, in which something happens when so many trainings are asked."""
 
     def __init__(self, nodes: list[dict[str, Any]], acts: dict[int, Any]) -> None:
         super().__init__(coterie.client.app.app, nodes)
@@ -241,12 +241,8 @@ def test_a_run_that_nobody_approves_in_time_says_what_it_waited_for(
 def test_a_run_waits_for_the_hours_of_its_silos_and_goes_on_then(
     tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter([*["21:00"] * 3, *["06:30"] * 3])
-    monkeypatch.setattr(
-        hours,
-        "now",
-        lambda: datetime.strptime(f"2026-11-23 {next(clock, '21:00')}", "%Y-%m-%d %H:%M"),
-    )
+    clock = iter([*[21] * 3, *[7] * 3])
+    monkeypatch.setattr(hours, "now", lambda: datetime(2026, 11, 23, next(clock, 21)))
     grid = _Acting([digits_config("a", hours="20:00-06:00")], {})
     execute(grid, config(), run_id=9, folder=tmp_path / "run-9")
     record = read_run(tmp_path / "run-9")
