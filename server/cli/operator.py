@@ -114,6 +114,42 @@ def remove(
     print_remove(load(federation), name)
 
 
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie audit --federation lung-study\n"
+    "  coterie audit --verify --head 12:5f1c… --federation lung-study"
+)
+def audit(
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Look for lines that were changed, removed, moved or cut off."
+        ),
+    ] = False,
+    head: Annotated[
+        str,
+        typer.Option(
+            metavar="HEAD", help="With --verify: a head that was noted, to be found in the history."
+        ),
+    ] = "",
+    last: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Show only the last N acts; 0 shows all.")
+    ] = 0,
+    federation: FederationOption = None,
+) -> None:
+    """List what operators did, or verify that list."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.operator import print_audit, print_verification
+
+    made = load(federation)
+    if verify:
+        raise typer.Exit(print_verification(made, head=head))
+    if head:
+        raise typer.BadParameter("it is looked for with --verify.", param_hint="--head")
+    print_audit(made, last=last)
+
+
 NOT_WITH_FEDERATION = {
     "host": "[listen] silos in its coterie.toml sets where to listen for silos",
     "fleet_port": "[listen] silos in its coterie.toml sets where to listen for silos",

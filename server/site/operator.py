@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -9,16 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.machine.link import Node
-from coterie.server.site import enrolled
+from coterie.server.site import audit, enrolled
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.terminal import wide
-from coterie.wire import enrolment, is_silo_name
+from coterie.wire import enrolment, is_silo_name, plain_text
+
+EXIT_TAMPERED = 1
 
 
 def print_init(made: Federation, folder: Path) -> None:
     """Say what was created, and what to do next; ``folder`` as it was named."""
+    audit.note(made, "init", addresses=", ".join(made.config.addresses), ca=_ca_fingerprint(made))
     console = _console()
     console.print(
         f"Created a federation in {made.folder}. Silos connect to {made.config.addresses[0]}"
@@ -32,7 +36,8 @@ def print_init(made: Federation, folder: Path) -> None:
 def renew(folder: Path) -> None:
     """Renew the server's certificate; silos keep what they have."""
     made = load(folder)
-    made.renew_certificate(always=True)
+    with audit.acting(made, "renew", names=", ".join(made.names)):
+        made.renew_certificate(always=True)
     _console().print(
         f"The new server certificate, for {', '.join(made.names)}, is in {made.tls}. It takes "
         "effect at the next start of `coterie superlink`. Nothing changes for the silos."
@@ -52,7 +57,9 @@ def take_request(made: Federation, text: str) -> None:
             phase="enrolment",
             exit_code=EXIT_CONFIG,
         )
-    entry = enrolled.enrol(made.roster, request, made.tls)
+    key = enrolment.fingerprint_of_key(request.key)
+    with audit.acting(made, "enrol", silo=request.name, key=key):
+        entry = enrolled.enrol(made.roster, request, made.tls)
     aside = Console(stderr=True, highlight=False, soft_wrap=True)
     aside.print(f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}", markup=False)
     aside.print(
@@ -100,7 +107,8 @@ def print_remove(made: Federation, name: str) -> None:
     Raises:
         FederationError: no silo of that name is enrolled, or the SuperLink was not told.
     """
-    gone = enrolled.remove(made.roster, name)
+    with audit.acting(made, "remove", silo=name):
+        gone = enrolled.remove(made.roster, name)
     console = _console()
     if not answers(made):
         console.print(f"{gone.name} is removed. No SuperLink is running here.")
@@ -113,6 +121,43 @@ def print_remove(made: Federation, name: str) -> None:
             phase="enrolment",
         )
     console.print(f"{gone.name} is removed. Its connection ends now; runs continue without it.")
+
+
+def print_audit(made: Federation, *, last: int) -> None:
+    """What operators did, the newest at the end, and the head to note elsewhere."""
+    log = audit.verify(made)
+    console = _console()
+    table = Table(box=None, padding=(0, 1))
+    for column in ("", "when", "who", "act", "about"):
+        table.add_column(column, overflow="fold")
+    for act in log.acts[-last:] if last else log.acts:
+        about = ", ".join(f"{key} {value}" for key, value in act.about.items())
+        when = datetime.fromisoformat(act.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        cells = (when, act.who, act.act, about)
+        table.add_row(str(act.number), *(Text(plain_text(cell)) for cell in cells))
+    wide(console).print(table, soft_wrap=False)
+    console.print(f"head: {log.head}")
+    for line in log.findings:
+        console.print(f"WRONG: {line} See `coterie audit --verify`.")
+
+
+def print_verification(made: Federation, *, head: str) -> int:
+    """Say whether the log of acts is whole; return the exit status."""
+    log = audit.verify(made, head=head)
+    console = _console()
+    for line in log.notes:
+        console.print(f"note: {line}")
+    for line in log.findings:
+        console.print(f"WRONG: {line}")
+    if log.findings:
+        console.print(f"{made.folder / audit.AUDIT} is not what was written.")
+        return EXIT_TAMPERED
+    console.print(
+        f"{len(log.acts)} acts, each following from the one before; their end is as audit.head "
+        "has it."
+    )
+    console.print(f"head: {log.head}")
+    return 0
 
 
 def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:
