@@ -19,6 +19,7 @@ MOUNTS = {"server/cli/main.py: client"}
 """The one import against the direction: there ``coterie`` takes in the commands of a silo."""
 INSIDE_FLWR = {"client/resident/link.py", "client/resident/sharing.py"} | {
     "server/machine/link.py",
+    "server/machine/gate.py",
     "server/machine/pulling.py",
     "wire/objects.py",
 }

@@ -9,7 +9,16 @@ from typing import Annotated
 
 import typer
 
-from coterie.server.cli.options import FederationOption, RunsOption, expand, file_option, port
+from coterie.server.cli.options import (
+    CertificateOption,
+    FederationOption,
+    Given,
+    RunsOption,
+    SuperLinkOption,
+    expand,
+    file_option,
+    port,
+)
 from coterie.system.commandline import given
 
 app = typer.Typer()
@@ -82,15 +91,24 @@ def enrol(
         list[str], typer.Argument(help="Enrolment request: the line that the silo sent.")
     ],
     federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
 ) -> None:
     """Enrol a silo and print the join bundle to send back.
 
-    Enrolment binds the silo's name to its key.
+    Enrolment binds the silo's name to its key. With --superlink it is done at a coordinator
+    elsewhere, which asks for an operator with the role `enrol`.
     """
     from coterie.server.site.federation import load
-    from coterie.server.site.operator import take_request
+    from coterie.server.site.operator import print_enrolled, take_request
 
-    take_request(load(federation), "".join(request))
+    text = "".join(request)
+    if superlink is None:
+        take_request(load(federation), text)
+        return
+    with Given(federation, superlink, root_certificates).control() as calls:
+        done = calls.act("enrol", request=text)
+    print_enrolled(done["lines"], done["bundle"])
 
 
 @app.command(epilog="Example:  coterie roster --federation lung-study")
@@ -106,12 +124,19 @@ def roster(federation: FederationOption = None) -> None:
 def remove(
     name: Annotated[str, typer.Argument(help="Name of the silo.")],
     federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
 ) -> None:
     """Remove a silo from the federation. Its key is never accepted again; runs continue."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_remove
 
-    print_remove(load(federation), name)
+    if superlink is None:
+        print_remove(load(federation), name)
+        return
+    with Given(federation, superlink, root_certificates).control() as calls:
+        for line in calls.act("remove", name=name)["lines"]:
+            _say(line)
 
 
 @app.command(

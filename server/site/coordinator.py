@@ -20,7 +20,7 @@ from pathlib import Path
 from coterie.strategies.errors import FederationError, refused
 from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
-from coterie.server.site import enrolled
+from coterie.server.site import enrolled, operators
 from coterie.server.site.federation import ENVIRONMENT, Federation
 from coterie.system.files import LockedError, held_by, locked, write_atomically
 from coterie.system.ports import check_free, listens
@@ -42,7 +42,11 @@ def answers(federation: Federation) -> bool:
 
 def tell_superlink(federation: Federation) -> dict[str, Node]:
     """Make the running SuperLink follow the roster; return name → node."""
-    with control(federation.control_address, root_certificates=federation.ca) as calls:
+    with control(
+        federation.control_address,
+        root_certificates=federation.ca,
+        identity=operators.local_identity(federation),
+    ) as calls:
         return enrolled.sync(federation.roster, calls)
 
 
@@ -164,15 +168,15 @@ def _greet(federation: Federation, say: Callable[[str], None]) -> None:
     say(f"SuperLink: silos connect to {silos} (TLS, {count} enrolled), operators to {operators}")
     if federation.is_open_to_operators_elsewhere:
         say(
-            f"WARNING: operators' API listens on {federation.config.listen.operators}. It asks for "
-            "no password: anyone who can reach it can start runs and enrol silos."
+            f"Operators' API listens on {federation.config.listen.operators}: operators elsewhere "
+            "need a key that is enrolled here (`coterie operator`)."
         )
 
 
 def _superlink_command(federation: Federation, secret: Path) -> list[str]:
     listen, tls = federation.config.listen, federation.tls
     database = ("--database", str(federation.database))
-    return superlink.command(
+    return superlink.gated_command(
         listen.silos,
         listen.operators,
         listen.serverapp,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -46,6 +47,28 @@ def renew(folder: Path) -> None:
 
 def take_request(made: Federation, text: str) -> None:
     """Enrol a silo and print its join bundle: alone on standard output, the rest on the other."""
+    print_enrolled(*enrol_silo(made, text))
+
+
+def print_enrolled(lines: Sequence[str], bundle: str) -> None:
+    """What ``enrol_silo`` returned, here or at a coordinator elsewhere."""
+    aside = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    for line in lines:
+        aside.print(plain_text(line))
+    print(bundle)
+
+
+def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str], str]:
+    """Enrol a silo; returns what to tell the operator, and the join bundle.
+
+    Args:
+        made: the federation.
+        text: the silo's enrolment request.
+        who: operator, for the log; empty: the account of this process.
+
+    Raises:
+        FederationError: the request cannot be read, or its name or key is taken.
+    """
     try:
         request = enrolment.read_request(text)
     except enrolment.EnrolmentError as error:
@@ -58,22 +81,21 @@ def take_request(made: Federation, text: str) -> None:
             exit_code=EXIT_CONFIG,
         )
     key = enrolment.fingerprint_of_key(request.key)
-    with audit.acting(made, "enrol", silo=request.name, key=key):
+    with audit.acting(made, "enrol", who=who, silo=request.name, key=key):
         entry = enrolled.enrol(made.roster, request, made.tls)
-    aside = Console(stderr=True, highlight=False, soft_wrap=True)
-    aside.print(f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}", markup=False)
-    aside.print(
-        "Compare it with what the silo sees, for example by telephone. If it differs, run: "
-        f"coterie remove {entry.name}"
-    )
     _, reason = _update_superlink(made)
-    if reason:
-        aside.print(
-            f"{reason}. The silo will be accepted after the SuperLink's next start.", markup=False
-        )
-    aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
-    address = made.config.addresses[0]
-    print(enrolment.write_bundle(enrolment.Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())))
+    later = f"{reason}. The silo will be accepted after the SuperLink's next start."
+    lines = [
+        f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}",
+        "Compare it with what the silo sees, for example by telephone. If it differs, run: "
+        f"coterie remove {entry.name}",
+        *([later] if reason else []),
+        f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:",
+    ]
+    bundle = enrolment.Bundle(
+        entry.name, entry.fingerprint, made.config.addresses[0], made.ca.read_bytes()
+    )
+    return lines, enrolment.write_bundle(bundle)
 
 
 def print_roster(made: Federation) -> None:
@@ -102,17 +124,20 @@ def print_roster(made: Federation) -> None:
 
 
 def print_remove(made: Federation, name: str) -> None:
-    """Remove a silo, at once if the SuperLink is running.
+    """Remove a silo and say so; raises as ``remove_silo``."""
+    _console().print(remove_silo(made, name))
+
+
+def remove_silo(made: Federation, name: str, *, who: str = "") -> str:
+    """Remove a silo, at once if the SuperLink is running; returns what to tell the operator.
 
     Raises:
         FederationError: no silo of that name is enrolled, or the SuperLink was not told.
     """
-    with audit.acting(made, "remove", silo=name):
+    with audit.acting(made, "remove", who=who, silo=name):
         gone = enrolled.remove(made.roster, name)
-    console = _console()
     if not answers(made):
-        console.print(f"{gone.name} is removed. No SuperLink is running here.")
-        return
+        return f"{gone.name} is removed. No SuperLink is running here."
     _, reason = _update_superlink(made)
     if reason:  # an error all the same: it may still be connected
         raise FederationError(
@@ -120,7 +145,7 @@ def print_remove(made: Federation, name: str) -> None:
             "connected until the SuperLink starts again, which then refuses it.",
             phase="enrolment",
         )
-    console.print(f"{gone.name} is removed. Its connection ends now; runs continue without it.")
+    return f"{gone.name} is removed. Its connection ends now; runs continue without it."
 
 
 def print_audit(made: Federation, *, last: int) -> None:
