@@ -142,6 +142,48 @@ def remove(
 @app.command(
     epilog="Examples:\n\n"
     "\b\n"
+    "  coterie withdraw hospital-b --federation lung-study\n"
+    "  coterie withdraw --verify hospital-b-2026-11-23T0931.json --root-certificates ca.pem"
+)
+def withdraw(
+    name: Annotated[str, typer.Argument(help="Name of the silo.")] = "",
+    verify: Annotated[
+        Path | None, file_option("Only check and show a statement of a withdrawal.", "--verify")
+    ] = None,
+    federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
+) -> None:
+    """Remove a silo, delete its models, and sign what was deleted.
+
+    Its models, and checkpoints that hold its models or updates, are deleted from the runs of the
+    federation. A signed statement says which, and into which models of others its updates were
+    averaged: those stay. Runs that it takes part in have to be stopped first.
+    """
+    from coterie.server.site.federation import load
+
+    if (verify is None) == (not name):
+        raise typer.BadParameter("name a silo, or a statement with --verify.", param_hint="NAME")
+    if verify is not None:
+        from coterie.server.site.withdrawal import lines_of, verified
+
+        ca = load(federation).ca if root_certificates is None else root_certificates
+        lines = list(lines_of(verified(verify.read_text(encoding="utf-8"), ca.read_bytes())))
+        _say("The statement is as the federation of this CA signed it.")
+    elif superlink is None:
+        from coterie.server.site.operator import withdraw_silo
+
+        lines = withdraw_silo(load(federation), name)
+    else:
+        with Given(federation, superlink, root_certificates).control() as calls:
+            lines = calls.act("withdraw", name=name)["lines"]
+    for line in lines:
+        _say(line)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
     "  coterie audit --federation lung-study\n"
     "  coterie audit --verify --head 12:5f1c… --federation lung-study"
 )
@@ -228,6 +270,7 @@ def superlink(
     made = find(federation)
     if made is not None:
         from coterie.server.site.coordinator import serve
+        from coterie.server.site.withdrawal import finish_all
 
         for name, hint in given(context):
             if name in NOT_WITH_FEDERATION:
@@ -236,6 +279,7 @@ def superlink(
                     f"{NOT_WITH_FEDERATION[name]}. Leave the option out.",
                     param_hint=hint,
                 )
+        finish_all(made, _say)
         raise typer.Exit(serve(made, _say))
     from coterie.server.machine.superlink import Ports, plain_command, require_free
 

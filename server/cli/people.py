@@ -53,7 +53,7 @@ def init(
         ),
     ] = None,
 ) -> None:
-    """Make a key on your machine and print the line that asks for its enrolment."""
+    """Make a key here, and print the request for its enrolment."""
     from coterie.server.site.people import print_init
 
     print_init(name, home)

@@ -23,7 +23,7 @@ from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import SigningError, Verifier
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation, load
-from coterie.server.site.operator import enrol_silo, remove_silo
+from coterie.server.site.operator import enrol_silo, remove_silo, withdraw_silo
 from coterie.strategies.errors import FederationError
 from coterie.wire import plain_text
 
@@ -170,9 +170,14 @@ def _remove(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, A
     return {"lines": [remove_silo(made, asked["name"], who=who)]}
 
 
+def _withdraw(made: Federation, who: str, asked: Mapping[str, str]) -> dict[str, Any]:
+    return {"lines": withdraw_silo(made, asked["name"], who=who)}
+
+
 ACTS: dict[str, Callable[[Federation, str, Mapping[str, str]], dict[str, Any]]] = {
     "enrol": _enrol,
     "remove": _remove,
+    "withdraw": _withdraw,
 }
 
 

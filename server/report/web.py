@@ -1,21 +1,26 @@
 """``coterie watch --web``: the report of a run that goes on, filling while it does.
 
 Read-only: it answers GET and HEAD on three addresses and reads nothing but the run's record. It
-listens on loopback unless told otherwise, has no login, and says so where it is opened wider.
+listens on loopback unless told otherwise. Whoever asks needs the token that the command prints:
+other accounts of the machine reach loopback too. A browser gives it once, in the address, and keeps
+it in a cookie.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
+import secrets
 import sys
 import threading
 import time
 from dataclasses import dataclass
+from hmac import compare_digest
 from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 
 from coterie.pictures.page import Page, render, render_body
 from coterie.server.report.command import tell
@@ -32,6 +37,11 @@ from coterie.strategies.errors import EXIT_CONFIG, FederationError
 
 REST = 4.0
 """Times that a drawing took before the next one starts: at most a fifth of one core."""
+ASKS = (
+    "<!doctype html><title>coterie</title><p>This page asks for the token in the address that "
+    "<code>coterie watch --web</code> printed.<form><input name=token autofocus></form>"
+)
+"""What whoever has no token gets."""
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
@@ -114,12 +124,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """The page, or its body for the page that asks again."""
-        path = self.path.partition("?")[0]
+        path, _, query = self.path.partition("?")
         if not self._is_own_host():
             self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "another host's name\n")
             return
         if path not in ("/", "/body"):
             self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
+            return
+        if token := "".join(parse_qs(query).get("token", [])):
+            self._take(token)
+            return
+        if not self._is_known():
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/html; charset=utf-8", ASKS)
             return
         try:
             shown = self.server.page.look()
@@ -134,6 +150,24 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
 
     do_HEAD = do_GET
+
+    def _take(self, token: str) -> None:
+        """Keep a right token in a cookie, and out of the address."""
+        if not compare_digest(token.encode(), self.server.token.encode()):
+            self._answer(HTTPStatus.UNAUTHORIZED, "text/html; charset=utf-8", ASKS)
+            return
+        cookie = f"{self.server.cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
+        headers = {"Set-Cookie": cookie, "Location": "/"}
+        self._answer(HTTPStatus.SEE_OTHER, "text/plain", "", headers)
+
+    def _is_known(self) -> bool:
+        """Whether the browser has the token."""
+        try:
+            kept = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
+        except CookieError:
+            return False
+        given = "" if kept is None else kept.value
+        return compare_digest(given.encode(), self.server.token.encode())
 
     def _is_own_host(self) -> bool:
         """On loopback, only names of loopback: a page elsewhere must not read through DNS."""
@@ -167,10 +201,17 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], page: LivePage) -> None:
-        self.page = page
+    def __init__(self, address: tuple[str, int], page: LivePage, token: str) -> None:
+        self.page, self.token = page, token
         self.loopback = _is_loopback(address[0])
         super().__init__(address, _Handler)
+        # Cookies are of a host, whatever the port.
+        self.cookie = f"coterie-{self.server_address[1]}"
+
+
+def new_token() -> str:
+    """128 bits, as a word for an address."""
+    return secrets.token_urlsafe(16)
 
 
 def _is_loopback(host: str) -> bool:
@@ -180,14 +221,19 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def make_server(page: LivePage, *, host: str, port: int) -> ThreadingHTTPServer:
+def make_server(page: LivePage, *, host: str, port: int, token: str) -> ThreadingHTTPServer:
     """A server that is bound and not yet serving; port 0 takes any free one.
+
+    Args:
+        page: to serve.
+        host, port: to listen on.
+        token: without which nobody is answered.
 
     Raises:
         FederationError: the address cannot be used.
     """
     try:
-        return _Server((host, port), page)
+        return _Server((host, port), page, token)
     except OSError as error:
         raise FederationError(
             f"cannot listen on {host}:{port}: {error.strerror or error}. Another --port may be"
@@ -196,20 +242,23 @@ def make_server(page: LivePage, *, host: str, port: int) -> ThreadingHTTPServer:
         ) from None
 
 
-def serve(run: str | None, *, root: Path | None, host: str, port: int) -> None:
-    """Serve until interrupted.
+def serve(run: str | None, *, root: Path | None, host: str, port: int, token: str = "") -> None:
+    """Serve until interrupted, with this token, or with one of this call's own.
 
     Raises:
         FederationError: no such run, or the address cannot be used.
     """
     if run is not None:
         find_run(run, root)
-    with make_server(LivePage(run, root), host=host, port=port) as server:
+    token = token or new_token()
+    with make_server(LivePage(run, root), host=host, port=port, token=token) as server:
         shown = f"[{host}]" if ":" in host else host
-        print(f"http://{shown}:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True)
+        address = f"http://{shown}:{server.server_address[1]}/?token={token}"
+        print(f"{address} (Ctrl-C ends it)", flush=True)
         if not _is_loopback(host):
             print(
-                "This page has no login: whoever reaches the address sees the run.",
+                "Others reach this address: whoever has the token sees the run, and without TLS it "
+                "can be read on the way.",
                 file=sys.stderr,
                 flush=True,
             )

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from coterie.server.machine.link import Node
-from coterie.server.site import audit, enrolled
+from coterie.server.site import audit, enrolled, withdrawal
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -146,6 +146,16 @@ def remove_silo(made: Federation, name: str, *, who: str = "") -> str:
             phase="enrolment",
         )
     return f"{gone.name} is removed. Its connection ends now; runs continue without it."
+
+
+def withdraw_silo(made: Federation, name: str, *, who: str = "") -> list[str]:
+    """Shut a silo out and delete what is there of it; returns what to tell the operator.
+
+    Raises:
+        FederationError: there was no such silo, or runs go on that hold its models.
+    """
+    done, file = withdrawal.withdraw(made, name, who=who)
+    return [*withdrawal.lines_of(done), f"The signed statement: {file}"]
 
 
 def print_audit(made: Federation, *, last: int) -> None:
