@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.server.machine.pulling import bounded
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
+from coterie.server.site.audit import who_started
 from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
@@ -29,11 +30,13 @@ def main(grid: Grid, context: Context) -> None:
     end_with_parent(EXIT_RUN)
     config = RunConfig.read_from_flower(context.run_config)
     federation = load() if os.environ.get(ENVIRONMENT) else None
+    asked_by = who_started(federation, context.run_id) if federation else ""
     execute(
         bounded(grid),
         config,
         run_id=context.run_id,
         folder=run_folder(config, run_id=context.run_id),
+        asked_by=asked_by,
         enrolled=partial(names_by_node, federation.roster) if federation else None,
         vouching=Enrolled(
             federation.ca.read_bytes(), partial(vouchers, federation.roster, federation.tls)

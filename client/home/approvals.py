@@ -75,8 +75,9 @@ class Approval:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of name and terms, hexadecimal."""
-        said = json.dumps([self.run, sorted(self.terms.items())], ensure_ascii=True)
+        """SHA-256 of name and terms, hexadecimal; whoever resumes the run, it is the same."""
+        terms = {key: value for key, value in self.terms.items() if key != wire.ASKED_BY}
+        said = json.dumps([self.run, sorted(terms.items())], ensure_ascii=True)
         return hashlib.sha256(said.encode()).hexdigest()
 
     @property

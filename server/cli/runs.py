@@ -136,9 +136,9 @@ def watch(
 ) -> None:
     """Watch a run that is recorded on this machine.
 
-    In the terminal, or with --web in a browser. Watching changes nothing. The page asks for a token,
-    which is in the address that the command prints: a federation's stays the same until it is
-    replaced, without a federation each call has its own.
+    In the terminal, or with --web in a browser. Watching changes nothing. The page asks for a
+    token, which is in the address that the command prints: a federation's stays the same until it
+    is replaced, without a federation each call has its own.
     """
     given = options.Given(federation, runs_dir=runs_dir)
     if web:

@@ -164,6 +164,7 @@ def execute(
     folder: Path,
     enrolled: Callable[[], Mapping[int, str]] | None = None,
     vouching: Enrolled | None = None,
+    asked_by: str = "",
 ) -> RunResult:
     """Run the federation that ``config`` describes and keep its record in ``folder``.
 
@@ -174,6 +175,7 @@ def execute(
         grid, config, run_id, folder: of the run.
         enrolled: see ``DescribedRoster``.
         vouching: for the silos' keys in a secure run, where they are enrolled.
+        asked_by: the operator who started it; silos are told.
 
     Raises:
         FederationError: the run cannot go on; the record says why. One that is complete, or not
@@ -208,7 +210,8 @@ def execute(
         try:
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
-                    grid, config, record, tracking, checkpoints, standing, enrolled, vouching
+                    *(grid, config, record, tracking, checkpoints, standing, enrolled, vouching),
+                    {wire.ASKED_BY: asked_by} if asked_by else {},
                 )
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
             record.finish(models, alone=None if alone is None else alone.final_errors)
@@ -267,6 +270,7 @@ def _execute(
     standing: Standing | None,
     enrolled: Callable[[], Mapping[int, str]] | None,
     vouching: Enrolled | None,
+    more_terms: Mapping[str, Scalar],
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
     roster = EnrolledRoster(
@@ -274,7 +278,7 @@ def _execute(
         min_silos=config.min_silos,
         deadline_s=config.wait_for_silos,
         churn=Churn.parse(config.churn),
-        terms={**terms(config), wire.OF_RUN: record.folder.name},
+        terms={**terms(config), **more_terms, wire.OF_RUN: record.folder.name},
         enrolled=enrolled,
         patience_s=0.0 if resume is None else RESUME_PATIENCE * config.wait_for_silos,
         awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),
