@@ -10,7 +10,6 @@ A run is a file in ``approvals/``, replaced whole, so that a kill leaves the old
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import logging
@@ -26,6 +25,7 @@ from coterie.client.home import hours
 from coterie.client.home.policy import KEPT_BACK, Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.system.files import LockedError, locked, make_folder, write_atomically
+from coterie.system.processes import account
 
 log = logging.getLogger("coterie.silo")
 
@@ -182,6 +182,8 @@ def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]
                 f"approved this run with {key} = {terms.get(key, '')!r}, and is asked to work with "
                 f"{wire.plain_text(repr(config.get(key, '')), wire.MAX_WORD)}."
             )
+    if kind == wire.LABEL_COUNTS and not terms.get(wire.ASKS_LABEL_COUNTS):
+        return "approved a run without label counts, and is asked for them."
     if terms.get(wire.SECURE) and kind in KEPT_BACK and config.get(wire.SECURE) is not True:
         return "approved a secure run, and is asked to show an update."
     rounds = terms.get(wire.ROUNDS)
@@ -241,7 +243,7 @@ def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
                 f"run {run} has announced something else since: its code is {known.code}, not "
                 f"{code}. Look at it again with `coterie silo approve`."
             )
-        decided = replace(known, state=state, decided=_now(), by=getpass.getuser())
+        decided = replace(known, state=state, decided=_now(), by=account())
         _write(home, decided)
         return decided
 

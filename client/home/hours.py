@@ -73,10 +73,9 @@ def words(hours: str, days: str) -> str:
 def objection(kind: str, hours: str, days: str) -> str:
     """Why a message of this type is not answered at this hour; empty if it is."""
     begins = kind == wire.DESCRIBE or (kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM)
-    at = now()
-    if not begins or not (hours or days) or works_at(at, hours, days):
+    if not begins or not (hours or days) or works_at(now(), hours, days):
         return ""
-    return f"{words(hours, days)} (its local time is {at:%a %H:%M})."
+    return f"{words(hours, days)}, by its own clock."
 
 
 def _hours(text: str) -> tuple[time, time]:

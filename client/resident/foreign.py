@@ -22,6 +22,7 @@ from flwr.clientapp import ClientApp
 
 from coterie import wire
 from coterie.client.home import approvals
+from coterie.client.home.hours import words
 from coterie.client.home.policy import ALWAYS, METRICS, REVEALING, Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.ledger import outbound
@@ -288,6 +289,13 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
     config = ", ".join(f"{k}={v!r}" for k, v in silo.options.items()) or "nothing"
     yield f"The app's node config, from [data]: {config}."
     yield "Every reply is noted in the ledger. Of an error only its kind leaves."
+    if policy.approve:
+        yield (
+            "A run is answered only once it was approved here (coterie silo approve RUN), by its "
+            "configuration at the SuperLink; what its messages say beyond that is not compared."
+        )
+    if when := words(policy.hours, policy.days):
+        yield f"It trains by this machine's clock only when it {when}."
     if policy.strategies:
         names = ", ".join(policy.strategies)
         yield f"It takes part only in {names}: a run that does not name its strategy is refused."

@@ -236,7 +236,8 @@ class Host:
             other = meta.message_type == wire.DESCRIBE and wire.OTHER_TASK in str(
                 reply.error.reason
             )
-            level = logging.INFO if other else logging.ERROR
+            later = reply.error.code in wire.NOT_NOW  # said every half a minute
+            level = logging.DEBUG if later else logging.INFO if other else logging.ERROR
             log.log(level, "%s a %s message: %s", what, meta.message_type, reply.error.reason)
         else:
             log.debug("answered a %s message of round %s", meta.message_type, meta.group_id)

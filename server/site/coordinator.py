@@ -69,6 +69,7 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
 
 
 def _serve(federation: Federation, say: Callable[[str], None]) -> int:
+    operators.local_identity(federation)  # commands in other containers may only read it
     reason = federation.renew_certificate()
     if reason:
         say(f"The server's certificate was renewed: {reason}.")

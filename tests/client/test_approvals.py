@@ -98,6 +98,12 @@ def test_work_that_was_not_announced_is_refused(change: dict[str, Any], said: st
         assert approvals._difference(wire.TRAIN, without, terms), "leaving it out is no way round"
 
 
+def test_label_counts_that_were_not_announced_stay() -> None:
+    said = approvals._difference(wire.LABEL_COUNTS, WORK, TERMS)
+    assert said == "approved a run without label counts, and is asked for them."
+    assert not approvals._difference(wire.LABEL_COUNTS, WORK, {**TERMS, "label-counts": True})
+
+
 def test_a_coordinator_neither_fills_the_disk_nor_hides_what_it_asks(
     silo: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

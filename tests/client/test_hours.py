@@ -61,9 +61,7 @@ def test_outside_its_hours_a_silo_begins_nothing_and_finishes_what_it_began(
     monkeypatch.setattr(hours, "now", lambda: at("Mon", "12:00"))
     for refused in (ask(wire.DESCRIBE, silo), train(initial(), silo)):
         assert refused.has_error() and refused.error.code == wire.CLOSED
-        assert refused.error.reason == (
-            "silo 'a' works 20:00–06:00, Mon–Fri (its local time is Mon 12:00)."
-        )
+        assert refused.error.reason == ("silo 'a' works 20:00–06:00, Mon–Fri, by its own clock.")
     assert not ask(wire.EVALUATE, silo, model=initial()).has_error(), "the end of a round"
     assert not hours.objection(wire.MASKED_SUM, "20:00-06:00", "")
     monkeypatch.setattr(hours, "now", lambda: at("Mon", "21:00"))

@@ -13,10 +13,11 @@ from coterie.server.runs.record import read_run
 from coterie.server.site import audit, operators
 from coterie.server.site.withdrawal import verified
 from tests.commands import coterie
+from tests.e2e.gated import TASK
 from tests.e2e.organisations import SETTINGS, Organisations
 from tests.e2e.runs import until
 
-RUN = ("fedavg", "--rounds", "2", "--min-silos", "2", *SETTINGS)
+RUN = ("fedavg", "--task", TASK, "--min-silos", "2", *SETTINGS)
 
 
 @pytest.fixture
@@ -34,13 +35,13 @@ def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_i
     pair: Organisations, ada: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = pair.federation
-    refused = coterie("run", *RUN, "--detach", *ada)
+    refused = coterie("run", *RUN, "--rounds", "2", "--detach", *ada)
     assert refused.returncode != 0
     assert "has the roles look; to start and stop runs takes the role 'run'." in refused.stderr
     assert "2 silos connected" in coterie("status", *ada).stdout
     name = operators.read(made)[-1].name
     pair.command("operator", "roles", name, "--role", "run")
-    started = coterie("run", *RUN, "--detach", "--runs-dir", str(made.runs), *ada)
+    started = coterie("run", *RUN, "--rounds", "2", "--detach", "--runs-dir", str(made.runs), *ada)
     assert started.returncode == 0, started.stderr
     pair.command("operator", "remove", name)
     shut = coterie("status", *ada)
@@ -62,7 +63,7 @@ def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
     pair.add("asked", 3, extra='[policy]\napprove = "ask"')
     pair.wait_for(3)
     pair.gate.close()
-    folder = pair.submit("fedavg", "--rounds", "8", "--min-silos", "2", *SETTINGS)
+    folder = pair.submit(*RUN, "--rounds", "8")
     pair.gate.hold(2, rounds=1)
     home = str(pair.home_of("asked"))
     shown = pair.done("silo", "approve", "--home", home)
