@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,16 +65,12 @@ def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
     home = str(pair.home_of("asked"))
     shown = pair.done("silo", "approve", "--home", home)
     assert f"Run {folder.name}, code" in shown and "1 run waits" in shown
-    pair.end("asked", how=signal.SIGKILL)
     pair.done("silo", "approve", folder.name, "--home", home)
-    pair.start_silo("asked")
-    pair.wait_for(3)
     pair.gate.open()
     until(lambda: ended(folder), "the run's end", deadline_s=120)
     rounds = read_run(folder).rounds
     assert "asked" not in rounds[0].silos
-    reason: dict[str, Any] = json.loads((folder / "run.json").read_text())["refused"]
-    assert "asked" in rounds[-1].silos or "approval" in str(reason)
+    assert "asked" in rounds[-1].silos
     told = pair.command("withdraw", "asked")
     (file,) = (pair.coordinator / "withdrawals").glob("asked-*.json")
     done = verified(file.read_text(), pair.federation.ca.read_bytes())
