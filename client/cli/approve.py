@@ -107,7 +107,8 @@ SHOWN_APART = ("strategy", "task", "rounds", "asked-by")
 def _command(one: Approval, folder: Path) -> str:
     import shlex
 
-    return f"coterie silo approve {shlex.quote(one.run)} --code {one.code} --home {folder}"
+    place = shlex.quote(str(folder))
+    return f"coterie silo approve {shlex.quote(one.run)} --code {one.code} --home {place}"
 
 
 def _shown(text: object) -> str:

@@ -112,6 +112,9 @@ def test_a_coordinator_neither_fills_the_disk_nor_hides_what_it_asks(
         assert code_of(ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": name})) == wire.UNAPPROVED
     many = ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": "three"})
     assert code_of(many) == wire.REFUSED and "2 runs that wait" in str(many.error.reason)
+    for name in ("\x1b[2Jrun", "x" * 300):
+        unseen = ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": name})
+        assert "name cannot be shown" in str(unseen.error.reason)
     odd = ask(wire.DESCRIBE, silo, **{**TERMS, "note": "x" * 2000})
     assert "note is no number or short text" in str(odd.error.reason)
     assert sorted(one.run for one in read_all(home_of(silo))) == ["../../two", "one"]

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from coterie import wire
+from coterie.client.cli.check import _condition_lines
 from coterie.client.home import hours
 from coterie.client.home.hours import read_days, read_hours, words, works_at
+from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from tests.client.test_app import ask, initial, train
 from tests.conftest import digits_config
@@ -67,4 +69,9 @@ def test_outside_its_hours_a_silo_begins_nothing_and_finishes_what_it_began(
     monkeypatch.setattr(hours, "now", lambda: at("Mon", "21:00"))
     assert not train(initial(), silo).has_error()
     assert words("", "Mon-Fri") == "works Mon–Fri"
+    shown = list(_condition_lines(Policy(approve="ask", hours="20:00-06:00")))
+    assert shown[:2] == [
+        "Takes part in a run only once it was approved here: coterie silo approve RUN",
+        "Joins runs and trains by its clock only when it works 20:00–06:00",
+    ]
     assert words("", "") == ""

@@ -177,6 +177,8 @@ def test_silos_are_enrolled_and_removed_from_elsewhere(
     # The SuperLink behind this gate knows no silos, so that it is told what it cannot do.
     gone = coterie("remove", "b", *there)
     assert "b is removed" in gone.stdout + gone.stderr
+    withdrawn = coterie("withdraw", "b", *there)
+    assert "Silo b withdrew." in withdrawn.stdout and "by eve" in withdrawn.stdout
     refused = coterie("run", "hcct", "--detach", *there)
     assert refused.returncode != 0 and "takes the role 'run'" in refused.stderr
     assert "eve" in coterie("operator", "list", "--federation", folder).stdout
