@@ -34,6 +34,13 @@ def approve(
     code: Annotated[
         str, option("CODE", "Only if the run still is what was listed with this code.")
     ] = "",
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve a page with the runs that wait, on this machine.")
+    ] = False,
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="With --web: port to listen on; 0 picks a free one."),
+    ] = 8322,
     home: HomeOption = None,
 ) -> None:
     """Approve or refuse a run, or list those that wait.
@@ -45,6 +52,15 @@ def approve(
     from coterie.client.home.folder import Home
 
     made = Home(home)
+    if web:
+        if run or refuse or code:
+            raise typer.BadParameter(
+                "decide on the page, or name a run without it.", param_hint="--web"
+            )
+        from coterie.client.cli.approve_page import serve
+
+        serve(made, port=port)
+        return
     if not run:
         if refuse or code:
             raise typer.BadParameter("name the run: coterie silo approve RUN.", param_hint="RUN")

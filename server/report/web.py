@@ -9,18 +9,14 @@ it in a cookie.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
-import secrets
 import sys
 import threading
 import time
 from dataclasses import dataclass
-from hmac import compare_digest
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 from coterie.pictures.page import Page, render, render_body
 from coterie.server.report.command import tell
@@ -34,15 +30,10 @@ from coterie.server.runs.record import (
     read_run,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.tokens import TokenHandler, TokenServer, is_loopback, new_token
 
 REST = 4.0
 """Times that a drawing took before the next one starts: at most a fifth of one core."""
-ASKS = (
-    "<!doctype html><title>coterie</title><p>This page asks for the token in the address that "
-    "<code>coterie watch --web</code> printed.<form><input name=token autofocus></form>"
-)
-"""What whoever has no token gets."""
-LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
@@ -114,111 +105,38 @@ def _page(folder: Path | None, root: Path | None) -> tuple[Page, str]:
     return build_page(story), status if story.run.ended else ""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(TokenHandler):
     """Three addresses; anything else is not there."""
 
-    server_version = "coterie"
-    sys_version = ""
-    timeout = 30.0
     server: _Server
 
     def do_GET(self) -> None:
         """The page, or its body for the page that asks again."""
-        path, _, query = self.path.partition("?")
-        if not self._is_own_host():
-            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "another host's name\n")
+        path = self.path.partition("?")[0]
+        if not self.let_in():
             return
         if path not in ("/", "/body"):
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
-            return
-        if token := "".join(parse_qs(query).get("token", [])):
-            self._take(token)
-            return
-        if not self._is_known():
-            self._answer(HTTPStatus.UNAUTHORIZED, "text/html; charset=utf-8", ASKS)
+            self.answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
             return
         try:
             shown = self.server.page.look()
         except FederationError as error:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", f"{error}\n")
+            self.answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", f"{error}\n")
             return
         headers = {"ETag": shown.tag} | ({"X-Run-Over": quote(shown.over)} if shown.over else {})
         if path == "/body" and self.headers.get("If-None-Match") == shown.tag:
-            self._answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", "", headers)
+            self.answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", "", headers)
             return
         text = shown.html if path == "/" else shown.body
-        self._answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
+        self.answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
 
     do_HEAD = do_GET
 
-    def _take(self, token: str) -> None:
-        """Keep a right token in a cookie, and out of the address."""
-        if not compare_digest(token.encode(), self.server.token.encode()):
-            self._answer(HTTPStatus.UNAUTHORIZED, "text/html; charset=utf-8", ASKS)
-            return
-        cookie = f"{self.server.cookie}={token}; HttpOnly; SameSite=Strict; Path=/"
-        headers = {"Set-Cookie": cookie, "Location": "/"}
-        self._answer(HTTPStatus.SEE_OTHER, "text/plain", "", headers)
 
-    def _is_known(self) -> bool:
-        """Whether the browser has the token."""
-        try:
-            kept = SimpleCookie(self.headers.get("Cookie", "")).get(self.server.cookie)
-        except CookieError:
-            return False
-        given = "" if kept is None else kept.value
-        return compare_digest(given.encode(), self.server.token.encode())
-
-    def _is_own_host(self) -> bool:
-        """On loopback, only names of loopback: a page elsewhere must not read through DNS."""
-        if not self.server.loopback:
-            return True
-        host = self.headers.get("Host", "").rpartition(":")
-        name = (host[0] if host[1] and host[2].isdigit() else "".join(host)).strip("[]")
-        return name in LOOPBACK_NAMES
-
-    def _answer(
-        self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None
-    ) -> None:
-        content = text.encode()
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None:
-        """Silent: a browser asks every two seconds."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
+class _Server(TokenServer):
     def __init__(self, address: tuple[str, int], page: LivePage, token: str) -> None:
-        self.page, self.token = page, token
-        self.loopback = _is_loopback(address[0])
-        super().__init__(address, _Handler)
-        # Cookies are of a host, whatever the port.
-        self.cookie = f"coterie-{self.server_address[1]}"
-
-
-def new_token() -> str:
-    """128 bits, as a word for an address."""
-    return secrets.token_urlsafe(16)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        self.page = page
+        super().__init__(address, _Handler, token=token, command="coterie watch --web")
 
 
 def make_server(page: LivePage, *, host: str, port: int, token: str) -> ThreadingHTTPServer:
@@ -255,7 +173,7 @@ def serve(run: str | None, *, root: Path | None, host: str, port: int, token: st
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{server.server_address[1]}/?token={token}"
         print(f"{address} (Ctrl-C ends it)", flush=True)
-        if not _is_loopback(host):
+        if not is_loopback(host):
             print(
                 "Others reach this address: whoever has the token sees the run, and without TLS it "
                 "can be read on the way.",

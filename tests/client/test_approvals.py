@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 from datetime import datetime
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import coterie.client.app
 from coterie import wire
+from coterie.client.cli.approve_page import make_server
 from coterie.client.home import approvals, hours
 from coterie.client.home.approvals import ApprovalError, decide, find, read_all
-from coterie.client.home.folder import create
+from coterie.client.home.folder import Home, create
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.foreign import ForeignApp
 from coterie.server.runs.config import RunConfig
@@ -150,6 +154,46 @@ def test_a_person_sees_lists_approves_and_refuses(silo: dict[str, Any]) -> None:
     assert wrong.returncode == 2 and "no run 'other' has asked here" in wrong.stderr
     command("silo", "approve", "hcct-7", "--refuse", "--home", str(home))
     assert "refused" in command("silo", "approve", "--home", str(home)).stdout
+
+
+def test_a_person_decides_on_the_silos_own_page(silo: dict[str, Any]) -> None:
+    home = Home(home_of(silo))
+    ask(wire.DESCRIBE, silo, **{**TERMS, "label": "<script>"})
+    bound = make_server(home, port=0, token="word")
+    thread = threading.Thread(target=bound.serve_forever, args=(0.02,))
+    thread.start()
+
+    def asked(form: dict[str, str] | None = None, **headers: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", bound.server_address[1], timeout=10)
+        body = None if form is None else urlencode(form)
+        connection.request("GET" if form is None else "POST", "/", body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    try:
+        known = {"Cookie": f"{bound.cookie}=word"}
+        status, text = asked(**known)
+        assert status == 200 and "1 run waits for approval" in text and "&lt;script&gt;" in text
+        found = find(home.folder, "hcct-7")
+        assert found is not None and f"code {found.code}" in text
+        decision = {"run": "hcct-7", "code": found.digest, "state": "approved"}
+        assert asked(decision)[0] == 401, "without the token"
+        assert asked(decision, **known, Host="evil.example")[0] == 421
+        assert asked({**decision, "state": "waits"}, **known)[0] == 400
+        assert asked({**decision, "code": ""}, **known)[0] == 400
+        ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9})
+        assert "announced something else since" in asked(decision, **known)[1]
+        again = find(home.folder, "hcct-7")
+        assert again is not None and again.state == "waits"
+        done = asked({**decision, "code": again.digest}, **known)
+        assert done[0] == 200 and "Run hcct-7 is approved." in done[1]
+        assert not ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9}).has_error()
+        with pytest.raises(SettingsError, match="cannot listen on"):
+            make_server(home, port=bound.server_address[1], token="word")
+    finally:
+        bound.shutdown()
+        thread.join()
+        bound.server_close()
 
 
 def test_without_a_folder_nothing_can_be_approved() -> None:
