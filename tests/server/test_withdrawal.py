@@ -113,7 +113,9 @@ def test_a_run_that_goes_on_is_named_and_the_withdrawal_is_completed_later(
         assert f"coterie stop fedavg-1 --federation {made.folder}" in str(caught.value)
         assert {e.name for e in enrolled.read(made.roster) if e.removed} == {"c"}
     said: list[str] = []
+    assert coterie("enrol", request("c")[0], "--federation", str(made.folder)).returncode == 0
     finish_all(made, said.append)
+    assert "c" in {e.name for e in enrolled.read(made.roster) if not e.removed}, "with a new key"
     assert "The withdrawal of silo c is complete." in said[0]
     assert not files_of(made) & GONE
     (file,) = (made.folder / "withdrawals").glob("c-*.json")
