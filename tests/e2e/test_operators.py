@@ -9,6 +9,7 @@ import pytest
 from coterie.server.runs.record import read_run
 from coterie.server.site import audit, operators
 from coterie.server.site.withdrawal import verified
+from coterie.system.processes import account
 from tests.commands import coterie
 from tests.e2e.gated import TASK
 from tests.e2e.organisations import SETTINGS, Organisations
@@ -65,6 +66,7 @@ def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
     home = str(pair.home_of("asked"))
     shown = pair.done("silo", "approve", "--home", home)
     assert f"Run {folder.name}, code" in shown and "1 run waits" in shown
+    assert f"by {account()}, says the coordinator at 127.0.0.1" in shown
     pair.done("silo", "approve", folder.name, "--home", home)
     pair.gate.open()
     until(lambda: ended(folder), "the run's end", deadline_s=120)
