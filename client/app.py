@@ -22,8 +22,7 @@ from coterie.client.work.weights import read_weights
 
 
 def describe(request: Request) -> RecordDict:
-    """Say who this silo is. Refuses a run of another task or protocol."""
-    request.personal()
+    """Say who this silo is, to a run whose terms it agrees to."""
     described = replace(request.bench.describe(), protocol=wire.agreed(request.config))
     return wire.encode_description(described)
 

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from coterie.server.machine.pulling import bounded
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.run import execute, run_folder
+from coterie.server.site.audit import who_started
 from coterie.server.site.contacts import Contacts
 from coterie.server.site.enrolled import names_by_node, vouchers
 from coterie.server.site.federation import ENVIRONMENT, load
@@ -34,11 +35,13 @@ def main(grid: Grid, context: Context) -> None:
     config = RunConfig.read_from_flower(context.run_config)
     federation = load() if os.environ.get(ENVIRONMENT) else None
     folder = run_folder(config, run_id=context.run_id)
+    asked_by = who_started(federation, context.run_id) if federation else ""
     execute(
         bounded(grid, hosts=federation is None, folder=folder),
         config,
         run_id=context.run_id,
         folder=folder,
+        asked_by=asked_by,
         enrolled=partial(names_by_node, federation.roster) if federation else None,
         vouching=Enrolled(
             federation.ca.read_bytes(), partial(vouchers, federation.roster, federation.tls)

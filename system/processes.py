@@ -6,6 +6,7 @@ memory is not known.
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import subprocess
@@ -296,3 +297,11 @@ def proportional_memory(pid: int) -> int:
     with suppress(psutil.NoSuchProcess):
         return int(getattr(psutil.Process(pid).memory_full_info(), "pss", 0))
     return 0
+
+
+def account() -> str:
+    """The name of the account that this process runs under."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in a container
+        return f"account {os.getuid()}"

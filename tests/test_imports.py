@@ -20,6 +20,7 @@ MOUNTS = {"server/cli/main.py: client"}
 INSIDE_FLWR = {"client/resident/link.py", "client/resident/sharing.py"} | {
     "server/machine/executor.py",
     "server/machine/link.py",
+    "server/machine/gate.py",
     "server/machine/pulling.py",
     "wire/bundles.py",
     "wire/objects.py",

@@ -26,10 +26,12 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509 import load_pem_x509_certificate
 
 REQUEST: Final = "coterie-request"
+OPERATOR: Final = "coterie-operator"
 BUNDLE: Final = "coterie-join"
 VERSION: Final = 1
 LINES: Final = {
     REQUEST: ("an enrolment request", "coterie silo init"),
+    OPERATOR: ("an operator's request", "coterie operator init"),
     BUNDLE: ("a join bundle", "coterie enrol"),
 }
 """What each line is, and which command prints it."""
@@ -41,7 +43,7 @@ class EnrolmentError(ValueError):
 
 @dataclass(frozen=True)
 class Request:
-    """A silo asks to be let in.
+    """A silo, or an operator, asks to be let in.
 
     Attributes:
         name: what it wants to be called.
@@ -91,39 +93,39 @@ def _fingerprint(content: bytes) -> str:
     return "-".join(digest[i : i + 4] for i in range(0, 32, 4))
 
 
-def make_request(name: str, key: ec.EllipticCurvePrivateKey) -> str:
-    """The line that a silo gives to the operator."""
+def make_request(name: str, key: ec.EllipticCurvePrivateKey, *, kind: str = REQUEST) -> str:
+    """The line that a silo, or with ``OPERATOR`` an operator, gives to the coordinator."""
     public = public_pem(key.public_key())
-    signature = key.sign(_signed(name, public), ec.ECDSA(hashes.SHA256()))
+    signature = key.sign(_signed(kind, name, public), ec.ECDSA(hashes.SHA256()))
     return _line(
-        REQUEST,
+        kind,
         {"name": name, "key": public.decode(), "signature": base64.b64encode(signature).decode()},
     )
 
 
-def read_request(text: str) -> Request:
+def read_request(text: str, *, kind: str = REQUEST) -> Request:
     """Read what ``make_request`` made.
 
     Raises:
         EnrolmentError: it is incomplete, changed, or something else.
     """
-    fields = _fields(REQUEST, text)
+    fields = _fields(kind, text)
     try:
         name, key = str(fields["name"]), str(fields["key"]).encode()
         signature = base64.b64decode(fields["signature"], validate=True)
         public = load_pem_public_key(key)
         if not isinstance(public, ec.EllipticCurvePublicKey):
             raise EnrolmentError("the request's key is not on an elliptic curve.")
-        public.verify(signature, _signed(name, key), ec.ECDSA(hashes.SHA256()))
+        public.verify(signature, _signed(kind, name, key), ec.ECDSA(hashes.SHA256()))
     except InvalidSignature:
         raise EnrolmentError(
             "the request was changed on its way: its signature does not fit its name and key. "
-            "Ask the silo to send it again."
+            "Ask for it to be sent again."
         ) from None
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, EnrolmentError):
             raise
-        raise EnrolmentError(_garbled(REQUEST)) from None
+        raise EnrolmentError(_garbled(kind)) from None
     return Request(name, key)
 
 
@@ -147,8 +149,8 @@ def read_bundle(text: str) -> Bundle:
         raise EnrolmentError(_garbled(BUNDLE)) from None
 
 
-def _signed(name: str, key: bytes) -> bytes:
-    return f"{REQUEST} {VERSION} {name}\n".encode() + key
+def _signed(kind: str, name: str, key: bytes) -> bytes:
+    return f"{kind} {VERSION} {name}\n".encode() + key
 
 
 def _line(kind: str, fields: dict[str, str]) -> str:

@@ -186,6 +186,8 @@ GUARD_LR_DECAY: Final = "guard-lr-decay"
 """A round of that training: the run's own, whatever a message asks of the federation's model."""
 RUN: Final = "run"
 """The run's name, for the files that the silo keeps."""
+ASKED_BY: Final = "asked-by"
+"""The operator who started the run, as the coordinator knows them."""
 OF_RUN: Final = "of-run"
 """The same, told before a silo joins: it may have been in the run before."""
 
@@ -274,7 +276,13 @@ FAILED: Final = 201
 """Error code of a silo whose app raised."""
 SPENT: Final = 203
 """Error code of a silo whose privacy budget does not allow what was asked, with the reason."""
-HOSTS: Final = 204
+UNAPPROVED: Final = 204
+"""Error code of a silo whose people have not yet approved the run, with the reason."""
+CLOSED: Final = 205
+"""Error code of a silo that does not work at this hour, with its hours."""
+NOT_NOW: Final = frozenset({UNAPPROVED, CLOSED})
+"""Who answers so may take part later: it is asked again."""
+HOSTS: Final = 206
 """Error code of a process of several silos that was asked who it is; the reason is their number.
 Each is then asked by itself, all in one bundle."""
 UNREADABLE: Final = 202

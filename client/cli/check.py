@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from coterie.client.home import personal
+from coterie.client.home.hours import words
 from coterie.client.home.learned import About, learned_lines
 from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.privacy import STAYING
@@ -183,6 +184,10 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
 def _condition_lines(policy: Policy) -> Iterator[str]:
     if policy.strategies:
         yield f"Takes part only in: {', '.join(policy.strategies)}"
+    if policy.approve:
+        yield "Takes part in a run only once it was approved here: coterie silo approve RUN"
+    if when := words(policy.hours, policy.days):
+        yield f"Joins runs and trains by its clock only when it {when}"
     if policy.max_local_epochs:
         yield f"Refuses runs of more than {policy.max_local_epochs} epochs per round."
     if policy.max_minutes:

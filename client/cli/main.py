@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coterie.client.cli import folder, kept
+from coterie.client.cli import approve, folder, kept
 from coterie.client.cli.options import (
     PATIENCE_S,
     AppOption,
@@ -52,6 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(folder.app)
+app.add_typer(approve.app)
 app.add_typer(kept.app)
 
 

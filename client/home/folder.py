@@ -9,6 +9,7 @@
     models/, personal/  what the silo keeps of its runs
     privacy/            with differential privacy: its budget, and the secret of its noise
     contact             as old as the last contact with the coordinator
+    approvals/          with approve = "ask": runs that wait, were approved or refused
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from coterie.client.home.files import ENVIRONMENT, folder_of
+from coterie.client.home.hours import read_days, read_hours
 from coterie.client.home.policy import METRIC_PATTERN, PEER_PATTERN, Policy
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import (
@@ -103,6 +105,8 @@ min_batch = 1
 # "required": take part in secure runs only, in which the coordinator sees sketches of this silo's
 # updates and sums over groups, but none of its models.
 secure = ""
+# "ask": a run waits until a person here has looked at it and said `coterie silo approve RUN`.
+approve = ""
 # In secure runs: the silos with which this one takes part in sums, each "NAME FINGERPRINT" as that
 # silo shows it. Empty: every one for which the coordinator vouches.
 peers = []
@@ -140,6 +144,9 @@ workers = 0
 gpu_memory = 1.0
 # 0 to 19: how much other work on this machine comes before this silo's.
 nice = 0
+# When this silo joins runs and trains, by this machine's clock; empty: always.
+hours = ""  # "20:00-06:00"
+days = ""   # "Mon-Fri"; of hours past midnight the days on which they begin
 
 [monitoring]
 # Where Prometheus reads /metrics: PORT of this machine alone, or HOST:PORT. Empty: nowhere.
@@ -165,6 +172,7 @@ class _Policy(_Section):
     min_samples: Annotated[int, Field(ge=1)] = Policy.min_samples
     min_batch: Annotated[int, Field(ge=1)] = Policy.min_batch
     secure: Literal["", "required"] = ""
+    approve: Literal["", "ask"] = ""
     peers: tuple[Annotated[str, Field(pattern=PEER_PATTERN)], ...] = ()
     alpha: Annotated[float, Field(ge=0)] | None = None
 
@@ -184,6 +192,8 @@ class _Compute(_Section):
     workers: Annotated[int, Field(ge=0, le=MAX_WORKERS)] = 0
     gpu_memory: Annotated[float, Field(gt=0, le=1)] = 1.0
     nice: Annotated[int, Field(ge=0, le=19)] = 0
+    hours: Annotated[str, AfterValidator(read_hours)] = ""
+    days: Annotated[str, AfterValidator(read_days)] = ""
 
 
 class Monitoring(_Section):
@@ -248,7 +258,11 @@ class Home:
             threads=compute.threads,
             workers=compute.workers,
             home=str(self.folder),
-            policy=Policy(**policy.model_dump(exclude={"alpha"}), **config.limits.model_dump()),
+            policy=Policy(
+                **policy.model_dump(exclude={"alpha"}),
+                **config.limits.model_dump(),
+                **compute.model_dump(include={"hours", "days"}),
+            ),
             privacy=None if config.privacy is None else privacy_of(config.privacy.model_dump()),
             also=tuple(map(self._study, config.also)),
         )

@@ -86,6 +86,9 @@ class Policy:
         max_message_mb: the largest message, in millions of bytes, before any of it is unpacked; 0
             sets no limit.
         max_kept_runs: of how many runs models are kept in the silo's folder; 0 sets no limit.
+        approve: ``ask``: a run waits until a person at the silo has approved it; empty: none does.
+        hours, days: when the silo trains and joins runs, as ``silo.toml`` has them
+            (``coterie.client.home.hours``); empty: always.
         label_counts: consent to tell how many training samples of each label there are, which
             FedGen asks for and nothing else does.
         column_sums: consent to tell count, mean and deviation of numeric columns of the training
@@ -115,6 +118,9 @@ class Policy:
     max_minutes: float = 720.0
     max_message_mb: float = 2000.0
     max_kept_runs: int = 100
+    approve: str = ""
+    hours: str = ""
+    days: str = ""
 
     def unknown_metrics(self) -> tuple[str, ...]:
         """Metrics that the silo names and that no task has: only an app of others may."""

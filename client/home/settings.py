@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from coterie.client.home.hours import DAYS_FORM, HOURS_FORM, read_days, read_hours
 from coterie.client.home.policy import METRIC_PATTERN, Policy
 from coterie.client.home.privacy import Privacy
 from coterie.tasks.base import Option
@@ -75,6 +76,11 @@ class SiloSettings:
             raise SettingsError(f"threads must be 0 to {MAX_THREADS}. Got {self.threads}.")
         if not 0 <= self.workers <= MAX_WORKERS:
             raise SettingsError(f"workers must be 0 to {MAX_WORKERS}. Got {self.workers}.")
+        if self.policy.approve and not self.home:
+            raise SettingsError(
+                'approve = "ask" needs a folder that remembers what was approved: name one with '
+                "--home."
+            )
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise SettingsError(f"device must be auto, cpu, cuda or cuda:N. Got {self.device!r}.")
         if self.also and self.privacy is not None:
@@ -186,10 +192,16 @@ def _metrics(text: Option) -> tuple[str, ...]:
     return _words(text)
 
 
-def _secure(text: Option) -> str:
-    if text not in ("", "required"):
-        raise ValueError
-    return str(text)
+def _one_of(*known: str) -> Callable[[Option], str]:
+    def read(text: Option) -> str:
+        if text not in known:
+            raise ValueError
+        return str(text)
+
+    return read
+
+
+_secure, _approve = _one_of("", "required"), _one_of("", "ask")
 
 
 Reader = Callable[[Any], Any]
@@ -216,6 +228,9 @@ POLICY: Mapping[str, Reader] = {
     "max-kept-runs": int,
     "secure": _secure,
     "peers": _words,
+    "approve": _approve,
+    "hours": read_hours,
+    "days": read_days,
 }
 """Keys of a node config, which are fields here and of the policy, and how each is read."""
 PRIVACY_PREFIX = "privacy_"
@@ -230,6 +245,9 @@ EXPECTED = {
     _flag: "true or false",
     _metrics: "names with commas between them",
     _secure: "required, or empty",
+    _approve: "ask, or empty",
+    read_hours: HOURS_FORM,
+    read_days: DAYS_FORM,
 }
 
 

@@ -21,6 +21,8 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from coterie import wire
+from coterie.client.home import approvals
+from coterie.client.home.hours import words
 from coterie.client.home.policy import ALWAYS, METRICS, REVEALING, Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.ledger import outbound
@@ -133,6 +135,9 @@ class ForeignApp:
         objection = objection_to(message, context.run_config, silo.policy)
         if objection:
             return wire.refusal(f"silo {silo.name!r} {objection}", message)
+        later = not_now_of(silo, message, context.run_config)
+        if later.why:
+            return wire.refusal(f"silo {silo.name!r} {later.why}", message, code=later.code)
         reply = call_next(message, self._seen(silo, context))
         if reply.has_error():
             # Its reason is the app's own text, which may quote the silo's data.
@@ -194,6 +199,17 @@ def objection_to(message: Message, run_config: Mapping[str, object], policy: Pol
     if message.metadata.message_type.partition(".")[0] == wire.TRAIN:
         return _group_objection(message, policy)
     return ""
+
+
+def not_now_of(
+    silo: SiloSettings, message: Message, run_config: Mapping[str, object]
+) -> approvals.Later:
+    """Why a message waits; a run is known to an app by its configuration at the SuperLink."""
+    own = message.content.config_records.get(wire.CONFIG) if message.has_content() else None
+    meta, config = message.metadata, own or ConfigRecord()
+    return approvals.not_now(
+        silo, meta.message_type, config, str(meta.run_id), terms=run_config or None
+    )
 
 
 def _group_objection(message: Message, policy: Policy) -> str:
@@ -273,6 +289,13 @@ def conditions(silo: SiloSettings) -> Iterator[str]:
     config = ", ".join(f"{k}={v!r}" for k, v in silo.options.items()) or "nothing"
     yield f"The app's node config, from [data]: {config}."
     yield "Every reply is noted in the ledger. Of an error only its kind leaves."
+    if policy.approve:
+        yield (
+            "A run is answered only once it was approved here (coterie silo approve RUN), by its "
+            "configuration at the SuperLink; what its messages say beyond that is not compared."
+        )
+    if when := words(policy.hours, policy.days):
+        yield f"It trains by this machine's clock only when it {when}."
     if policy.strategies:
         names = ", ".join(policy.strategies)
         yield f"It takes part only in {names}: a run that does not name its strategy is refused."

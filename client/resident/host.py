@@ -252,7 +252,9 @@ class Host:
             return wire.failure(silo.name, error, message)
         if reply.has_error():
             what = "failed on" if reply.error.code == wire.FAILED else "refused"
-            log.error("%s a %s message: %s", what, meta.message_type, reply.error.reason)
+            # "Not now" is said every half a minute.
+            level = logging.DEBUG if reply.error.code in wire.NOT_NOW else logging.ERROR
+            log.log(level, "%s a %s message: %s", what, meta.message_type, reply.error.reason)
         else:
             log.debug("answered a %s message of round %s", meta.message_type, meta.group_id)
         return reply

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.home import personal, privacy
+from coterie.client.home.approvals import not_now
 from coterie.client.home.asked import asked_by, quota_objection
 from coterie.client.home.budget import SpentError
 from coterie.client.home.held import Held, held
@@ -123,6 +124,7 @@ class Request:
         request = replace(self, bench=replace(bench, work=work))
         if self.message.metadata.message_type == wire.DESCRIBE:
             request._check_terms()
+            request._check_now()  # last: nobody is asked about a run that is refused anyway
         return request
 
     def is_of_another_study(self) -> bool:
@@ -158,10 +160,19 @@ class Request:
         asked = asked_by(self.bench.settings, run, flower_run)
         self.refuse_for(asked.objection(kind, self.config, policy))
         self.refuse_for(quota_objection(self.bench.settings.home, run, policy.max_kept_runs))
+        if kind != wire.DESCRIBE:
+            self._check_now()
+
+    def _check_now(self) -> None:
+        """Refuse for now what waits for a person's approval, or for the hours of this silo."""
+        meta = self.message.metadata
+        later = not_now(self.bench.settings, meta.message_type, self.config, str(meta.run_id))
+        self.refuse_for(later.why, code=later.code)
 
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
         self._check_schema()
+        self.personal()
         plan = self.plan()
         self.metric()
         self.kept_out_share()

@@ -18,7 +18,7 @@ from rich.text import Text
 from coterie.server.cli.options import Given
 from coterie.server.cli.view import collaboration_text, local_time, showing
 from coterie.server.cli.waiting import Turn, wait_for_turn
-from coterie.server.machine.link import Control, control
+from coterie.server.machine.link import Control
 from coterie.server.machine.local import follow_run
 from coterie.server.paths import place
 from coterie.server.runs.config import RunConfig
@@ -56,7 +56,7 @@ def submit_and_follow(
         detach: do not wait for the end.
         shared_records: the coordinator's records can be read here although it is elsewhere.
     """
-    address, certificates, _ = options.place()
+    address = options.place().superlink
     here = shared_records or _is_local(address)
     keys = {**keys, "runs-dir": keys.get("runs-dir") or str(reading.default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
@@ -71,7 +71,7 @@ def submit_and_follow(
         run_id = 0 if detach else _its_turn(queue, entry, options, console)
         if not run_id:
             return 0 if detach else EXIT_INTERRUPTED
-    with control(address, root_certificates=certificates) as calls:
+    with options.control() as calls:
         if config.resume and _is_local(address) and not run_id:
             config = _resumable(calls, config)
         run_id = run_id or calls.submit(config)
@@ -156,10 +156,10 @@ def stop_run(name: str, options: Given) -> int:
     Raises:
         FederationError: there is no such run, or the SuperLink does not know it.
     """
-    address, certificates, root = options.place()
+    address, _, root = options.place()
     console = Console(highlight=False, soft_wrap=True, markup=False)
     run_id, folder = _known_run(name, root)
-    with control(address, root_certificates=certificates) as calls:
+    with options.control() as calls:
         known = [info for info in calls.runs() if info.run_id == run_id]
         if not known:
             raise refused(
@@ -355,9 +355,9 @@ def _group_table(run: Run) -> Table:
 
 def print_status(options: Given) -> None:
     """Connected silos and known runs."""
-    address, certificates, _ = options.place()
+    address = options.place().superlink
     console = Console()
-    with control(address, root_certificates=certificates) as calls:
+    with options.control() as calls:
         online, known = calls.num_online(), calls.runs()
     console.print(
         f"SuperLink at {address}: {online} silos connected, {len(known)} runs", markup=False

@@ -8,12 +8,13 @@ import click
 import typer
 
 from coterie.client.cli.main import app as silo
-from coterie.server.cli import operator, runs, study
+from coterie.server.cli import operator, people, runs, study
 from coterie.system.commandline import Group
 
 SECTIONS = {
     "Try and compare on this machine": ("", study.app),
     "Coordinate a federation": ("", operator.app),
+    "Let operators in": ("operator", people.app),
     "Run a strategy": ("", runs.app),
     "Take part as a silo": ("silo", silo),
 }

@@ -103,15 +103,24 @@ def enrol(
         list[str], typer.Argument(help="Enrolment request: the line that the silo sent.")
     ],
     federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
 ) -> None:
     """Enrol a silo and print the join bundle to send back.
 
-    Enrolment binds the silo's name to its key.
+    Enrolment binds the silo's name to its key. With --superlink it is done at a coordinator
+    elsewhere, which asks for an operator with the role `enrol`.
     """
     from coterie.server.site.federation import load
-    from coterie.server.site.operator import take_request
+    from coterie.server.site.operator import print_enrolled, take_request
 
-    take_request(load(federation), "".join(request))
+    text = "".join(request)
+    if superlink is None:
+        take_request(load(federation), text)
+        return
+    with Given(federation, superlink, root_certificates).control() as calls:
+        done = calls.act("enrol", request=text)
+    print_enrolled(done["lines"], done["bundle"])
 
 
 @app.command(epilog="Example:  coterie roster --federation lung-study")
@@ -127,12 +136,97 @@ def roster(federation: FederationOption = None) -> None:
 def remove(
     name: Annotated[str, typer.Argument(help="Name of the silo.")],
     federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
 ) -> None:
     """Remove a silo from the federation. Its key is never accepted again; runs continue."""
     from coterie.server.site.federation import load
     from coterie.server.site.operator import print_remove
 
-    print_remove(load(federation), name)
+    if superlink is None:
+        print_remove(load(federation), name)
+        return
+    with Given(federation, superlink, root_certificates).control() as calls:
+        for line in calls.act("remove", name=name)["lines"]:
+            _say(line)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie withdraw hospital-b --federation lung-study\n"
+    "  coterie withdraw --verify hospital-b-2026-11-23T0931.json --root-certificates ca.pem"
+)
+def withdraw(
+    name: Annotated[str, typer.Argument(help="Name of the silo.")] = "",
+    verify: Annotated[
+        Path | None, file_option("Only check and show a statement of a withdrawal.", "--verify")
+    ] = None,
+    federation: FederationOption = None,
+    superlink: SuperLinkOption = None,
+    root_certificates: CertificateOption = None,
+) -> None:
+    """Remove a silo, delete its models, and sign what was deleted.
+
+    Its models, and checkpoints that hold its models or updates, are deleted from the runs of the
+    federation. A signed statement says which, and into which models of others its updates were
+    averaged: those stay. Runs that it takes part in have to be stopped first.
+    """
+    from coterie.server.site.federation import load
+
+    if (verify is None) == (not name):
+        raise typer.BadParameter("name a silo, or a statement with --verify.", param_hint="NAME")
+    if verify is not None:
+        from coterie.server.site.withdrawal import lines_of, verified
+
+        ca = load(federation).ca if root_certificates is None else root_certificates
+        lines = list(lines_of(verified(verify.read_text(encoding="utf-8"), ca.read_bytes())))
+        _say("The statement is as the federation of this CA signed it.")
+    elif superlink is None:
+        from coterie.server.site.operator import withdraw_silo
+
+        lines = withdraw_silo(load(federation), name)
+    else:
+        with Given(federation, superlink, root_certificates).control() as calls:
+            lines = calls.act("withdraw", name=name)["lines"]
+    for line in lines:
+        _say(line)
+
+
+@app.command(
+    epilog="Examples:\n\n"
+    "\b\n"
+    "  coterie audit --federation lung-study\n"
+    "  coterie audit --verify --head 12:5f1c… --federation lung-study"
+)
+def audit(
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Look for lines that were changed, removed, moved or cut off."
+        ),
+    ] = False,
+    head: Annotated[
+        str,
+        typer.Option(
+            metavar="HEAD", help="With --verify: a head that was noted, to be found in the history."
+        ),
+    ] = "",
+    last: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Show only the last N acts; 0 shows all.")
+    ] = 0,
+    federation: FederationOption = None,
+) -> None:
+    """List what operators did, or verify that list."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.operator import print_audit, print_verification
+
+    made = load(federation)
+    if verify:
+        raise typer.Exit(print_verification(made, head=head))
+    if head:
+        raise typer.BadParameter("it is looked for with --verify.", param_hint="--head")
+    print_audit(made, last=last)
 
 
 @app.command(epilog="Example:  coterie upgrade-check --to 0.2.0 --federation lung-study")
@@ -213,6 +307,7 @@ def superlink(
     made = find(federation)
     if made is not None:
         from coterie.server.site.coordinator import serve
+        from coterie.server.site.withdrawal import finish_all
 
         for name, hint in given(context):
             if name in NOT_WITH_FEDERATION:
@@ -223,6 +318,7 @@ def superlink(
                 )
         made = made.monitored(metrics=metrics, log_format=log_format)
         say = logs.saying("coordinator", made.config.monitoring.log_format)
+        finish_all(made, say)
         raise typer.Exit(serve(made, say))
     from coterie.server.machine.superlink import (
         Ports,
@@ -307,11 +403,12 @@ def health(
     SuperLink without a federation, only whether it answers.
     """
     from coterie.server.site import health as checks
+    from coterie.server.site.operators import own_identity
     from coterie.system.health import report
 
     given = Given(federation, superlink, root_certificates)
     made, place = given.made(), given.place()
-    found = checks.findings(made) if made else [checks.superlink(*place[:2])]
+    found = checks.findings(made) if made else [checks.superlink(*place[:2], own_identity())]
     raise typer.Exit(report(found))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 if TYPE_CHECKING:
+    from coterie.server.machine.link import Control
     from coterie.server.site.federation import Federation
 
 MAX_PORT = 65535
@@ -130,6 +133,19 @@ class Given:
         return Place(
             made.control_address, self.root_certificates or made.ca, self.runs_dir or made.runs
         )
+
+    @contextmanager
+    def control(self) -> Iterator[Control]:
+        """Connect to the SuperLink, as this federation's operator or as the one of this account."""
+        from coterie.server.machine.link import control
+        from coterie.server.site.federation import find
+        from coterie.server.site.operators import local_identity, own_identity
+
+        address, certificates, _ = self.place()
+        made = find(self.federation) if self.superlink is None else None
+        identity = own_identity() if made is None else local_identity(made)
+        with control(address, root_certificates=certificates, identity=identity) as calls:
+            yield calls
 
     def again(self, command: str, *, records_only: bool = False) -> str:
         """A command line with the same options, or with those only that say where records are."""

@@ -150,18 +150,30 @@ def watch(
             min=0, max=options.MAX_PORT, help="With --web: port to listen on; 0 picks a free one."
         ),
     ] = 8321,
+    new_token: Annotated[
+        bool,
+        typer.Option(
+            "--new-token", help="With --web: replace the federation's token; the old one ends."
+        ),
+    ] = False,
     runs_dir: options.RunsOption = None,
     federation: options.FederationOption = None,
 ) -> None:
     """Watch a run that is recorded on this machine.
 
-    In the terminal, or with --web in a browser. Watching changes nothing.
+    In the terminal, or with --web in a browser. Watching changes nothing. The page asks for a
+    token, which is in the address that the command prints: a federation's stays the same until it
+    is replaced, without a federation each call has its own.
     """
     given = options.Given(federation, runs_dir=runs_dir)
     if web:
         from coterie.server.report.web import serve
+        from coterie.server.site.federation import find
+        from coterie.server.site.people import web_token
 
-        serve(run, root=given.place().runs_dir, host=host, port=port)
+        made = find(federation)
+        token = "" if made is None else web_token(made, new=new_token)
+        serve(run, root=given.place().runs_dir, host=host, port=port, token=token)
     else:
         from coterie.server.cli.commands import watch_run
 

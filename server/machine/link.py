@@ -13,10 +13,11 @@ import json
 import shlex
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from typing import Any
 import grpc
 import tomli_w
 
+from coterie.server.machine import signing
+from coterie.server.machine.signing import Identity
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import FederationError, refused
 from coterie.system.ports import split_address
@@ -32,6 +35,11 @@ CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
 CALL_DEADLINE_S = 30.0
 HEARTBEATS = 2
 """So many heartbeats Flower waits for before a node is offline."""
+ACT_DEADLINE_S = 120.0
+"""Longer: an act waits for another operator's, and makes calls of its own."""
+CONTROL, ACT = "/flwr.proto.Control/", "/coterie.Operators/Act"
+STREAMS = ("StreamLogs",)
+Sign = Callable[[str, bytes], signing.Metadata]
 
 
 @dataclass(frozen=True)
@@ -75,13 +83,16 @@ class Node:
 
 
 class Control:
-    """Calls on the Control API. Made by ``control``."""
+    """Calls on the Control API. Made by ``control``.
 
-    def __init__(self, channel: grpc.Channel, address: str) -> None:
-        from flwr.proto.control_pb2_grpc import ControlStub
+    Args:
+        channel: to it.
+        address: for messages.
+        sign: metadata by which a method and its request are known to be an operator's.
+    """
 
-        self._stub = ControlStub(channel)
-        self._address = address
+    def __init__(self, channel: grpc.Channel, address: str, sign: Sign) -> None:
+        self._channel, self._address, self._sign = channel, address, sign
 
     def submit(self, config: RunConfig, bundle: bytes = b"") -> int:
         """Start a run; return its id. ``bundle``: as ``bundle_of`` makes it."""
@@ -137,26 +148,43 @@ class Control:
         """Shut a node's key out, for good."""
         self._call("UnregisterNode", node_id=node_id)
 
+    def act(self, what: str, **fields: str) -> dict[str, Any]:
+        """Have a federation's coordinator do what takes more than Flower's calls; its answer."""
+        body = json.dumps({"act": what, **fields}).encode()
+        call = self._channel.unary_unary(ACT)
+        try:
+            return dict(
+                json.loads(call(body, timeout=ACT_DEADLINE_S, metadata=self._sign(ACT, body)))
+            )
+        except grpc.RpcError as error:
+            raise _translated(error, self._address) from error
+
     def log_lines(self, run_id: int, *, deadline_s: float) -> Iterator[str]:
         """What the ServerApp prints, as it comes, until the run ends or the deadline passes."""
-        from flwr.proto.control_pb2 import StreamLogsRequest
-
-        request = StreamLogsRequest(run_id=run_id, after_timestamp=0.0)
+        stream = self._method("StreamLogs", run_id=run_id, after_timestamp=0.0)
         try:
-            for part in self._stub.StreamLogs(request, timeout=deadline_s):
+            for part in stream(timeout=deadline_s):
                 yield from part.log_output.splitlines()
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise _translated(error, self._address) from error
 
     def _call(self, method: str, **fields: Any) -> Any:
-        from flwr.proto import control_pb2
-
-        request = getattr(control_pb2, f"{method}Request")(**fields)
         try:
-            return getattr(self._stub, method)(request, timeout=CALL_DEADLINE_S)
+            return self._method(method, **fields)(timeout=CALL_DEADLINE_S)
         except grpc.RpcError as error:
             raise _translated(error, self._address) from error
+
+    def _method(self, method: str, **fields: Any) -> Callable[..., Any]:
+        """A call that is signed over the bytes that travel: a stub would encode them again."""
+        from flwr.proto import control_pb2
+
+        body = getattr(control_pb2, f"{method}Request")(**fields).SerializeToString()
+        name, read = CONTROL + method, getattr(control_pb2, f"{method}Response").FromString
+        kind = self._channel.unary_stream if method in STREAMS else self._channel.unary_unary
+        return partial(
+            kind(name, response_deserializer=read), body, metadata=self._sign(name, body)
+        )
 
 
 def _node(info: Any) -> Node:
@@ -177,12 +205,15 @@ def _seconds(told: str) -> float:
 
 
 @contextmanager
-def control(address: str, *, root_certificates: Path | None = None) -> Iterator[Control]:
+def control(
+    address: str, *, root_certificates: Path | None = None, identity: Identity | None = None
+) -> Iterator[Control]:
     """Connect to a SuperLink's Control API.
 
     Args:
         address: ``HOST:PORT``.
         root_certificates: PEM file of the CA; without it the connection is plain text.
+        identity: of the operator, with which calls are signed; a federation asks for one.
 
     Raises:
         FederationError: it cannot be reached, or refuses, or has a certificate of another CA, or
@@ -201,7 +232,8 @@ def control(address: str, *, root_certificates: Path | None = None) -> Iterator[
     )
     try:
         grpc.channel_ready_future(channel).result(timeout=CONNECT_DEADLINE_S)
-        yield Control(channel, address)
+        ca = _read_certificates(root_certificates) if root_certificates else b""
+        yield Control(channel, address, partial(signing.metadata, identity, ca))
     except grpc.FutureTimeoutError as error:
         raise FederationError(
             f"no SuperLink answers at {address} (Control API) within {CONNECT_DEADLINE_S:.0f} s. "

@@ -99,6 +99,12 @@ def command(silos: str, operators: str, serverapp: str, *options: str) -> list[s
     ]
 
 
+def gated_command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
+    """The same of a federation's SuperLink, which lets in operators by their keys and roles."""
+    _, *rest = command(silos, operators, serverapp, *options)
+    return [sys.executable, "-P", "-m", "coterie.server.machine.gate", *rest]
+
+
 def plain_command(
     host: str,
     ports: Ports,

@@ -1,7 +1,9 @@
 """``coterie watch --web``: the report of a run that goes on, filling while it does.
 
 Read-only: it answers GET and HEAD on three addresses and reads nothing but the run's record. It
-listens on loopback unless told otherwise, has no login, and says so where it is opened wider.
+listens on loopback unless told otherwise. Whoever asks needs the token that the command prints:
+other accounts of the machine reach loopback too. A browser gives it once, in the address, and keeps
+it in a cookie.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import threading
 import time
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -28,7 +30,8 @@ from coterie.server.runs.record import (
     read_run,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.ports import is_loopback, names_loopback
+from coterie.system.ports import is_loopback
+from coterie.system.tokens import TokenHandler, TokenServer, new_token
 
 REST = 4.0
 """Times that a drawing took before the next one starts: at most a fifth of one core."""
@@ -103,75 +106,53 @@ def _page(folder: Path | None, root: Path | None) -> tuple[Page, str]:
     return build_page(story), status if story.run.ended else ""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(TokenHandler):
     """Three addresses; anything else is not there."""
 
-    server_version = "coterie"
-    sys_version = ""
-    timeout = 30.0
     server: _Server
 
     def do_GET(self) -> None:
         """The page, or its body for the page that asks again."""
         path = self.path.partition("?")[0]
-        if self.server.loopback and not names_loopback(self.headers.get("Host", "")):
-            self._answer(HTTPStatus.MISDIRECTED_REQUEST, "text/plain", "another host's name\n")
+        if not self.let_in():
             return
         if path not in ("/", "/body"):
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
+            self.answer(HTTPStatus.NOT_FOUND, "text/plain", "there is / and nothing else\n")
             return
         try:
             shown = self.server.page.look()
         except FederationError as error:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", f"{error}\n")
+            self.answer(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", f"{error}\n")
             return
         headers = {"ETag": shown.tag} | ({"X-Run-Over": quote(shown.over)} if shown.over else {})
         if path == "/body" and self.headers.get("If-None-Match") == shown.tag:
-            self._answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", "", headers)
+            self.answer(HTTPStatus.NOT_MODIFIED, "text/html; charset=utf-8", "", headers)
             return
         text = shown.html if path == "/" else shown.body
-        self._answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
+        self.answer(HTTPStatus.OK, "text/html; charset=utf-8", text, headers)
 
     do_HEAD = do_GET
 
-    def _answer(
-        self, status: HTTPStatus, kind: str, text: str, headers: dict[str, str] | None = None
-    ) -> None:
-        content = text.encode()
-        self.send_response(status)
-        for name, value in (headers or {}).items():
-            self.send_header(name, value)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("X-Frame-Options", "DENY")
-        self.send_header("Referrer-Policy", "no-referrer")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
 
-    def log_message(self, *_: object) -> None:
-        """Silent: a browser asks every two seconds."""
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def __init__(self, address: tuple[str, int], page: LivePage) -> None:
+class _Server(TokenServer):
+    def __init__(self, address: tuple[str, int], page: LivePage, token: str) -> None:
         self.page = page
-        self.loopback = is_loopback(address[0])
-        super().__init__(address, _Handler)
+        super().__init__(address, _Handler, token=token, command="coterie watch --web")
 
 
-def make_server(page: LivePage, *, host: str, port: int) -> ThreadingHTTPServer:
+def make_server(page: LivePage, *, host: str, port: int, token: str) -> ThreadingHTTPServer:
     """A server that is bound and not yet serving; port 0 takes any free one.
+
+    Args:
+        page: to serve.
+        host, port: to listen on.
+        token: without which nobody is answered.
 
     Raises:
         FederationError: the address cannot be used.
     """
     try:
-        return _Server((host, port), page)
+        return _Server((host, port), page, token)
     except OSError as error:
         raise FederationError(
             f"cannot listen on {host}:{port}: {error.strerror or error}. Another --port may be"
@@ -180,20 +161,23 @@ def make_server(page: LivePage, *, host: str, port: int) -> ThreadingHTTPServer:
         ) from None
 
 
-def serve(run: str | None, *, root: Path | None, host: str, port: int) -> None:
-    """Serve until interrupted.
+def serve(run: str | None, *, root: Path | None, host: str, port: int, token: str = "") -> None:
+    """Serve until interrupted, with this token, or with one of this call's own.
 
     Raises:
         FederationError: no such run, or the address cannot be used.
     """
     if run is not None:
         find_run(run, root)
-    with make_server(LivePage(run, root), host=host, port=port) as server:
+    token = token or new_token()
+    with make_server(LivePage(run, root), host=host, port=port, token=token) as server:
         shown = f"[{host}]" if ":" in host else host
-        print(f"http://{shown}:{server.server_address[1]}/ (Ctrl-C ends it)", flush=True)
+        address = f"http://{shown}:{server.server_address[1]}/?token={token}"
+        print(f"{address} (Ctrl-C ends it)", flush=True)
         if not is_loopback(host):
             print(
-                "This page has no login: whoever reaches the address sees the run.",
+                "Others reach this address: whoever has the token sees the run, and without TLS it "
+                "can be read on the way.",
                 file=sys.stderr,
                 flush=True,
             )

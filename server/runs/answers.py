@@ -18,11 +18,17 @@ class AnnouncingGrid:
         inner: the Grid that does the work.
         answered: called with the ids of the nodes whose answers one pull brought, and the type of
             the messages they answer. Not called for questions (``query.…``).
+        later: called with a node that cannot do now what it was asked for, and why.
     """
 
-    def __init__(self, inner: Grid, answered: Callable[[Sequence[int], str], None]) -> None:
+    def __init__(
+        self,
+        inner: Grid,
+        answered: Callable[[Sequence[int], str], None],
+        later: Callable[[int, str], None],
+    ) -> None:
         self.inner = inner
-        self.answered = answered
+        self.answered, self.later = answered, later
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -35,6 +41,8 @@ class AnnouncingGrid:
             meta = reply.metadata
             if meta.message_type.split(".")[0] in (wire.TRAIN, wire.EVALUATE):
                 nodes.setdefault(meta.message_type, []).append(meta.src_node_id)
+                if reply.has_error() and reply.error.code in wire.NOT_NOW:
+                    self.later(meta.src_node_id, str(reply.error.reason))
         for kind, ids in nodes.items():
             self.answered(ids, kind)
         return replies

@@ -104,6 +104,9 @@ class EnrolledRoster(DescribedRoster):
             who = self.enrolled().get(node, "")
         super()._refuse(node, who, reason)
 
+    def _called(self, node: int) -> str:
+        return (self.enrolled() if self.enrolled is not None else {}).get(node) or f"node {node}"
+
     def _hopeless(self, reasons: set[str]) -> FederationError:
         told = " ".join(sorted(reasons)[:MOST_REASONS])
         more = len(reasons) - MOST_REASONS

@@ -165,6 +165,7 @@ def execute(
     enrolled: Callable[[], Mapping[int, str]] | None = None,
     vouching: Enrolled | None = None,
     known: Known | None = None,
+    asked_by: str = "",
 ) -> RunResult:
     """Run the federation that ``config`` describes and keep its record in ``folder``.
 
@@ -176,6 +177,7 @@ def execute(
         enrolled: see ``DescribedRoster``.
         vouching: for the silos' keys in a secure run, where they are enrolled.
         known: of enrolled silos from earlier runs, so that those of other tasks are not asked.
+        asked_by: the operator who started it; silos are told.
 
     Raises:
         FederationError: the run cannot go on; the record says why. One that is complete, or not
@@ -212,6 +214,7 @@ def execute(
                 result = _execute(
                     *(grid, config, record, tracking, checkpoints, standing),
                     *(enrolled, vouching, known),
+                    {wire.ASKED_BY: asked_by} if asked_by else {},
                 )
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
             record.finish(models, alone=None if alone is None else alone.final_errors)
@@ -271,6 +274,7 @@ def _execute(
     enrolled: Callable[[], Mapping[int, str]] | None,
     vouching: Enrolled | None,
     known: Known | None,
+    more_terms: Mapping[str, Scalar],
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
     roster = EnrolledRoster(
@@ -278,7 +282,7 @@ def _execute(
         min_silos=config.min_silos,
         deadline_s=config.wait_for_silos,
         churn=Churn.parse(config.churn),
-        terms={**terms(config), wire.OF_RUN: record.folder.name},
+        terms={**terms(config), **more_terms, wire.OF_RUN: record.folder.name},
         enrolled=enrolled,
         patience_s=0.0 if resume is None else RESUME_PATIENCE * config.wait_for_silos,
         awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),
@@ -308,7 +312,7 @@ def _execute(
         on_event=on_event,
         vouching=vouching,
     )
-    grid = cast(Grid, AnnouncingGrid(grid, recording.answered))
+    grid = cast(Grid, AnnouncingGrid(grid, recording.answered, roster.later))
     done = 0 if resume is None else resume.round
     ended = resume is not None and resume.ended_early
     here = recording.present(grid, number=done if ended else min(done + 1, config.rounds))

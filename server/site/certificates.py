@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -69,6 +70,22 @@ def sign(folder: Path, content: bytes) -> bytes:
     ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     return ca_key.sign(content, ec.ECDSA(hashes.SHA384()))
+
+
+def signed(folder: Path, content: bytes, signature: bytes) -> bool:
+    """Whether a signature is of the folder's CA; its key is not needed for that."""
+    return signed_by((folder / "ca.pem").read_bytes(), content, signature)
+
+
+def signed_by(certificate: bytes, content: bytes, signature: bytes) -> bool:
+    """The same of a CA's certificate (PEM)."""
+    key = x509.load_pem_x509_certificate(certificate).public_key()
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    try:
+        key.verify(signature, content, ec.ECDSA(hashes.SHA384()))
+    except InvalidSignature:
+        return False
+    return True
 
 
 def days_left(certificate: Path) -> float:

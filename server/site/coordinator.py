@@ -19,7 +19,7 @@ from pathlib import Path
 
 from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
-from coterie.server.site import enrolled
+from coterie.server.site import enrolled, operators
 from coterie.server.site.federation import ENVIRONMENT, Federation
 from coterie.server.site.metrics import Collector
 from coterie.server.site.steward import Steward
@@ -46,7 +46,11 @@ def answers(federation: Federation) -> bool:
 
 def tell_superlink(federation: Federation) -> dict[str, Node]:
     """Make the running SuperLink follow the roster; return name → node."""
-    with control(federation.control_address, root_certificates=federation.ca) as calls:
+    with control(
+        federation.control_address,
+        root_certificates=federation.ca,
+        identity=operators.local_identity(federation),
+    ) as calls:
         return enrolled.sync(federation.roster, calls)
 
 
@@ -69,6 +73,7 @@ def serve(federation: Federation, say: Callable[[str], None]) -> int:
 
 
 def _serve(federation: Federation, say: Callable[[str], None]) -> int:
+    operators.local_identity(federation)  # commands in other containers may only read it
     reason = federation.renew_certificate()
     if reason:
         say(f"The server's certificate was renewed: {reason}.")
@@ -178,15 +183,15 @@ def _greet(federation: Federation, say: Callable[[str], None]) -> None:
         say(f"Metrics: http://{metrics}/metrics")
     if federation.is_open_to_operators_elsewhere:
         say(
-            f"WARNING: operators' API listens on {federation.config.listen.operators}. It asks for "
-            "no password: anyone who can reach it can start runs and enrol silos."
+            f"Operators' API listens on {federation.config.listen.operators}: operators elsewhere "
+            "need a key that is enrolled here (`coterie operator`)."
         )
 
 
 def _superlink_command(federation: Federation, secret: Path) -> list[str]:
     listen, tls = federation.config.listen, federation.tls
     database = ("--database", str(federation.database))
-    return superlink.command(
+    return superlink.gated_command(
         listen.silos,
         listen.operators,
         listen.serverapp,

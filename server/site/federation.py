@@ -5,6 +5,9 @@
     coterie.toml     what to listen on, under which names silos come
     tls/             the CA and the SuperLink's certificate; the keys never leave this folder
     roster.json      who is enrolled
+    operators.json   who may do what; operator.key is the key of whoever has this folder
+    audit.jsonl      what operators did; audit.head is signed
+    withdrawals/     statements of what was deleted
     superlink.db     the SuperLink's own state
     runs/            a folder per run
     silos.json       which tasks silos serve, contacts.json when they were last there
@@ -47,8 +50,7 @@ addresses = [{addresses}]
 [listen]
 # For silos. 0.0.0.0 means every network interface.
 silos = "{silos}"
-# For operators: whoever reaches it may start runs and let silos in, and it asks for no password.
-# Keep it on this machine; operators log in here.
+# For operators, who need a key: `coterie operator`. To let in those elsewhere, 0.0.0.0:9093.
 operators = "{operators}"
 # For the ServerApp, which runs next to the SuperLink.
 serverapp = "{serverapp}"
@@ -159,7 +161,7 @@ class Federation:
 
     @property
     def is_open_to_operators_elsewhere(self) -> bool:
-        """Whether other machines reach the operators' API, which has no password."""
+        """Whether other machines reach the operators' API."""
         return _split(self.config.listen.operators)[0] not in ("127.0.0.1", "localhost", "[::1]")
 
     def monitored(self, *, metrics: str = "", log_format: str = "") -> Federation:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coterie.server.machine.link import control
-from coterie.server.site import certificates, coordinator
+from coterie.server.machine.signing import Identity
+from coterie.server.site import certificates, coordinator, operators
 from coterie.server.site.federation import RENEW_BELOW_DAYS, Federation
 from coterie.server.site.queue import Queue
 from coterie.strategies.errors import FederationError
@@ -21,7 +22,8 @@ LAST_DAYS = 3.0
 def findings(federation: Federation) -> Iterator[Finding]:
     """Of a federation whose folder is here."""
     yield _process(federation)
-    yield superlink(federation.control_address, federation.ca)
+    identity = operators.local_identity(federation)
+    yield superlink(federation.control_address, federation.ca, identity)
     yield _database(federation)
     yield disk(federation.folder)
     yield _certificate(
@@ -31,12 +33,14 @@ def findings(federation: Federation) -> Iterator[Finding]:
     yield _queue(federation)
 
 
-def superlink(address: str, root_certificates: Path | None) -> Finding:
+def superlink(
+    address: str, root_certificates: Path | None, identity: Identity | None = None
+) -> Finding:
     """Whether a SuperLink answers operators, and how many silos it has."""
     if not listens(address):
         return Finding(BAD, "superlink", f"nothing listens at {address}")
     try:
-        with control(address, root_certificates=root_certificates) as calls:
+        with control(address, root_certificates=root_certificates, identity=identity) as calls:
             nodes = [node for node in calls.nodes() if node.status != "unregistered"]
     except FederationError as error:
         return Finding(BAD, "superlink", str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -11,17 +12,20 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.machine.link import Node
-from coterie.server.site import enrolled, upgrade
+from coterie.server.site import audit, enrolled, upgrade, withdrawal
 from coterie.server.site.contacts import Contacts, Served
 from coterie.server.site.coordinator import answers, tell_superlink
 from coterie.server.site.federation import Federation, load
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.terminal import wide
-from coterie.wire import enrolment, is_silo_name
+from coterie.wire import enrolment, is_silo_name, plain_text
+
+EXIT_TAMPERED = 1
 
 
 def print_init(made: Federation, folder: Path) -> None:
     """Say what was created, and what to do next; ``folder`` as it was named."""
+    audit.note(made, "init", addresses=", ".join(made.config.addresses), ca=_ca_fingerprint(made))
     console = _console()
     console.print(
         f"Created a federation in {made.folder}. Silos connect to {made.config.addresses[0]}"
@@ -35,7 +39,8 @@ def print_init(made: Federation, folder: Path) -> None:
 def renew(folder: Path) -> None:
     """Renew the server's certificate; silos keep what they have."""
     made = load(folder)
-    made.renew_certificate(always=True)
+    with audit.acting(made, "renew", names=", ".join(made.names)):
+        made.renew_certificate(always=True)
     _console().print(
         f"The new server certificate, for {', '.join(made.names)}, is in {made.tls}. It takes "
         "effect at the next start of `coterie superlink`. Nothing changes for the silos."
@@ -44,6 +49,28 @@ def renew(folder: Path) -> None:
 
 def take_request(made: Federation, text: str) -> None:
     """Enrol a silo and print its join bundle: alone on standard output, the rest on the other."""
+    print_enrolled(*enrol_silo(made, text))
+
+
+def print_enrolled(lines: Sequence[str], bundle: str) -> None:
+    """What ``enrol_silo`` returned, here or at a coordinator elsewhere."""
+    aside = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    for line in lines:
+        aside.print(plain_text(line))
+    print(bundle)
+
+
+def enrol_silo(made: Federation, text: str, *, who: str = "") -> tuple[list[str], str]:
+    """Enrol a silo; returns what to tell the operator, and the join bundle.
+
+    Args:
+        made: the federation.
+        text: the silo's enrolment request.
+        who: operator, for the log; empty: the account of this process.
+
+    Raises:
+        FederationError: the request cannot be read, or its name or key is taken.
+    """
     try:
         request = enrolment.read_request(text)
     except enrolment.EnrolmentError as error:
@@ -55,25 +82,22 @@ def take_request(made: Federation, text: str) -> None:
             phase="enrolment",
             exit_code=EXIT_CONFIG,
         )
-    entry = enrolled.enrol(made.roster, request, made.tls)
-    aside = Console(stderr=True, highlight=False, soft_wrap=True)
-    aside.print(f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}", markup=False)
-    aside.print(
-        "Compare it with what the silo sees, for example by telephone. If it differs, run: "
-        f"coterie remove {entry.name}"
-    )
+    key = enrolment.fingerprint_of_key(request.key)
+    with audit.acting(made, "enrol", who=who, silo=request.name, key=key):
+        entry = enrolled.enrol(made.roster, request, made.tls)
     _, reason = _update_superlink(made)
-    if reason:
-        aside.print(
-            f"{reason}. The silo will be accepted after the SuperLink's next start.", markup=False
-        )
-    aside.print(f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:")
-    address = made.config.addresses[0]
-    print(
-        enrolment.write_bundle(
-            enrolment.Bundle(entry.name, entry.fingerprint, address, made.ca.read_bytes())
-        )
+    later = f"{reason}. The silo will be accepted after the SuperLink's next start."
+    lines = [
+        f"{entry.name} is enrolled. Key fingerprint: {entry.fingerprint}",
+        "Compare it with what the silo sees, for example by telephone. If it differs, run: "
+        f"coterie remove {entry.name}",
+        *([later] if reason else []),
+        f"CA fingerprint: {_ca_fingerprint(made)}. Send the silo this line:",
+    ]
+    bundle = enrolment.Bundle(
+        entry.name, entry.fingerprint, made.config.addresses[0], made.ca.read_bytes()
     )
+    return lines, enrolment.write_bundle(bundle)
 
 
 def print_roster(made: Federation) -> None:
@@ -128,16 +152,20 @@ def print_outlook(outlook: upgrade.Outlook) -> None:
 
 
 def print_remove(made: Federation, name: str) -> None:
-    """Remove a silo, at once if the SuperLink is running.
+    """Remove a silo and say so; raises as ``remove_silo``."""
+    _console().print(remove_silo(made, name))
+
+
+def remove_silo(made: Federation, name: str, *, who: str = "") -> str:
+    """Remove a silo, at once if the SuperLink is running; returns what to tell the operator.
 
     Raises:
         FederationError: no silo of that name is enrolled, or the SuperLink was not told.
     """
-    gone = enrolled.remove(made.roster, name)
-    console = _console()
+    with audit.acting(made, "remove", who=who, silo=name):
+        gone = enrolled.remove(made.roster, name)
     if not answers(made):
-        console.print(f"{gone.name} is removed. No SuperLink is running here.")
-        return
+        return f"{gone.name} is removed. No SuperLink is running here."
     _, reason = _update_superlink(made)
     if reason:  # an error all the same: it may still be connected
         raise FederationError(
@@ -145,7 +173,54 @@ def print_remove(made: Federation, name: str) -> None:
             "connected until the SuperLink starts again, which then refuses it.",
             phase="enrolment",
         )
-    console.print(f"{gone.name} is removed. Its connection ends now; runs continue without it.")
+    return f"{gone.name} is removed. Its connection ends now; runs continue without it."
+
+
+def withdraw_silo(made: Federation, name: str, *, who: str = "") -> list[str]:
+    """Shut a silo out and delete what is there of it; returns what to tell the operator.
+
+    Raises:
+        FederationError: there was no such silo, or runs go on that hold its models.
+    """
+    done, file = withdrawal.withdraw(made, name, who=who)
+    return [*withdrawal.lines_of(done), f"The signed statement: {file}"]
+
+
+def print_audit(made: Federation, *, last: int) -> None:
+    """What operators did, the newest at the end, and the head to note elsewhere."""
+    log = audit.verify(made)
+    console = _console()
+    table = Table(box=None, padding=(0, 1))
+    for column in ("", "when", "who", "act", "about"):
+        table.add_column(column, overflow="fold")
+    for act in log.acts[-last:] if last else log.acts:
+        about = ", ".join(f"{key} {value}" for key, value in act.about.items())
+        when = datetime.fromisoformat(act.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        cells = (when, act.who, act.act, about)
+        table.add_row(str(act.number), *(Text(plain_text(cell)) for cell in cells))
+    wide(console).print(table, soft_wrap=False)
+    console.print(f"head: {log.head}")
+    for line in log.findings:
+        console.print(f"WRONG: {line} See `coterie audit --verify`.")
+
+
+def print_verification(made: Federation, *, head: str) -> int:
+    """Say whether the log of acts is whole; return the exit status."""
+    log = audit.verify(made, head=head)
+    console = _console()
+    for line in log.notes:
+        console.print(f"note: {line}")
+    for line in log.findings:
+        console.print(f"WRONG: {line}")
+    if log.findings:
+        console.print(f"{made.folder / audit.AUDIT} is not what was written.")
+        return EXIT_TAMPERED
+    console.print(
+        f"{len(log.acts)} acts, each following from the one before; their end is as audit.head "
+        "has it."
+    )
+    console.print(f"head: {log.head}")
+    return 0
 
 
 def _update_superlink(made: Federation) -> tuple[dict[str, Node], str]:

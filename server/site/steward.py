@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event, Thread
 
 from coterie.server.machine.link import Control, RunInfo, control
-from coterie.server.site import enrolled
+from coterie.server.site import enrolled, operators
 from coterie.server.site.contacts import Contact, Contacts
 from coterie.server.site.federation import Federation
 from coterie.server.site.queue import Dispatcher
@@ -89,7 +89,8 @@ class Steward:
             FederationError, OSError: it cannot be asked, or its answer not be noted.
         """
         made = self._federation
-        with control(made.control_address, root_certificates=made.ca) as calls:
+        identity = operators.local_identity(made)
+        with control(made.control_address, root_certificates=made.ca, identity=identity) as calls:
             self.snapshot = Snapshot(time.time(), self._silos(calls), tuple(calls.runs()))
             self._note()
             self.dispatcher.dispatch(calls)

@@ -34,6 +34,8 @@ ten messages a second on a loaded machine."""
 ASKED_AGAIN_S, MOST_ASKED_AGAIN_S = 2.0, 64.0
 """How long a node that did not say who it is is left in peace before it is asked again; twice as
 long each time. It then has ``TOLD_DEADLINE_S`` to answer: the others wait for it."""
+MOST_LATER_S = 30.0
+"""The same of a silo that cannot take part yet, and says so at once."""
 TOLD_DEADLINE_S = 5.0
 """Seconds for silos that do not fit to take note of it."""
 POLL_S = 0.05
@@ -200,6 +202,8 @@ class DescribedRoster:
     """A node has just said that it stands for several silos."""
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Node that did not say who it is → when it is asked again, and the pause after that."""
+    _later: dict[int, str] = field(default_factory=dict)
+    """Those of them that said why they do not take part yet, in words."""
     _others: list[int] = field(default_factory=list)
     """Nodes of another schema that have not been told."""
     _by_node: dict[int, Silo] = field(default_factory=dict)
@@ -242,12 +246,16 @@ class DescribedRoster:
                 self._begun = True
                 return sorted(here, key=lambda silo: silo.name)
             text = _waiting_text(len(here), self.min_silos, missing + away, lingering, number)
+            text += "".join(f"; {reason.rstrip('.')}" for reason in self._later.values())
             if time.monotonic() - self._said >= SAY_AGAIN_S:
                 self._said = time.monotonic()
                 log.info(text)
             if now >= started + patience_s:
+                later = self._later.values()  # told already
                 apart = {**self.refused, **self.elsewhere}
-                refused = "".join(f" {who} was refused: {why}" for who, why in apart.items())
+                refused = "".join(
+                    f" {who} was refused: {why}" for who, why in apart.items() if why not in later
+                )
                 raise FederationError(
                     f"gave up after {patience_s:.0f} s: {text}.{refused} Start silos with "
                     "`coterie silo`, or raise wait-for-silos.",
@@ -264,6 +272,7 @@ class DescribedRoster:
             self._by_node.pop(node, None)
             self._described.pop(node, None)
             self._silent.pop(node, None)
+            self._later.pop(node, None)
             self._refused_nodes.pop(node, None)
             self._doubles.pop(node, None)
         held = {silo.name for silo in self._by_node.values()}
@@ -346,7 +355,11 @@ class DescribedRoster:
             self._silent[node] = time.monotonic() + pause, min(2 * pause, MOST_ASKED_AGAIN_S)
             log.warning("node %s did not say who it is: asked again in %.0f s", node, pause)
             return None
+        if answer.has_error() and answer.error.code in wire.NOT_NOW:
+            self.later(node, str(answer.error.reason))
+            return None
         self._silent.pop(node, None)
+        self._later.pop(node, None)
         if answer.has_error() and answer.error.code == wire.HOSTS:
             self._several = True
             return None
@@ -358,6 +371,24 @@ class DescribedRoster:
         except wire.WireError as error:
             self._refuse(node, f"node {node}", str(error))
             return None
+
+    def later(self, node: int, reason: str) -> None:
+        """A silo said that it cannot take part now; it is away, and is asked again before long.
+
+        It may wait for a person's approval, or for the hours in which it works.
+        """
+        reason, known = wire.plain_text(reason), self._by_node.pop(node, None)
+        _, pause = self._silent.get(node, (0.0, ASKED_AGAIN_S))
+        self._silent[node] = time.monotonic() + pause, min(2 * pause, MOST_LATER_S)
+        if self._later.get(node) != reason:
+            log.info("%s", reason)
+        self._later[node] = reason
+        self._described.pop(node, None)
+        self.refused[known.name if known else self._called(node)] = reason
+
+    def _called(self, node: int) -> str:
+        """What a silo is called that has not said who it is."""
+        return f"node {node}"
 
     def _admit(self, described: wire.Description, node: int) -> None:
         if self.enrolled is not None:  # a name belongs to its key

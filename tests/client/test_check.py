@@ -114,7 +114,11 @@ def test_every_part_of_the_policy_that_bounds_what_leaves_has_its_words() -> Non
     """One that is added must be there too, or be named here as one that bounds something else."""
     cases = test_a_part_of_the_policy_that_bounds_what_leaves_changes_what_is_said.pytestmark[0]
     told = {key for changed, _, _ in cases.args[1] for key in changed}
-    of_work = {"max_local_epochs", "max_minutes", "max_message_mb", "max_kept_runs"}
+    of_work = {"max_local_epochs", "max_minutes", "max_message_mb", "max_kept_runs"} | {
+        "approve",
+        "hours",
+        "days",
+    }
     assert {field.name for field in fields(Policy)} == told | of_work | {"metrics"}
 
 

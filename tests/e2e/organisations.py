@@ -7,12 +7,14 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from coterie.server.machine.link import control
+from coterie.server.machine.link import Control, control
 from coterie.server.machine.superlink import Ports
 from coterie.server.site.federation import Federation, load
+from coterie.server.site.operators import local_identity
 from coterie.system.ports import free_ports
 from coterie.system.processes import family
 from tests.commands import Done, coterie
@@ -59,6 +61,13 @@ class Organisations:
     def federation(self) -> Federation:
         """The coordinator's folder."""
         return load(self.coordinator)
+
+    def control(self) -> AbstractContextManager[Control]:
+        """The coordinator's own calls to its SuperLink."""
+        made = self.federation
+        return control(
+            made.control_address, root_certificates=made.ca, identity=local_identity(made)
+        )
 
     def done(self, *arguments: str) -> str:
         """A command, which has to succeed; returns its standard output."""
@@ -147,8 +156,7 @@ class Organisations:
 
     def stop_runs(self) -> None:
         """End every run that goes on."""
-        made = self.federation
-        with control(made.control_address, root_certificates=made.ca) as calls:
+        with self.control() as calls:
             for run in calls.runs():
                 if not run.ended:
                     calls.stop(run.run_id)
@@ -161,8 +169,7 @@ class Organisations:
 
     def num_online(self) -> int:
         """Silos that are connected."""
-        made = self.federation
-        with control(made.control_address, root_certificates=made.ca) as calls:
+        with self.control() as calls:
             return calls.num_online()
 
     def wait_for(self, count: int) -> None:
@@ -190,6 +197,6 @@ def processes_of(superlink: subprocess.Popen[bytes], program: str) -> list[int]:
             line = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if any(part.endswith(program) for part in line[:3]):
+        if any(part.endswith(program) for part in line[:4]):
             found.append(pid)
     return sorted(found)

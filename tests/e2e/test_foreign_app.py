@@ -170,7 +170,6 @@ def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
     pair: Organisations, tmp_path: Path
 ) -> None:
     """``coterie silo start --app``, in place of the task that the silo served before."""
-    federation = pair.federation
     for number, name in enumerate(("a", "b")):
         pair.end(name)
         file = pair.home_of(name) / "silo.toml"
@@ -187,7 +186,7 @@ def test_an_app_serves_an_organisation_with_its_key_tls_and_policy(
         pair.start_program(name, *line, "--home", str(pair.home_of(name)))
     try:
         pair.wait_for(2)
-        with control(federation.control_address, root_certificates=federation.ca) as calls:
+        with pair.control() as calls:
             told = told_by(calls, "quick_torch", OURS, "HCCT", tmp_path / "told.json")
             refused = submit(
                 calls, "quick_torch",

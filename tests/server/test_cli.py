@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 import coterie.server.cli.commands
+import coterie.server.machine.link
 import coterie.server.site.coordinator
 import coterie.server.study.simulate
 from benchmarks.engine.synthetic import write_run
@@ -212,7 +213,7 @@ class Calls:
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
-    monkeypatch.setattr(coterie.server.cli.commands, "control", lambda *_, **__: nullcontext(made))
+    monkeypatch.setattr(coterie.server.machine.link, "control", lambda *_, **__: nullcontext(made))
     return made
 
 

@@ -15,6 +15,9 @@ import pytest
 import coterie.server.report.web
 from benchmarks.engine.synthetic import write_run
 from coterie.server.report.web import LivePage, make_server
+from coterie.server.site.audit import verify
+from coterie.server.site.federation import create
+from coterie.server.site.people import web_token
 from coterie.strategies.errors import FederationError
 
 
@@ -22,7 +25,7 @@ from coterie.strategies.errors import FederationError
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, str]]:
     """A folder of runs, empty as yet, and the address of its page."""
     monkeypatch.setattr(coterie.server.report.web, "REST", 0.0)
-    bound = make_server(LivePage(None, tmp_path), host="127.0.0.1", port=0)
+    bound = make_server(LivePage(None, tmp_path), host="127.0.0.1", port=0, token=TOKEN)
     thread = threading.Thread(target=bound.serve_forever, args=(0.05,))
     thread.start()
     yield tmp_path, f"http://127.0.0.1:{bound.server_address[1]}"
@@ -31,10 +34,22 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path
     bound.server_close()
 
 
+TOKEN = "right-token"
+
+
+class _Stays(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:  # type: ignore[override]
+        return None
+
+
+def cookie(url: str, token: str = TOKEN) -> str:
+    return f"coterie-{url.partition('//')[2].partition('/')[0].rpartition(':')[2]}={token}"
+
+
 def get(url: str, **headers: str) -> tuple[int, str, dict[str, str]]:
-    request = urllib.request.Request(url, headers=headers)
+    request = urllib.request.Request(url, headers={"Cookie": cookie(url), **headers})
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.build_opener(_Stays).open(request, timeout=60) as answer:
             return answer.status, answer.read().decode(), dict(answer.headers)
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode(), dict(error.headers)
@@ -69,12 +84,36 @@ def test_nothing_else_can_be_read_and_nothing_written(live: tuple[Path, str]) ->
             urllib.request.urlopen(request, timeout=10)
 
 
+def test_without_the_token_nothing_of_a_run_is_told(live: tuple[Path, str]) -> None:
+    folder, url = live
+    write_run(folder / "a", num_silos=2, num_rounds=1)
+    for wrong in ("", cookie(url, "wrong"), cookie("http://x:1/"), "=;\xff"):
+        for path in ("/", "/body"):
+            status, text, _ = get(url + path, Cookie=wrong)
+            assert status == 401 and "asks for the token" in text and "site-" not in text
+    assert get(f"{url}/?token=wrong", Cookie="")[0] == 401
+    status, _, headers = get(f"{url}/?token={TOKEN}", Cookie="")
+    assert (status, headers["Location"]) == (303, "/"), "it does not stay in the address"
+    assert headers["Set-Cookie"].startswith(cookie(url)) and "HttpOnly" in headers["Set-Cookie"]
+    kept = headers["Set-Cookie"].partition(";")[0]
+    assert get(url + "/body", Cookie=kept)[0] == 200
+
+
+def test_a_federations_token_stays_until_it_is_replaced(tmp_path: Path) -> None:
+    made = create(tmp_path / "study", ["localhost"])
+    first = web_token(made)
+    assert len(first) >= 20 and web_token(made) == first
+    assert (made.folder / "web.token").stat().st_mode & 0o077 == 0
+    assert web_token(made, new=True) != first
+    assert [act.act for act in verify(made).acts] == ["new web token"] * 2
+
+
 def test_another_hosts_name_is_refused(live: tuple[Path, str]) -> None:
     """A page elsewhere whose name points here must not read the run (DNS rebinding)."""
     port = int(live[1].rpartition(":")[2])
     for host, status in (("evil.example", 421), (f"localhost:{port}", 200), ("127.0.0.1", 200)):
         connection = HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", "/", headers={"Host": host})
+        connection.request("GET", "/", headers={"Host": host, "Cookie": cookie(live[1])})
         assert connection.getresponse().status == status
         connection.close()
 
@@ -91,4 +130,4 @@ def test_a_record_damaged_on_the_way_is_shown_as_such(live: tuple[Path, str]) ->
 def test_an_address_in_use_is_an_error(live: tuple[Path, str]) -> None:
     port = int(live[1].rpartition(":")[2])
     with pytest.raises(FederationError, match="cannot listen on"):
-        make_server(LivePage(None, live[0]), host="127.0.0.1", port=port)
+        make_server(LivePage(None, live[0]), host="127.0.0.1", port=port, token=TOKEN)

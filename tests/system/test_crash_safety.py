@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,14 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from safetensors.numpy import load
 
 from coterie import wire
-from coterie.client.home import folder, rounds
+from coterie.client.home import approvals, folder, rounds
 from coterie.client.home.folder import Home
+from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Recorder, read_unfinished, read_whole
-from coterie.server.site import enrolled, federation
+from coterie.server.site import audit, enrolled, federation
 from coterie.server.site.certificates import make_ca
 from coterie.strategies.errors import FederationError
 from coterie.system.files import append_line, make_folder, write_atomically
@@ -198,8 +200,8 @@ def check_roster(old: list[str], new: list[str]) -> Callable[[Path, bool], str]:
     return check
 
 
-def make_federation(root: Path) -> None:
-    federation.create(root / "study", ["localhost"])
+def make_federation(root: Path) -> federation.Federation:
+    return federation.create(root / "study", ["localhost"])
 
 
 def check_federation(root: Path, completed: bool) -> str:
@@ -275,6 +277,28 @@ def check_record(root: Path, completed: bool) -> str:
     return "old"
 
 
+def check_audit(root: Path, completed: bool) -> str:
+    made = federation.load(root / "study")
+    log = audit.verify(made)
+    assert log.findings == []
+    audit.note(made, "next")
+    after = audit.verify(made)
+    assert after.findings == [] and after.acts[-1].act == "next"
+    return old_or_new([act.act for act in log.acts], ["init"], ["init", "enrol"])
+
+
+def announce(root: Path) -> None:
+    settings = SiloSettings("a", home=str(root / "home"), policy=Policy(approve="ask"))
+    approvals.not_now(settings, wire.DESCRIBE, {wire.OF_RUN: "run-1", wire.ROUNDS: 3}, "1")
+
+
+def check_approval(root: Path, completed: bool) -> str:
+    known = approvals.find(root / "home", "run-1")
+    assert known is not None and known.terms == {wire.ROUNDS: 3}
+    approvals.decide(root / "home", "run-1", "refused")
+    return old_or_new(known.state, "waits", "approved")
+
+
 CASES = {
     "a file": Case(
         lambda root: write_atomically(root / "a", b"old"),
@@ -315,6 +339,16 @@ CASES = {
         lambda root: save(root, 1, 2, 3), lambda root: lambda: save(root, 4), check_checkpoints
     ),
     "a record": Case(lambda root: None, finish, check_record),
+    "an act of an operator": Case(
+        lambda root: audit.note(make_federation(root), "init"),
+        lambda root: partial(audit.note, federation.load(root / "study"), "enrol", silo="b"),
+        check_audit,
+    ),
+    "an approval": Case(
+        lambda root: announce(root),
+        lambda root: lambda: approvals.decide(root / "home", "run-1", "approved"),
+        check_approval,
+    ),
 }
 
 

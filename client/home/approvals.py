@@ -1,0 +1,324 @@
+"""Runs that wait until a person at the silo has approved them (``approve = "ask"`` in silo.toml).
+
+A run says what it is before it joins (``query.describe``). The silo writes that down, answers that
+it waits, and answers nothing else of that run until `coterie silo approve RUN`. What is approved is
+the run's name together with a digest of all that it said: a run that says something else waits
+again, and work that differs from what was said is refused.
+
+A run is a file in ``approvals/``, replaced whole, so that a kill leaves the old or the new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from coterie import wire
+from coterie.client.home import hours
+from coterie.client.home.policy import KEPT_BACK, Policy
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.system.files import LockedError, locked, make_folder, write_atomically
+from coterie.system.processes import account
+
+log = logging.getLogger("coterie.silo")
+
+FOLDER, LOCK = "approvals", "lock"
+LOCK_DEADLINE_S = 10.0
+MAX_WAITING = 100
+"""Runs that may wait at one silo: a coordinator must not fill its disk."""
+MAX_TERMS, MAX_VALUE = 200, 1000
+"""Entries of what a run says of itself, and letters of one."""
+CODE = 8
+"""Letters of a digest that a person compares."""
+OF_EACH_TELLING = (wire.SCHEMA, wire.SCHEMA_PARTS, wire.PROTOCOL_KEY, wire.RUN, wire.OF_RUN)
+"""Entries beside a run's terms: its name, and what a silo that does not fit is told."""
+KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL)
+"""Entries that all trainings of a run have as they were announced, and the task's own keys. What
+varies within a run, such as its steps, is bounded by [limits]."""
+
+State = Literal["waits", "approved", "refused"]
+Value = str | int | float | bool
+
+
+class Later(NamedTuple):
+    """Why a message is not answered now, and the error's code; empty: it is."""
+
+    why: str = ""
+    code: int = wire.REFUSED
+
+
+@dataclass(frozen=True)
+class Approval:
+    """A run, as it announced itself, and what a person here has said of it.
+
+    Attributes:
+        run: its name.
+        terms: what it announced.
+        state: ``waits``, ``approved`` or ``refused``.
+        asked, decided: ISO 8601, UTC.
+        by: account of who decided.
+    """
+
+    run: str
+    terms: Mapping[str, Value] = field(default_factory=dict)
+    state: State = "waits"
+    asked: str = ""
+    decided: str = ""
+    by: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of name and terms, hexadecimal; whoever resumes the run, it is the same."""
+        terms = {key: value for key, value in self.terms.items() if key != wire.ASKED_BY}
+        said = json.dumps([self.run, sorted(terms.items())], ensure_ascii=True)
+        return hashlib.sha256(said.encode()).hexdigest()
+
+    @property
+    def code(self) -> str:
+        """The digest's beginning, for a person."""
+        return self.digest[:CODE]
+
+
+def not_now(
+    settings: SiloSettings,
+    kind: str,
+    config: Mapping[str, Any],
+    flower_run: str,
+    *,
+    terms: Mapping[str, Any] | None = None,
+) -> Later:
+    """Why a message waits for a person or for the silo's hours, or differs from what was approved.
+
+    A run that announces itself is written down, whatever the hour.
+
+    Args:
+        settings: of the silo.
+        kind: type of the message.
+        config: of the message.
+        flower_run: number of the run at the SuperLink, by which one without a name is known.
+        terms: of the run, where they are known from elsewhere than its messages.
+    """
+    later = Later()
+    if settings.policy.approve and kind != wire.INITIAL:  # in that there is nothing of the silo's
+        name = str(config.get(wire.RUN) or config.get(wire.OF_RUN) or f"flower-{flower_run}")
+        later = _unapproved(settings, kind, name, config, terms)
+    if later.why:
+        return later
+    closed = hours.objection(kind, settings.policy.hours, settings.policy.days)
+    return Later(closed, wire.CLOSED) if closed else Later()
+
+
+def _unapproved(
+    settings: SiloSettings,
+    kind: str,
+    name: str,
+    config: Mapping[str, Any],
+    terms: Mapping[str, Any] | None,
+) -> Later:
+    if not wire.is_plain_name(name):
+        return Later("asks its people about runs, and this one's name cannot be shown to them.")
+    home = Path(settings.home)
+    try:
+        known = find(home, name)
+        if kind == wire.DESCRIBE or terms is not None or known is None:
+            whole = kind == wire.DESCRIBE or terms is not None
+            said = _terms(config if terms is None else terms, whole=whole)
+            announced = Approval(name, said, asked=_now())
+            if known is None or known.digest != announced.digest:
+                known = _ask(home, announced, changed=known is not None)
+    except ApprovalError as error:
+        return Later(str(error))
+    if known.state == "refused":
+        return Later("was told by its people to refuse this run.")
+    if known.state == "waits":
+        return Later(
+            f"waits for the approval of its people: they see run {name} with `coterie silo "
+            "approve`.",
+            wire.UNAPPROVED,
+        )
+    return Later(_difference(kind, config, known.terms) if terms is None else "")
+
+
+class ApprovalError(SettingsError):
+    """A run about which nobody can be asked, or a decision that cannot be made."""
+
+
+def _terms(config: Mapping[str, Any], *, whole: bool) -> dict[str, Value]:
+    """What a run says of itself; of work, which says more than that, the entries that are kept."""
+    said = {
+        key: value
+        for key, value in config.items()
+        if key not in OF_EACH_TELLING
+        and (whole or key in (*KEPT, wire.SECURE) or key.startswith(wire.TASK_KEYS))
+    }
+    for key, value in said.items():
+        if type(value) not in (str, int, float, bool) or len(f"{key}{value}") > MAX_VALUE:
+            raise ApprovalError(
+                "asks its people about runs, and this one's cannot be shown to them: its "
+                f"{wire.plain_text(key, wire.MAX_WORD)} is no number or short text."
+            )
+    if len(said) > MAX_TERMS:
+        raise ApprovalError(
+            f"asks its people about runs, and this one announces {len(said)} entries, more than "
+            f"{MAX_TERMS}."
+        )
+    return said
+
+
+def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]) -> str:
+    """Why work is not what was approved; empty if it is."""
+    trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
+    shared = {k for k in (*config, *terms) if k in KEPT or k.startswith(wire.TASK_KEYS)}
+    for key in sorted(shared):
+        if (trains or key in config) and config.get(key, "") != terms.get(key, ""):
+            return (
+                f"approved this run with {key} = {terms.get(key, '')!r}, and is asked to work with "
+                f"{wire.plain_text(repr(config.get(key, '')), wire.MAX_WORD)}."
+            )
+    if kind == wire.LABEL_COUNTS and not terms.get(wire.ASKS_LABEL_COUNTS):
+        return "approved a run without label counts, and is asked for them."
+    if terms.get(wire.SECURE) and kind in KEPT_BACK and config.get(wire.SECURE) is not True:
+        return "approved a secure run, and is asked to show an update."
+    rounds = terms.get(wire.ROUNDS)
+    if trains and rounds and wire.whole(config.get(wire.ROUND)) > int(rounds):
+        return f"approved {rounds} rounds, and is asked for round {config.get(wire.ROUND)}."
+    return ""
+
+
+# ---------------------------------------------------------------- files
+
+
+def find(home: Path, run: str) -> Approval | None:
+    """What is known of a run, or None.
+
+    Raises:
+        ApprovalError: its file is damaged.
+    """
+    file = _file(home, run)
+    try:
+        found = _read(file)
+    except FileNotFoundError:
+        return None
+    return found if found.run == run else None
+
+
+def read_all(home: Path) -> list[Approval]:
+    """Every run that asked, the oldest first.
+
+    Raises:
+        ApprovalError: a file is damaged.
+    """
+    found = [_read(file) for file in (home / FOLDER).glob("*.json")]
+    return sorted(found, key=lambda one: (one.asked, one.run))
+
+
+def decide(home: Path, run: str, state: State, *, code: str = "") -> Approval:
+    """Approve or refuse a run as it announced itself last.
+
+    Args:
+        home: the silo's folder.
+        run: its name.
+        state: ``approved`` or ``refused``.
+        code: beginning of the digest that the person has seen; empty: whatever it is.
+
+    Raises:
+        ApprovalError: no such run has asked, or it has announced something else since.
+    """
+    with _held(home):
+        known = find(home, run)
+        if known is None:
+            waiting = [one.run for one in read_all(home) if one.state == "waits"]
+            raise ApprovalError(
+                f"no run {run!r} has asked here. Waiting: {', '.join(waiting) or 'none'}."
+            )
+        if code and not (len(code) >= CODE and known.digest.startswith(code)):
+            raise ApprovalError(
+                f"run {run} has announced something else since: its code is {known.code}, not "
+                f"{code}. Look at it again with `coterie silo approve`."
+            )
+        decided = replace(known, state=state, decided=_now(), by=account())
+        _write(home, decided)
+        return decided
+
+
+def _ask(home: Path, announced: Approval, *, changed: bool) -> Approval:
+    """Have a run wait, and tell whoever reads the log."""
+    with _held(home):
+        waiting = [one for one in read_all(home) if one.state == "waits"]
+        others = [one for one in waiting if one.run != announced.run]
+        if len(others) >= MAX_WAITING:
+            raise ApprovalError(
+                f"has {len(others)} runs that wait for approval already, and takes no more."
+            )
+        _write(home, announced)
+    name = wire.plain_text(announced.run, wire.MAX_WORD)
+    what = "has changed what it announces, and waits" if changed else "waits"
+    log.warning("run %s %s for your approval: coterie silo approve %s", name, what, name)
+    return announced
+
+
+@contextmanager
+def _held(home: Path) -> Iterator[None]:
+    make_folder(home / FOLDER, private=True)
+    try:
+        with locked(home / FOLDER, name=LOCK, deadline_s=LOCK_DEADLINE_S):
+            yield
+    except LockedError as error:
+        raise ApprovalError(f"approvals cannot be changed now: {error}.") from None
+
+
+def _file(home: Path, run: str) -> Path:
+    """The coordinator gives the name, so that it must not lead anywhere."""
+    return home / FOLDER / f"{hashlib.sha256(run.encode(errors='replace')).hexdigest()[:32]}.json"
+
+
+def _write(home: Path, one: Approval) -> None:
+    write_atomically(_file(home, one.run), json.dumps(asdict(one), indent=1).encode(), private=True)
+
+
+def _read(file: Path) -> Approval:
+    try:
+        found = Approval(**json.loads(file.read_bytes()))
+        if found.state in ("waits", "approved", "refused") and isinstance(found.terms, dict):
+            return found
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError):
+        pass
+    raise ApprovalError(
+        f"cannot read {file.name} in its folder {FOLDER}/. Who runs the silo can remove that file: "
+        "the run then asks again."
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+# ---------------------------------------------------------------- for people
+
+
+def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
+    """What a run with these terms would take from this silo, a line each."""
+    kept = str(terms.get(wire.PERSONAL, ""))
+    less = f", less the layers {kept!r}" if kept else ""
+    if terms.get(wire.SECURE):
+        yield f"sketches of its updates, and its part of sums over groups{less}"
+    else:
+        yield f"its update of the model in each round, which the coordinator sees{less}"
+    if terms.get(wire.STRATEGY) in ("fedcollab", "auto") and policy.auxiliary:
+        yield "discriminators trained on its data, which tell which labels it has"
+    if terms.get(wire.ASKS_LABEL_COUNTS):
+        yield "how many training samples of each label it has"
+    if policy.column_sums:
+        yield "count, mean and deviation of numeric columns, if its task scales by the federation"
+    metrics = "metrics that the run needs" if policy.metrics is None else ", ".join(policy.metrics)
+    yield f"numbers of samples, and of metrics: {metrics or 'none'}"
+    yield "the name of the silo, and what it says of itself: `coterie silo check` lists it"

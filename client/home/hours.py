@@ -1,0 +1,97 @@
+"""When a silo works: hours of the day and days of the week, by its own machine's clock.
+
+Outside of them it joins no run and begins no training. What it began it finishes, and what ends a
+round that it trained in (a masked sum, a test, a model to keep) it answers at any hour: a silo that
+left a round in the middle would cost the others theirs.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, time, timedelta
+
+from coterie import wire
+
+WEEK = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+HOURS_FORM = "HH:MM-HH:MM, for example 20:00-06:00; the end may be past midnight"
+DAYS_FORM = f"days with commas or a dash between them, for example Mon-Fri: {', '.join(WEEK)}"
+
+
+def now() -> datetime:
+    """By this machine's clock."""
+    return datetime.now()
+
+
+def read_hours(text: object) -> str:
+    """The text, if it is of ``HOURS_FORM`` or empty.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        if not text or _hours(str(text)):
+            return str(text)
+    except ValueError:
+        pass
+    raise ValueError(f"must be {HOURS_FORM}. Got {text!r}")
+
+
+def read_days(text: object) -> str:
+    """The text, if it is of ``DAYS_FORM`` or empty.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        if not text or _days(str(text)):
+            return str(text)
+    except ValueError:
+        pass
+    raise ValueError(f"must be {DAYS_FORM}. Got {text!r}")
+
+
+def works_at(at: datetime, hours: str, days: str) -> bool:
+    """Whether a silo with these hours and days works at this local time.
+
+    Hours that go past midnight belong to the day on which they begin.
+    """
+    begin, end = _hours(hours) if hours else (time(), time())
+    on = _days(days) if days else frozenset(range(7))
+    clock, today = at.time(), at.weekday()
+    if begin < end:
+        return begin <= clock < end and today in on
+    yesterday = (at - timedelta(days=1)).weekday()
+    return (clock >= begin and today in on) or (clock < end and yesterday in on)
+
+
+def words(hours: str, days: str) -> str:
+    """For people: ``works 20:00–06:00, Mon–Fri``; empty where a silo always works."""
+    told = ", ".join(filter(None, (hours, days))).replace("-", "–")
+    return f"works {told}" if told else ""
+
+
+def objection(kind: str, hours: str, days: str) -> str:
+    """Why a message of this type is not answered at this hour; empty if it is."""
+    begins = kind == wire.DESCRIBE or (kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM)
+    if not begins or not (hours or days) or works_at(now(), hours, days):
+        return ""
+    return f"{words(hours, days)}, by its own clock."
+
+
+def _hours(text: str) -> tuple[time, time]:
+    if not re.fullmatch(r"\d\d:\d\d-\d\d:\d\d", text):
+        raise ValueError(text)
+    begin, end = (time.fromisoformat(part) for part in text.split("-"))
+    if begin == end:
+        raise ValueError(text)
+    return begin, end
+
+
+def _days(text: str) -> frozenset[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        begin = WEEK.index(first)
+        span = (WEEK.index(last) - begin) % 7 if dash else 0
+        found |= {(begin + i) % 7 for i in range(span + 1)}
+    return frozenset(found)

@@ -1,0 +1,99 @@
+"""Commands about operators: their keys, and what they may do at a coordinator."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coterie.server.cli.options import FederationOption, folder_option
+from coterie.system.commandline import Group
+
+
+class _People(Group):
+    """As ``coterie`` itself."""
+
+    def exit_status(self, error: Exception) -> int | None:
+        """Errors of a federation have one of their own."""
+        from coterie.strategies.errors import FederationError
+
+        return error.exit_code if isinstance(error, FederationError) else super().exit_status(error)
+
+
+app = typer.Typer(
+    name="coterie operator",
+    cls=_People,
+    help="Make an operator's key, and say who may do what.",
+    epilog="Example:  coterie operator list --federation lung-study",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+NameArgument = Annotated[str, typer.Argument(help="Name of the operator.")]
+RoleOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--role",
+        metavar="ROLE",
+        help="run: start and stop runs. enrol: enrol, remove and withdraw silos. look: see silos, "
+        "runs and logs, as every operator may. Can be repeated.",
+    ),
+]
+
+
+@app.command(epilog="Example:  coterie operator init --name ada")
+def init(
+    name: Annotated[str, typer.Option(help="What the operator is called, e.g. ada.")],
+    home: Annotated[
+        Path | None,
+        folder_option(
+            "Folder of the key. [default: $COTERIE_OPERATOR, or ~/.coterie/operator]", "--home"
+        ),
+    ] = None,
+) -> None:
+    """Make a key here, and print the request for its enrolment."""
+    from coterie.server.site.people import print_init
+
+    print_init(name, home)
+
+
+@app.command(epilog="Example:  coterie operator enrol coterie-operator.… --role run")
+def enrol(
+    request: Annotated[list[str], typer.Argument(help="The line that the operator sent.")],
+    role: RoleOption = None,
+    federation: FederationOption = None,
+) -> None:
+    """Let an operator in, with roles."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.people import take_operator
+
+    take_operator(load(federation), "".join(request), role or [])
+
+
+@app.command("list", epilog="Example:  coterie operator list --federation lung-study")
+def list_(federation: FederationOption = None) -> None:
+    """List the operators and their roles."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.people import print_operators
+
+    print_operators(load(federation))
+
+
+@app.command(epilog="Example:  coterie operator roles ada --role run --role enrol")
+def roles(name: NameArgument, role: RoleOption = None, federation: FederationOption = None) -> None:
+    """Give an operator these roles in place of the former."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.people import print_roles
+
+    print_roles(load(federation), name, role or [])
+
+
+@app.command(epilog="Example:  coterie operator remove ada --federation lung-study")
+def remove(name: NameArgument, federation: FederationOption = None) -> None:
+    """Shut an operator out, from the next call on."""
+    from coterie.server.site.federation import load
+    from coterie.server.site.people import print_gone
+
+    print_gone(load(federation), name)

@@ -1,0 +1,131 @@
+"""How an operator's calls are known to be theirs: each is signed with the operator's key.
+
+Signed are the federation (its CA), who calls, the method, the time, a number that is used once, and
+the request's bytes. TLS keeps others from reading and changing it on the way; the signature tells
+who it is, so that nothing secret ever reaches the coordinator.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+WHO, WHEN, ONCE = "coterie-operator", "coterie-time", "coterie-once"
+SIGNATURE = "coterie-signature-bin"
+SLACK_S = 120.0
+"""How far an operator's clock may be off."""
+MAX_CALLS = 100_000
+"""Whose numbers are remembered at once."""
+
+
+class SigningError(Exception):
+    """Why a call is not known to be an operator's. The text is for the caller."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """An operator's name and key, which stay with the operator."""
+
+    name: str
+    key: ec.EllipticCurvePrivateKey
+
+
+def metadata(identity: Identity | None, ca: bytes, method: str, body: bytes) -> Metadata:
+    """What goes with a call; nothing without an identity.
+
+    Args:
+        identity: who calls.
+        ca: certificate of the federation's CA, PEM.
+        method: its full name.
+        body: the request's bytes, as they travel.
+    """
+    if identity is None:
+        return ()
+    when, once = f"{time.time():.3f}", os.urandom(16).hex()
+    text = _text(ca, identity.name, method, when, once, body)
+    signature = identity.key.sign(text, ec.ECDSA(hashes.SHA256()))
+    return (WHO, identity.name), (WHEN, when), (ONCE, once), (SIGNATURE, signature)
+
+
+@dataclass
+class Verifier:
+    """Tells whose a call is.
+
+    Attributes:
+        ca: certificate of the federation's CA, PEM.
+        key_of: name → the operator's public key (PEM), or None.
+        clock: seconds since 1970.
+    """
+
+    ca: bytes
+    key_of: Callable[[str], bytes | None]
+    clock: Callable[[], float] = time.time
+    _used: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def caller(self, given: Sequence[tuple[str, str | bytes]], method: str, body: bytes) -> str:
+        """The operator who makes a call.
+
+        Raises:
+            SigningError: it is not signed, by nobody who is known, at another time, or is repeated.
+        """
+        told = dict(given)
+        name, when, once, signature = (told.get(key) for key in (WHO, WHEN, ONCE, SIGNATURE))
+        if not (isinstance(name, str) and isinstance(when, str) and isinstance(once, str)):
+            raise SigningError(
+                "this coordinator asks operators for their key. On its machine, name the "
+                "federation's folder with --federation; elsewhere, make a key with `coterie "
+                "operator init` and have it enrolled there."
+            )
+        key = self.key_of(name)
+        text = _text(self.ca, name, method, when, once, body)
+        if key is None or not isinstance(signature, bytes) or not _verifies(key, signature, text):
+            raise SigningError(
+                "no operator of that name and key is enrolled. Whoever runs the coordinator can "
+                "enrol one with `coterie operator enrol`."
+            )
+        self._check_once(when, once)
+        return name
+
+    def _check_once(self, when: str, once: str) -> None:
+        now = self.clock()
+        try:
+            off = float(when) - now
+        except ValueError:
+            off = math.inf
+        if not abs(off) <= SLACK_S:
+            raise SigningError(
+                f"the clock of this machine is {off:+.0f} s off the coordinator's; at most "
+                f"{SLACK_S:.0f} s are accepted. Set the clock, by NTP."
+            )
+        with self._lock:
+            self._used = {key: at for key, at in self._used.items() if now - at <= 2 * SLACK_S}
+            if once in self._used or len(self._used) >= MAX_CALLS:
+                raise SigningError("this call was made before.")
+            self._used[once] = now
+
+
+def _text(ca: bytes, name: str, method: str, when: str, once: str, body: bytes) -> bytes:
+    digests = (hashlib.sha256(part).hexdigest() for part in (ca, body))
+    return "\n".join(["coterie-call 1", name, method, when, once, *digests]).encode()
+
+
+def _verifies(key: bytes, signature: bytes, text: bytes) -> bool:
+    public = load_pem_public_key(key)
+    assert isinstance(public, ec.EllipticCurvePublicKey)
+    try:
+        public.verify(signature, text, ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True

@@ -1,0 +1,286 @@
+"""What operators did: ``audit.jsonl`` in the federation's folder, a line an act, chained to the one
+before.
+
+A line has the SHA-256 of the line before it, so that no line can be changed, removed or put
+elsewhere without the next one showing it. How many lines there are, and the hash of the last one,
+are in ``audit.head``, signed by the federation's CA, so that lines cut off at the end show as well.
+A line is on the disk before the act that it tells of; then the head is written. A kill in between
+leaves one line more than the head says, or a piece of one: both are told, and neither is an error.
+
+Not detectable here: whoever can read the CA's key can write another history, and whoever can write
+in the folder can put back an older log together with its older head. Against both helps a head that
+was noted elsewhere (``coterie audit`` prints it, ``--verify --head`` looks for it).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+
+from coterie.server.site import certificates
+from coterie.server.site.federation import Federation
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.files import LockedError, append_line, locked, write_atomically
+from coterie.system.processes import account
+
+AUDIT, HEAD, LOCK = "audit.jsonl", "audit.head", "audit.lock"
+LOCK_DEADLINE_S = 60.0
+NOTHING = "0" * 64
+"""In place of the hash of the line before the first."""
+MAX_TEXT = 2000
+"""Letters of one fact about an act."""
+
+
+@dataclass(frozen=True)
+class Act:
+    """A line.
+
+    Attributes:
+        number: from 1.
+        at: ISO 8601, UTC.
+        who: operator's name, or the account on the coordinator's machine.
+        act: a word for it.
+        about: what it concerned.
+        before: SHA-256 of the line before, hexadecimal.
+        mended: what was found of the log when this line was written, if anything was wrong.
+        torn: bytes of a line before this one that a crash cut off.
+        adopted: number of a line that was not in the head when this one was written; 0: none.
+    """
+
+    number: int
+    at: str
+    who: str
+    act: str
+    about: Mapping[str, str] = field(default_factory=dict)
+    before: str = NOTHING
+    mended: str = ""
+    torn: int = 0
+    adopted: int = 0
+
+
+@dataclass(frozen=True)
+class Log:
+    """The file as it is.
+
+    Attributes:
+        acts: lines that can be read, in their order.
+        hashes: of each.
+        findings: what was changed, removed, put elsewhere or cut off, a sentence each.
+        notes: what a crash left.
+        torn: bytes of pieces of lines at the end.
+    """
+
+    acts: list[Act]
+    hashes: list[str]
+    findings: list[str]
+    notes: list[str]
+    torn: int = 0
+
+    def hash_of(self, number: int) -> str:
+        """Of the line that is the so many-th; 0 is before the first."""
+        return self.hashes[number - 1] if number else NOTHING
+
+    @property
+    def last(self) -> str:
+        """Hash of the last line."""
+        return self.hash_of(len(self.hashes))
+
+    @property
+    def head(self) -> str:
+        """To note elsewhere: how many lines there are, and the hash of the last."""
+        return f"{len(self.acts)}:{self.last}"
+
+
+def note(made: Federation, act: str, *, who: str = "", **about: object) -> None:
+    """Have an act in the log, and on the disk, before it is done.
+
+    Args:
+        made: the federation.
+        act: a word for it.
+        who: operator; empty: the account that this process runs under.
+        about: facts, as text.
+
+    Raises:
+        FederationError: the log cannot be written, so that the act must not be done.
+    """
+    try:
+        with locked(made.folder, name=LOCK, deadline_s=LOCK_DEADLINE_S):
+            log = _read(made)
+            problem, adopted = _difference(made, log), 0
+            if not problem and _num_signed(made) < len(log.acts):  # a kill came between the two
+                adopted = len(log.acts)
+                _write_head(made, adopted, log.last)
+            line = Act(
+                number=len(log.acts) + 1,
+                at=datetime.now(UTC).isoformat(timespec="seconds"),
+                who=who or account(),
+                act=act,
+                about={key: str(value)[:MAX_TEXT] for key, value in about.items()},
+                before=log.last,
+                mended=problem,
+                torn=log.torn,
+                adopted=adopted,
+            )
+            content = json.dumps(asdict(line), ensure_ascii=True).encode()
+            append_line(made.folder / AUDIT, content, synced=True)
+            _write_head(made, line.number, _hash(content))
+    except (OSError, LockedError) as error:
+        raise FederationError(
+            f"the act could not be written into {made.folder / AUDIT}, so it was not done: {error}",
+            phase="audit",
+            exit_code=EXIT_CONFIG,
+        ) from None
+
+
+@contextmanager
+def acting(made: Federation, act: str, *, who: str = "", **about: object) -> Iterator[None]:
+    """Note an act before it is done in the block, and once more if it fails."""
+    note(made, act, who=who, **about)
+    try:
+        yield
+    except Exception as error:
+        note(made, f"{act} failed", who=who, **about, why=error)
+        raise
+
+
+def verify(made: Federation, *, head: str = "") -> Log:
+    """Read the log, and find what was done to it.
+
+    Args:
+        made: the federation.
+        head: one that was noted before, ``NUMBER:HASH``; it must be in the history.
+
+    Raises:
+        FederationError: the head has another form.
+    """
+    log = _read(made)
+    log.notes.extend(
+        f"line {a.adopted} was written, and a crash came before it was in audit.head."
+        for a in log.acts
+        if a.adopted
+    )
+    findings = [*log.findings, *(f"line {a.number}: {a.mended}" for a in log.acts if a.mended)]
+    if problem := _difference(made, log):
+        findings.append(problem)
+    elif _num_signed(made) < len(log.acts):
+        log.notes.append(
+            "the last line is not in audit.head yet: a crash came between the two, or somebody "
+            "added it by hand."
+        )
+    if head and not _contains(log, head):
+        findings.append(f"the history does not contain the noted head {head}.")
+    return replace(log, findings=findings)
+
+
+def who_started(made: Federation, run_id: int) -> str:
+    """The operator who started a run, as the log has it; empty if it is not there."""
+    acts = _read(made).acts
+    found = [a.who for a in acts if a.act == BEGUN and a.about.get("run") == str(run_id)]
+    return found[-1] if found else ""
+
+
+BEGUN = "run begun"
+"""The act of a run that has its number."""
+
+
+# ---------------------------------------------------------------- the files
+
+
+def _read(made: Federation) -> Log:
+    try:
+        content = (made.folder / AUDIT).read_bytes()
+    except FileNotFoundError:
+        content = b""
+    lines = content.split(b"\n")  # the last is empty, unless a crash cut it off
+    log, torn = Log([], [], [], []), 0
+    for line in lines:
+        act = _parse(line)
+        if act is None:  # of a crash, if the next line or the head says so
+            torn += len(line)
+            continue
+        if torn and act.torn == torn:
+            log.notes.append(f"before line {act.number} a crash cut off a line, at {torn} bytes.")
+        elif torn:
+            log.findings.append(f"before line {act.number} are {torn} bytes that are no line.")
+        if act.number != len(log.acts) + 1 or act.before != log.last:
+            log.findings.append(
+                f"line {act.number} does not follow from the one before it: lines there were "
+                "changed, removed, added or put in another order."
+            )
+        log.acts.append(act)
+        log.hashes.append(_hash(line))
+        torn = 0
+    if torn:
+        log.notes.append(f"a crash cut off the last line: {torn} bytes of it are there.")
+    return replace(log, torn=torn)
+
+
+def _parse(line: bytes) -> Act | None:
+    try:
+        act = Act(**json.loads(line))
+        numbers = (act.number, act.torn, act.adopted)
+        fits = all(type(number) is int for number in numbers) and isinstance(act.about, dict)
+        return act if fits else None
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _difference(made: Federation, log: Log) -> str:
+    """What the head says of the log's end, if they do not belong together."""
+    try:
+        count, last, signed = _head(made)
+    except FileNotFoundError:
+        # Before the first head only the first line can be there.
+        return "" if len(log.acts) <= 1 else "audit.head was removed."
+    except (OSError, ValueError, KeyError, TypeError):
+        return "audit.head cannot be read."
+    if not signed:
+        return "audit.head was changed: its signature is not the federation's."
+    if not 0 <= count <= len(log.acts) or log.hash_of(count) != last:
+        return (
+            f"audit.head has {count} lines, the last with hash {last[:16]}…; the log has "
+            f"{len(log.acts)} and does not end so: lines were cut off at its end, or changed."
+        )
+    if len(log.acts) > count + 1:
+        return f"audit.head has {count} lines, the log {len(log.acts)}: lines were added."
+    return ""
+
+
+def _num_signed(made: Federation) -> int:
+    """Lines that a head which can be read covers; 0 without one."""
+    return _head(made)[0] if (made.folder / HEAD).exists() else 0
+
+
+def _head(made: Federation) -> tuple[int, str, bool]:
+    """Lines, hash of the last, and whether the federation's CA signed that."""
+    head = json.loads((made.folder / HEAD).read_bytes())
+    count, last, signature = int(head["lines"]), str(head["hash"]), bytes.fromhex(head["signature"])
+    return count, last, certificates.signed(made.tls, _signed(count, last), signature)
+
+
+def _write_head(made: Federation, count: int, last: str) -> None:
+    signature = certificates.sign(made.tls, _signed(count, last)).hex()
+    head = {"lines": count, "hash": last, "signature": signature}
+    write_atomically(made.folder / HEAD, json.dumps(head, indent=1).encode())
+
+
+def _contains(log: Log, head: str) -> bool:
+    number, _, digest = head.partition(":")
+    if not number.isdecimal() or len(digest) != 64:
+        raise FederationError(
+            f"a head is NUMBER:HASH, as `coterie audit` prints it. Got {head!r}.",
+            exit_code=EXIT_CONFIG,
+        )
+    return int(number) <= len(log.acts) and log.hash_of(int(number)) == digest
+
+
+def _signed(count: int, last: str) -> bytes:
+    return f"coterie-audit {count} {last}".encode()
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

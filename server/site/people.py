@@ -1,0 +1,106 @@
+"""What ``coterie operator`` does and says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from coterie.server.site import audit, operators
+from coterie.server.site.federation import Federation
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.files import write_atomically
+from coterie.system.terminal import wide
+from coterie.system.tokens import new_token
+from coterie.wire import enrolment
+
+
+def print_init(name: str, folder: Path | None) -> None:
+    """Make this account's key, and print its request alone on standard output."""
+    made = operators.make_identity(name, folder)
+    public = enrolment.public_pem(made.key.public_key())
+    _aside(
+        f"The key of operator {name} is in {operators.own_folder(folder)}. Its fingerprint: "
+        f"{enrolment.fingerprint_of_key(public)}"
+    )
+    _aside("Send this line to whoever runs the coordinator, and compare the fingerprint with them:")
+    print(enrolment.make_request(name, made.key, kind=enrolment.OPERATOR))
+
+
+def take_operator(made: Federation, text: str, roles: Sequence[str]) -> None:
+    """Enrol an operator and say what they need.
+
+    Raises:
+        FederationError: the request or a role cannot be used.
+    """
+    try:
+        request = enrolment.read_request(text, kind=enrolment.OPERATOR)
+    except enrolment.EnrolmentError as error:
+        raise FederationError(str(error), phase="operators", exit_code=EXIT_CONFIG) from None
+    told = {"operator": request.name, "key": enrolment.fingerprint_of_key(request.key)}
+    with audit.acting(made, "enrol operator", **told, roles=", ".join(roles)):
+        new = operators.enrol(made, request, roles)
+    _say(
+        f"Operator {new.name} is enrolled, and may {_may(new)}. Key fingerprint: {new.fingerprint}"
+    )
+    _say("Compare it with what the operator sees. Send them the CA's certificate:")
+    _say(f"  {made.ca}")
+    _say(
+        "They call with: --superlink HOST:PORT --root-certificates ca.pem. Operators elsewhere "
+        f"reach HOST:PORT only if [listen] operators allows it; now it is "
+        f"{made.config.listen.operators}."
+    )
+
+
+def print_operators(made: Federation) -> None:
+    """Everybody who is, or was, enrolled."""
+    known = operators.read(made)
+    if not known:
+        _say("No operator is enrolled: whoever may read this federation's folder does everything.")
+        return
+    table = Table(box=None, padding=(0, 1))
+    for column in ("operator", "roles", "enrolled", "key fingerprint"):
+        table.add_column(column, overflow="fold")
+    for one in known:
+        roles = f"removed {one.removed[:10]}" if one.removed else ", ".join(one.roles)
+        table.add_row(Text(one.name), roles, one.enrolled[:10], one.fingerprint)
+    wide(Console(highlight=False, soft_wrap=True)).print(table, soft_wrap=False)
+
+
+def print_roles(made: Federation, name: str, roles: Sequence[str]) -> None:
+    """Change an operator's roles and say so; raises ``FederationError`` as the change does."""
+    with audit.acting(made, "change roles", operator=name, roles=", ".join(roles)):
+        changed = operators.change_roles(made, name, roles)
+    _say(f"Operator {name} may {_may(changed)}, from the next call on.")
+
+
+def print_gone(made: Federation, name: str) -> None:
+    """Remove an operator and say so; raises ``FederationError`` if there is none."""
+    with audit.acting(made, "remove operator", operator=name):
+        operators.remove(made, name)
+    _say(f"Operator {name} is removed, from the next call on.")
+
+
+def web_token(made: Federation, *, new: bool = False) -> str:
+    """The token of this federation's live page, made when it is first asked for."""
+    file = made.folder / "web.token"
+    if new or not file.exists():
+        with audit.acting(made, "new web token"):
+            write_atomically(file, new_token().encode(), private=True)
+    return file.read_text().strip()
+
+
+def _may(one: operators.Operator) -> str:
+    return "; ".join(operators.ROLES[role] for role in one.roles)
+
+
+def _say(text: str) -> None:
+    print(text)
+
+
+def _aside(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

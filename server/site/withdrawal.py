@@ -1,0 +1,397 @@
+"""A silo withdraws: it is shut out, what the coordinator has of it is deleted, and a signed
+statement says what was deleted and what cannot be.
+
+What is to be done is written first (``withdrawals/NAME.intent``), with every file and its SHA-256
+before any is deleted; the statement comes last and takes its place. Whatever is killed in between,
+the next call, or the next start of the coordinator, goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from coterie.server.runs.record import Round, Run, read_run
+from coterie.server.runs.run import CHECKPOINTS
+from coterie.server.site import audit, certificates, enrolled
+from coterie.server.site.coordinator import answers, tell_superlink
+from coterie.server.site.federation import Federation
+from coterie.strategies.errors import EXIT_CONFIG, FederationError
+from coterie.system.files import (
+    LockedError,
+    held_by,
+    locked,
+    make_folder,
+    sync,
+    write_atomically,
+)
+from coterie.system.processes import account
+from coterie.wire import is_silo_name
+
+FOLDER, LOCK = "withdrawals", "lock"
+LOCK_DEADLINE_S = 60.0
+KIND = "coterie-withdrawal"
+CANNOT = (
+    "models of other silos, and means, into which its updates were averaged: see averaged",
+    "what other silos, operators and backups hold: copies are not the coordinator's to delete",
+    "the lines about it in records, reports and logs, which have numbers and no models",
+    "room in the SuperLink's database that messages took: Flower deletes them when a run ends, "
+    "and the file may still hold their bytes until that room is used again",
+)
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """A file, by its place in the federation's folder."""
+
+    file: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """Rounds of a run in which the silo's update was averaged with those of others.
+
+    Attributes:
+        run: its name.
+        first, last: rounds, of one group.
+        group: everybody in it.
+    """
+
+    run: str
+    first: int
+    last: int
+    group: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Withdrawal:
+    """What is to be done, and in the end what was.
+
+    Attributes:
+        silo, keys: its name, and fingerprints of keys that it was enrolled with.
+        asked, done: ISO 8601, UTC; done is empty of what goes on.
+        asked_by: operator.
+        runs: where it took part.
+        deleted: files that held its models or updates.
+        averaged: where its updates are in models of others.
+        restart: run → the last round before it came of which a checkpoint is there; 0: none.
+    """
+
+    silo: str
+    keys: Sequence[str] = ()
+    asked: str = ""
+    done: str = ""
+    asked_by: str = ""
+    runs: Sequence[str] = ()
+    deleted: Sequence[Deleted] = ()
+    averaged: Sequence[Averaged] = ()
+    restart: Mapping[str, int] = field(default_factory=dict)
+    cannot: Sequence[str] = CANNOT
+
+
+class GoingOnError(FederationError):
+    """Runs go on that hold the silo's models: they have to be stopped first."""
+
+
+def withdraw(made: Federation, name: str, *, who: str = "") -> tuple[Withdrawal, Path]:
+    """Shut a silo out and delete what is there of it; returns the statement and its file.
+
+    Args:
+        made: the federation.
+        name: of a silo that is, or was, enrolled.
+        who: operator, for the log; empty: the account of this process.
+
+    Raises:
+        GoingOnError: it is shut out, and runs go on in which it took part.
+        FederationError: no such silo was ever enrolled.
+    """
+    with _held(made):
+        intent = _intent(made, name)
+        if intent.exists():
+            work = _read(intent)
+        else:
+            keys = [one.fingerprint for one in enrolled.read(made.roster) if one.name == name]
+            if not keys or not is_silo_name(name):
+                raise FederationError(
+                    f"no silo {name!r} was ever enrolled. `coterie roster` lists them.",
+                    phase="withdrawal",
+                    exit_code=EXIT_CONFIG,
+                )
+            audit.note(made, "withdraw", who=who, silo=name)
+            work = Withdrawal(name, keys, _now(), asked_by=who or account())
+            _write(intent, work)
+        return _carry_out(made, work)
+
+
+def finish_all(made: Federation, say: Callable[[str], None]) -> None:
+    """Go on with withdrawals that were cut off; of those that cannot yet, say why."""
+    for intent in sorted((made.folder / FOLDER).glob("*.intent")):
+        try:
+            done, file = withdraw(made, _read(intent).silo)
+            say(f"The withdrawal of silo {done.silo} is complete. Statement: {file}")
+        except FederationError as error:
+            say(f"A withdrawal waits: {error}")
+
+
+def _carry_out(made: Federation, work: Withdrawal) -> tuple[Withdrawal, Path]:
+    intent = _intent(made, work.silo)
+    # Not a silo of the name that was let in since, with another key.
+    here = [one for one in enrolled.read(made.roster) if one.name == work.silo and not one.removed]
+    if here and here[0].fingerprint in work.keys:
+        enrolled.remove(made.roster, work.silo)
+    untold = ""
+    if answers(made):
+        try:
+            tell_superlink(made)
+        except FederationError as error:
+            untold = str(error)
+    going_on = []
+    for folder in sorted(path.parent for path in made.runs.glob("*/events.jsonl")):
+        try:
+            with locked(folder):
+                work = _from_run(made, folder, work)
+        except LockedError:
+            if _took_part(folder, work.silo):
+                going_on.append(folder.name)
+    if going_on or untold:
+        stops = "; ".join(f"coterie stop {name} --federation {made.folder}" for name in going_on)
+        raise GoingOnError(
+            f"{work.silo} is shut out, but the withdrawal is not complete. "
+            + (f"Runs go on that hold its models. Stop them: {stops}. " if going_on else "")
+            + (f"The SuperLink was not told: {untold} " if untold else "")
+            + "Then repeat `coterie withdraw`; every start of `coterie superlink` repeats it too.",
+            phase="withdrawal",
+        )
+    work = replace(work, done=_now())
+    file = made.folder / FOLDER / f"{work.silo}-{work.asked.replace(':', '')[:17]}.json"
+    write_atomically(file, _signed_statement(made, work))
+    audit.note(made, "withdrawn", silo=work.silo, files=len(work.deleted), statement=file.name)
+    intent.unlink()
+    sync(intent.parent)
+    return work, file
+
+
+# ---------------------------------------------------------------- one run
+
+
+def _from_run(made: Federation, folder: Path, work: Withdrawal) -> Withdrawal:
+    """Delete what a run that does not go on holds of a silo; the plan is written first."""
+    if not _took_part(folder, work.silo):
+        return work
+    files = list(_files(folder, work.silo))
+    planned = {one.file: one for one in work.deleted}
+    for file in files:
+        one = _about(made, file)
+        planned[one.file] = one
+    rounds = _rounds(folder)
+    runs = sorted({*work.runs, folder.name})
+    averaged = [one for one in work.averaged if one.run != folder.name]
+    averaged += _averaged(folder.name, rounds, work.silo)
+    work = replace(
+        work,
+        runs=runs,
+        deleted=[planned[name] for name in sorted(planned)],
+        averaged=averaged,
+        restart={**work.restart, folder.name: _restart(folder, set(files))},
+    )
+    _write(_intent(made, work.silo), work)
+    for file in files:
+        file.unlink(missing_ok=True)
+    for parent in {file.parent for file in files}:
+        sync(parent)
+    return work
+
+
+def _took_part(folder: Path, name: str) -> bool:
+    if any(_files(folder, name)):
+        return True
+    run = _run_of(folder)
+    return run is not None and (name in run.silos or any(map(_was_in(name), run.rounds)))
+
+
+def _files(folder: Path, name: str) -> Iterator[Path]:
+    """Files of a run that hold a silo's model or update: its own, and checkpoints with it."""
+    own = folder / "models" / f"{name}.safetensors"
+    if own.exists():
+        yield own
+    first = min((one.round for one in _rounds(folder) if _was_in(name)(one)), default=None)
+    for file in sorted((folder / CHECKPOINTS).glob("*")):
+        number = file.stem.removeprefix("round-")
+        late = first is not None and number.isdecimal() and int(number) >= first
+        if late or _names(file, name):
+            yield file
+
+
+def _names(checkpoint: Path, silo: str) -> bool:
+    """Whether a checkpoint has to do with a silo; of one that cannot be read nobody knows."""
+    try:
+        with safe_open(checkpoint, framework="np") as opened:
+            return json.dumps(silo) in (opened.metadata() or {}).get("tree", "")
+    except (OSError, SafetensorError):
+        return True
+
+
+def _restart(folder: Path, deleted: set[Path]) -> int:
+    """The last round of which a checkpoint stays."""
+    left = set((folder / CHECKPOINTS).glob("round-*.safetensors")) - deleted
+    return max((int(file.stem.removeprefix("round-")) for file in left), default=0)
+
+
+def _was_in(name: str) -> Callable[[Round], bool]:
+    return lambda one: name in one.silos or name in one.joined or any(name in g for g in one.groups)
+
+
+def _averaged(run: str, rounds: Sequence[Round], name: str) -> list[Averaged]:
+    """Rounds in which its update counted in a group of several, those of one group together."""
+    found: list[Averaged] = []
+    for one in rounds:
+        group = next((sorted(group) for group in one.groups if name in group), [])
+        if name not in one.silos or name in one.left_out or len(group) < 2:
+            continue
+        if found and found[-1].last == one.round - 1 and list(found[-1].group) == group:
+            found[-1] = replace(found[-1], last=one.round)
+        else:
+            found.append(Averaged(run, one.round, one.round, group))
+    return found
+
+
+def _rounds(folder: Path) -> Sequence[Round]:
+    run = _run_of(folder)
+    return () if run is None else run.rounds
+
+
+def _run_of(folder: Path) -> Run | None:
+    try:
+        return read_run(folder)
+    except FederationError:
+        return None
+
+
+def _about(made: Federation, file: Path) -> Deleted:
+    place = file.relative_to(made.folder).as_posix()
+    with file.open("rb") as opened:
+        digest = hashlib.file_digest(opened, "sha256").hexdigest()
+    return Deleted(place, file.stat().st_size, digest)
+
+
+# ---------------------------------------------------------------- the statement
+
+
+def verified(text: str, ca: bytes) -> Withdrawal:
+    """A statement that a federation has signed.
+
+    Args:
+        text: of the file.
+        ca: certificate of the federation's CA, PEM, as every silo has it.
+
+    Raises:
+        FederationError: it was changed, is of another federation, or is something else.
+    """
+    try:
+        kept = json.loads(text)
+        statement, signature = kept["statement"], bytes.fromhex(kept["signature"])
+        read = _from_fields(statement)
+    except (ValueError, KeyError, TypeError):
+        raise FederationError(
+            "this is no statement of a withdrawal: expected a file that `coterie withdraw` wrote.",
+            exit_code=EXIT_CONFIG,
+        ) from None
+    if not certificates.signed_by(ca, _canonical(statement), signature):
+        raise FederationError(
+            "the statement was changed, or is of another federation: its signature is not of this "
+            "CA.",
+            phase="withdrawal",
+        )
+    return read
+
+
+def lines_of(done: Withdrawal) -> Iterator[str]:
+    """A statement in words."""
+    yield f"Silo {done.silo} withdrew. Asked {done.asked} by {done.asked_by}, complete {done.done}."
+    yield f"It took part in {len(done.runs)} runs: {', '.join(done.runs) or 'none'}."
+    total = sum(one.num_bytes for one in done.deleted)
+    yield f"Deleted: {len(done.deleted)} files that held its models or updates, {total:,} bytes."
+    for one in done.deleted:
+        yield f"  {one.file}  SHA-256 {one.sha256[:16]}…"
+    if done.averaged:
+        yield "Not deleted, because its updates are in them with others':"
+    for mean in done.averaged:
+        rounds = f"{mean.first}" if mean.first == mean.last else f"{mean.first} to {mean.last}"
+        yield f"  run {mean.run}, round {rounds}: models of {', '.join(mean.group)}"
+    for run, number in done.restart.items():
+        yield (
+            f"Run {run} can be resumed after round {number}, before it came, if it is not complete."
+            if number
+            else f"Run {run} has no checkpoint from before it came: it can be started anew."
+        )
+    yield "Not deleted either:"
+    yield from (f"  {what}" for what in done.cannot)
+
+
+def _signed_statement(made: Federation, work: Withdrawal) -> bytes:
+    statement = asdict(work)
+    signature = certificates.sign(made.tls, _canonical(statement)).hex()
+    kept = {"statement": statement, "signature": signature, "ca": made.ca.read_text()}
+    return json.dumps(kept, indent=1).encode()
+
+
+def _canonical(statement: Mapping[str, Any]) -> bytes:
+    text = json.dumps(statement, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f"{KIND} 1\n{text}".encode()
+
+
+# ---------------------------------------------------------------- files
+
+
+def _intent(made: Federation, name: str) -> Path:
+    return made.folder / FOLDER / f"{name}.intent"
+
+
+def _write(intent: Path, work: Withdrawal) -> None:
+    write_atomically(intent, json.dumps(asdict(work), indent=1).encode())
+
+
+def _read(intent: Path) -> Withdrawal:
+    try:
+        return _from_fields(json.loads(intent.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FederationError(
+            f"{intent} cannot be read: {error}. Remove it, and withdraw the silo again.",
+            phase="withdrawal",
+            exit_code=EXIT_CONFIG,
+        ) from None
+
+
+def _from_fields(fields: Mapping[str, Any]) -> Withdrawal:
+    deleted = [Deleted(**one) for one in fields["deleted"]]
+    averaged = [Averaged(**one) for one in fields["averaged"]]
+    cannot = tuple(fields["cannot"])
+    return Withdrawal(**{**fields, "deleted": deleted, "averaged": averaged, "cannot": cannot})
+
+
+@contextmanager
+def _held(made: Federation) -> Iterator[None]:
+    make_folder(made.folder / FOLDER, private=True)
+    try:
+        with locked(made.folder / FOLDER, name=LOCK, deadline_s=LOCK_DEADLINE_S):
+            yield
+    except LockedError:
+        process = held_by(made.folder / FOLDER, LOCK)
+        raise FederationError(
+            f"another withdrawal is going on, in process {process}. Try again when it is complete.",
+            phase="withdrawal",
+        ) from None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,304 @@
+"""Runs wait until a person at the silo approves them; what is approved is what was announced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+import coterie.client.app
+from coterie import wire
+from coterie.client.cli.approve_page import make_server
+from coterie.client.home import approvals, hours
+from coterie.client.home.approvals import ApprovalError, decide, find, read_all
+from coterie.client.home.folder import Home, create
+from coterie.client.home.settings import SettingsError, SiloSettings
+from coterie.client.resident.foreign import ForeignApp
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import read_run
+from coterie.server.runs.run import execute
+from coterie.strategies import FederationError
+from coterie.strategies.rounds import loop
+from coterie.strategies.rounds import roster as rosters
+from tests.client.test_app import ask, initial, train
+from tests.commands import coterie as command
+from tests.conftest import digits_config, plain_app
+
+TERMS: dict[str, Any] = {"strategy": "hcct", "rounds": 3, "task": "digits", "of-run": "hcct-7"}
+WORK: dict[str, Any] = {"strategy": "hcct", "rounds": 3, "task": "digits", "run": "hcct-7"}
+
+
+@pytest.fixture
+def silo(tmp_path: Path) -> dict[str, Any]:
+    return digits_config("a", approve="ask", home=str(create(tmp_path / "a", "a").folder))
+
+
+def home_of(silo: dict[str, Any]) -> Path:
+    return Path(silo["home"])
+
+
+def code_of(reply: Message) -> int:
+    return reply.error.code if reply.has_error() else 0
+
+
+def test_a_run_waits_until_it_is_approved_and_then_works(silo: dict[str, Any]) -> None:
+    waits = ask(wire.DESCRIBE, silo, **TERMS)
+    assert code_of(waits) == wire.UNAPPROVED
+    assert "silo 'a' waits for the approval of its people: they see run hcct-7" in str(
+        waits.error.reason
+    )
+    assert code_of(train(initial(), silo, **WORK)) == wire.UNAPPROVED, "whatever is asked"
+    assert not ask(wire.INITIAL, silo, seed=0).has_error(), "in that there is nothing of the silo's"
+    decide(home_of(silo), "hcct-7", "approved")
+    assert not ask(wire.DESCRIBE, silo, **TERMS).has_error()
+    assert not ask(wire.DESCRIBE, silo, **TERMS, **{wire.ASKED_BY: "bea"}).has_error(), "resumed"
+    assert not train(initial(), silo, **WORK).has_error()
+    decide(home_of(silo), "hcct-7", "refused")
+    assert code_of(train(initial(), silo, **WORK)) == wire.REFUSED
+
+
+def test_a_run_that_announces_something_else_waits_again(silo: dict[str, Any]) -> None:
+    ask(wire.DESCRIBE, silo, **TERMS)
+    code = decide(home_of(silo), "hcct-7", "approved").code
+    told = {wire.SCHEMA: "x", wire.SCHEMA_PARTS: "{}"}
+    again = ask(wire.DESCRIBE, silo, **TERMS, **told)
+    assert "does not fit the run" in str(again.error.reason), "that is no other run"
+    assert code_of(ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9})) == wire.UNAPPROVED
+    assert code_of(train(initial(), silo, **WORK)) == wire.UNAPPROVED
+    with pytest.raises(ApprovalError, match="announced something else since: its code is"):
+        decide(home_of(silo), "hcct-7", "approved", code=code)
+    known = find(home_of(silo), "hcct-7")
+    assert known is not None and known.terms["local-epochs"] == 9
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"strategy": "fedavg"}, "approved this run with strategy = 'hcct'"),
+        ({"personal": ""}, "approved this run with personal = 'head'"),
+        ({"task.dropout": 0.9}, "approved this run with task.dropout = ''"),
+        ({"secure": False}, "approved a secure run, and is asked to show an update"),
+        ({"server-round": 4}, "approved 3 rounds, and is asked for round 4"),
+    ],
+)
+def test_work_that_was_not_announced_is_refused(change: dict[str, Any], said: str) -> None:
+    terms = {**TERMS, "personal": "head", "secure": True}
+    work = {**WORK, "personal": "head", "secure": True, "server-round": 1}
+    assert not approvals._difference(wire.TRAIN, work, terms)
+    assert said in approvals._difference(wire.TRAIN, {**work, **change}, terms)
+    without = {key: value for key, value in work.items() if key not in change}
+    if "task.dropout" not in change and "server-round" not in change:
+        assert approvals._difference(wire.TRAIN, without, terms), "leaving it out is no way round"
+
+
+def test_label_counts_that_were_not_announced_stay() -> None:
+    said = approvals._difference(wire.LABEL_COUNTS, WORK, TERMS)
+    assert said == "approved a run without label counts, and is asked for them."
+    assert not approvals._difference(wire.LABEL_COUNTS, WORK, {**TERMS, "label-counts": True})
+
+
+def test_a_coordinator_neither_fills_the_disk_nor_hides_what_it_asks(
+    silo: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approvals, "MAX_WAITING", 2)
+    for name in ("one", "../../two"):
+        assert code_of(ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": name})) == wire.UNAPPROVED
+    many = ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": "three"})
+    assert code_of(many) == wire.REFUSED and "2 runs that wait" in str(many.error.reason)
+    for name in ("\x1b[2Jrun", "x" * 300):
+        unseen = ask(wire.DESCRIBE, silo, **{**TERMS, "of-run": name})
+        assert "name cannot be shown" in str(unseen.error.reason)
+    odd = ask(wire.DESCRIBE, silo, **{**TERMS, "note": "x" * 2000})
+    assert "note is no number or short text" in str(odd.error.reason)
+    assert sorted(one.run for one in read_all(home_of(silo))) == ["../../two", "one"]
+    files = {path.name for path in (home_of(silo) / "approvals").iterdir()}
+    assert len(files) == 3 and not (home_of(silo).parent / "two").exists()
+
+
+def test_a_person_sees_lists_approves_and_refuses(silo: dict[str, Any]) -> None:
+    home = home_of(silo)
+    toml = home / "silo.toml"
+    toml.write_text(toml.read_text().replace('approve = ""', 'approve = "ask"'))
+    ask(wire.DESCRIBE, silo, **{**TERMS, "asked-by": "ada", "label\x1b[2J": 1})
+    shown = command("silo", "approve", "--home", str(home)).stdout
+    known = find(home, "hcct-7")
+    assert known is not None
+    for part in (
+        f"Run hcct-7, code {known.code}",
+        "by ada, says the coordinator at",
+        "strategy: hcct",
+        "rounds: 3",
+        "label\\x1b[2J = 1",
+        "its update of the model in each round, which the coordinator sees",
+        f"coterie silo approve hcct-7 --code {known.code}",
+        "1 run waits for approval.",
+    ):
+        assert part in shown
+    done = command("silo", "approve", "hcct-7", "--code", known.code, "--home", str(home))
+    assert done.returncode == 0 and "Run hcct-7 is approved." in done.stdout
+    assert not ask(
+        wire.DESCRIBE, silo, **{**TERMS, "asked-by": "ada", "label\x1b[2J": 1}
+    ).has_error()
+    wrong = command("silo", "approve", "other", "--home", str(home))
+    assert wrong.returncode == 2 and "no run 'other' has asked here" in wrong.stderr
+    command("silo", "approve", "hcct-7", "--refuse", "--home", str(home))
+    assert "refused" in command("silo", "approve", "--home", str(home)).stdout
+
+
+def test_a_person_decides_on_the_silos_own_page(silo: dict[str, Any]) -> None:
+    home = Home(home_of(silo))
+    ask(wire.DESCRIBE, silo, **{**TERMS, "label": "<script>"})
+    bound = make_server(home, port=0, token="word")
+    thread = threading.Thread(target=bound.serve_forever, args=(0.02,))
+    thread.start()
+
+    def asked(form: dict[str, str] | None = None, **headers: str) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", bound.server_address[1], timeout=10)
+        body = None if form is None else urlencode(form)
+        connection.request("GET" if form is None else "POST", "/", body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    try:
+        known = {"Cookie": f"{bound.cookie}=word"}
+        status, text = asked(**known)
+        assert status == 200 and "1 run waits for approval" in text and "&lt;script&gt;" in text
+        found = find(home.folder, "hcct-7")
+        assert found is not None and f"code {found.code}" in text
+        decision = {"run": "hcct-7", "code": found.digest, "state": "approved"}
+        assert asked(decision)[0] == 401, "without the token"
+        assert asked(decision, **known, Host="evil.example")[0] == 421
+        assert asked({**decision, "state": "waits"}, **known)[0] == 400
+        assert asked({**decision, "code": ""}, **known)[0] == 400
+        ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9})
+        assert "announced something else since" in asked(decision, **known)[1]
+        again = find(home.folder, "hcct-7")
+        assert again is not None and again.state == "waits"
+        done = asked({**decision, "code": again.digest}, **known)
+        assert done[0] == 200 and "Run hcct-7 is approved." in done[1]
+        assert not ask(wire.DESCRIBE, silo, **{**TERMS, "local-epochs": 9}).has_error()
+        with pytest.raises(SettingsError, match="cannot listen on"):
+            make_server(home, port=bound.server_address[1], token="word")
+    finally:
+        bound.shutdown()
+        thread.join()
+        bound.server_close()
+
+
+def test_without_a_folder_nothing_can_be_approved() -> None:
+    with pytest.raises(SettingsError, match="needs a folder that remembers what was approved"):
+        SiloSettings.from_node_config({"approve": "ask"}, node_id=1)
+
+
+def test_a_kill_in_the_middle_of_writing_leaves_the_decision_or_none(silo: dict[str, Any]) -> None:
+    ask(wire.DESCRIBE, silo, **TERMS)
+    home = home_of(silo)
+    child = os.fork()
+    if child == 0:  # it decides until it is killed
+        while True:
+            decide(home, "hcct-7", "approved")
+            decide(home, "hcct-7", "refused")
+    try:
+        states, until = set(), time.monotonic() + 5
+        while not states >= {"approved", "refused"} and time.monotonic() < until:
+            known = find(home, "hcct-7")
+            assert known is not None
+            states.add(known.state)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert states >= {"approved", "refused"}
+    assert decide(home, "hcct-7", "approved").state == "approved", "no lock is left behind"
+
+
+def test_an_app_of_ones_own_waits_too(silo: dict[str, Any]) -> None:
+    served = ForeignApp(plain_app())
+
+    def asked(**config: Any) -> Message:
+        message = Message(RecordDict({"config": ConfigRecord(config)}), 1, "train", group_id="1")
+        message.metadata.__dict__["_message_id"] = "1"
+        context = Context(9, 1, silo, RecordDict(), run_config={"lr": 0.1})
+        return served(message, context)
+
+    assert code_of(asked()) == wire.UNAPPROVED
+    run = read_all(home_of(silo))[0]
+    assert run.terms == {"lr": 0.1}
+    decide(home_of(silo), run.run, "approved")
+    assert code_of(asked()) not in wire.NOT_NOW
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+class _Acting(InProcessGrid):
+    """One process, in which something happens when so many trainings are asked."""
+
+    def __init__(self, nodes: list[dict[str, Any]], acts: dict[int, Any]) -> None:
+        super().__init__(coterie.client.app.app, nodes)
+        self.acts, self.trained = acts, 0
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        self.trained += sum(m.metadata.message_type == wire.TRAIN for m in sent)
+        for count in [count for count in self.acts if count <= self.trained]:
+            self.acts.pop(count)()
+        return super().push_messages(sent)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rosters, "ASKED_AGAIN_S", 0.0)
+    monkeypatch.setattr(rosters, "MOST_LATER_S", 0.0)
+    monkeypatch.setattr(loop, "TRY_AGAIN_S", 0.0)
+
+
+def config(**keys: Any) -> RunConfig:
+    usual = {"strategy": "fedavg", "min-silos": 1, "rounds": 4, "wait-for-silos": 0.3}
+    return RunConfig.read({**usual, **keys})
+
+
+def test_a_run_goes_on_without_a_silo_that_waits_and_takes_it_in_once_approved(
+    silo: dict[str, Any], tmp_path: Path, at_once: None
+) -> None:
+    other = digits_config("b", 1)
+    folder = tmp_path / "run-9"
+    grid = _Acting([silo, other], {2: lambda: decide(home_of(silo), "run-9", "approved")})
+    execute(grid, config(), run_id=9, folder=folder)
+    record = read_run(folder)
+    assert [sorted(entry.silos) for entry in record.rounds] == [["b"], ["b"], *[["a", "b"]] * 2]
+    assert tuple(record.rounds[2].joined) == ("a",)
+
+
+def test_a_run_that_nobody_approves_in_time_says_what_it_waited_for(
+    silo: dict[str, Any], tmp_path: Path, at_once: None
+) -> None:
+    grid = _Acting([silo], {})
+    with pytest.raises(FederationError) as caught:
+        execute(grid, config(), run_id=9, folder=tmp_path / "run-9")
+    assert (
+        "waiting for silos: 0 of at least 1 here; silo 'a' waits for the approval of its people: "
+        "they see run run-9 with `coterie silo approve`. Start silos"
+    ) in str(caught.value)
+
+
+def test_a_run_waits_for_the_hours_of_its_silos_and_goes_on_then(
+    tmp_path: Path, at_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([*[21] * 3, *[7] * 3])
+    monkeypatch.setattr(hours, "now", lambda: datetime(2026, 11, 23, next(clock, 21)))
+    grid = _Acting([digits_config("a", hours="20:00-06:00")], {})
+    execute(grid, config(), run_id=9, folder=tmp_path / "run-9")
+    record = read_run(tmp_path / "run-9")
+    assert [sorted(entry.silos) for entry in record.rounds] == [["a"]] * 4
+    assert record.status == "completed"

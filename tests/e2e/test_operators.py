@@ -1,0 +1,87 @@
+"""Operators at a real SuperLink: their keys and roles over TLS, approval at a silo, withdrawal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coterie.server.runs.record import read_run
+from coterie.server.site import audit, operators
+from coterie.server.site.withdrawal import verified
+from coterie.system.processes import account
+from tests.commands import coterie
+from tests.e2e.gated import TASK
+from tests.e2e.organisations import SETTINGS, Organisations
+from tests.e2e.runs import until
+
+RUN = ("fedavg", "--task", TASK, "--min-silos", "2", *SETTINGS)
+
+
+@pytest.fixture
+def ada(pair: Organisations, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What an operator elsewhere types after a command; ada may look."""
+    monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "ada"))
+    name = f"ada-{tmp_path.name}"
+    request = coterie("operator", "init", "--name", name).stdout.strip()
+    pair.command("operator", "enrol", request, "--role", "look")
+    made = pair.federation
+    return ["--superlink", made.control_address, "--root-certificates", str(made.ca)]
+
+
+def test_an_operator_without_the_role_is_refused_over_tls_and_starts_runs_with_it(
+    pair: Organisations, ada: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = pair.federation
+    refused = coterie("run", *RUN, "--rounds", "2", "--detach", *ada)
+    assert refused.returncode != 0
+    assert "has the roles look; to start and stop runs takes the role 'run'." in refused.stderr
+    assert "2 silos connected" in coterie("status", *ada).stdout
+    name = operators.read(made)[-1].name
+    pair.command("operator", "roles", name, "--role", "run")
+    started = coterie("run", *RUN, "--rounds", "2", "--detach", "--runs-dir", str(made.runs), *ada)
+    assert started.returncode == 0, started.stderr
+    pair.command("operator", "remove", name)
+    shut = coterie("status", *ada)
+    assert shut.returncode != 0 and "no operator of that name and key is enrolled" in shut.stderr
+    acts = audit.verify(made).acts
+    begun = next(act for act in reversed(acts) if act.act == audit.BEGUN)
+    assert begun.who == name and audit.who_started(made, int(begun.about["run"])) == name
+    assert [act.act for act in acts if act.who == name] == ["refused", "run", "run begun"]
+    folder = made.runs / f"fedavg-{begun.about['run']}"
+    until(lambda: ended(folder), "the run's end", deadline_s=60)
+    assert read_run(folder).status == "completed"
+    assert coterie("audit", "--verify", "--federation", str(made.folder)).returncode == 0
+
+
+@pytest.mark.nightly
+def test_a_silo_that_asks_its_people_joins_late_and_withdraws(
+    pair: Organisations, tmp_path: Path
+) -> None:
+    pair.add("asked", 3, extra='[policy]\napprove = "ask"')
+    pair.wait_for(3)
+    pair.gate.close()
+    folder = pair.submit(*RUN, "--rounds", "8")
+    pair.gate.hold(2, rounds=1)
+    home = str(pair.home_of("asked"))
+    shown = pair.done("silo", "approve", "--home", home)
+    assert f"Run {folder.name}, code" in shown and "1 run waits" in shown
+    assert f"by {account()}, says the coordinator at 127.0.0.1" in shown
+    pair.done("silo", "approve", folder.name, "--home", home)
+    pair.gate.open()
+    until(lambda: ended(folder), "the run's end", deadline_s=120)
+    rounds = read_run(folder).rounds
+    assert "asked" not in rounds[0].silos
+    assert "asked" in rounds[-1].silos
+    told = pair.command("withdraw", "asked")
+    (file,) = (pair.coordinator / "withdrawals").glob("asked-*.json")
+    done = verified(file.read_text(), pair.federation.ca.read_bytes())
+    assert f"runs/{folder.name}/models/asked.safetensors" in {one.file for one in done.deleted}
+    assert "models of a, asked, b" in told
+    assert not (folder / "models" / "asked.safetensors").exists()
+    assert (folder / "models" / "a.safetensors").exists()
+    pair.end("asked")
+
+
+def ended(folder: Path) -> bool:
+    return (folder / "run.json").exists() and read_run(folder).ended

@@ -1,0 +1,245 @@
+"""Operators are let in by their key and role, over TLS, through the gate of the SuperLink."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto import control_pb2
+from flwr.proto.control_pb2_grpc import ControlServicer, add_ControlServicer_to_server
+from flwr.supercore.interceptors import RpcErrorTranslationServerInterceptor
+from flwr.superlink.auth_plugin import NoOpControlAuthnPlugin
+from flwr.superlink.servicer.control.control_account_auth_interceptor import (
+    ControlAccountAuthInterceptor,
+)
+
+from coterie.server.machine import signing
+from coterie.server.machine.gate import Gate
+from coterie.server.machine.link import control
+from coterie.server.machine.signing import Identity, SigningError, Verifier
+from coterie.server.runs.config import RunConfig
+from coterie.server.site import audit, operators
+from coterie.server.site.federation import Federation, create, load
+from coterie.server.site.operators import local_identity, make_identity, own_identity
+from coterie.strategies.errors import FederationError
+from coterie.system.ports import free_ports
+from coterie.wire.enrolment import OPERATOR, make_request, public_pem, read_request
+from tests.commands import coterie
+
+
+class _SuperLink(ControlServicer):  # type: ignore[misc]
+    """What is behind the gate."""
+
+    def StartRun(self, request: Any, context: Any) -> Any:
+        return control_pb2.StartRunResponse(run_id=7)
+
+    def StopRun(self, request: Any, context: Any) -> Any:
+        return control_pb2.StopRunResponse(success=True)
+
+    def ListRuns(self, request: Any, context: Any) -> Any:
+        return control_pb2.ListRunsResponse()
+
+    def ListNodes(self, request: Any, context: Any) -> Any:
+        return control_pb2.ListNodesResponse()
+
+    def RegisterNode(self, request: Any, context: Any) -> Any:
+        return control_pb2.RegisterNodeResponse(node_id=9)
+
+    def StreamLogs(self, request: Any, context: Any) -> Any:
+        yield control_pb2.StreamLogsResponse(log_output="one\ntwo\n")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A federation whose gate is open to nobody yet."""
+    (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp("gate") / "study"
+    federation = create(folder, ["127.0.0.1"], control_port=port)
+    key, chain = ((federation.tls / f"server.{end}").read_bytes() for end in ("key", "pem"))
+    inner = ControlAccountAuthInterceptor(NoOpControlAuthnPlugin())
+    server = grpc.server(
+        ThreadPoolExecutor(4),
+        interceptors=[RpcErrorTranslationServerInterceptor(), Gate(federation, inner)],
+    )
+    add_ControlServicer_to_server(_SuperLink(), server)
+    credentials = grpc.ssl_server_credentials([(key, chain)])
+    server.add_secure_port(federation.control_address, credentials)
+    server.start()
+    yield federation
+    server.stop(None)
+
+
+def enrolled(made: Federation, name: str, *roles: str) -> Identity:
+    key = ec.generate_private_key(ec.SECP384R1())
+    request = read_request(make_request(name, key, kind=OPERATOR), kind=OPERATOR)
+    operators.enrol(made, request, roles)
+    return Identity(name, key)
+
+
+def calls(made: Federation, identity: Identity | None) -> Any:
+    return control(made.control_address, root_certificates=made.ca, identity=identity)
+
+
+CONFIG = RunConfig.read({"strategy": "hcct", "rounds": 3})
+
+
+def test_an_operator_does_what_the_roles_allow_and_is_refused_in_words_otherwise(
+    made: Federation,
+) -> None:
+    with calls(made, enrolled(made, "ada", "run")) as ada:
+        assert ada.submit(CONFIG) == 7
+        ada.stop(7)
+        assert ada.runs() == []
+        assert list(ada.log_lines(7, deadline_s=5)) == ["one", "two"]
+        with pytest.raises(FederationError) as caught:
+            ada.act("remove", name="b")
+    assert str(caught.value).endswith(
+        "PERMISSION_DENIED: operator 'ada' has the roles run; to enrol, remove and withdraw silos "
+        "takes the role 'enrol'. Whoever runs the coordinator can give it with `coterie operator "
+        "roles ada --role enrol`."
+    )
+    with calls(made, enrolled(made, "bea", "look")) as bea:
+        assert bea.runs() == []
+        for refused in (lambda: bea.submit(CONFIG), lambda: bea.stop(7)):
+            with pytest.raises(
+                FederationError, match="to start and stop runs takes the role 'run'"
+            ):
+                refused()
+        with pytest.raises(FederationError, match="the call RegisterNode is not for operators"):
+            bea.register(b"key")
+    acts = [(act.who, act.act) for act in audit.verify(made).acts]
+    assert acts[:4] == [("ada", "run"), ("ada", "run begun"), ("ada", "stop"), ("ada", "refused")]
+    assert ("bea", "refused") in acts and ("bea", "run") not in acts
+    assert audit.who_started(made, 7) == "ada" and audit.who_started(made, 8) == ""
+
+
+def test_who_has_the_folder_may_do_everything(made: Federation) -> None:
+    with calls(made, local_identity(made)) as own:
+        assert (own.submit(CONFIG), own.register(b"key"), own.nodes()) == (7, 9, [])
+
+
+def test_nobody_else_gets_in(made: Federation, tmp_path: Path) -> None:
+    gone = enrolled(made, "carl", "run")
+    stranger = Identity("carl", ec.generate_private_key(ec.SECP384R1()))
+    forged = Identity("local", stranger.key)
+    operators.remove(made, "carl")
+    for who in (gone, stranger, forged):
+        with (
+            calls(made, who) as refused,
+            pytest.raises(FederationError, match="no operator of that name and key is enrolled"),
+        ):
+            refused.runs()
+    with calls(made, None) as refused, pytest.raises(FederationError) as caught:
+        refused.runs()
+    assert "UNAUTHENTICATED: this coordinator asks operators for their key" in str(caught.value)
+    with pytest.raises(FederationError, match="this key was removed"):
+        request = read_request(make_request("carl", gone.key, kind=OPERATOR), kind=OPERATOR)
+        operators.enrol(made, request, ["look"])
+
+
+def test_roles_change_with_the_next_call(made: Federation) -> None:
+    dora = enrolled(made, "dora", "look")
+    with calls(made, dora) as asked:
+        with pytest.raises(FederationError, match="takes the role 'enrol'"):
+            asked.act("remove", name="b")
+        operators.change_roles(made, "dora", ["enrol", "run"])
+        with pytest.raises(FederationError, match="no silo 'b' is enrolled"):
+            asked.act("remove", name="b")
+        operators.remove(made, "dora")
+        with pytest.raises(FederationError, match="no operator of that name"):
+            asked.runs()
+
+
+def test_silos_are_enrolled_and_removed_from_elsewhere(
+    made: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COTERIE_OPERATOR", str(tmp_path / "eve"))
+    asked = coterie("operator", "init", "--name", "eve")
+    assert own_identity() is not None and "Its fingerprint: " in asked.stderr
+    folder = str(made.folder)
+    done = coterie(
+        "operator", "enrol", asked.stdout.strip(), "--role", "enrol", "--federation", folder
+    )
+    assert "Operator eve is enrolled, and may enrol, remove and withdraw silos." in done.stdout
+    there = ["--superlink", made.control_address, "--root-certificates", str(made.ca)]
+    request = coterie("silo", "init", "--name", "b", "--home", str(tmp_path / "b")).stdout
+    sent = coterie("enrol", request, *there)
+    assert sent.stdout.startswith("coterie-join."), sent.stderr
+    assert "b is enrolled. Key fingerprint:" in sent.stderr
+    # The SuperLink behind this gate knows no silos, so that it is told what it cannot do.
+    gone = coterie("remove", "b", *there)
+    assert "b is removed" in gone.stdout + gone.stderr
+    withdrawn = coterie("withdraw", "b", *there)
+    assert "Silo b withdrew." in withdrawn.stdout and "by eve" in withdrawn.stdout
+    refused = coterie("run", "hcct", "--detach", *there)
+    assert refused.returncode != 0 and "takes the role 'run'" in refused.stderr
+    assert "eve" in coterie("operator", "list", "--federation", folder).stdout
+    assert (
+        coterie("operator", "roles", "eve", "--role", "x", "--federation", folder).returncode == 2
+    )
+    coterie("operator", "remove", "eve", "--federation", folder)
+    acts = [(act.who, act.act) for act in audit.verify(made).acts]
+    assert ("eve", "enrol") in acts and ("eve", "remove") in acts
+    assert [a for _, a in acts if "operator" in a] == ["enrol operator", "remove operator"]
+    assert "change roles failed" in [a for _, a in acts]
+
+
+# ---------------------------------------------------------------- the signature
+
+
+def verifier(key: ec.EllipticCurvePrivateKey, **more: Any) -> Verifier:
+    public = public_pem(key.public_key())
+    return Verifier(b"CA", lambda name: public if name == "ada" else None, **more)
+
+
+def test_a_signature_is_for_one_federation_method_request_and_time() -> None:
+    ada = Identity("ada", ec.generate_private_key(ec.SECP384R1()))
+    told = signing.metadata(ada, b"CA", "/x/Start", b"body")
+    asked = verifier(ada.key)
+    assert asked.caller(told, "/x/Start", b"body") == "ada"
+    with pytest.raises(SigningError, match="this call was made before"):
+        asked.caller(told, "/x/Start", b"body")
+    for method, body in (("/x/Stop", b"body"), ("/x/Start", b"else")):
+        with pytest.raises(SigningError, match="no operator of that name and key"):
+            verifier(ada.key).caller(told, method, body)
+    with pytest.raises(SigningError, match="no operator"):
+        replace(verifier(ada.key), ca=b"another").caller(told, "/x/Start", b"body")
+    late = verifier(ada.key, clock=lambda: time.time() + 500)
+    with pytest.raises(SigningError, match="the clock of this machine is -500 s off"):
+        late.caller(told, "/x/Start", b"body")
+    odd = [(key, "nan" if key == signing.WHEN else value) for key, value in told]
+    with pytest.raises(SigningError, match="no operator"):
+        verifier(ada.key).caller(odd, "/x/Start", b"body")
+    assert signing.metadata(None, b"CA", "/x/Start", b"") == ()
+
+
+def test_an_operators_key_is_made_once_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    first = make_identity("ada", tmp_path / "op")
+    assert public_pem(make_identity("ada", tmp_path / "op").key.public_key()) == public_pem(
+        first.key.public_key()
+    )
+    assert (tmp_path / "op" / "key.pem").stat().st_mode & 0o077 == 0
+    with pytest.raises(FederationError, match="holds the key of 'ada'"):
+        make_identity("bea", tmp_path / "op")
+    with pytest.raises(FederationError, match="and not be 'local'"):
+        make_identity("local", tmp_path / "other")
+    (tmp_path / "op" / "operator.json").write_text("{}")
+    with pytest.raises(FederationError, match="cannot be read"):
+        own_identity(tmp_path / "op")
+
+
+def test_a_damaged_list_of_operators_lets_nobody_in(made: Federation) -> None:
+    file = made.folder / operators.LIST
+    kept = file.read_bytes() if file.exists() else b"[]"
+    file.write_text(json.dumps([{"name": "mallory"}]))
+    with pytest.raises(FederationError, match="Restore it from a backup"):
+        operators.find(load(made.folder), "mallory")
+    file.write_bytes(kept)
