@@ -154,6 +154,7 @@ class Request:
         self._check_schema()
         plan = self.plan()
         self.metric()
+        self.wire_format()
         self.kept_out_share()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
@@ -354,6 +355,15 @@ class Request:
             accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
             balance=self._balance(),
         )
+
+    def wire_format(self) -> str:
+        """Of the update that is sent back."""
+        asked = self._one_of(wire.WIRE_FORMAT, wire.WIRE_FORMATS)
+        if asked != wire.WHOLE and self.config.get(wire.SECURE):
+            raise RefusedError(
+                f"{wire.WIRE_FORMAT} = {asked} does not go with a secure run: its sums are exact."
+            )
+        return asked
 
     def metric(self) -> str:
         """The leading metric, if the run names another than the task's."""

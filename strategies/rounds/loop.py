@@ -288,7 +288,9 @@ class GroupStrategy(Strategy):
         averages = algorithm.averages
         if why := kit.aggregate_problem(self.influence, averages=averages, strategy=name):
             raise kit.wrong_options([why])
-        if why := insecure(algorithm, self.influence, name=name) if secure else "":
+        how = str(training.get(wire.WIRE_FORMAT, wire.WHOLE))
+        why = insecure(algorithm, self.influence, name=name, wire_format=how) if secure else ""
+        if why:
             raise kit.wrong_options([why])
         self.secure, self.enrolled = secure, enrolled
         self.round_timeout = round_timeout
@@ -712,7 +714,14 @@ class GroupStrategy(Strategy):
     ) -> kit.Checked:
         """The replies to orders, checked; of who refused, the key is asked for anew."""
         sketches = None if run.secure is None else self._compared(run, state)[1]
-        checked = kit.check_replies(orders, replies, run.names, sketches=sketches, number=number)
+        checked = kit.check_replies(
+            orders,
+            replies,
+            run.names,
+            sketches=sketches,
+            number=number,
+            wire_format=str(run.config.get(wire.WIRE_FORMAT, wire.WHOLE)),
+        )
         for order, why in checked.failed if run.secure is not None else ():
             if not why.silent and run.secure is not None:
                 run.secure.forget(order.silo.name)
