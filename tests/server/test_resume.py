@@ -62,6 +62,7 @@ KINDS = {
         **{"strategy": "fedgroup", "num-groups": 2, "sample": 2, "generators": "groups"},
         **GENERATORS,
     },
+    "hcct-int8": {"strategy": "hcct", "alpha": 10.0, "wire-format": "delta-int8"},
     "hcct-secure": {"strategy": "hcct", "alpha": 10.0, "secure": True},
     "fedgroup-secure": {"strategy": "fedgroup", "num-groups": 2, "secure": True},
     "auto-secure": {"strategy": "auto", "rounds": 8, "secure": True},
