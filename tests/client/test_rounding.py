@@ -20,6 +20,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.strategies import FedAvg, FederationError
+from coterie.strategies.rounds import loop
 from coterie.wire.formats import SCALES
 from tests.client.test_own_training import Kinds, run
 from tests.conftest import (
@@ -123,7 +124,7 @@ def test_personal_layers_and_running_statistics_stay_as_they_are(tmp_path: Path)
 def test_trainings_beside_the_rounds_own_are_rounded_and_leave_nothing_behind(
     tmp_path: Path,
 ) -> None:
-    keys = {"num-groups": 2, "pretrain-steps": 1, "rounds": 1, "wire-format": "delta-int8"}
+    keys = {"num-groups": 2, "pretrain-steps": 3, "rounds": 1, "wire-format": "delta-int8"}
     run(tmp_path, Kinds, "fedgroup", **keys)
     told = {e["purpose"]: e for e in read(tmp_path / "a") if "train" in e["type"]}
     for purpose in ("cold-start", ""):
@@ -143,7 +144,10 @@ def test_other_clientapps_get_and_send_plain_arrays(how: str) -> None:
     )
 
 
-def test_a_training_that_fails_says_so_and_what_was_lost_before_waits(tmp_path: Path) -> None:
+def test_a_training_that_fails_says_so_and_what_was_lost_before_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "TRY_AGAIN_S", 0.0)
     with pytest.raises(FederationError, match=r"NaN or infinity\. A smaller lr may help"):
         run(tmp_path, Failing, wire_format="delta-int8")
     assert not (tmp_path / "a" / KIND).exists()
