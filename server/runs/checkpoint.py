@@ -35,8 +35,7 @@ from coterie.system.files import make_folder, replacing, why_unwritten
 FAMILY = "coterie-checkpoint-"
 FORMAT = f"{FAMILY}3"
 KEPT = 3
-"""How many of the last rounds are kept: a damaged file costs the rounds that name it, not the run,
-unless all of them do."""
+"""How many of the last rounds are kept: a damaged file costs the rounds that need it."""
 LASTING = "kept-"
 """Beginning of the names of files of arrays that outlived what they were written with."""
 
