@@ -85,7 +85,8 @@ def round_update(
         None if that holds what is not finite, or beyond any model: it is for the coordinator to
         say so.
     """
-    kind, arrays, lost, scales = KINDS[wire_format], dict(trained), {}, []
+    kind, arrays, lost = KINDS[wire_format], dict(trained), Model()
+    scales: list[NDArray[np.float32]] = []
     squares, lost_squares = 0.0, 0.0
     for name, start in sent.items():
         if start.dtype.kind != "f":
@@ -94,7 +95,7 @@ def round_update(
             wanted: Floats = trained[name] - start  # type: ignore[operator]
         if name not in exact and _is_rounded(start):
             if before is not None:
-                wanted += before[name]  # type: ignore[operator]
+                wanted += before[name]
             if not np.abs(wanted).max(initial=0.0) < HUGE:
                 return None
             arrays[name], own_scales = _round(wanted, kind)
@@ -142,7 +143,7 @@ def restore_update(arrays: Model, sent: Model, wire_format: str) -> Model:
     return restored
 
 
-def _checked(scales: NDArray[np.generic]) -> NDArray[np.float32]:
+def _checked(scales: NDArray[Any]) -> NDArray[np.float32]:
     if scales.dtype != np.float32 or scales.ndim != 1:
         raise WireError(
             "the scales of an update are one list of float32. "

@@ -113,7 +113,8 @@ def eight_bits(wanted: NDArray[Any], *, rows: bool, rounded: Round) -> NDArray[A
     shaped = wanted.reshape(len(wanted) if has_rows else 1, -1)
     scales = np.abs(shaped).max(axis=1, keepdims=True) / LARGEST
     scales[scales == 0] = 1
-    return (rounded(shaped / scales) * scales).reshape(wanted.shape)
+    came: NDArray[Any] = (rounded(shaped / scales) * scales).reshape(wanted.shape)
+    return came
 
 
 def losses(updates: Sequence[wire.Model], *, rows: bool, rounded: Round, kept: bool) -> list[float]:
@@ -153,8 +154,10 @@ def choices(part: str, strategy: str, seed: int) -> Entry:
     for scales in ("an array", "a row"):
         for name, rounded in ways.items():
             for kept in (False, True):
-                how = {"rows": scales == "a row", "rounded": rounded, "kept": kept}
-                each = [losses(updates, **how) for updates in watched.of.values()]
+                each = [
+                    losses(updates, rows=scales == "a row", rounded=rounded, kept=kept)
+                    for updates in watched.of.values()
+                ]
                 key = f"{scales}, {name}, {'yes' if kept else 'no'}"
                 found[key] = np.mean(each, axis=0).tolist()
     return {"found": found}

@@ -122,7 +122,7 @@ def check_replies(
         number: of the round.
         wire_format: that silos were asked for, see ``coterie.wire.formats``.
     """
-    asked = {"sketches": sketches, "number": number, "wire_format": wire_format}
+    asked: dict[str, Any] = {"sketches": sketches, "number": number, "wire_format": wire_format}
     updates: list[Update] = []
     failed: list[tuple[Order, ReplyError]] = []
     for order, reply in zip(orders, replies, strict=True):
