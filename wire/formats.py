@@ -31,7 +31,7 @@ from coterie.wire.errors import WireError
 
 WireFormat = Literal["float32", "delta-fp16", "delta-int8"]
 WIRE_FORMATS: tuple[WireFormat, ...] = get_args(WireFormat)
-WHOLE: Final = WIRE_FORMATS[0]
+FLOAT32: Final = WIRE_FORMATS[0]
 """Models as they are."""
 KINDS: Final[Mapping[str, type[np.generic]]] = {"delta-fp16": np.float16, "delta-int8": np.int8}
 SCALES: Final = "scales "

@@ -71,7 +71,7 @@ def _measured(done: Trained, truth: list[list[str]]) -> Entry:
 def compare(part: str, strategy: str, seed: int, rounds: int, *, folder: str) -> Entry:
     """A strategy in every format, of one seed."""
     found = {how: outcome(part, strategy, seed, rounds, folder, how) for how in wire.WIRE_FORMATS}
-    same = found[wire.WHOLE]["groups"]
+    same = found[wire.FLOAT32]["groups"]
     return {
         how: {
             **{key: value for key, value in own.items() if key != "groups"},
@@ -187,7 +187,7 @@ def _part(part: str, entries: Sequence[Entry]) -> Iterator[str | list[str]]:
         {"strategy": name, "format": how, "runs": [e[how] for e in mine], "plain": plain}
         for name in STRATEGIES
         if (mine := select(own, strategy=name))
-        for plain in [[e[wire.WHOLE] for e in mine]]
+        for plain in [[e[wire.FLOAT32] for e in mine]]
         for how in wire.WIRE_FORMATS
     ]
     if not rows:

@@ -359,7 +359,7 @@ class Request:
     def wire_format(self) -> str:
         """Of the update that is sent back."""
         asked = self._one_of(wire.WIRE_FORMAT, wire.WIRE_FORMATS)
-        if asked != wire.WHOLE and self.config.get(wire.SECURE):
+        if asked != wire.FLOAT32 and self.config.get(wire.SECURE):
             raise RefusedError(
                 f"{wire.WIRE_FORMAT} = {asked} does not go with a secure run: its sums are exact."
             )

@@ -165,7 +165,7 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
         received = personal.without(order.received, staying)
         leaving, figures = keep_back(request, received, leaving[wire.ARRAYS])
         metrics |= figures
-    elif order.wire_format != wire.WHOLE:
+    elif order.wire_format != wire.FLOAT32:
         received = personal.without(order.received, staying)
         leaving[wire.ARRAYS], figures = rounded(request, received, leaving[wire.ARRAYS])
         metrics |= figures
@@ -193,8 +193,8 @@ def _read_order(request: Request) -> _Order:
     bench = request.spared(before=round_number - bool(request.purpose))
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
-    wire_format = request.wire_format() if packed else wire.WHOLE
-    kept = own is not None or request.config.get(wire.SECURE) or wire_format != wire.WHOLE
+    wire_format = request.wire_format() if packed else wire.FLOAT32
+    kept = own is not None or request.config.get(wire.SECURE) or wire_format != wire.FLOAT32
     received = read_weights(bench.model) if kept else {}
     return _Order(
         *(plan, bench, data, guard, holdout, validation, own, received, staying, packed, metric),

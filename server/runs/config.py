@@ -35,7 +35,7 @@ TOLD_IF_SET = (
 )
 TOLD_IF_OTHER = {
     **{wire.OPTIMISER: "sgd", wire.SCHEDULE: "constant", wire.ACCUMULATE: 1},
-    **{wire.BALANCE: "none", wire.WIRE_FORMAT: wire.WHOLE},
+    **{wire.BALANCE: "none", wire.WIRE_FORMAT: wire.FLOAT32},
 }
 """Those that a silo takes for granted."""
 PERSONALISATION = (wire.PERSONALISE, wire.PERSONAL_EPOCHS, wire.PERSONAL_LR, wire.DITTO_LAMBDA)

@@ -288,7 +288,7 @@ class GroupStrategy(Strategy):
         averages = algorithm.averages
         if why := kit.aggregate_problem(self.influence, averages=averages, strategy=name):
             raise kit.wrong_options([why])
-        how = str(training.get(wire.WIRE_FORMAT, wire.WHOLE))
+        how = str(training.get(wire.WIRE_FORMAT, wire.FLOAT32))
         why = insecure(algorithm, self.influence, name=name, wire_format=how) if secure else ""
         if why:
             raise kit.wrong_options([why])
@@ -720,7 +720,7 @@ class GroupStrategy(Strategy):
             run.names,
             sketches=sketches,
             number=number,
-            wire_format=str(run.config.get(wire.WIRE_FORMAT, wire.WHOLE)),
+            wire_format=str(run.config.get(wire.WIRE_FORMAT, wire.FLOAT32)),
         )
         for order, why in checked.failed if run.secure is not None else ():
             if not why.silent and run.secure is not None:

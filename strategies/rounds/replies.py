@@ -109,7 +109,7 @@ def check_replies(
     *,
     sketches: Sketches | None = None,
     number: int = 0,
-    wire_format: str = wire.WHOLE,
+    wire_format: str = wire.FLOAT32,
 ) -> Checked:
     """Check the reply to every order; None is a reply that did not come in time.
 
@@ -142,7 +142,7 @@ def check_reply(
     *,
     sketches: Sketches | None = None,
     number: int = 0,
-    wire_format: str = wire.WHOLE,
+    wire_format: str = wire.FLOAT32,
 ) -> Update:
     """Check a reply against what was sent; arguments as of ``check_replies``.
 
@@ -215,7 +215,7 @@ def check_reply(
 def _restored(arrays: Model, order: Order, wire_format: str) -> Model:
     """The model that a rounded update makes; of a silo that did not describe itself as it came."""
     try:
-        how = wire_format if order.silo.described else wire.WHOLE
+        how = wire_format if order.silo.described else wire.FLOAT32
         return wire.restore_update(arrays, order.model, how)
     except wire.WireError as error:
         raise ReplyError(str(error)) from None

@@ -624,7 +624,7 @@ def insecure(
     influence: kit.Influence,
     *,
     name: str,
-    wire_format: str = wire.WHOLE,
+    wire_format: str = wire.FLOAT32,
 ) -> str:
     """Why a strategy cannot run in a secure run; empty: it can."""
     if not algorithm.secure:
@@ -637,10 +637,10 @@ def insecure(
             f"aggregate = {influence.aggregate} looks at every silo's values, and in a secure run "
             "nobody sees them: it must be mean"
         )
-    if wire_format != wire.WHOLE:
+    if wire_format != wire.FLOAT32:
         return (
             f"wire-format = {wire_format} rounds the update that a silo sends, and in a secure run "
-            f"none is sent, but exact sums: it must be {wire.WHOLE}"
+            f"none is sent, but exact sums: it must be {wire.FLOAT32}"
         )
     return algorithm.insecure()
 
