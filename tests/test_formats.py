@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.wire import Model, WireError, restore_update, round_update
+from coterie.wire import (
+    Model,
+    WireError,
+    num_rounded_bytes,
+    restore_model,
+    restore_update,
+    round_model,
+    round_update,
+)
 from coterie.wire.formats import HUGE, KINDS, LEAST_VECTOR, SCALES, Rounded
 from tests.conftest import assert_equal_models
 
@@ -107,6 +115,37 @@ def test_what_no_model_holds_is_not_rounded(how: str, value: float, name: str) -
     trained[name].flat[1] = value
     update = round_update(trained, sent, how)
     assert update is None or (name == "bias" and value > HUGE)
+
+
+def test_a_model_in_16_bits_is_the_model_but_for_their_last() -> None:
+    sent, _ = pair()
+    small = round_model(sent, exact={"var"})
+    like = {name: (array.shape, str(array.dtype)) for name, array in sent.items()}
+    found = restore_model(small, like)
+    assert num_rounded_bytes(sent, exact={"var"}) == sum(array.nbytes for array in small.values())
+    for name, array in sent.items():
+        assert (found[name].dtype, found[name].shape) == (array.dtype, array.shape)
+        if name in SHAPES or name == "wide":
+            np.testing.assert_allclose(found[name], array, rtol=5e-4, atol=1e-6)
+        else:
+            np.testing.assert_array_equal(found[name], array)
+    assert restore_model(sent, like) is sent
+    broken: Model = {**sent, "conv": np.full((8, 4, 3, 3), np.nan, np.float32)}
+    assert round_model(broken) is broken, "it is not rounded"
+
+
+@EACH
+def test_updates_too_small_for_16_bits_add_up_all_the_same(how: str) -> None:
+    """The coordinator adds them to the model as it was before it was rounded."""
+    model: Model = {"w": np.full((4, 40), 1.7, np.float32)}
+    like = {"w": ((4, 40), "float32")}
+    for _ in range(50):
+        received = restore_model(round_model(model), like)
+        trained: Model = {"w": received["w"] + np.float32(1e-5)}  # type: ignore[operator]
+        update = round_update(trained, received, how)
+        assert update is not None
+        model = restore_update(update.arrays, model, how)
+    np.testing.assert_allclose(model["w"], 1.7 + 50e-5, rtol=2e-5)
 
 
 @EACH

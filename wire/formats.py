@@ -7,9 +7,14 @@ power of two that brings the largest to between ½ and 1, so that none overflows
 small. 8-bit numbers have one scale for every output (the first axis), or for the array where
 an output has few numbers; the largest is ±127. All rounding is to nearest.
 
-What is lost by rounding is the silo's to keep and to add to what it sends next (error feedback:
-Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, https://arxiv.org/abs/1901.09847,
-Algorithm 2), so that nothing is lost for good. ``make bench-formats`` has what each choice gives.
+Models go to silos in 16 bits too, once these have shown that they know the format. The
+coordinator keeps what it rounded: it adds the update to the model as it was before, so that
+rounding a model moves the point at which a silo trains, and nothing else.
+
+What is lost by rounding an update is the silo's to keep and to add to what it sends next (error
+feedback: Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019,
+https://arxiv.org/abs/1901.09847, Algorithm 2), so that nothing is lost for good. ``make
+bench-formats`` has what each choice gives.
 
 Never rounded, and sent as they are: whole numbers, truth values, arrays of fewer than 32 bits a
 number, what the caller names (running statistics, which must not become negative), and small
@@ -34,6 +39,8 @@ WIRE_FORMATS: tuple[WireFormat, ...] = get_args(WireFormat)
 FLOAT32: Final = WIRE_FORMATS[0]
 """Models as they are."""
 KINDS: Final[Mapping[str, type[np.generic]]] = {"delta-fp16": np.float16, "delta-int8": np.int8}
+OF_MODELS: Final = "delta-fp16"
+"""How models travel to silos, whatever the format of updates: as differences to nothing."""
 SCALES: Final = "scales "
 """The scales of all rounded arrays, in the model's order, float32. Beside the arrays, whose names
 have no space at their end."""
@@ -141,6 +148,47 @@ def restore_update(arrays: Model, sent: Model, wire_format: str) -> Model:
     if used != scales.size:
         raise WireError(f"its update needs {used} scales. Got {scales.size}.")
     return restored
+
+
+def round_model(model: Model, *, exact: Collection[str] = ()) -> Model:
+    """A model in 16 bits a number, for who is to train from it and to send the difference.
+
+    Args:
+        model: all finite.
+        exact: see ``round_update``.
+
+    Returns:
+        Arrays and ``SCALES``; the model as it is if it holds what none should.
+    """
+    nothing: Model = {name: np.zeros_like(array) for name, array in model.items()}
+    update = round_update(model, nothing, OF_MODELS, exact=exact)
+    return model if update is None else update.arrays
+
+
+def restore_model(arrays: Model, like: Mapping[str, tuple[tuple[int, ...], str]]) -> Model:
+    """The inverse, as near as 16 bits come; a model that was not rounded as it is.
+
+    Args:
+        arrays: as they arrived.
+        like: name → shape and type.
+
+    Raises:
+        WireError: see ``restore_update``.
+    """
+    if SCALES not in arrays:
+        return arrays
+    nothing: Model = {n: np.zeros(*like[n]) for n in arrays if n in like}
+    return restore_update(arrays, nothing, OF_MODELS)
+
+
+def num_rounded_bytes(model: Model, *, exact: Collection[str] = ()) -> int:
+    """Bytes of the arrays that ``round_model`` makes of a finite one."""
+    short = np.dtype(KINDS[OF_MODELS]).itemsize
+    scale = np.dtype(np.float32).itemsize
+    return sum(
+        array.size * short + scale if name not in exact and _is_rounded(array) else array.nbytes
+        for name, array in model.items()
+    )
 
 
 def _checked(scales: NDArray[Any]) -> NDArray[np.float32]:

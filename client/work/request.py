@@ -38,6 +38,7 @@ from coterie.client.work.weights import load_weights, travelling
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import BALANCE
+from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
 
@@ -252,7 +253,7 @@ class Request:
         try:
             whole = personal.complete(
                 self.bench,
-                own.model if own is not None else wire.decode_arrays(record or ArrayRecord()),
+                own.model if own is not None else self._restored(record or ArrayRecord()),
                 names,
                 run=self.run,
                 seed=self.run_seed,
@@ -262,6 +263,12 @@ class Request:
         except (wire.WireError, ValueError) as error:
             raise RefusedError(str(error)) from None
         return record is None or wire.is_packed(record)
+
+    def _restored(self, record: ArrayRecord) -> Model:
+        """The message's model, also if it came in 16 bits a number."""
+        own = travelling(self.bench.model).items()
+        like = {n: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in own}
+        return wire.restore_model(wire.decode_arrays(record), like)
 
     def own_model(self) -> Held | None:
         """What a message means without having it: a model that this silo keeps back."""

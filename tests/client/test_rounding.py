@@ -21,6 +21,9 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.strategies import FedAvg, FederationError
 from coterie.strategies.rounds import loop
+from coterie.strategies.rounds.algorithm import Order, Update
+from coterie.strategies.rounds.replies import Checked, ReplyError
+from coterie.strategies.rounds.roster import Silo
 from coterie.wire.formats import SCALES
 from tests.client.test_own_training import Kinds, run
 from tests.conftest import (
@@ -62,10 +65,44 @@ def test_the_record_says_what_was_lost_and_the_bytes_that_came(how: str, tmp_pat
     recorded = read_run(tmp_path / how / "run").rounds[1].silos
     as_it_is = read_run(tmp_path / "float32" / "run").rounds[1].silos
     assert recorded["a"].bytes_received < as_it_is["a"].bytes_received == as_it_is["a"].bytes_sent
-    assert recorded["a"].bytes_sent == as_it_is["a"].bytes_sent
+    assert recorded["a"].bytes_sent < as_it_is["a"].bytes_sent
     assert all(0 < own.update_lost < 0.05 and own.update_norm > 0 for own in recorded.values())
     assert np.isnan(as_it_is["a"].update_lost)
     assert "update-lost" not in (tmp_path / "float32" / "run" / "run.json").read_text()
+
+
+@EACH
+def test_models_go_in_16_bits_to_silos_that_have_shown_that_they_know_how(
+    how: str, tmp_path: Path
+) -> None:
+    sent: list[tuple[str, int, set[str], int]] = []
+
+    class Spying(InProcessGrid):
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            for message in messages:
+                if record := message.content.array_records.get(wire.ARRAYS):
+                    tensors = wire.tensors_of(record)
+                    meta, types = message.metadata, {t.dtype for t in tensors}
+                    size = sum(t.bytes for t in tensors)
+                    sent.append((meta.message_type, int(meta.group_id), types, size))
+            return super().push_messages(messages)
+
+    run(tmp_path, Kinds, wire_format=how, rounds=2, grid=Spying)
+    types = {(kind, number): types for kind, number, types, _ in sent}
+    assert types[wire.TRAIN, 1] == {"f32"} == types[wire.EVALUATE, 2]
+    assert types[wire.TRAIN, 2] == {"f16", "f32"}
+    sizes = {number: size for kind, number, _, size in sent if kind == wire.TRAIN}
+    recorded = read_run(tmp_path / "run").rounds
+    assert {one.round: one.silos["a"].bytes_sent for one in recorded} == sizes
+
+
+def test_who_refuses_gets_models_as_they_are_again() -> None:
+    a, b, c = (Order(Silo(name, 1, described=True), {}) for name in "abc")
+    rounded = [Update(o.silo, {}, {}, 1, {wire.UPDATE_LOST: 0.1}) for o in (b, c)]
+    refused, silent = ReplyError("no", refused=True), ReplyError("late", silent=True)
+    checked = Checked(rounded[:1], [(a, refused), (c, silent)])
+    assert loop._rounding(frozenset("ac"), checked) == {"b", "c"}
 
 
 @EACH

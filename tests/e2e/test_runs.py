@@ -102,7 +102,7 @@ def test_rounded_updates_of_real_processes_make_the_models_of_one(
     same = in_process(tmp_path / "run", **keys)
     assert hashes_of(folder) == same["model-hashes"]
     recorded = record_of(folder)["rounds"][-1]["silos"]["a"]
-    assert recorded["bytes-received"] < 0.4 * recorded["bytes-sent"]
+    assert recorded["bytes-received"] < 0.6 * recorded["bytes-sent"] < 0.6 * 13_000
     (left,) = [
         entry
         for entry in ledger.read(trio.folder / "silos" / "a", run=folder.name)
