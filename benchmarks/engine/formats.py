@@ -173,9 +173,9 @@ def document(entries: Sequence[Entry]) -> str:
     return page(
         "# What smaller wire formats cost and save",
         "`make bench-formats`. Mean error in % over silos after the last round, mean ± deviation "
-        "over seeds. Bytes are of the arrays of a round's training, of all silos. A model goes to "
-        "a silo as float32 in every format. What was lost is what the silo rounded away, as a "
-        "share of the update's norm, and adds to its next update.",
+        "over seeds. Bytes are of the arrays of a round's training, of all silos. Models go to "
+        "silos in 16 bits a number from round 2 on. What was lost is what the silo rounded away, "
+        "as a share of the update's norm, and adds to its next update.",
         *tables,
         *(_choices(chosen[0]["found"]) if chosen else ()),
     )

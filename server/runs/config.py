@@ -100,7 +100,7 @@ class RunConfig(Options):
     wire_format: wire.WireFormat = Field(
         "float32",
         description="Of the updates that silos send: the model as it is, or what training changed, "
-        "rounded to 16 or 8 bits a number. Not in secure runs.",
+        "rounded to 16 or 8 bits a number; models then go to silos in 16. Not in secure runs.",
     )
     optimiser: str = Field(
         "sgd",
