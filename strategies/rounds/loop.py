@@ -957,9 +957,9 @@ def _in_fewer_bytes(
 
 
 def _rounding(before: frozenset[str], checked: kit.Checked) -> frozenset[str]:
-    """Silos that know how to round: an update of theirs came so, and they refused nothing since."""
-    refused = {order.silo.name for order, why in checked.failed if why.refused}
-    return before - refused | {
+    """Silos that know how to round: an update of theirs came so, and none was wrong since."""
+    wrong = {order.silo.name for order, why in checked.failed if not why.silent}
+    return before - wrong | {
         u.silo.name for u in checked.updates if wire.UPDATE_LOST in u.metrics and not u.purpose
     }
 

@@ -97,7 +97,7 @@ def test_models_go_in_16_bits_to_silos_that_have_shown_that_they_know_how(
     assert {one.round: one.silos["a"].bytes_sent for one in recorded} == sizes
 
 
-def test_who_refuses_gets_models_as_they_are_again() -> None:
+def test_whose_reply_is_wrong_gets_models_as_they_are_again() -> None:
     a, b, c = (Order(Silo(name, 1, described=True), {}) for name in "abc")
     rounded = [Update(o.silo, {}, {}, 1, {wire.UPDATE_LOST: 0.1}) for o in (b, c)]
     refused, silent = ReplyError("no", refused=True), ReplyError("late", silent=True)
@@ -167,6 +167,18 @@ def test_trainings_beside_the_rounds_own_are_rounded_and_leave_nothing_behind(
     for purpose in ("cold-start", ""):
         assert SCALES in {t["name"] for t in told[purpose]["tensors"]}
     assert kept(tmp_path / "a") == ["round-000002.safetensors"], "that of the round alone"
+
+
+def test_a_silo_with_differential_privacy_rounds_what_has_its_noise_already(tmp_path: Path) -> None:
+    class Private(InProcessGrid):
+        def __init__(self, app: Any, nodes: Any) -> None:
+            super().__init__(app, [{**node, "privacy-epsilon": 500.0} for node in nodes])
+
+    run(tmp_path, Kinds, wire_format="delta-int8", grid=Private)
+    told = [entry for entry in read(tmp_path / "a") if entry["type"] == wire.TRAIN]
+    spent = [entry["privacy"]["epsilon"] for entry in told]
+    assert spent[0] < spent[1] and all(SCALES in str(entry["tensors"]) for entry in told)
+    assert told[0]["values"]["metrics"][wire.UPDATE_NOISE] > 0
 
 
 @EACH
