@@ -38,6 +38,16 @@ from coterie.wire.description import (
     is_silo_name,
 )
 from coterie.wire.errors import WireError
+from coterie.wire.formats import (
+    FLOAT32,
+    WIRE_FORMATS,
+    WireFormat,
+    num_rounded_bytes,
+    restore_model,
+    restore_update,
+    round_model,
+    round_update,
+)
 from coterie.wire.limits import (
     MAX_OBJECT_BYTES,
     MAX_OBJECTS,

@@ -97,6 +97,8 @@ PROXIMAL_MU: Final = "proximal-mu"
 COSINE_LAMBDA: Final = "cosine-lambda"
 """λ of −λ·cos(w, w received) in the local objective; 0 or missing: none (pFedGraph)."""
 PRECISION: Final = "precision"
+WIRE_FORMAT: Final = "wire-format"
+"""Of the update that is sent back, see ``coterie.wire.formats``; missing: the model as it is."""
 OPTIMISER: Final = "optimiser"
 """Of local training: ``sgd``, or another name in ``torch.optim``."""
 KEEP_OPTIMISER: Final = "keep-optimiser"
@@ -240,7 +242,9 @@ ALONE_ERROR: Final = "alone-error"
 VALIDATION_ERROR: Final = "validation-error"
 ALONE_VALIDATION_ERROR: Final = "alone-validation-error"
 UPDATE_NORM: Final = "update-norm"
-"""Euclidean norm of what a secure run's training changed."""
+"""Euclidean norm of what a training changed, in a secure run or in a smaller format."""
+UPDATE_LOST: Final = "update-lost"
+"""Of an update in a smaller format: what was rounded away, as a share of its norm."""
 KEPT_ALONE: Final = "kept-alone"
 """1 if the silo keeps the model that it trained alone, else 0."""
 MIN_GROUP_SIZE: Final = "min-group-size"
@@ -261,6 +265,7 @@ OWN_METRICS: Final = frozenset(
         *(RECEIVED_EXAMPLES, ALONE_ERROR),
         *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
         *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR, UPDATE_NORM, UPDATE_NOISE),
+        UPDATE_LOST,
     }
 )
 """These; any other key of a reply is a metric of the silo's app."""

@@ -15,7 +15,7 @@ def read(
     store: Store | None,
     doc: str | None,
     *,
-    data: bool = False,
+    data: bool | None = False,
     parts: Iterable[str] = (),
     chosen: str = "",
     rows: Iterable[str] = (),
@@ -28,7 +28,7 @@ def read(
     Args:
         store: where results are kept; None of a benchmark that keeps none.
         doc: of the benchmark, whose first line is the help's.
-        data: a folder with data sets is needed.
+        data: a folder with data sets is needed; None: it may be given.
         parts: names for ``--parts``; ``chosen`` of them unless told otherwise, by default all.
         rows: names for ``--only``.
         seeds: default of ``--seeds``; 0 leaves the option out.
@@ -41,7 +41,7 @@ def read(
     parts, rows = list(parts), list(rows)
     told, usage, *_ = [*(doc or "").split("\n\n"), ""]
     parser = ArgumentParser(description=told, epilog=usage.strip())
-    if data:
+    if data is not False:
         parser.add_argument("--data", default="", metavar="FOLDER", help="with the data sets")
     if parts:
         names = ",".join(parts)

@@ -56,10 +56,11 @@ KEPT_BACK = (
 
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
-    *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM, wire.UPDATE_NOISE),
+    *(wire.DISCRIMINATOR_BYTES, wire.UPDATE_NORM, wire.UPDATE_NOISE, wire.UPDATE_LOST),
 )
 """Counts, of samples and of a discriminator's bytes, the length of an update that is kept back, and
-how much noise is in one. Without them a silo cannot take part."""
+how much noise is in one. Without them a silo cannot take part. Length of an update that leaves, and
+what was rounded away of it, say nothing that it does not say itself."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from coterie.client.work.weights import load_weights, travelling
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import BALANCE
+from coterie.wire import Model
 
 log = logging.getLogger("coterie.silo")
 
@@ -175,6 +176,7 @@ class Request:
         self.personal()
         plan = self.plan()
         self.metric()
+        self.wire_format()
         self.kept_out_share()
         cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
         if cold_start:
@@ -272,7 +274,7 @@ class Request:
         try:
             whole = personal.complete(
                 self.bench,
-                own.model if own is not None else wire.decode_arrays(record or ArrayRecord()),
+                own.model if own is not None else self._restored(record or ArrayRecord()),
                 names,
                 run=self.run,
                 seed=self.run_seed,
@@ -282,6 +284,12 @@ class Request:
         except (wire.WireError, ValueError) as error:
             raise RefusedError(str(error)) from None
         return record is None or wire.is_packed(record)
+
+    def _restored(self, record: ArrayRecord) -> Model:
+        """The message's model, also if it came in 16 bits a number."""
+        own = travelling(self.bench.model).items()
+        like = {n: (tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in own}
+        return wire.restore_model(wire.decode_arrays(record), like)
 
     def own_model(self) -> Held | None:
         """What a message means without having it: a model that this silo keeps back."""
@@ -375,6 +383,15 @@ class Request:
             accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
             balance=self._balance(),
         )
+
+    def wire_format(self) -> str:
+        """Of the update that is sent back."""
+        asked = self._one_of(wire.WIRE_FORMAT, wire.WIRE_FORMATS)
+        if asked != wire.FLOAT32 and self.config.get(wire.SECURE):
+            raise RefusedError(
+                f"{wire.WIRE_FORMAT} = {asked} does not go with a secure run: its sums are exact."
+            )
+        return asked
 
     def metric(self) -> str:
         """The leading metric, if the run names another than the task's."""

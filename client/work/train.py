@@ -35,6 +35,7 @@ from coterie.client.work.personalisation import (
     train_own,
 )
 from coterie.client.work.request import RefusedError, Request
+from coterie.client.work.rounding import rounded
 from coterie.client.work.secure import keep_back
 from coterie.client.work.sgd import Stopwatch, TrainPlan
 from coterie.client.work.training import train
@@ -104,6 +105,7 @@ class _Order:
         validation: what rounds are chosen by, if the run has such data.
         own: what the silo makes of the model received for itself, if anything.
         received: that model, where something else is made of it, or only the difference leaves.
+        wire_format: of what leaves.
         staying: names of the arrays that do not leave.
         packed: how the model came, and so how it goes back.
         metric: that leads; empty: the task's.
@@ -120,6 +122,7 @@ class _Order:
     staying: tuple[str, ...]
     packed: bool
     metric: str
+    wire_format: str
 
 
 def _kept_slots(request: Request) -> Slots | None:
@@ -162,6 +165,10 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
         received = personal.without(order.received, staying)
         leaving, figures = keep_back(request, received, leaving[wire.ARRAYS])
         metrics |= figures
+    elif order.wire_format != wire.FLOAT32:
+        received = personal.without(order.received, staying)
+        leaving[wire.ARRAYS], figures = rounded(request, received, leaving[wire.ARRAYS])
+        metrics |= figures
     return RecordDict(
         {
             **{n: wire.encode_arrays(m, packed=order.packed) for n, m in leaving.items()},
@@ -186,10 +193,12 @@ def _read_order(request: Request) -> _Order:
     bench = request.spared(before=round_number - bool(request.purpose))
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
-    kept = own is not None or request.config.get(wire.SECURE)
+    wire_format = request.wire_format() if packed else wire.FLOAT32
+    kept = own is not None or request.config.get(wire.SECURE) or wire_format != wire.FLOAT32
     received = read_weights(bench.model) if kept else {}
     return _Order(
-        plan, bench, data, guard, holdout, validation, own, received, staying, packed, metric
+        *(plan, bench, data, guard, holdout, validation, own, received, staying, packed, metric),
+        wire_format,
     )
 
 

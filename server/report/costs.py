@@ -115,4 +115,18 @@ def bytes_picture(story: Story) -> Picture | None:
     caption = "Arrays of the rounds' training, in megabytes (10⁶ bytes)." + (
         f" Other messages, of all silos together: {beside}." if beside else ""
     )
+    caption += _rounded_away(story)
     return _silo_bars(story, "bytes", "What moved to and from each silo", caption, totals, "MB")
+
+
+def _rounded_away(story: Story) -> str:
+    """What a smaller format has cost the updates."""
+    told = [own.update_lost for one in story.run.rounds for own in one.silos.values()]
+    lost = [share for share in told if math.isfinite(share)]
+    if not lost:
+        return ""
+    return (
+        f" Updates came as differences in {story.run.config.get('wire-format')}: of one, "
+        f"{100 * float(np.mean(lost)):.2g} % was rounded away on average, at most "
+        f"{100 * max(lost):.2g} %, and sent with the next."
+    )

@@ -1,18 +1,30 @@
-"""A run's checkpoints: what was committed after each of the last rounds, each in one file.
+"""A run's checkpoints: what was committed after each of the last rounds; what changed is written.
 
-A file is safetensors, so that any tool can look at the arrays; its metadata hold the tree that
-they hang in (``coterie.server.runs.codec``) and a SHA-256 over everything. A crash while one is
-written leaves the one before.
+A round's file is safetensors, so that any tool can look at the arrays. Its arrays are called by
+what is in them, the SHA-256 of type, shape and values, and are those that no file has yet. Its
+metadata hold the tree that all arrays hang in (``coterie.server.runs.codec``), their names,
+the files of earlier rounds that hold the others, and a SHA-256 over all that.
+
+So a file is kept while one of the last checkpoints names it. Arrays that outlive most of what they
+were written with are written once more, beside others that last (``kept-….safetensors``): all files
+together never hold much more than twice what the last checkpoints are made of.
+
+Whatever a checkpoint names is on the disk, whole and synced, before the checkpoint itself has its
+name, and nothing is removed that one of those kept names. A crash at any moment leaves the one
+before.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -21,13 +33,39 @@ from coterie.strategies.errors import FederationError
 from coterie.system.files import make_folder, replacing, why_unwritten
 
 FAMILY = "coterie-checkpoint-"
-FORMAT = f"{FAMILY}2"
+FORMAT = f"{FAMILY}3"
 KEPT = 3
-"""How many of the last rounds are kept: a damaged file costs one round, not the run."""
+"""How many of the last rounds are kept: a damaged file costs the rounds that need it."""
+LASTING = "kept-"
+"""Beginning of the names of files of arrays that outlived what they were written with."""
 
 
 class CheckpointError(FederationError):
     """A checkpoint cannot be written, or none of those that are there can be read."""
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a round's file says.
+
+    Attributes:
+        tree: see ``codec``.
+        names: of the arrays, by what they are called in the tree.
+        others: files that hold those which are not in this one.
+    """
+
+    tree: str
+    names: Mapping[str, str]
+    others: tuple[str, ...]
+
+    def about(self) -> dict[str, str]:
+        """As metadata."""
+        parts = {
+            "tree": self.tree,
+            "arrays": json.dumps(self.names),
+            "files": json.dumps(self.others),
+        }
+        return {"format": FORMAT, **parts, "sha256": _digest(*parts.values())}
 
 
 class Checkpoints:
@@ -41,6 +79,8 @@ class Checkpoints:
         self.folder = folder
         self.damaged: list[str] = []
         """What ``load`` passed over, each with the reason."""
+        self._stored: dict[str, set[str]] = {}
+        """File → arrays in it, of what this process has written, or read and found whole."""
 
     def save(self, number: int, value: Any) -> int:
         """Commit a value as that of a round; return the bytes written.
@@ -54,14 +94,12 @@ class Checkpoints:
             raise CheckpointError(
                 f"round {number} cannot be committed: {error}", round_number=number, phase="commit"
             ) from None
-        target = self.folder / f"round-{number:06d}.safetensors"
-        about = {"format": FORMAT, "tree": tree, "sha256": _digest(tree, arrays)}
+        names = {short: _name_of(array) for short, array in arrays.items()}
         try:
             make_folder(self.folder)
-            with replacing(target) as unfinished:
-                save_file(arrays, unfinished, metadata=about)
-            self._remove_old()
-            return target.stat().st_size
+            written = self._write(number, tree, names, arrays)
+            self._remove_old(number)
+            return written
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"round {number} cannot be committed to {self.folder}: {why_unwritten(error)}. The "
@@ -70,16 +108,46 @@ class Checkpoints:
                 phase="commit",
             ) from error
 
+    def _write(self, number: int, tree: str, names: Mapping[str, str], arrays: Arrays) -> int:
+        """Write a round's file, and before it one of what has outlived its own."""
+        target = self.folder / f"round-{number:06d}.safetensors"
+        self._stored.pop(target.name, None)  # a round that is repeated
+        needed = {names[short]: array for short, array in arrays.items()}
+        used = {file: needed.keys() & held for file, held in self._stored.items()}
+        lasting: dict[str, NDArray[Any]] = {}
+        for file, names_there in used.items():
+            there = {name: needed[name] for name in names_there}
+            if there and _is_mostly_dead(self.folder / file, there):
+                lasting |= there
+        written = 0
+        if lasting:
+            for held in self._stored.values():
+                held.difference_update(lasting)
+            file = f"{LASTING}{_digest(*sorted(lasting))[:32]}.safetensors"
+            written += self._put(self.folder / file, lasting, {})
+        others = {file for file, held in self._stored.items() if held & needed.keys()}
+        known = set[str]().union(*self._stored.values())
+        fresh = {name: array for name, array in needed.items() if name not in known}
+        about = _Contents(tree, names, tuple(sorted(others))).about()
+        return written + self._put(target, fresh, about)
+
+    def _put(self, file: Path, arrays: Mapping[str, NDArray[Any]], about: dict[str, str]) -> int:
+        with replacing(file) as unfinished:
+            save_file(dict(arrays), unfinished, metadata=about)
+        self._stored[file.name] = set(arrays)
+        return file.stat().st_size
+
     def load(self) -> tuple[int, Any] | None:
         """The newest checkpoint that is whole, with its round; None where there are none.
 
         Raises:
             CheckpointError: there are some, but every one is damaged.
         """
-        found = self._files()
+        found = _rounds(self.folder)[-KEPT:]
         for file in reversed(found):
             try:
-                return int(file.stem.removeprefix("round-")), _read(file)
+                value = self._read(file)
+                return _number_of(file), value
             except (OSError, ValueError, SafetensorError) as error:
                 self.damaged.append(f"checkpoint {file} is damaged: {error}")
         if found:
@@ -89,36 +157,102 @@ class Checkpoints:
             )
         return None
 
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("round-*.safetensors"))
+    def _read(self, file: Path) -> Any:
+        contents = _contents(file)
+        wanted = set(contents.names.values())
+        found: dict[str, NDArray[Any]] = {}
+        stored: dict[str, set[str]] = {}
+        for part in (file.name, *contents.others):
+            own = _arrays_of(self.folder / part, wanted - found.keys())
+            stored[part] = set(own)
+            found |= own
+        if missing := wanted - found.keys():
+            raise ValueError(f"{len(missing)} of its arrays are in no file")
+        value = decode(contents.tree, {short: found[n] for short, n in contents.names.items()})
+        self._stored = stored
+        return value
 
-    def _remove_old(self) -> None:
-        """Also what a process that was killed has left, under whatever name."""
-        for other in set(self.folder.iterdir()) - set(self._files()[-KEPT:]):
-            other.unlink()
+    def _remove_old(self, number: int) -> None:
+        """What no kept checkpoint names, those of a past that ended, and what a process that was
+        killed has left, under whatever name."""
+        kept = [file for file in _rounds(self.folder) if _number_of(file) <= number][-KEPT:]
+        names = set[str]().union(*({file.name, *_others(file)} for file in kept))
+        # Checkpoints go before what they name.
+        for other in sorted(self.folder.iterdir(), key=lambda file: file.name, reverse=True):
+            if other.name not in names:
+                other.unlink()
+                self._stored.pop(other.name, None)
 
 
-def _read(file: Path) -> Any:
+def _rounds(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*.safetensors"))
+
+
+def _number_of(file: Path) -> int:
+    return int(file.stem.removeprefix("round-"))
+
+
+def _contents(file: Path) -> _Contents:
+    """What a round's file says.
+
+    Raises:
+        CheckpointError: another version of coterie wrote it.
+        OSError, SafetensorError, ValueError: it is damaged.
+    """
     with safe_open(file, framework="np") as opened:
         about: Mapping[str, str] = opened.metadata() or {}
-        written = about.get("format", "")
-        if written != FORMAT and written.startswith(FAMILY):
-            raise CheckpointError(
-                f"{file.parent} was committed by another version of coterie. Resume the run with "
-                "that version, or start it anew."
-            )
-        if written != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
-        arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    tree = about.get("tree", "")
-    if _digest(tree, arrays) != about.get("sha256"):
+    written = about.get("format", "")
+    if written != FORMAT and written.startswith(FAMILY):
+        raise CheckpointError(
+            f"{file.parent} was committed by another version of coterie. Resume the run with "
+            "that version, or start it anew."
+        )
+    if written != FORMAT:
+        raise ValueError(f"it is not of format {FORMAT}")
+    try:
+        names, others = json.loads(about["arrays"]), json.loads(about["files"])
+        found = _Contents(about["tree"], names, tuple(others))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its metadata lack {error}") from None
+    if found.about() != about:
         raise ValueError("its content does not match its SHA-256")
-    return decode(tree, arrays)
+    return found
 
 
-def _digest(tree: str, arrays: Arrays) -> str:
-    digest = hashlib.sha256(tree.encode())
-    for name, array in sorted(arrays.items()):
-        digest.update(f"|{name}|{array.dtype}|{array.shape}|".encode())
-        digest.update(np.asarray(array, order="C").data)
+def _others(file: Path) -> tuple[str, ...]:
+    """The files that a round's file names; none of one that nobody can use any more."""
+    try:
+        return _contents(file).others
+    except (CheckpointError, OSError, ValueError, SafetensorError):
+        return ()
+
+
+def _arrays_of(file: Path, wanted: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Those of the arrays wanted that are in a file.
+
+    Raises:
+        OSError, SafetensorError, ValueError: one is damaged.
+    """
+    with safe_open(file, framework="np") as opened:
+        found = {name: opened.get_tensor(name) for name in {*opened.keys()} & {*wanted}}
+    for name, array in found.items():
+        if _name_of(array) != name:
+            raise ValueError(f"the content of {file.name} does not match its SHA-256")
+    return found
+
+
+def _is_mostly_dead(file: Path, needed: Arrays) -> bool:
+    """Whether less than half of a file's arrays, in bytes, are these."""
+    with file.open("rb") as opened:
+        header = int.from_bytes(opened.read(8), "little")
+    return 2 * sum(array.nbytes for array in needed.values()) < file.stat().st_size - 8 - header
+
+
+def _name_of(array: NDArray[Any]) -> str:
+    digest = hashlib.sha256(f"{array.dtype}|{array.shape}|".encode())
+    digest.update(np.asarray(array, order="C").data)
     return digest.hexdigest()
+
+
+def _digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()

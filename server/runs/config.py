@@ -35,7 +35,7 @@ TOLD_IF_SET = (
 )
 TOLD_IF_OTHER = {
     **{wire.OPTIMISER: "sgd", wire.SCHEDULE: "constant", wire.ACCUMULATE: 1},
-    **{wire.BALANCE: "none"},
+    **{wire.BALANCE: "none", wire.WIRE_FORMAT: wire.FLOAT32},
 }
 """Those that a silo takes for granted."""
 PERSONALISATION = (wire.PERSONALISE, wire.PERSONAL_EPOCHS, wire.PERSONAL_LR, wire.DITTO_LAMBDA)
@@ -96,6 +96,11 @@ class RunConfig(Options):
     )
     precision: Literal["float32", "bfloat16", "float16"] = Field(
         "float32", description="Arithmetic of local training; the 16-bit ones are autocast."
+    )
+    wire_format: wire.WireFormat = Field(
+        "float32",
+        description="Of the updates that silos send: the model as it is, or what training changed, "
+        "rounded to 16 or 8 bits a number; models then go to silos in 16. Not in secure runs.",
     )
     optimiser: str = Field(
         "sgd",
@@ -279,7 +284,9 @@ class RunConfig(Options):
             averages, name = config.algorithm.averages, config.strategy
             why = aggregate_problem(config.influence, averages=averages, strategy=name)
             problems += [why] if why else []
-            why = insecure(config.algorithm, config.influence, name=name) if config.secure else ""
+            how = config.wire_format
+            why = insecure(config.algorithm, config.influence, name=name, wire_format=how)
+            why = why if config.secure else ""
             problems += [why] if why else []
         except FederationError as error:
             problems.append(str(error).removesuffix("."))

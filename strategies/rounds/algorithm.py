@@ -99,6 +99,7 @@ class Order:
         config: entries that replace the round's configuration.
         kind: message type: ``train``, or a phase, ``train.<phase>`` or ``evaluate.<phase>``.
         extras: further arrays that the work needs, by record name; never ``arrays``.
+        rounded: the model travels in 16 bits a number; for the engine to say.
     """
 
     silo: Silo
@@ -107,6 +108,7 @@ class Order:
     config: Config = field(default_factory=dict)
     kind: str = wire.TRAIN
     extras: Mapping[str, Model] = field(default_factory=dict)
+    rounded: bool = False
 
     @property
     def evaluates(self) -> bool:
@@ -116,6 +118,9 @@ class Order:
     @property
     def num_bytes(self) -> int:
         """Bytes of its arrays."""
+        if self.rounded:
+            model = wire.num_rounded_bytes(self.model, exact=self.silo.buffers)
+            return model + num_bytes(*self.extras.values())
         return num_bytes(self.model, *self.extras.values())
 
 

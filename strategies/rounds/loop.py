@@ -68,6 +68,7 @@ class Checkpoint(Generic[kit.State]):
         ended_early: why no further round is played, in words; empty: the run goes on.
         conduct: of the silos, by which their influence is bounded.
         absences: of silos that keep the others waiting.
+        rounding: silos whose last update was rounded, so that they know how.
     """
 
     round: int
@@ -78,6 +79,7 @@ class Checkpoint(Generic[kit.State]):
     ended_early: str = ""
     conduct: kit.Conduct = NO_CONDUCT
     absences: kit.Absences = NO_ABSENCES
+    rounding: frozenset[str] = frozenset()
 
 
 EvaluateGroup = Callable[[int, kit.Group, ArrayRecord], MetricRecord | None]
@@ -288,7 +290,9 @@ class GroupStrategy(Strategy):
         averages = algorithm.averages
         if why := kit.aggregate_problem(self.influence, averages=averages, strategy=name):
             raise kit.wrong_options([why])
-        if why := insecure(algorithm, self.influence, name=name) if secure else "":
+        how = str(training.get(wire.WIRE_FORMAT, wire.FLOAT32))
+        why = insecure(algorithm, self.influence, name=name, wire_format=how) if secure else ""
+        if why:
             raise kit.wrong_options([why])
         self.secure, self.enrolled = secure, enrolled
         self.round_timeout = round_timeout
@@ -491,7 +495,7 @@ class GroupStrategy(Strategy):
         # 3. What does each of them do? One exchange, every reply checked.
         state, orders = algorithm.orders(state, now)
         orders += _orders_apart(silos, conduct)
-        orders = sendable(orders)
+        orders = _in_fewer_bytes(sendable(orders), before.rounding, run.config)
         messages = training_messages(
             orders,
             number=number,
@@ -578,6 +582,7 @@ class GroupStrategy(Strategy):
             silos=here,
             conduct=conduct,
             absences=absences,
+            rounding=_rounding(before.rounding, checked),
         )
         return standing, report, trained
 
@@ -712,7 +717,14 @@ class GroupStrategy(Strategy):
     ) -> kit.Checked:
         """The replies to orders, checked; of who refused, the key is asked for anew."""
         sketches = None if run.secure is None else self._compared(run, state)[1]
-        checked = kit.check_replies(orders, replies, run.names, sketches=sketches, number=number)
+        checked = kit.check_replies(
+            orders,
+            replies,
+            run.names,
+            sketches=sketches,
+            number=number,
+            wire_format=str(run.config.get(wire.WIRE_FORMAT, wire.FLOAT32)),
+        )
         for order, why in checked.failed if run.secure is not None else ():
             if not why.silent and run.secure is not None:
                 run.secure.forget(order.silo.name)
@@ -928,6 +940,28 @@ def _orders_apart(silos: Sequence[kit.Silo], conduct: kit.Conduct) -> list[kit.O
         kit.Order(silo, apart.model, config={wire.GROUP_SIZE: 1, wire.APART: apart.why})
         for silo, apart in out
     ]
+
+
+def _in_fewer_bytes(
+    orders: Sequence[kit.Order], rounding: frozenset[str], config: kit.Config
+) -> list[kit.Order]:
+    """Orders with their models rounded for silos that know how, where the run asks for it."""
+    if config.get(wire.WIRE_FORMAT, wire.FLOAT32) == wire.FLOAT32:
+        return list(orders)
+    return [
+        replace(order, rounded=True)
+        if order.silo.name in rounding and order.silo.described and not order.evaluates
+        else order
+        for order in orders
+    ]
+
+
+def _rounding(before: frozenset[str], checked: kit.Checked) -> frozenset[str]:
+    """Silos that know how to round: an update of theirs came so, and none was wrong since."""
+    wrong = {order.silo.name for order, why in checked.failed if not why.silent}
+    return before - wrong | {
+        u.silo.name for u in checked.updates if wire.UPDATE_LOST in u.metrics and not u.purpose
+    }
 
 
 def _not_kept(checked: kit.Checked) -> list[kit.Unseen]:

@@ -60,13 +60,21 @@ class Encoder:
     """Encodes a model once however many silos get it, so that it is stored and hashed once."""
 
     def __init__(self) -> None:
-        self._made: dict[tuple[int, bool], tuple[Model, ArrayRecord]] = {}
+        self._made: dict[tuple[Any, ...], tuple[Model, ArrayRecord]] = {}
 
     def encode(self, model: Model, *, packed: bool) -> ArrayRecord:
         """The model's record; ``packed`` for silos that described themselves."""
         key = (id(model), packed)  # spares work alone: a model that is met again is only made again
         if key not in self._made:
             self._made[key] = (model, wire.encode_arrays(model, packed=packed))
+        return self._made[key][1]
+
+    def encode_rounded(self, model: Model, *, exact: tuple[str, ...]) -> ArrayRecord:
+        """The model's record in 16 bits a number, but for these arrays."""
+        key = (id(model), exact)
+        if key not in self._made:
+            rounded = wire.round_model(model, exact=exact)
+            self._made[key] = (model, wire.encode_arrays(rounded, packed=True))
         return self._made[key][1]
 
 
@@ -104,7 +112,9 @@ def training_messages(
         entries |= {**own_entries(order.model), **(secure(order) if secure else {})}
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
         for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
-            if kit.is_seen(part):
+            if order.rounded and name == wire.ARRAYS:
+                content[name] = encoder.encode_rounded(part, exact=order.silo.buffers)
+            elif kit.is_seen(part):
                 content[name] = encoder.encode(part, packed=order.silo.described)
         messages.append(_message(content, order.silo, order.kind, number))
     return messages

@@ -110,6 +110,7 @@ def check_replies(
     *,
     sketches: Sketches | None = None,
     number: int = 0,
+    wire_format: str = wire.FLOAT32,
 ) -> Checked:
     """Check the reply to every order; None is a reply that did not come in time.
 
@@ -120,12 +121,14 @@ def check_replies(
         sketches: of a secure run: name of each sketch that silos were asked for → its numbers;
             None in a run in which models come back.
         number: of the round.
+        wire_format: that silos were asked for, see ``coterie.wire.formats``.
     """
+    asked: dict[str, Any] = {"sketches": sketches, "number": number, "wire_format": wire_format}
     updates: list[Update] = []
     failed: list[tuple[Order, ReplyError]] = []
     for order, reply in zip(orders, replies, strict=True):
         try:
-            updates.append(check_reply(order, reply, names, sketches=sketches, number=number))
+            updates.append(check_reply(order, reply, names, **asked))
         except ReplyError as error:
             failed.append((order, error))
             if order.purpose:
@@ -140,6 +143,7 @@ def check_reply(
     *,
     sketches: Sketches | None = None,
     number: int = 0,
+    wire_format: str = wire.FLOAT32,
 ) -> Update:
     """Check a reply against what was sent; arguments as of ``check_replies``.
 
@@ -168,6 +172,7 @@ def check_reply(
         model = arrays.pop(wire.ARRAYS, None)
         if model is None:
             raise ReplyError(f"its reply has no arrays (expected a record {wire.ARRAYS!r}).")
+        model = _restored(model, order, wire_format)
         _check_like(model, order.model)
         model = {name: model[name] for name in order.model}
     assert model is not None
@@ -206,6 +211,15 @@ def check_reply(
         bytes_sent=order.num_bytes,
         bytes_received=received,
     )
+
+
+def _restored(arrays: Model, order: Order, wire_format: str) -> Model:
+    """The model that a rounded update makes; of a silo that did not describe itself as it came."""
+    try:
+        how = wire_format if order.silo.described else wire.FLOAT32
+        return wire.restore_update(arrays, order.model, how)
+    except wire.WireError as error:
+        raise ReplyError(str(error)) from None
 
 
 def _check_secure(order: Order, arrays: Mapping[str, Model], sketches: Sketches) -> None:
@@ -388,6 +402,8 @@ def silo_report(update: Update) -> SiloReport:
         seconds=update.metrics.get(wire.SECONDS, float("nan")),
         bytes_sent=update.bytes_sent,
         bytes_received=update.bytes_received,
+        update_norm=_sane(update.metrics.get(wire.UPDATE_NORM, float("nan")), least=0),
+        update_lost=_sane(update.metrics.get(wire.UPDATE_LOST, float("nan")), least=0),
     )
 
 

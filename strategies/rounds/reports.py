@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from math import nan
 from typing import Any
 
 from coterie.wire import Value
@@ -41,13 +42,20 @@ class PhaseReport:
 
 @dataclass(frozen=True)
 class SiloReport:
-    """One silo in one round. Bytes are of arrays; seconds are the silo's own."""
+    """One silo in one round. Bytes are of arrays; seconds are the silo's own.
+
+    Attributes:
+        update_norm: Euclidean norm of what its training changed, where it says so.
+        update_lost: what was rounded away of that in a smaller format, as a share of the norm.
+    """
 
     num_examples: float
     train_loss: float
     seconds: float
     bytes_sent: int
     bytes_received: int
+    update_norm: float = nan
+    update_lost: float = nan
 
 
 @dataclass(frozen=True)

@@ -619,7 +619,13 @@ def _rebuilt(value: Any, models: Mapping[int, Model], done: dict[int, tuple[Any,
     return type(value)(after)
 
 
-def insecure(algorithm: kit.Algorithm[Any], influence: kit.Influence, *, name: str) -> str:
+def insecure(
+    algorithm: kit.Algorithm[Any],
+    influence: kit.Influence,
+    *,
+    name: str,
+    wire_format: str = wire.FLOAT32,
+) -> str:
     """Why a strategy cannot run in a secure run; empty: it can."""
     if not algorithm.secure:
         return (
@@ -630,6 +636,11 @@ def insecure(algorithm: kit.Algorithm[Any], influence: kit.Influence, *, name: s
         return (
             f"aggregate = {influence.aggregate} looks at every silo's values, and in a secure run "
             "nobody sees them: it must be mean"
+        )
+    if wire_format != wire.FLOAT32:
+        return (
+            f"wire-format = {wire_format} rounds the update that a silo sends, and in a secure run "
+            f"none is sent, but exact sums: it must be {wire.FLOAT32}"
         )
     return algorithm.insecure()
 

@@ -88,7 +88,13 @@ def source(task: type[Task]) -> str:
     return f"{task.__module__}:{task.__name__}"
 
 
-def run(folder: Path, task: type[Task], strategy: str = "fedavg", **keys: Any) -> RunResult:
+def run(
+    folder: Path,
+    task: type[Task],
+    strategy: str = "fedavg",
+    grid: type[InProcessGrid] = InProcessGrid,
+    **keys: Any,
+) -> RunResult:
     """A run of three silos of a task."""
     nodes = [
         {"name": name, "task": source(task), "device": "cpu"}
@@ -98,7 +104,7 @@ def run(folder: Path, task: type[Task], strategy: str = "fedavg", **keys: Any) -
     given = {"rounds": 2, "local-epochs": 1, "min-silos": 3, "wait-for-silos": 0.05, "lr": 0.1}
     own = {key.replace("_", "-"): value for key, value in keys.items()}
     config = RunConfig.read({**given, "strategy": strategy, "task": source(task), **own})
-    return execute(InProcessGrid(app, nodes), config, run_id=1, folder=folder / "run")
+    return execute(grid(app, nodes), config, run_id=1, folder=folder / "run")
 
 
 def refusal(folder: Path, task: type[Task], strategy: str = "fedavg", **keys: Any) -> str:

@@ -14,6 +14,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from coterie import wire
+from coterie.client.resident import ledger
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation
 from coterie.server.machine.superlink import Ports
@@ -91,6 +92,24 @@ def test_every_silo_keeps_its_own_final_model(usual: Path, resident_trio: Trio) 
     for name, digest in record_of(usual)["model-hashes"].items():
         own = resident_trio.folder / "silos" / name / "models" / f"{usual.name}.safetensors"
         assert model_hash(load_file(own)) == digest
+
+
+def test_rounded_updates_of_real_processes_make_the_models_of_one(
+    trio: Trio, tmp_path: Path
+) -> None:
+    keys = {**HCCT, "wire-format": "delta-int8"}
+    folder, _ = trio.run(**keys)
+    same = in_process(tmp_path / "run", **keys)
+    assert hashes_of(folder) == same["model-hashes"]
+    recorded = record_of(folder)["rounds"][-1]["silos"]["a"]
+    assert recorded["bytes-received"] < 0.6 * recorded["bytes-sent"] < 0.6 * 13_000
+    (left,) = [
+        entry
+        for entry in ledger.read(trio.folder / "silos" / "a", run=folder.name)
+        if entry["type"] == wire.TRAIN and entry["round"] == 4
+    ]
+    assert left["bytes"] == recorded["bytes-received"]
+    assert left["values"]["metrics"]["update-lost"] == recorded["update-lost"] > 0
 
 
 def test_generators_of_the_real_federation_are_those_of_the_in_process_grid(

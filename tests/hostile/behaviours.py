@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from coterie import wire
+from coterie.wire.formats import SCALES
 
 SILENT = None
 Answer = RecordDict | Error | Exception | None
@@ -51,6 +52,16 @@ def filled(value: float) -> Behaviour:
 
 def typed(dtype: str) -> Behaviour:
     return with_arrays(lambda model: {k: a.astype(dtype) for k, a in model.items()})
+
+
+def eight_bits(scales: Any, dtype: str = "int8") -> Behaviour:
+    """Numbers of eight bits where they are asked for, with these scales."""
+
+    def changed(model: wire.Model) -> wire.Model:
+        numbers = {k: np.full(a.shape, 127, dtype) if a.ndim > 1 else a for k, a in model.items()}
+        return numbers if scales is None else {**numbers, SCALES: np.asarray(scales)}
+
+    return with_arrays(changed)
 
 
 def raw(data: bytes, stype: str = "numpy.ndarray") -> Behaviour:
@@ -109,6 +120,16 @@ TRAINING: dict[str, Behaviour] = {
             ),
         }
     ),
+    "a rounded update without scales": eight_bits(None),
+    "infinite scales": eight_bits(np.float32([np.inf])),
+    "NaN scales": eight_bits(np.float32([np.nan])),
+    "scales of 1e29": eight_bits(np.float32([1e29])),
+    "negative scales": eight_bits(np.float32([-1])),
+    "scales that are doubles": eight_bits([0.01]),
+    "no scales": eight_bits(np.float32([])),
+    "a million scales": eight_bits(np.ones(10**6, np.float32)),
+    "16 bits where 8 were asked for": eight_bits(np.float32([0.01]), "float16"),
+    "scales for arrays that are not rounded": eight_bits(np.float32([0.01]), "float32"),
     "a config for arrays": with_record(wire.ARRAYS, ConfigRecord()),
     "a config for metrics": with_record(wire.METRICS, ConfigRecord()),
     "no samples": with_metrics(num_examples=0),

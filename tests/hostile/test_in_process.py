@@ -79,7 +79,10 @@ def play(kind: str, behaviour: Behaviour | None) -> tuple[RunResult, DescribedRo
     config = RunConfig.read({"strategy": "fedavg", "task": "toy"})
     here = roster.present(grid, number=1)
     arrays = initial.initial_arrays(grid, here, config)
-    result = FedAvg(roster=roster).start(grid, arrays, num_rounds=2, timeout=0.05)
+    told = {wire.WIRE_FORMAT: "delta-int8"}  # so that a rounded update would count
+    result = FedAvg(roster=roster, train_config=told).start(
+        grid, arrays, num_rounds=2, timeout=0.05
+    )
     return result, roster
 
 

@@ -62,6 +62,7 @@ KINDS = {
         **{"strategy": "fedgroup", "num-groups": 2, "sample": 2, "generators": "groups"},
         **GENERATORS,
     },
+    "hcct-int8": {"strategy": "hcct", "alpha": 10.0, "wire-format": "delta-int8"},
     "hcct-secure": {"strategy": "hcct", "alpha": 10.0, "secure": True},
     "fedgroup-secure": {"strategy": "fedgroup", "num-groups": 2, "secure": True},
     "auto-secure": {"strategy": "auto", "rounds": 8, "secure": True},
@@ -249,10 +250,11 @@ def flip(file: Path) -> None:
     file.write_bytes(content)
 
 
-def test_the_last_three_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_the_last_three_checkpoints_are_kept_and_what_they_name(tmp_path: Path) -> None:
     go(tmp_path / "run-1", InProcessGrid(app, nodes(tmp_path)), strategy="fedavg")
     names = [file.name for file in checkpoints(tmp_path / "run-1")]
-    assert names == [f"round-{r:06d}.safetensors" for r in (3, 4, 5)]
+    # The initial model is in the first round's file, half of which it is.
+    assert names == [f"round-{r:06d}.safetensors" for r in (1, 3, 4, 5)]
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "json", "two"])
@@ -412,7 +414,7 @@ def test_a_run_that_another_version_committed_is_refused_in_one_sentence(tmp_pat
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     checkpoints.save(1, (1, 2))
     (file,) = checkpoints.folder.iterdir()
-    about = {"format": "coterie-checkpoint-1", "tree": "[]", "sha256": ""}
+    about = {"format": "coterie-checkpoint-2", "tree": "[]", "sha256": ""}
     save_file({}, file, metadata=about)
     with pytest.raises(FederationError, match=r"another version of coterie\. Resume .* start it"):
         checkpoints.load()

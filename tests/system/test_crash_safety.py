@@ -250,6 +250,35 @@ def check_checkpoints(root: Path, completed: bool) -> str:
     return old_or_new(number, 3, 4)
 
 
+def still(number: int) -> dict[str, Any]:
+    """What a round keeps of the ones before: less in round 4, so that it is written elsewhere."""
+    kept = {str(n): model(100 + n) for n in range(4 if number < 4 else 1)}
+    return {**kept, "of the round": model(number)}
+
+
+def save_changes(root: Path, *numbers: int) -> None:
+    checkpoints = Checkpoints(root / "checkpoints")
+    checkpoints.load()
+    for number in numbers:
+        checkpoints.save(number, still(number))
+
+
+def check_changes(root: Path, completed: bool) -> str:
+    at = check_whole(root)
+    save_changes(root, 5)
+    assert check_whole(root) == 5
+    return old_or_new(at, 3, 4)
+
+
+def check_whole(root: Path) -> int:
+    checkpoints = Checkpoints(root / "checkpoints")
+    found = checkpoints.load()
+    assert found is not None and not checkpoints.damaged
+    for name, kept in still(found[0]).items():
+        assert (found[1][name]["w"] == kept["w"]).all()
+    return found[0]
+
+
 CONFIG = RunConfig.read({"strategy": "fedavg"}).plain()
 
 
@@ -337,6 +366,11 @@ CASES = {
     ),
     "a checkpoint": Case(
         lambda root: save(root, 1, 2, 3), lambda root: lambda: save(root, 4), check_checkpoints
+    ),
+    "a checkpoint of what changed": Case(
+        lambda root: save_changes(root, 1, 2, 3),
+        lambda root: lambda: save_changes(root, 4),
+        check_changes,
     ),
     "a record": Case(lambda root: None, finish, check_record),
     "an act of an operator": Case(

@@ -24,7 +24,7 @@ from coterie.server.runs.record.contents import (
     SiloFacts,
 )
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
-from coterie.strategies.rounds.reports import GuardReport, PhaseReport
+from coterie.strategies.rounds.reports import GuardReport, PhaseReport, SiloReport
 
 FORMAT = 1
 ROUND_KEYS = frozenset(
@@ -35,6 +35,7 @@ ROUND_KEYS = frozenset(
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
+OF_UPDATES = ("update-norm", "update-lost")
 FINAL_KEYS = frozenset(
     {"final-evaluation", "final-groups", "final-phases", "final-details", "guard", "ended-early"}
 )
@@ -66,7 +67,7 @@ def plain_round(one: Round) -> dict[str, Any]:
         "left-out": dict(one.left_out),
         "seconds": dict(one.seconds),
         "phases": plain(one.phases),
-        "silos": plain(one.silos),
+        "silos": {name: _plain_silo(own) for name, own in one.silos.items()},
     }
     if one.personalised:
         told = one.personalised.items()
@@ -80,6 +81,12 @@ def plain_round(one: Round) -> dict[str, Any]:
     for key, told_by in (("train-metrics", one.train_metrics), ("metrics", one.metrics)):
         entry |= {key: {name: dict(own) for name, own in told_by.items()}} if told_by else {}
     return entry | ({"evaluation-after": _plain_evaluation(one.after)} if one.after else {})
+
+
+def _plain_silo(own: SiloReport) -> dict[str, Any]:
+    """What silos say of their updates only where they say it."""
+    told: dict[str, Any] = plain(own)
+    return {k: v for k, v in told.items() if v is not None or k not in OF_UPDATES}
 
 
 def _plain_evaluation(evaluation: Evaluations) -> dict[str, Any]:
