@@ -43,3 +43,9 @@ from coterie.wire.names import *
 from coterie.wire.objects import put_together, taken_apart
 from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal, whole
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood
+from coterie.wire.statistics import (
+    ColumnCounts,
+    Statistics,
+    decode_statistics,
+    encode_statistics,
+)

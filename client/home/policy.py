@@ -48,6 +48,11 @@ BOUND = {
 }
 """Type of a message → strategies that send it; other types come in runs of any."""
 
+STATISTICS = ("inputs", "targets")
+"""Of what a silo may tell statistics."""
+LEAST_CELL = 3
+"""The least that ``statistics_from`` may be: of two, each knows the other."""
+
 KEPT_BACK = (
     *(wire.TRAIN, wire.COLD_START),
     *(wire.TRAIN_PER_FEDAVG, wire.TRAIN_PFEDME, wire.TRAIN_APFL),
@@ -91,6 +96,9 @@ class Policy:
         column_sums: consent to tell count, mean and deviation of numeric columns of the training
             data, which runs of a task that scales by the federation ask for.
         column_sums_from: of a column with fewer numbers nothing is told.
+        statistics: what may be told of the training samples, as counts by column, in a run that
+            asks for nothing else: ``inputs``, ``targets``, both or neither.
+        statistics_from: in these counts fewer samples are hidden.
         secure: ``required``: nothing leaves from which an update could be read, but sketches and
             masked sums of secure runs; empty: a run may be either.
         peers: ``NAME FINGERPRINT`` of each silo with which this one takes part in sums; empty:
@@ -107,6 +115,8 @@ class Policy:
     label_counts: bool = False
     column_sums: bool = False
     column_sums_from: int = 20
+    statistics: tuple[str, ...] = ()
+    statistics_from: int = 10
     secure: str = ""
     peers: tuple[str, ...] = ()
     min_samples: int = 64
@@ -122,8 +132,9 @@ class Policy:
 
     def objection(self, config: Mapping[str, object]) -> str:
         """Why a message with this configuration is refused; empty if it is not."""
-        if self.strategies and config.get(wire.STRATEGY) not in self.strategies:
-            said = config.get(wire.STRATEGY) or "one that the run does not name"
+        named = config.get(wire.STRATEGY)
+        if self.strategies and named not in (*self.strategies, wire.ONLY_STATISTICS):
+            said = named or "one that the run does not name"
             return f"takes part in {', '.join(self.strategies)}; this run's strategy is {said}."
         epochs = "epochs a round"
         for key, most, what in (
@@ -147,6 +158,11 @@ class Policy:
         A run that names no strategy is refused by a silo that takes part in some only.
         """
         strategies, named = BOUND.get(kind), config.get(wire.STRATEGY)
+        asks = named == wire.ONLY_STATISTICS
+        if asks and kind not in (wire.DESCRIBE, wire.STATISTICS):
+            return f"answers no {kind} message in a run of statistics alone."
+        if kind == wire.STATISTICS and not asks:
+            return "tells statistics only in a run that asks for nothing else."
         if strategies is None or named is None or named in strategies:
             return ""
         return f"answers {kind} messages only in runs of {', '.join(strategies)}, not of {named}."
@@ -154,7 +170,8 @@ class Policy:
     def secure_objection(self, kind: str, config: Mapping[str, object]) -> str:
         """Why a message that would show an update is refused; empty if it is not."""
         trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
-        joins = kind == wire.DESCRIBE and wire.STRATEGY in config
+        named = config.get(wire.STRATEGY, wire.ONLY_STATISTICS)
+        joins = kind == wire.DESCRIBE and named != wire.ONLY_STATISTICS
         hidden = config.get(wire.SECURE) is True and (joins or kind in KEPT_BACK)
         if self.secure != "required" or not (trains or joins) or hidden:
             return ""
@@ -209,6 +226,15 @@ class Policy:
         return (
             "does not share sums of its columns. Who runs the silo can allow it with "
             "`column_sums = true` in silo.toml, or `--share-column-sums`."
+        )
+
+    def statistics_objection(self) -> str:
+        """Why a run that asks for statistics is refused; empty if it is not."""
+        if self.statistics:
+            return ""
+        return (
+            "does not share statistics of its data. Who runs the silo can allow it with "
+            '`statistics = ["inputs", "targets"]` in silo.toml, or `--share-statistics`.'
         )
 
     def auxiliary_objection(self) -> str:

@@ -73,6 +73,7 @@ class Privacy:
 REFUSED = {
     wire.LABEL_COUNTS: "label counts",
     wire.COLUMN_SUMS: "sums of columns",
+    wire.STATISTICS: "exact statistics of data",
     wire.EVALUATE_TRAINING: "errors on training data",
     wire.TRAIN_DISCRIMINATOR: "discriminators",
     wire.EVALUATE_DISCRIMINATOR: "discriminators",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coterie.client.home.policy import METRIC_PATTERN, Policy
+from coterie.client.home.policy import LEAST_CELL, METRIC_PATTERN, STATISTICS, Policy
 from coterie.client.home.privacy import Privacy
 from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
@@ -155,6 +155,18 @@ def _metrics(text: Option) -> tuple[str, ...]:
     return _words(text)
 
 
+def _statistics(text: Option) -> tuple[str, ...]:
+    if not {*_words(text)} <= {*STATISTICS}:
+        raise ValueError
+    return _words(text)
+
+
+def _least_cell(text: Option) -> int:
+    if int(text) < LEAST_CELL:
+        raise ValueError
+    return int(text)
+
+
 def _secure(text: Option) -> str:
     if text not in ("", "required"):
         raise ValueError
@@ -175,6 +187,8 @@ POLICY: Mapping[str, Reader] = {
     "label-counts": _flag,
     "column-sums": _flag,
     "column-sums-from": int,
+    "statistics": _statistics,
+    "statistics-from": _least_cell,
     "max-local-epochs": int,
     "max-rounds": int,
     "min-samples": int,
@@ -198,6 +212,8 @@ PRIVACY: Mapping[str, Reader] = {
 EXPECTED = {
     _flag: "true or false",
     _metrics: "names with commas between them",
+    _statistics: "inputs, targets, or both with a comma between them",
+    _least_cell: f"a whole number of at least {LEAST_CELL}",
     _secure: "required, or empty",
 }
 

@@ -42,7 +42,7 @@ from coterie.tasks.problems import BALANCE
 log = logging.getLogger("coterie.silo")
 
 WITHOUT_DATA = (
-    *(wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS),
+    *(wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS, wire.STATISTICS),
     *(wire.SECURE_KEY, wire.SECURE_SEED, wire.MASKED_SUM),
 )
 """Messages that are answered before the run has a scale."""
@@ -147,11 +147,14 @@ class Request:
         flower_run = str(self.message.metadata.run_id)
         asked = asked_by(self.bench.settings, run, flower_run)
         self.refuse_for(asked.objection(kind, self.config, policy))
-        self.refuse_for(quota_objection(self.bench.settings.home, run, policy.max_kept_runs))
+        if kind != wire.STATISTICS:
+            self.refuse_for(quota_objection(self.bench.settings.home, run, policy.max_kept_runs))
 
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
         self._check_schema()
+        if self.config.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
+            return  # nothing is trained
         plan = self.plan()
         self.metric()
         self.kept_out_share()

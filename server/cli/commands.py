@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coterie import wire
 from coterie.server.cli.options import Given
 from coterie.server.cli.view import collaboration_text, showing
 from coterie.server.machine.link import Control, control
@@ -49,9 +50,9 @@ def submit_and_follow(
         detach: do not wait for the end.
         shared_records: the coordinator's records can be read here although it is elsewhere.
     """
-    address, certificates, _ = options.place()
+    address, certificates, root = options.place()
     here = shared_records or _is_local(address)
-    keys = {**keys, "runs-dir": keys.get("runs-dir") or str(reading.default_runs_dir())}
+    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root or reading.default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)
@@ -257,6 +258,9 @@ def _follow_log(console: Console, calls: Control, run_id: int) -> int:
 def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
     run = reading.read_whole(folder)
+    if run.strategy == wire.ONLY_STATISTICS:
+        _print_statistics(console, folder)
+        return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if guarded := run.alone_errors:
         kept = ", ".join(run.kept_alone) or "none"
@@ -267,6 +271,27 @@ def print_final(console: Console, folder: Path) -> None:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
     _say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
+    _write_report(console, folder)
+
+
+def _print_statistics(console: Console, folder: Path) -> None:
+    """Who told what of its data, and what is probably wrong."""
+    from coterie.server.report.survey import told_of, warnings
+    from coterie.server.runs.statistics import read_survey
+
+    survey = read_survey(folder)
+    table = Table("silo", "training samples", "tells of")
+    for name, told in sorted(survey.told.items()):
+        table.add_row(Text(name), f"{told.samples:,}", told_of(told))
+    console.print(table)
+    for name, why in sorted(survey.silent.items()):
+        _say(console, f"{name} tells nothing: {why}", highlight=False)
+    for line in warnings(survey):
+        _say(console, f"warning: {line}", highlight=False)
+    _write_report(console, folder)
+
+
+def _write_report(console: Console, folder: Path) -> None:
     from coterie.server.report.command import write_report  # draws: loaded late
 
     try:
@@ -400,7 +425,7 @@ def _summary(folder: Path) -> list[str]:
         run.strategy,
         _status(run) + damage,
         _local_time(run.started)[5:16],
-        f"{len(run.rounds)}/{run.planned_rounds}",
+        f"{len(run.rounds)}/{run.planned_rounds}" if run.planned_rounds else "–",
         str(len(run.silos)),
         mean,
     ]
