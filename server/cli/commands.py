@@ -35,6 +35,8 @@ MAX_SILOS_LISTED = 60
 LOG_DEADLINE_S = 7 * 24 * 3600.0
 LAST_WORDS_S = 5.0
 """How long after its last event a run that nobody holds may still be read to its end."""
+BEGINNING_S = 10.0
+"""How long a command that does not follow its run still looks whether it begins."""
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
 EXIT_INTERRUPTED = 130
 
@@ -66,7 +68,7 @@ def submit_and_follow(
         folder = run_folder(config, run_id=run_id)
         _say(console, f"run {run_id} is submitted; its record: {folder}")
         if detach:
-            return 0
+            return _await_beginning(console, calls, run_id, folder) if here else 0
         try:
             if not here:
                 return _follow_log(console, calls, run_id)
@@ -77,13 +79,35 @@ def submit_and_follow(
         except KeyboardInterrupt:
             _print_going_on(console, folder.name if here else str(run_id), options, here=here)
             return EXIT_INTERRUPTED
-    if last.status != "completed":
-        what = "was" if last.status == "stopped" else "failed:"
-        console.print(f"the run {what} {last.error}", style="red", markup=False)
+    if last.status != "completed":  # why, was shown
         if progress.round:  # before the first there is nothing to go on from
             _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
+    return 0
+
+
+def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path) -> int:
+    """Wait until a run has its silos, or cannot have them: a slip in a key shows at once.
+
+    A run that still waits for silos after some seconds goes on waiting by itself.
+    """
+    deadline = time.monotonic() + BEGINNING_S
+    begun = ("here", "ready", "end")
+    try:
+        for event in events(
+            folder,
+            start_deadline_s=BEGINNING_S,
+            ended=lambda: "" if time.monotonic() > deadline else None,
+            run_id=run_id,
+        ):
+            if event.kind == "end":
+                _say(console, f"the run {event.status}: {event.error}", highlight=False)
+                return 0 if event.status == "completed" else EXIT_RUN
+            if event.kind in begun:
+                return 0
+    except FederationError:
+        _say(console, "the run waits for silos.")
     return 0
 
 

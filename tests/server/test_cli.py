@@ -213,7 +213,29 @@ class Calls:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
     monkeypatch.setattr(coterie.server.cli.commands, "control", lambda *_, **__: nullcontext(made))
+    monkeypatch.setattr(coterie.server.cli.commands, "BEGINNING_S", 0.0)
     return made
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "said"),
+    [
+        ([{"event": "end", "status": "failed", "error": "Did you mean --task heart?"}], 3,
+         "the run failed: Did you mean --task heart?"),
+        ([{"event": "look"}, {"event": "here", "silos": ["a"]}], 0, ""),
+        ([{"event": "look"}], 0, "the run waits for silos."),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_not_followed_is_seen_to_begin(
+    told: list[dict[str, Any]], status: int, said: str, calls: Calls, tmp_path: Path
+) -> None:
+    lines = [{"event": "start", "run_id": "8"}, *told]
+    (tmp_path / "fedavg-8").mkdir()
+    (tmp_path / "fedavg-8" / "events.jsonl").write_text(
+        "".join(json.dumps(x) + "\n" for x in lines)
+    )
+    done = CliRunner().invoke(app, ["run", "fedavg", "--detach", "--runs-dir", str(tmp_path)])
+    assert done.exit_code == status and done.stdout.strip().endswith(said or "fedavg-8")
 
 
 @pytest.mark.parametrize(
