@@ -49,3 +49,4 @@ from coterie.wire.statistics import (
     decode_statistics,
     encode_statistics,
 )
+from coterie.wire.words import counted

@@ -22,13 +22,15 @@ METRICS = {
         wire.RECEIVED_VALIDATION_ERROR,
     ),
     "seconds": (wire.SECONDS,),
+    "trivial": (wire.TRIVIAL,),
 }
 """Name in ``silo.toml`` → keys on the wire. Counts of samples are the weights and always leave."""
 REVEALING = frozenset(
-    {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1"}
+    {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1", "trivial"}
 )
 """Metrics that tell, several together or with the error, how frequent the classes are in the silo's
-test data: they leave only if ``silo.toml`` names them."""
+test data: they leave only if ``silo.toml`` names them. ``trivial`` is the leading metric of always
+giving the best single answer."""
 NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS))
 """Of metrics, as ``silo.toml`` has them. ``error`` is the leading metric, whatever that is."""
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
@@ -92,7 +94,7 @@ class Policy:
             sets no limit.
         max_kept_runs: of how many runs models are kept in the silo's folder; 0 sets no limit.
         label_counts: consent to tell how many training samples of each label there are, which
-            FedGen asks for and nothing else does.
+            only FedGen asks for.
         column_sums: consent to tell count, mean and deviation of numeric columns of the training
             data, which runs of a task that scales by the federation ask for.
         column_sums_from: of a column with fewer numbers nothing is told.

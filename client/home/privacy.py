@@ -102,7 +102,7 @@ REFUSED_VALUES = {
 }
 STAYING = frozenset(
     {
-        *(wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
+        *(wire.TRIVIAL, wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
         *(wire.RECEIVED_VALIDATION_ERROR, wire.VALIDATION_ERROR),
         *(wire.ALONE_VALIDATION_ERROR, wire.KEPT_ALONE),
     }

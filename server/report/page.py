@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -134,6 +134,7 @@ def _tables(story: Story) -> dict[str, Table]:
     cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {
         "Every silo": _silo_table(story),
+        "Metrics after the last round, with 95 % intervals": _metric_table(run),
         "Why each silo is where it is": auto.reasons_table(story),
         "Left out": Table(
             ("round", "silo", f"why{cut}"),
@@ -176,6 +177,7 @@ def _silo_table(story: Story) -> Table:
     left = {n: one.round for one in story.run.rounds for n in one.left}
     lead = story.run.lead
     own, tested = story.run.last_personal_errors(), story.run.test_counts()
+    trivial = _trivial(story.run)
     rows = []
     for name in story.history.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"
@@ -190,7 +192,9 @@ def _silo_table(story: Story) -> Table:
                 str(tested.get(name, NO_NUMBER)),
                 letter,
                 str(since.get(name, NO_NUMBER)),
-                *(lead.text(error) for error in errors),
+                *([lead.text(trivial.get(name))] if trivial else []),
+                *(lead.text(error) for error in errors[:2]),
+                _measured(story.run, name, errors[2], tested.get(name, 0)),
                 *([lead.text(own.get(name))] if own else []),
                 signed_points(gains.gain[name], lead) if name in gains.gain else NO_NUMBER,
                 ", ".join(remark),
@@ -202,6 +206,7 @@ def _silo_table(story: Story) -> Table:
         "tested on",
         "group",
         "since round",
+        *(["always the best single answer"] if trivial else []),
         "alone",
         "one model for all",
         "in its group",
@@ -210,6 +215,51 @@ def _silo_table(story: Story) -> Table:
         "remark",
     )
     return Table(header, rows)
+
+
+def _measured(run: Run, name: str, error: float | None, tested: int) -> str:
+    """A silo's figure with how many samples were wrong, which are often few, and its interval."""
+    beside = []
+    if run.metric == wire.ERROR and tested and error is not None and math.isfinite(error):
+        beside.append(f"{round(error * tested)} of {tested}")
+    figures = run.final.metrics.get(name, {}) if run.final else {}
+    ends = [figures.get(run.metric + end, math.nan) for end in (wire.LOW, wire.HIGH)]
+    if all(map(math.isfinite, ends)) and name not in run.kept_alone:
+        beside.append(f"95 %: {run.lead.interval(*ends)}")
+    return f"{run.lead.text(error)} ({'; '.join(beside)})" if beside else run.lead.text(error)
+
+
+def _trivial(run: Run) -> dict[str, float]:
+    """Silo → what always giving the best single answer gets it, of those that tell."""
+    told = run.final.metrics if run.final else {}
+    return {name: own[wire.TRIVIAL] for name, own in told.items() if wire.TRIVIAL in own}
+
+
+def _metric_table(run: Run) -> Table:
+    """All metrics that silos told after the last round, with their intervals."""
+    told = run.final.metrics if run.final else {}
+    ends = (wire.LOW, wire.HIGH)
+    names = dict.fromkeys(
+        name
+        for own in told.values()
+        for name in own
+        if name != wire.TRIVIAL and not name.endswith(ends)
+    )
+    known = {name: wire.KNOWN_METRICS.get(name, wire.Metric(name, name)) for name in names}
+    rows = [
+        (silo, *(_figure(known[name], own) for name in names))
+        for silo, own in sorted(told.items())
+        if names
+    ]
+    return Table(("silo", *(metric.title for metric in known.values())), rows)
+
+
+def _figure(metric: wire.Metric, own: Mapping[str, float]) -> str:
+    value, low, high = (own.get(metric.name + end, math.nan) for end in ("", wire.LOW, wire.HIGH))
+    text = metric.text(value)
+    if not math.isfinite(low + high):
+        return text
+    return f"{text} ({metric.text(low)} to {metric.text(high)})"
 
 
 def _commands(story: Story) -> dict[str, str]:

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from coterie import wire
 from coterie.pictures import charts
 from coterie.pictures.page import Page, Picture, Table
 from coterie.pictures.style import GROUPS, LIGHT
@@ -71,7 +72,7 @@ def _lead(survey: Survey, found: list[Difference]) -> str:
     elif told > 1:
         text += " They are much alike."
     count = len(warnings(survey))
-    return text + (f" {count} thing{'s' * (count != 1)} to look at." if count else "")
+    return text + (f" {wire.counted(count, 'thing')} to look at." if count else "")
 
 
 def _figures(survey: Survey) -> dict[str, str]:

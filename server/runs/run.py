@@ -362,8 +362,7 @@ def _execute(
 def _line(report: RoundReport, rounds: int, lead: Lead) -> str:
     """One round in one line, for a log."""
     parts = ["final" if report.final else f"round {report.round}/{rounds}"]
-    count = len(report.groups)
-    parts.append(f"{count} group{'s' * (count != 1)}")
+    parts.append(wire.counted(len(report.groups), "group"))
     if report.joined and report.round > 1:
         parts.append("joined: " + ", ".join(report.joined))
     if report.left:

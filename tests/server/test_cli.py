@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,20 @@ def test_a_folder_for_a_superlink_elsewhere_stays_as_it_was_set(calls: Calls) ->
     there = ["--superlink", "fl.example.org:9093", "--set", "runs-dir=rel"]
     assert CliRunner().invoke(app, ["run", "fedavg", "--detach", *there]).exit_code == 0
     assert calls.submitted[0].runs_dir == "rel"
+
+
+def test_a_run_that_failed_tells_its_reason_once(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = Event("end", status="failed", error="the disk is full", seconds=1.0)
+
+    def follow(_: Any, __: int, ___: Path, take: Callable[[Event], None]) -> Event:
+        take(last)
+        return last
+
+    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", follow)
+    done = CliRunner().invoke(app, ["run", "fedavg", "--runs-dir", str(tmp_path)])
+    assert (done.exit_code, done.stdout.count("the disk is full")) == (3, 1)
 
 
 @pytest.mark.parametrize(
