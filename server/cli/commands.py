@@ -92,8 +92,7 @@ def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path
 
     A run that still waits for silos after some seconds goes on waiting by itself.
     """
-    deadline = time.monotonic() + BEGINNING_S
-    begun = ("here", "ready", "end")
+    deadline, own = time.monotonic() + BEGINNING_S, False
     try:
         for event in events(
             folder,
@@ -101,10 +100,11 @@ def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path
             ended=lambda: "" if time.monotonic() > deadline else None,
             run_id=run_id,
         ):
-            if event.kind == "end":
+            own = own or event.run_id == str(run_id)  # not what a resumed run did before
+            if own and event.kind == "end":
                 _say(console, f"the run {event.status}: {event.error}", highlight=False)
                 return 0 if event.status == "completed" else EXIT_RUN
-            if event.kind in begun:
+            if own and event.kind in ("here", "ready"):
                 return 0
     except FederationError:
         _say(console, "the run waits for silos.")

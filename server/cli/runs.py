@@ -42,7 +42,7 @@ def run(
     root_certificates: options.CertificateOption = None,
     runs_dir: options.RunsOption = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the run is submitted.")
+        bool, typer.Option("--detach", help="Return once the run has its silos, or waits for them.")
     ] = False,
     shared_records: Annotated[
         bool,

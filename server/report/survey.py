@@ -224,7 +224,7 @@ def _balance(
     worst = int(np.argmax(np.abs(mine - others)))
     if worst < len(column.categories) and abs(mine[worst] - others[worst]) >= OTHER_BALANCE:
         yield (
-            f"{name}: {_about(mine[worst])} of {silo} are {column.categories[worst]!r}, "
+            f"{name}: {_about(mine[worst])} of the samples of {silo} are {column.categories[worst]!r}, "
             f"{_about(others[worst])} elsewhere."
         )
 
@@ -237,8 +237,8 @@ def _of_column(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> It
         if odd > MOST_ODD:
             what = "of no declared category" if column.categories else "not within declared bounds"
             yield (
-                f"{name}: {_about(odd)} of {silo} are {what}, and count as missing. "
-                "Is it another code or unit? `coterie silo check` there names the first."
+                f"{name}: {_about(odd)} of the samples of {silo} are {what}, so count as "
+                "missing. Is it another code or unit? `coterie silo check` there names the first."
             )
         target = column in survey.told[silo].targets
         if (
@@ -257,7 +257,7 @@ def _missing(name: str, absent: Mapping[str, float]) -> Iterator[str]:
             yield f"{name}: {silo} has no value of it at all."
         elif share > EMPTY or (share > MUCH and others and median(others) < LITTLE):
             beside = f", {_about(median(others))} elsewhere" if others else ""
-            yield f"{name}: {_about(share)} of {silo} are missing{beside}."
+            yield f"{name}: {_about(share)} of the samples of {silo} have no value{beside}."
 
 
 def _is_constant(column: ColumnCounts) -> bool:

@@ -37,6 +37,9 @@ ROUNDING = 1e-12
 """Numbers whose difference is a smaller share of them are the same."""
 MOST = 0.5
 """If more than this share of a column is not as declared, the column is another one."""
+FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
+"""So many times the range of the middle half from the median is probably a slip, where so small a
+share of at least so many numbers is."""
 ALMOST = 0.9
 """A column of which more than this share is missing is almost empty."""
 
@@ -430,6 +433,7 @@ class Table(DeclaredTask):
             self._warn_of(
                 column, 1 - len(present) / len(train.y), bool(len(present) and np.ptp(present))
             )
+            self._warn_of_odd_numbers(column, train.numbers[:, i], train.rows)
         for column, (_, block) in self._blocks(train.categories).items():
             empty = float((block.sum(axis=1) == 0).mean())
             self._warn_of(column, empty, bool(np.ptp(block, axis=0).any()))
@@ -441,6 +445,35 @@ class Table(DeclaredTask):
             )
         elif not varies:
             self._warnings.append(f"{column} is the same in all training rows")
+
+    def _warn_of_odd_numbers(
+        self, column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
+    ) -> None:
+        """Warn of what looks like a code for missing, or like a slip: by number of row, not value.
+
+        Args:
+            column: its name.
+            values: (n,) NaN where missing.
+            rows: (n,) their rows in the file, from 0.
+        """
+        negative = values < 0
+        if negative.any() and len(np.unique(values[negative])) == 1 and np.nanmedian(values) > 0:
+            self._warnings.append(
+                f"{column} has one value below 0 in {negative.sum()} of the training rows (the "
+                f"first is row {rows[negative][0] + 1}) and no other one. If it is a code for "
+                "missing, say so under [data.missing] in silo.toml"
+            )
+            values = np.where(negative, np.nan, values)
+        present = values[np.isfinite(values)]
+        if len(present) < LEAST_TO_TELL or np.ptp(present) == 0:
+            return
+        low, middle, high = np.percentile(present, (25, 50, 75))
+        far = np.abs(values - middle) > FAR * max(high - low, abs(middle) / FAR)
+        if far.any() and far.sum() <= RARE * len(present):
+            self._warnings.append(
+                f"{column} is very far from all others in {far.sum()} of the training rows (the "
+                f"first is row {rows[far][0] + 1}). If it is a slip, correct it, or declare bounds"
+            )
 
 
 def _no_target(column: str, row: int, place: Path, written: Dialect) -> TaskError:

@@ -230,7 +230,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 def test_a_run_that_is_not_followed_is_seen_to_begin(
     told: list[dict[str, Any]], status: int, said: str, calls: Calls, tmp_path: Path
 ) -> None:
-    lines = [{"event": "start", "run_id": "8"}, *told]
+    before = [{"event": "start", "run_id": "5"}, {"event": "here"}, {"event": "end"}]
+    lines = [*before, {"event": "resume", "run_id": "8"}, *told]
     (tmp_path / "fedavg-8").mkdir()
     (tmp_path / "fedavg-8" / "events.jsonl").write_text(
         "".join(json.dumps(x) + "\n" for x in lines)

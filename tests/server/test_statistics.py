@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from coterie import wire
 from coterie.client.app import app
@@ -121,7 +121,7 @@ def test_the_page_warns_of_what_is_probably_wrong(asked: Path) -> None:
         "Creatinine in mg/dL and µmol/L differ by",
         "crp: east has no value of it at all.",
         "crp: only north has values below 0. Is that a code for missing?",
-        "of south are of no declared category",
+        "of the samples of south are of no declared category",
     ):
         assert said in found
     assert "age" not in found
@@ -142,7 +142,27 @@ def test_nobody_who_tells_is_an_end_with_the_reasons(tmp_path: Path) -> None:
         FederationError, match=r"no silo told statistics\. east: silo 'east' does not"
     ):
         ask(configs, tmp_path)
-    assert read_run(tmp_path / "run").status == "failed"
+    run = read_run(tmp_path / "run")
+    assert run.status == "failed"
+    config = RunConfig.read({"resume": "run", "runs-dir": str(tmp_path)})
+    willing = InProcessGrid(app, write_sites(tmp_path)[:2])
+    execute(willing, config, run_id=2, folder=tmp_path / "run")
+    assert set(read_survey(tmp_path / "run").told) == {"east", "north"}, "it is asked again"
+
+
+def test_a_silo_that_answers_nonsense_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        if message.metadata.message_type == wire.STATISTICS and message.metadata.dst_node_id == 1:
+            reply.content = answer(samples=10**9)
+        return reply
+
+    config = RunConfig.read({"strategy": "statistics", "task": "heart", "min-silos": 3})
+    grid = InProcessGrid(lying, write_sites(tmp_path))
+    execute(grid, config, run_id=1, folder=tmp_path / "run")
+    survey = read_survey(tmp_path / "run")
+    assert set(survey.told) == {"north", "south"}
+    assert "its statistics cannot be read" in survey.silent["east"]
 
 
 @pytest.mark.parametrize("kind", [wire.TRAIN, wire.INITIAL, wire.LABEL_COUNTS])
@@ -171,8 +191,6 @@ def test_data_that_changed_since_the_start_are_not_told_of(tmp_path: Path) -> No
 
 def query(silo: dict[str, Any], kind: str, config: dict[str, Any]) -> str:
     """What a silo answers, where it refuses."""
-    from flwr.app import Message
-
     grid = InProcessGrid(app, [silo])
     content = RecordDict({wire.CONFIG: ConfigRecord({wire.TASK: "heart", **config})})
     message = Message(content, dst_node_id=1, message_type=kind, group_id="0")
