@@ -177,7 +177,8 @@ def _silo_table(story: Story) -> Table:
     left = {n: one.round for one in story.run.rounds for n in one.left}
     lead = story.run.lead
     own, tested = story.run.last_personal_errors(), story.run.test_counts()
-    trivial = _trivial(story.run)
+    figures = _final_figures(story.run)
+    trivial = {n: its[wire.TRIVIAL] for n, its in figures.items() if wire.TRIVIAL in its}
     rows = []
     for name in story.history.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"
@@ -194,7 +195,7 @@ def _silo_table(story: Story) -> Table:
                 str(since.get(name, NO_NUMBER)),
                 *([lead.text(trivial.get(name))] if trivial else []),
                 *(lead.text(error) for error in errors[:2]),
-                _measured(story.run, name, errors[2], tested.get(name, 0)),
+                _measured(story.run, name, errors[2], tested.get(name, 0), figures.get(name, {})),
                 *([lead.text(own.get(name))] if own else []),
                 signed_points(gains.gain[name], lead) if name in gains.gain else NO_NUMBER,
                 ", ".join(remark),
@@ -217,27 +218,31 @@ def _silo_table(story: Story) -> Table:
     return Table(header, rows)
 
 
-def _measured(run: Run, name: str, error: float | None, tested: int) -> str:
+def _measured(
+    run: Run, name: str, error: float | None, tested: int, figures: Mapping[str, float]
+) -> str:
     """A silo's figure with how many samples were wrong, which are often few, and its interval."""
     beside = []
     if run.metric == wire.ERROR and tested and error is not None and math.isfinite(error):
         beside.append(f"{round(error * tested)} of {tested}")
-    figures = run.final.metrics.get(name, {}) if run.final else {}
     ends = [figures.get(run.metric + end, math.nan) for end in (wire.LOW, wire.HIGH)]
     if all(map(math.isfinite, ends)) and name not in run.kept_alone:
         beside.append(f"95 %: {run.lead.interval(*ends)}")
     return f"{run.lead.text(error)} ({'; '.join(beside)})" if beside else run.lead.text(error)
 
 
-def _trivial(run: Run) -> dict[str, float]:
-    """Silo → what always giving the best single answer gets it, of those that tell."""
+def _final_figures(run: Run) -> dict[str, dict[str, float]]:
+    """Silo → its metrics after the last round, but those of an app that are lists."""
     told = run.final.metrics if run.final else {}
-    return {name: own[wire.TRIVIAL] for name, own in told.items() if wire.TRIVIAL in own}
+    return {
+        name: {key: value for key, value in own.items() if not isinstance(value, list)}
+        for name, own in told.items()
+    }
 
 
 def _metric_table(run: Run) -> Table:
     """All metrics that silos told after the last round, with their intervals."""
-    told = run.final.metrics if run.final else {}
+    told = _final_figures(run)
     ends = (wire.LOW, wire.HIGH)
     names = dict.fromkeys(
         name

@@ -224,8 +224,8 @@ def _balance(
     worst = int(np.argmax(np.abs(mine - others)))
     if worst < len(column.categories) and abs(mine[worst] - others[worst]) >= OTHER_BALANCE:
         yield (
-            f"{name}: {_about(mine[worst])} of the samples of {silo} are {column.categories[worst]!r}, "
-            f"{_about(others[worst])} elsewhere."
+            f"{name}: {_about(mine[worst])} of the samples of {silo} are "
+            f"{column.categories[worst]!r}, {_about(others[worst])} elsewhere."
         )
 
 
