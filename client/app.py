@@ -7,6 +7,7 @@ the server: a message is data.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from flwr.app import RecordDict
@@ -15,10 +16,13 @@ from flwr.clientapp import ClientApp
 from coterie import wire
 from coterie.client.home import personal
 from coterie.client.resident.ledger import outbound
-from coterie.client.work import discriminate, evaluate, secure, train
+from coterie.client.work import discriminate, evaluate, secure, statistics, train
 from coterie.client.work.columns import column_sums
-from coterie.client.work.request import Request, answering
+from coterie.client.work.request import RefusedError, Request, answering
 from coterie.client.work.weights import read_weights
+from coterie.tasks.base import TaskError
+
+log = logging.getLogger("coterie.silo")
 
 
 def describe(request: Request) -> RecordDict:
@@ -42,10 +46,25 @@ def tell_column_sums(request: Request) -> RecordDict:
     return column_sums(request.bench)
 
 
+def tell_statistics(request: Request) -> RecordDict:
+    """Counts of the training samples by column, if this silo consents to tell them."""
+    request.refuse_for(request.bench.settings.policy.statistics_objection())
+    try:
+        return statistics.tell_statistics(request.bench)
+    except TaskError as error:
+        # Its text may name a file, or quote what stands in it.
+        log.error("statistics cannot be made: %s", error)
+        raise RefusedError(
+            f"silo {request.bench.settings.name!r} cannot read its data again, or they have "
+            "changed since it was started; see the silo's log."
+        ) from None
+
+
 ANSWERS = {
     wire.DESCRIBE: describe,
     wire.INITIAL: initialise,
     wire.COLUMN_SUMS: tell_column_sums,
+    wire.STATISTICS: tell_statistics,
     wire.SECURE_KEY: secure.tell_key,
     wire.SECURE_SEED: secure.seal_seed,
     wire.TRAIN: train.train_model,

@@ -796,6 +796,100 @@ def bars(rows: Sequence[Bar], layout: Layout, *, title: str, unit: str) -> Drawi
     return drawing
 
 
+@dataclass(frozen=True)
+class Strip:
+    """How one silo's samples are spread over an axis.
+
+    Attributes:
+        silo, colour: its name and look.
+        bars: (from, to, share of its samples in [0, 1]); a share of None is hidden.
+        note: beside its row.
+    """
+
+    silo: str
+    colour: str
+    bars: Sequence[tuple[float, float, float | None]]
+    note: str = ""
+
+
+STRIP = 46
+"""Height of a row of bars."""
+
+
+def strips(
+    rows: Sequence[Strip],
+    layout: Layout,
+    *,
+    title: str,
+    unit: str,
+    categories: Sequence[str] = (),
+    spread_out: bool = False,
+) -> Drawing:
+    """A row of bars for every silo over one axis: of intervals as densities, of categories as
+    shares. What is hidden is a hatched band.
+
+    Args:
+        rows: of the silos; of categories, bar i is from i to i + 1.
+        layout, title: of the picture.
+        unit: name of the axis.
+        categories: their names; empty: the axis counts.
+        spread_out: the axis is logarithmic; all bars begin above 0.
+    """
+    shown = [shorten(row.silo, 12 if layout.narrow else 28) for row in rows]
+    left = max(text_width(name, 12) for name in shown) + 18
+    right = max(text_width(row.note, 11) for row in rows) + 14
+    height = len(rows) * STRIP + 64
+    drawing, axes = canvas(layout, title, height, left=left, right=right, top=14, bottom=50)
+    axes.set_ylim(len(rows) - 0.9, -1)
+    _plain(axes, "x", x=unit)
+    axes.set_yticks([y - 0.35 for y in range(len(rows))], shown, color=INK, size=12)
+    if spread_out:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter(lambda value, _: "")
+    ends = [end for row in rows for low, high, _ in row.bars for end in (low, high)]
+    axes.set_xlim(min(ends, default=0.0), max(ends, default=1.0))
+    for y, row in enumerate(rows):
+        axes.axhline(y, color=LINE, lw=1)
+        _draw_strip(drawing, axes, y, row, categories)
+        if row.note:
+            at = (1, y - 0.35)
+            axes.annotate(row.note, at, xytext=(8, 0), textcoords="offset points", va="center",
+                          xycoords=("axes fraction", "data"), size=11, color=MUTED,
+                          annotation_clip=False)  # fmt: skip
+    if categories:
+        most = max(3, int((layout.width - left - right) / len(categories) / 7))
+        names = [shorten(name, most) for name in categories]
+        axes.set_xticks([i + 0.5 for i in range(len(names))], names)
+        axes.grid(visible=False)
+    return drawing
+
+
+def _draw_strip(
+    drawing: Drawing, axes: Axes, y: int, row: Strip, categories: Sequence[str]
+) -> None:
+    heights = [
+        share / (1 if categories else high - low) if share is not None else 0.0
+        for low, high, share in row.bars
+    ]
+    most = max(heights, default=0.0) or 1.0
+    for (low, high, share), own in zip(row.bars, heights, strict=True):
+        gap = 0.12 * (high - low) if categories else 0.0
+        height = own if categories else own / most
+        look: dict[str, Any] = {"color": row.colour, "alpha": 0.8, "lw": 0}
+        if share is None:
+            height, look = 0.12, {"fc": "none", "ec": MUTED, "hatch": "////", "lw": 0}
+        (bar,) = axes.bar(
+            low + gap, -0.85 * height, high - low - 2 * gap, bottom=y, align="edge", **look
+        )
+        where = categories[int(low)] if categories else f"{low:g} to {high:g}"
+        drawing.tip(bar, f"{row.silo}, {where}: {_share(share)}")
+
+
+def _share(share: float | None) -> str:
+    return "hidden, because few are in it" if share is None else f"{100 * share:.0f} %"
+
+
 def gain_text(gain: float, scale: float) -> str:
     """A gain in percentage points, or with two figures in the unit of what is counted."""
     if scale == 100:

@@ -66,6 +66,7 @@ class Page:
         subtitle: one line below it.
         lead: the most important sentence.
         figures: short name → large number.
+        warnings: what to look at before anything else.
         missing: what could not be shown, in words.
         pictures: in order.
         tables: title → table, below the pictures.
@@ -76,6 +77,7 @@ class Page:
     subtitle: str
     lead: str
     figures: Mapping[str, str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
     missing: Sequence[str] = ()
     pictures: Sequence[Picture] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)

@@ -150,6 +150,24 @@ class Samples:
 
 
 @dataclass(frozen=True)
+class Column:
+    """One column of a silo's training samples, for its statistics.
+
+    Attributes:
+        name: for people.
+        values: (n,) numbers, NaN where there is none; of categories their numbers from 0 on, −1
+            where there is none.
+        categories: their names; empty: the values are numbers.
+        odd: (n,) whether there is a value that the task does not take; None: nowhere.
+    """
+
+    name: str
+    values: NDArray[np.float64]
+    categories: Sequence[str] = ()
+    odd: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True)
 class RunKey:
     """A key of a run that a task understands: ``task.<name>``, the same at every silo.
 
@@ -335,6 +353,19 @@ class Task(ABC):
         """(``pooled_columns``, 3) Of the training samples: numbers that are there, their mean, and
         the sum of the squares of their deviations from it."""
         raise NotImplementedError
+
+    def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
+        """The training samples column by column, as a person knows them, before they are scaled.
+
+        Here: none; statistics are then of the arrays as the model sees them.
+
+        Args:
+            options: the silo's own settings, as for ``load``.
+
+        Raises:
+            TaskError: as ``load``.
+        """
+        return ()
 
     def says(self) -> Mapping[str, Any]:
         """What all silos must have in common, by the name that a person knows it by, as JSON has

@@ -65,3 +65,10 @@ from coterie.wire.objects import put_together
 from coterie.wire.releases import agreed, is_spoken, offer, talk
 from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal, whole
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood
+from coterie.wire.statistics import (
+    ColumnCounts,
+    Statistics,
+    decode_statistics,
+    encode_statistics,
+)
+from coterie.wire.words import counted

@@ -150,8 +150,9 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield f"In every round, at most: {len(shared)} arrays of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
-    of_task = [name for name in bench.task.problem.metrics if name not in REVEALING]
-    names = list(dict.fromkeys([*METRICS, *of_task])) if policy.metrics is None else policy.metrics
+    of_task = bench.task.problem.metrics
+    usual = [name for name in (*METRICS, *of_task) if name not in REVEALING]
+    names = list(dict.fromkeys(usual)) if policy.metrics is None else policy.metrics
     if bench.settings.privacy is not None:
         names = [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
     auxiliary = policy.auxiliary and bench.settings.privacy is None

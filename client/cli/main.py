@@ -118,6 +118,15 @@ def silo(
             'Every silo is told those over all silos. Tasks with scale = "federation" need this.',
         ),
     ] = False,
+    share_statistics: Annotated[
+        bool,
+        typer.Option(
+            "--share-statistics",
+            help="Allow the server to learn how many training samples are in which interval or "
+            "category, of inputs and targets; numbers below 10 are hidden. `coterie stats` asks "
+            "for this.",
+        ),
+    ] = False,
     patience: PatienceOption = PATIENCE_S,
     metrics: MetricsOption = "",
     log_format: LogFormatOption = "",
@@ -139,7 +148,7 @@ def silo(
                 param_hint=hint,
             )
         return
-    from coterie.client.home.policy import Policy
+    from coterie.client.home.policy import STATISTICS, Policy
     from coterie.client.home.settings import SettingsError, SiloSettings, options_of
 
     several = bool(partitions or simulation)
@@ -172,7 +181,11 @@ def silo(
         device=device,
         threads=threads,
         home=home,
-        policy=Policy(label_counts=share_label_counts, column_sums=share_column_sums),
+        policy=Policy(
+            label_counts=share_label_counts,
+            column_sums=share_column_sums,
+            statistics=STATISTICS if share_statistics else (),
+        ),
     )
     from coterie.client.resident.link import Connection
     from coterie.client.resident.serve import serve

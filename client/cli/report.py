@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from coterie import wire
 from coterie.client.home.budget import BudgetError, read_charges, read_spent
 from coterie.client.home.files import LEDGER
 from coterie.client.home.journal import JOURNAL, json_lines
@@ -115,7 +116,7 @@ def _lines(path: Path, missing: list[str]) -> list[dict[str, Any]]:
         missing.append(f"{path.name} cannot be read: {error.strerror or error}")
         return []
     if damaged := found.count(None):
-        missing.append(f"{damaged} line(s) of {path.name} are damaged")
+        missing.append(f"damaged: {wire.counted(damaged, 'line')} of {path.name}")
     return [line for line in found if line is not None]
 
 
@@ -199,7 +200,7 @@ def _lead(run: SiloRun) -> str:
         )
     if run.group_sizes:
         size = int(_latest(run.group_sizes))
-        others = "alone" if size == 1 else f"with {size - 1} other{'s' if size > 2 else ''}"
+        others = "alone" if size == 1 else f"with {wire.counted(size - 1, 'other')}"
         parts.append(f"It last trained {others}.")
     if run.privacy:
         parts.append(run.privacy)

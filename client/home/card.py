@@ -293,13 +293,15 @@ def _text(card: Card, file: Path) -> str:
     lead = lead_of(card)
     who = ", ".join(card.members) if card.members else "their names are not told"
     own = card.trained == HERE
-    size = f"of {card.group_size} silo(s)" if own else "none"
+    size = f"of {wire.counted(card.group_size, 'silo')}" if own else "none"
     rows = {
         "Silo": card.silo,
         "Task": card.task,
         "Run": f"{card.run}, strategy {card.strategy or 'unknown'}",
         "Rounds": f"{card.round} of {card.rounds or 'unknown'}",
-        "Group": f"{card.group}, {card.group_size} silo(s): {who}" if card.group else size,
+        "Group": f"{card.group}, {wire.counted(card.group_size, 'silo')}: {who}"
+        if card.group
+        else size,
         "Trained": _how_trained(card),
         "Training samples of this silo": str(card.num_examples),
         f"{_title(card)} on this silo's test data": f"{value_text(card, card.test_error)} "

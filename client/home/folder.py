@@ -28,7 +28,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from coterie.client.home.files import ENVIRONMENT, folder_of
 from coterie.client.home.hours import read_days, read_hours
-from coterie.client.home.policy import METRIC_PATTERN, PEER_PATTERN, Policy
+from coterie.client.home.policy import LEAST_CELL, METRIC_PATTERN, PEER_PATTERN, Policy
 from coterie.client.home.privacy import Privacy
 from coterie.client.home.settings import (
     MAX_THREADS,
@@ -97,6 +97,12 @@ label_counts = false
 column_sums = false
 # Of a column with fewer numbers than this, nothing is told.
 column_sums_from = 20
+# What the server may be told of this silo's training data when a run asks for statistics and trains
+# nothing (`coterie stats`): of "inputs" and "targets" how many samples are in which interval or
+# category, and how many have no value. Empty: nothing.
+statistics = []
+# In them, a number below this is hidden, and another one with it so that it cannot be worked out.
+statistics_from = 10
 # The fewest training samples behind an update, and in one of its steps: from an update of a few
 # samples, however many steps it was made in, they can be worked out. A silo that has fewer trains
 # with all it has.
@@ -169,6 +175,8 @@ class _Policy(_Section):
     label_counts: bool = False
     column_sums: bool = False
     column_sums_from: Annotated[int, Field(ge=1)] = 20
+    statistics: tuple[Literal["inputs", "targets"], ...] = ()
+    statistics_from: Annotated[int, Field(ge=LEAST_CELL, le=1_000_000)] = Policy.statistics_from
     min_samples: Annotated[int, Field(ge=1)] = Policy.min_samples
     min_batch: Annotated[int, Field(ge=1)] = Policy.min_batch
     secure: Literal["", "required"] = ""

@@ -126,6 +126,15 @@ def _columns(policy: Policy, about: About) -> str:
     )
 
 
+def _statistics(policy: Policy, about: About) -> str:
+    if not policy.statistics or about.epsilon:
+        return "nobody is told (statistics)"
+    return (
+        f"the server is told how many samples are in which interval or category of "
+        f"{' and '.join(policy.statistics)}; below {policy.statistics_from} no number"
+    )
+
+
 def _discriminators(policy: Policy, about: About) -> str:
     if _discriminators_leave(policy, about):
         return (
@@ -170,6 +179,7 @@ ROWS: Mapping[str, Callable[[Policy, About], str]] = {
     "metrics": _metrics,
     "label counts": _labels,
     "sums of columns": _columns,
+    "statistics": _statistics,
     "discriminators": _discriminators,
     "samples, labels": lambda policy, about: "never leave themselves",
 }

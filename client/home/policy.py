@@ -22,13 +22,15 @@ METRICS = {
         wire.RECEIVED_VALIDATION_ERROR,
     ),
     "seconds": (wire.SECONDS,),
+    "trivial": (wire.TRIVIAL,),
 }
 """Name in ``silo.toml`` → keys on the wire. Counts of samples are the weights and always leave."""
 REVEALING = frozenset(
-    {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1"}
+    {"balanced-accuracy", "sensitivity", "specificity", "average-precision", "f1", "trivial"}
 )
 """Metrics that tell, several together or with the error, how frequent the classes are in the silo's
-test data: they leave only if ``silo.toml`` names them."""
+test data: they leave only if ``silo.toml`` names them. ``trivial`` is the leading metric of always
+giving the best single answer."""
 NAMES = (*METRICS, *(name for name in wire.KNOWN_METRICS if name not in METRICS))
 """Of metrics, as ``silo.toml`` has them. ``error`` is the leading metric, whatever that is."""
 METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
@@ -47,6 +49,11 @@ BOUND = {
     wire.ENSEMBLE: ("fedensemble",),
 }
 """Type of a message → strategies that send it; other types come in runs of any."""
+
+STATISTICS = ("inputs", "targets")
+"""Of what a silo may tell statistics."""
+LEAST_CELL = 3
+"""The least that ``statistics_from`` may be: of two, each knows the other."""
 
 KEPT_BACK = (
     *(wire.TRAIN, wire.COLD_START),
@@ -91,10 +98,13 @@ class Policy:
         hours, days: when the silo trains and joins runs, as ``silo.toml`` has them
             (``coterie.client.home.hours``); empty: always.
         label_counts: consent to tell how many training samples of each label there are, which
-            FedGen asks for and nothing else does.
+            only FedGen asks for.
         column_sums: consent to tell count, mean and deviation of numeric columns of the training
             data, which runs of a task that scales by the federation ask for.
         column_sums_from: of a column with fewer numbers nothing is told.
+        statistics: what may be told of the training samples, as counts by column, in a run that
+            asks for nothing else: ``inputs``, ``targets``, both or neither.
+        statistics_from: in these counts fewer samples are hidden.
         secure: ``required``: nothing leaves from which an update could be read, but sketches and
             masked sums of secure runs; empty: a run may be either.
         peers: ``NAME FINGERPRINT`` of each silo with which this one takes part in sums; empty:
@@ -111,6 +121,8 @@ class Policy:
     label_counts: bool = False
     column_sums: bool = False
     column_sums_from: int = 20
+    statistics: tuple[str, ...] = ()
+    statistics_from: int = 10
     secure: str = ""
     peers: tuple[str, ...] = ()
     min_samples: int = 64
@@ -129,8 +141,9 @@ class Policy:
 
     def objection(self, config: Mapping[str, object]) -> str:
         """Why a message with this configuration is refused; empty if it is not."""
-        if self.strategies and config.get(wire.STRATEGY) not in self.strategies:
-            said = config.get(wire.STRATEGY) or "one that the run does not name"
+        named = config.get(wire.STRATEGY)
+        if self.strategies and named not in (*self.strategies, wire.ONLY_STATISTICS):
+            said = named or "one that the run does not name"
             return f"takes part in {', '.join(self.strategies)}; this run's strategy is {said}."
         epochs = "epochs a round"
         for key, most, what in (
@@ -154,6 +167,11 @@ class Policy:
         A run that names no strategy is refused by a silo that takes part in some only.
         """
         strategies, named = BOUND.get(kind), config.get(wire.STRATEGY)
+        asks = named == wire.ONLY_STATISTICS
+        if asks and kind not in (wire.DESCRIBE, wire.STATISTICS):
+            return f"answers no {kind} message in a run of statistics alone."
+        if kind == wire.STATISTICS and not asks:
+            return "tells statistics only in a run that asks for nothing else."
         if strategies is None or named is None or named in strategies:
             return ""
         return f"answers {kind} messages only in runs of {', '.join(strategies)}, not of {named}."
@@ -161,7 +179,8 @@ class Policy:
     def secure_objection(self, kind: str, config: Mapping[str, object]) -> str:
         """Why a message that would show an update is refused; empty if it is not."""
         trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
-        joins = kind == wire.DESCRIBE and wire.STRATEGY in config
+        named = config.get(wire.STRATEGY, wire.ONLY_STATISTICS)
+        joins = kind == wire.DESCRIBE and named != wire.ONLY_STATISTICS
         hidden = config.get(wire.SECURE) is True and (joins or kind in KEPT_BACK)
         if self.secure != "required" or not (trains or joins) or hidden:
             return ""
@@ -216,6 +235,15 @@ class Policy:
         return (
             "does not share sums of its columns. Who runs the silo can allow it with "
             "`column_sums = true` in silo.toml, or `--share-column-sums`."
+        )
+
+    def statistics_objection(self) -> str:
+        """Why a run that asks for statistics is refused; empty if it is not."""
+        if self.statistics:
+            return ""
+        return (
+            "does not share statistics of its data. Who runs the silo can allow it with "
+            '`statistics = ["inputs", "targets"]` in silo.toml, or `--share-statistics`.'
         )
 
     def auxiliary_objection(self) -> str:

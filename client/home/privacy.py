@@ -73,6 +73,7 @@ class Privacy:
 REFUSED = {
     wire.LABEL_COUNTS: "label counts",
     wire.COLUMN_SUMS: "sums of columns",
+    wire.STATISTICS: "exact statistics of data",
     wire.EVALUATE_TRAINING: "errors on training data",
     wire.TRAIN_DISCRIMINATOR: "discriminators",
     wire.EVALUATE_DISCRIMINATOR: "discriminators",
@@ -101,7 +102,7 @@ REFUSED_VALUES = {
 }
 STAYING = frozenset(
     {
-        *(wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
+        *(wire.TRIVIAL, wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
         *(wire.RECEIVED_VALIDATION_ERROR, wire.VALIDATION_ERROR),
         *(wire.ALONE_VALIDATION_ERROR, wire.KEPT_ALONE),
     }

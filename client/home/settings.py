@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.client.home.hours import DAYS_FORM, HOURS_FORM, read_days, read_hours
-from coterie.client.home.policy import METRIC_PATTERN, Policy
+from coterie.client.home.policy import LEAST_CELL, METRIC_PATTERN, STATISTICS, Policy
 from coterie.client.home.privacy import Privacy
 from coterie.tasks.base import Option
 from coterie.wire import is_silo_name
@@ -204,6 +204,18 @@ def _one_of(*known: str) -> Callable[[Option], str]:
 _secure, _approve = _one_of("", "required"), _one_of("", "ask")
 
 
+def _statistics(text: Option) -> tuple[str, ...]:
+    if not {*_words(text)} <= {*STATISTICS}:
+        raise ValueError
+    return _words(text)
+
+
+def _least_cell(text: Option) -> int:
+    if int(text) < LEAST_CELL:
+        raise ValueError
+    return int(text)
+
+
 Reader = Callable[[Any], Any]
 OWN: Mapping[str, Reader] = {
     "name": str, "task": str, "alpha": float, "device": str, "threads": int,
@@ -218,6 +230,8 @@ POLICY: Mapping[str, Reader] = {
     "label-counts": _flag,
     "column-sums": _flag,
     "column-sums-from": int,
+    "statistics": _statistics,
+    "statistics-from": _least_cell,
     "max-local-epochs": int,
     "max-rounds": int,
     "min-samples": int,
@@ -244,6 +258,8 @@ PRIVACY: Mapping[str, Reader] = {
 EXPECTED = {
     _flag: "true or false",
     _metrics: "names with commas between them",
+    _statistics: "inputs, targets, or both with a comma between them",
+    _least_cell: f"a whole number of at least {LEAST_CELL}",
     _secure: "required, or empty",
     _approve: "ask, or empty",
     read_hours: HOURS_FORM,

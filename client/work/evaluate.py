@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 from flwr.app import MetricRecord, RecordDict
@@ -15,7 +15,7 @@ from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.work.guard import Choice, Guard, choose
-from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full
+from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full, leading
 from coterie.client.work.personalisation import Personalisation, personalise
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
@@ -160,6 +160,7 @@ def _evaluation(
         wire.ERROR: result.error,
         wire.SECONDS: seconds,
         **_figures(result),
+        **_trivial(request, result),
         **(_guard_metrics(choice) if choice is not None else {}),
     }
     policy = request.bench.settings.policy
@@ -167,13 +168,20 @@ def _evaluation(
 
 
 def _figures(result: Evaluation) -> dict[str, float]:
-    """Metrics and their intervals' ends. What is trivial stays: it tells class frequencies."""
+    """Metrics and their intervals' ends."""
     found: dict[str, float] = {}
     for name, figure in result.figures.items():
         ends = ((wire.LOW, figure.low), (wire.HIGH, figure.high))
         found |= {name: figure.value} if name != wire.ERROR else {}
         found |= {name + end: value for end, value in ends if isfinite(value)}
     return found
+
+
+def _trivial(request: Request, result: Evaluation) -> dict[str, float]:
+    """What the best single answer gets; it tells class frequencies, so that it seldom leaves."""
+    lead = leading(request.bench.task, request.metric())
+    value = result.trivial.get(lead.name, nan)
+    return {wire.TRIVIAL: lead.shortfall(value)} if isfinite(value) else {}
 
 
 def _guard_metrics(choice: Choice) -> dict[str, float | int]:

@@ -1,7 +1,7 @@
 """What a silo makes of its group's model for itself, before it is evaluated or kept.
 
 *Fine-tuning*: the silo's own model is the one received, trained on for a few epochs on its own
-data. It is made anew whenever it is wanted and never sent. The steps that Per-FedAvg and pFedMe
+data. It is made again whenever it is wanted and never sent. The steps that Per-FedAvg and pFedMe
 take before a test are this too, along the gradient of all training data.
 
 *Ditto* (Li, Hu, Beirami, Smith: "Ditto: Fair and Robust Federated Learning Through

@@ -44,7 +44,7 @@ from coterie.wire import Model
 log = logging.getLogger("coterie.silo")
 
 WITHOUT_DATA = (
-    *(wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS),
+    *(wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS, wire.STATISTICS),
     *(wire.SECURE_KEY, wire.SECURE_SEED, wire.MASKED_SUM),
 )
 """Messages that are answered before the run has a scale."""
@@ -160,7 +160,8 @@ class Request:
         flower_run = str(self.message.metadata.run_id)
         asked = asked_by(self.bench.settings, run, flower_run)
         self.refuse_for(asked.objection(kind, self.config, policy))
-        self.refuse_for(quota_objection(self.bench.settings.home, run, policy.max_kept_runs))
+        if kind != wire.STATISTICS:
+            self.refuse_for(quota_objection(self.bench.settings.home, run, policy.max_kept_runs))
         if kind != wire.DESCRIBE:
             self._check_now()
 
@@ -173,6 +174,8 @@ class Request:
     def _check_terms(self) -> None:
         """Refuse now what the silo would refuse of a later message of this run."""
         self._check_schema()
+        if self.config.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
+            return  # nothing is trained
         self.personal()
         plan = self.plan()
         self.metric()

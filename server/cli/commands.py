@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from coterie import wire
 from coterie.server.cli.options import Given
 from coterie.server.cli.view import collaboration_text, local_time, showing
 from coterie.server.cli.waiting import Turn, wait_for_turn
@@ -35,6 +36,8 @@ MAX_SILOS_LISTED = 60
 LOG_DEADLINE_S = 7 * 24 * 3600.0
 LAST_WORDS_S = 5.0
 """How long after its last event a run that nobody holds may still be read to its end."""
+BEGINNING_S = 10.0
+"""How long a command that does not follow its run still looks whether it begins."""
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
 EXIT_INTERRUPTED = 130
 
@@ -56,9 +59,9 @@ def submit_and_follow(
         detach: do not wait for the end.
         shared_records: the coordinator's records can be read here although it is elsewhere.
     """
-    address = options.place().superlink
+    address, _, root = options.place()
     here = shared_records or _is_local(address)
-    keys = {**keys, "runs-dir": keys.get("runs-dir") or str(reading.default_runs_dir())}
+    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root or reading.default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)
@@ -78,7 +81,7 @@ def submit_and_follow(
         folder = run_folder(config, run_id=run_id)
         _say(console, f"run {run_id} is submitted; its record: {folder}")
         if detach:
-            return 0
+            return _await_beginning(console, calls, run_id, folder) if here else 0
         try:
             if not here:
                 return _follow_log(console, calls, run_id)
@@ -89,9 +92,7 @@ def submit_and_follow(
         except KeyboardInterrupt:
             _print_going_on(console, folder.name if here else str(run_id), options, here=here)
             return EXIT_INTERRUPTED
-    if last.status != "completed":
-        what = "was" if last.status == "stopped" else "failed:"
-        console.print(f"the run {what} {last.error}", style="red", markup=False)
+    if last.status != "completed":  # why, was shown
         if progress.round:  # before the first there is nothing to go on from
             _print_resumption(console, folder.name, options)
         return EXIT_RUN
@@ -107,6 +108,30 @@ def _its_turn(queue: Queue, entry: Entry, options: Given, console: Console) -> i
         line = options.again(f"stop {entry.id}", records_only=True)
         _say(console, f"\nthe run waits on. Take it out of the queue with `{line}`.")
         return 0
+
+
+def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path) -> int:
+    """Wait until a run has its silos, or cannot have them: a slip in a key shows at once.
+
+    A run that still waits for silos after some seconds goes on waiting by itself.
+    """
+    deadline, own = time.monotonic() + BEGINNING_S, False
+    try:
+        for event in events(
+            folder,
+            start_deadline_s=BEGINNING_S,
+            ended=lambda: "" if time.monotonic() > deadline else None,
+            run_id=run_id,
+        ):
+            own = own or event.run_id == str(run_id)  # not what a resumed run did before
+            if own and event.kind == "end":
+                _say(console, f"the run {event.status}: {event.error}", highlight=False)
+                return 0 if event.status == "completed" else EXIT_RUN
+            if own and event.kind in ("here", "ready"):
+                return 0
+    except FederationError:
+        _say(console, "the run waits for silos.")
+    return 0
 
 
 def _check_records(folder: Path, console: Console) -> None:
@@ -280,6 +305,9 @@ def _follow_log(console: Console, calls: Control, run_id: int) -> int:
 def print_final(console: Console, folder: Path) -> None:
     """The outcome of a recorded run: every silo, or of many a summary by group."""
     run = reading.read_whole(folder)
+    if run.strategy == wire.ONLY_STATISTICS:
+        _print_statistics(console, folder)
+        return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if guarded := run.alone_errors:
         kept = ", ".join(run.kept_alone) or "none"
@@ -290,6 +318,27 @@ def print_final(console: Console, folder: Path) -> None:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
     _say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
+    _write_report(console, folder)
+
+
+def _print_statistics(console: Console, folder: Path) -> None:
+    """Who told what of its data, and what is probably wrong."""
+    from coterie.server.report.survey import told_of, warnings
+    from coterie.server.runs.statistics import read_survey
+
+    survey = read_survey(folder)
+    table = Table("silo", "training samples", "tells of")
+    for name, told in sorted(survey.told.items()):
+        table.add_row(Text(name), f"{told.samples:,}", told_of(told))
+    console.print(table)
+    for name, why in sorted(survey.silent.items()):
+        _say(console, f"{name} tells nothing: {why}", highlight=False)
+    for line in warnings(survey):
+        _say(console, f"warning: {line}", highlight=False)
+    _write_report(console, folder)
+
+
+def _write_report(console: Console, folder: Path) -> None:
     from coterie.server.report.command import write_report  # draws: loaded late
 
     try:
@@ -415,7 +464,7 @@ def _summary(folder: Path) -> list[str]:
         run.strategy,
         _status(run) + damage,
         local_time(run.started)[5:16],
-        f"{len(run.rounds)}/{run.planned_rounds}",
+        f"{len(run.rounds)}/{run.planned_rounds}" if run.planned_rounds else "–",
         str(len(run.silos)),
         mean,
     ]

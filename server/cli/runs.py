@@ -42,7 +42,7 @@ def run(
     root_certificates: options.CertificateOption = None,
     runs_dir: options.RunsOption = None,
     detach: Annotated[
-        bool, typer.Option("--detach", help="Return once the run is submitted.")
+        bool, typer.Option("--detach", help="Return once the run has its silos, or waits for them.")
     ] = False,
     queue: Annotated[
         bool,
@@ -87,6 +87,34 @@ def run(
     turn = Turn(given.made(), wanted=queue, priority=priority or 0)
     status = submit_and_follow(keys, given, turn, detach=detach, shared_records=shared_records)
     raise typer.Exit(status)
+
+
+@app.command(epilog="Example:  coterie stats --task heart --min-silos 4")
+def stats(
+    task: Annotated[str, typer.Option(help="Task whose silos are asked.")],
+    min_silos: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Silos to wait for before they are asked.")
+    ] = 2,
+    wait: Annotated[
+        float, typer.Option(min=1, max=86_400, help="Seconds to wait for them.")
+    ] = 120.0,
+    federation: options.FederationOption = None,
+    superlink: options.SuperLinkOption = None,
+    root_certificates: options.CertificateOption = None,
+    runs_dir: options.RunsOption = None,
+) -> None:
+    """Ask silos what their data look like before anybody trains.
+
+    Each tells as much as its silo.toml allows: how many training samples have no value, are in
+    which interval or category, and of which class. Small numbers are hidden at the silo. The page
+    that this writes shows where silos differ, and warns of what is probably wrong.
+    """
+    from coterie.server.cli.commands import submit_and_follow
+    from coterie.server.cli.waiting import Turn
+
+    given = options.Given(federation, superlink, root_certificates, runs_dir)
+    keys = {"strategy": "statistics", "task": task, "min-silos": min_silos, "wait-for-silos": wait}
+    raise typer.Exit(submit_and_follow(keys, given, Turn(given.made()), detach=False))
 
 
 @app.command(epilog="Example:  coterie stop hcct-1234 --federation lung-study")

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from coterie import wire
 from coterie.server.report import race
 from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record import ENDS, Budget, Event, Round
@@ -140,12 +141,18 @@ def _headline(progress: Progress) -> RenderableType:
     row = Table.grid(padding=(0, 2))
     row.add_row(
         Text(progress.title, style="bold"),
-        Text(f"round {progress.round}/{progress.rounds or '?'}"),
-        ProgressBar(total=max(progress.rounds, 1), completed=progress.round, width=24),
+        *_rounds(progress),
         Text(_status(progress), style="green" if progress.status == "completed" else "dim"),
         Text(_time_left(progress), style="dim"),
     )
     return row
+
+
+def _rounds(progress: Progress) -> list[RenderableType]:
+    if progress.config.get("strategy") == wire.ONLY_STATISTICS:
+        return []
+    bar = ProgressBar(total=max(progress.rounds, 1), completed=progress.round, width=24)
+    return [Text(f"round {progress.round}/{progress.rounds or '?'}"), bar]
 
 
 def _status(progress: Progress) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
-from coterie.pictures.page import render, save
+from coterie.pictures.page import Picture, render, save
 from coterie.server.report.gains import compare, find_comparison
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, summary
+from coterie.server.report.statistics import build_statistics_page, statistics_summary
 from coterie.server.report.story import Story
 from coterie.server.runs.record import Run, find_run, read_run
+from coterie.server.runs.statistics import FILE, read_survey
 from coterie.server.runs.tracking import TRACKERS, export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import write_atomically
@@ -69,6 +71,8 @@ def write_report(
     if out is not None and out.exists():
         _check_kind_of(out, kind)
     folder = find_run(name, root)
+    if (folder / FILE).exists():
+        return _write_statistics(folder, kind, out)
     if kind in TRACKERS:
         return export(kind, read_run(folder), out)
     run = read_run(folder)
@@ -78,16 +82,31 @@ def write_report(
         common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,
     )
     if kind in ("png", "svg"):
-        return _write_pictures(story, "png" if kind == "png" else "svg", out or folder / "report")
-    target = out or folder / f"report.{kind}"
+        return _write_pictures(make_pictures(story)[0], kind, out or folder / "report")
     text = (
         render(build_page(story))
         if kind == "html"
         else json.dumps(summary(story), indent=1, ensure_ascii=False) + "\n"
     )
+    return [_write(out or folder / f"report.{kind}", text)]
+
+
+def _write(target: Path, text: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, text.encode())
-    return [target]
+    return target
+
+
+def _write_statistics(folder: Path, kind: str, out: Path | None) -> list[Path]:
+    """The same of a run that asked for statistics and trained nothing."""
+    survey = read_survey(folder)
+    page = build_statistics_page(survey, folder.name)
+    if kind in ("png", "svg"):
+        return _write_pictures(page.pictures, kind, out or folder / "report")
+    if kind not in ("html", "json"):
+        raise _wrong(f"{folder.name} trained nothing, so that {kind} has nothing of it.")
+    text = render(page) if kind == "html" else statistics_summary(survey)
+    return [_write(out or folder / f"report.{kind}", text)]
 
 
 def _named(run: Run, option: str, folder: Path, strategy: str) -> Run:
@@ -137,10 +156,10 @@ def _check_kind_of(out: Path, kind: str) -> None:
         )
 
 
-def _write_pictures(story: Story, kind: Literal["png", "svg"], folder: Path) -> list[Path]:
+def _write_pictures(pictures: Sequence[Picture], kind: str, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     files = []
-    for picture in make_pictures(story)[0]:
+    for picture in pictures:
         files.append(folder / f"{picture.key}.{kind}")
-        write_atomically(files[-1], save(picture, kind))
+        write_atomically(files[-1], save(picture, "png" if kind == "png" else "svg"))
     return files

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from coterie import wire
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT, Drawing, Layout
@@ -114,7 +115,7 @@ def path_picture(story: Story) -> Picture | None:
     at = alpha_of(story.run, one)
     rows = [
         charts.Span(
-            f"{len(s.groups)} group{'s' if len(s.groups) > 1 else ''}",
+            wire.counted(len(s.groups), "group"),
             LIGHT["g0"] if s.alpha_low <= at <= s.alpha_high else LIGHT["alone"],
             s.alpha_low,
             s.alpha_high,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -134,6 +134,7 @@ def _tables(story: Story) -> dict[str, Table]:
     cut = f" (the last {len(shown)} of {len(left_out)})" if len(shown) < len(left_out) else ""
     return {
         "Every silo": _silo_table(story),
+        "Metrics after the last round, with 95 % intervals": _metric_table(run),
         "Why each silo is where it is": auto.reasons_table(story),
         "Left out": Table(
             ("round", "silo", f"why{cut}"),
@@ -176,6 +177,8 @@ def _silo_table(story: Story) -> Table:
     left = {n: one.round for one in story.run.rounds for n in one.left}
     lead = story.run.lead
     own, tested = story.run.last_personal_errors(), story.run.test_counts()
+    figures = _final_figures(story.run)
+    trivial = {n: its[wire.TRIVIAL] for n, its in figures.items() if wire.TRIVIAL in its}
     rows = []
     for name in story.history.order(story.run.silos):
         letter = now[name][0] or "alone" if name in now else "left"
@@ -190,7 +193,9 @@ def _silo_table(story: Story) -> Table:
                 str(tested.get(name, NO_NUMBER)),
                 letter,
                 str(since.get(name, NO_NUMBER)),
-                *(lead.text(error) for error in errors),
+                *([lead.text(trivial.get(name))] if trivial else []),
+                *(lead.text(error) for error in errors[:2]),
+                _measured(story.run, name, errors[2], tested.get(name, 0), figures.get(name, {})),
                 *([lead.text(own.get(name))] if own else []),
                 signed_points(gains.gain[name], lead) if name in gains.gain else NO_NUMBER,
                 ", ".join(remark),
@@ -202,6 +207,7 @@ def _silo_table(story: Story) -> Table:
         "tested on",
         "group",
         "since round",
+        *(["always the best single answer"] if trivial else []),
         "alone",
         "one model for all",
         "in its group",
@@ -210,6 +216,55 @@ def _silo_table(story: Story) -> Table:
         "remark",
     )
     return Table(header, rows)
+
+
+def _measured(
+    run: Run, name: str, error: float | None, tested: int, figures: Mapping[str, float]
+) -> str:
+    """A silo's figure with how many samples were wrong, which are often few, and its interval."""
+    beside = []
+    if run.metric == wire.ERROR and tested and error is not None and math.isfinite(error):
+        beside.append(f"{round(error * tested)} of {tested}")
+    ends = [figures.get(run.metric + end, math.nan) for end in (wire.LOW, wire.HIGH)]
+    if all(map(math.isfinite, ends)) and name not in run.kept_alone:
+        beside.append(f"95 %: {run.lead.interval(*ends)}")
+    return f"{run.lead.text(error)} ({'; '.join(beside)})" if beside else run.lead.text(error)
+
+
+def _final_figures(run: Run) -> dict[str, dict[str, float]]:
+    """Silo → its metrics after the last round, but those of an app that are lists."""
+    told = run.final.metrics if run.final else {}
+    return {
+        name: {key: value for key, value in own.items() if not isinstance(value, list)}
+        for name, own in told.items()
+    }
+
+
+def _metric_table(run: Run) -> Table:
+    """All metrics that silos told after the last round, with their intervals."""
+    told = _final_figures(run)
+    ends = (wire.LOW, wire.HIGH)
+    names = dict.fromkeys(
+        name
+        for own in told.values()
+        for name in own
+        if name != wire.TRIVIAL and not name.endswith(ends)
+    )
+    known = {name: wire.KNOWN_METRICS.get(name, wire.Metric(name, name)) for name in names}
+    rows = [
+        (silo, *(_figure(known[name], own) for name in names))
+        for silo, own in sorted(told.items())
+        if names
+    ]
+    return Table(("silo", *(metric.title for metric in known.values())), rows)
+
+
+def _figure(metric: wire.Metric, own: Mapping[str, float]) -> str:
+    value, low, high = (own.get(metric.name + end, math.nan) for end in ("", wire.LOW, wire.HIGH))
+    text = metric.text(value)
+    if not math.isfinite(low + high):
+        return text
+    return f"{text} ({metric.text(low)} to {metric.text(high)})"
 
 
 def _commands(story: Story) -> dict[str, str]:

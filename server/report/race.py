@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from coterie import wire
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Entrant, Placement, Round, Run, Verdict
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
@@ -306,7 +307,7 @@ class _Chosen:
         trial = self.verdict.trials[name]
         known = self.verdict.alone
         own = "" if known is None else f" ({self._two(name, self.verdict.winner, known)})"
-        count = f"{trial.count:.0f} sample{'s' if trial.count != 1 else ''}"
+        count = wire.counted(round(trial.count), "sample")
         kept = "but keeps the model that it trained alone" if gain.own else "and holds its model"
         better = "better" if gain.expected >= 0 else "worse"
         return (
@@ -478,7 +479,7 @@ def _shape(one: Entrant) -> str:
         return "everybody alone"
     if len(several) == 1 and not alone:
         return "all together"
-    text = f"{len(several)} group{'s' if len(several) > 1 else ''}"
+    text = wire.counted(len(several), "group")
     return text + (f" and {alone} alone" if alone else "")
 
 
@@ -500,7 +501,7 @@ def _listed(names: Sequence[str], last: str = " and ") -> str:
 
 
 def _count(names: Sequence[str], what: str) -> str:
-    return f"{len(names)} {what}{'s' if len(names) != 1 else ''}"
+    return wire.counted(len(names), what)
 
 
 def _points(lead: Lead, difference: float) -> str:

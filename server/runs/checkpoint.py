@@ -176,7 +176,7 @@ class Checkpoints:
         """What no kept checkpoint names, those of a past that ended, and what a process that was
         killed has left, under whatever name."""
         kept = [file for file in _rounds(self.folder) if _number_of(file) <= number][-KEPT:]
-        names = set[str]().union(*({file.name, *_others(file)} for file in kept))
+        names = set[str]().union(*({file.name, *others_of(file)} for file in kept))
         # Checkpoints go before what they name.
         for other in sorted(self.folder.iterdir(), key=lambda file: file.name, reverse=True):
             if other.name not in names:
@@ -219,7 +219,7 @@ def _contents(file: Path) -> _Contents:
     return found
 
 
-def _others(file: Path) -> tuple[str, ...]:
+def others_of(file: Path) -> tuple[str, ...]:
     """The files that a round's file names; none of one that nobody can use any more."""
     try:
         return _contents(file).others

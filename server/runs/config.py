@@ -29,6 +29,8 @@ from coterie.strategies.rounds.secure import insecure
 
 GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
+NO_STRATEGY = Row(wire.ONLY_STATISTICS, "Algorithm", "rounds.algorithm")
+"""In place of a strategy: the run asks for statistics and trains nothing; it has no options."""
 TOLD_IF_SET = (
     *(wire.PERSONAL, wire.LOCAL_STEPS, wire.EVALUATE_TRAINED, wire.METRIC, wire.KEEP_OPTIMISER),
     *(wire.WARM_UP, wire.CLIP_NORM, wire.VALIDATION),
@@ -418,6 +420,8 @@ def _belongs(key: str) -> str:
 
 
 def _row(name: Any) -> Row:
+    if name == wire.ONLY_STATISTICS:
+        return NO_STRATEGY
     if name not in STRATEGIES:
         raise refused(
             "the run's configuration is wrong: strategy must be one of "

@@ -140,6 +140,10 @@ class Lead:
         """A deviation of values, in the form of ``number``."""
         return self._form(deviation)
 
+    def interval(self, low: float, high: float) -> str:
+        """An interval of values, in the form of ``number``."""
+        return f"{self._form(low)} to {self._form(high)}"
+
     def _form(self, value: float) -> str:
         if self._known.share:
             return f"{100 * value:.1f}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Protocol
 
 from flwr.app import Message
@@ -17,6 +19,8 @@ from coterie.strategies.rounds.roster import DescribedRoster, Silo
 MOST_REASONS = 5
 CHECK_AGAIN_S = 1.0
 """How often to look whether silos that were not asked are to be asked after all."""
+SERVES = re.compile(r"serves task ((?:'[^']{1,256}'(?:, )?)+)")
+"""In the reason of who refuses because it serves others."""
 
 
 class Known(Protocol):
@@ -36,8 +40,8 @@ class EnrolledRoster(DescribedRoster):
     """A ``DescribedRoster`` that knows by their keys who refused.
 
     A federation may have several studies: that a silo is of another one is no error, and one that
-    is known to be is not asked. A run that every enrolled silo refuses ends at once, for nobody is
-    left who could come.
+    is known to be is not asked. A run that so many enrolled silos refuse that too few are left who
+    could come ends at once.
 
     Attributes:
         known: of enrolled silos, from earlier runs; what this run learns is added.
@@ -92,11 +96,17 @@ class EnrolledRoster(DescribedRoster):
     def _look(self, grid: Grid, *, number: int) -> list[Silo]:
         self._forget_what_is_old()
         here = super()._look(grid, number=number)
-        if number <= 1 and not here and self.enrolled is not None:
+        if number <= 1 and self.enrolled is not None:
             enrolled = self.enrolled()
-            if enrolled and enrolled.keys() <= self._refused_nodes.keys():
-                told = {self._refused_nodes[node] for node in enrolled}
-                raise self._hopeless(told)
+            why = {
+                node: self._refused_nodes[node] for node in enrolled if node in self._refused_nodes
+            }
+            # Of another task is for good; other refusals may be taken back while some are here.
+            elsewhere = sum(wire.OTHER_TASK in reason for reason in why.values())
+            could = len(enrolled) - elsewhere
+            too_few = elsewhere and could < min(self.min_silos, len(enrolled))
+            if too_few or (not here and why and len(why) == len(enrolled)):
+                raise self._hopeless(set(why.values()), could if len(why) < len(enrolled) else 0)
         return here
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
@@ -107,15 +117,32 @@ class EnrolledRoster(DescribedRoster):
     def _called(self, node: int) -> str:
         return (self.enrolled() if self.enrolled is not None else {}).get(node) or f"node {node}"
 
-    def _hopeless(self, reasons: set[str]) -> FederationError:
+    def _hopeless(self, reasons: set[str], could: int) -> FederationError:
         told = " ".join(sorted(reasons)[:MOST_REASONS])
         more = len(reasons) - MOST_REASONS
         told += f" And {more} more." if more > 0 else ""
-        other = any(wire.OTHER_TASK in reason for reason in reasons)
-        change = "Name their task with --task" if other else "Change what they refuse"
+        who = f"only {could} of the enrolled silos can take part, and min-silos is {self.min_silos}"
         return FederationError(
-            f"every enrolled silo refuses the run: {told} {change}, and start another run.",
+            f"{who if could else 'every enrolled silo refuses the run'}: {told} "
+            f"{self._advice(reasons)}, and start another run.",
             round_number=1,
             phase="roster",
             exit_code=EXIT_NO_SILOS,
+        )
+
+    def _after_waiting(self) -> str:
+        reasons = {reason for reason in self.refused.values() if wire.OTHER_TASK in reason}
+        if not reasons:
+            return super()._after_waiting()
+        return f"{self._advice(reasons)}, or start silos that serve {self.task!r}."
+
+    def _advice(self, reasons: set[str]) -> str:
+        """What to change; of a slip in the task's name the nearest that silos serve."""
+        if not any(wire.OTHER_TASK in reason for reason in reasons):
+            return "Change what they refuse"
+        served = {name for reason in reasons for told in SERVES.findall(reason)
+                  for name in re.findall("'([^']+)'", told)}  # fmt: skip
+        near = get_close_matches(self.task, sorted(served), n=1)
+        return (
+            f"Did you mean --task {near[0]}? Correct it" if near else "Name their task with --task"
         )

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,6 +25,7 @@ from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
 from coterie.server.runs.roster import EnrolledRoster, Known
 from coterie.server.runs.scale import ask_for_scale
+from coterie.server.runs.statistics import ask_for_statistics, require_answers, write_survey
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
@@ -98,6 +99,8 @@ def locked_run(folder: Path) -> Iterator[None]:
 
 def terms(config: RunConfig) -> dict[str, Scalar]:
     """What a silo is told of the run before it joins, so that it can refuse it at once."""
+    if config.strategy == wire.ONLY_STATISTICS:
+        return {wire.STRATEGY: config.strategy, **config.task_keys}
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
     told = {key: value for key, value in training.items() if key in TERMS}
@@ -210,12 +213,14 @@ def execute(
                 alone.config.get("seed"),
                 config.seed,
             )
+        more_terms: dict[str, Scalar] = {wire.ASKED_BY: asked_by} if asked_by else {}
         try:
+            if config.strategy == wire.ONLY_STATISTICS:
+                return _ask(grid, config, record, enrolled, known, more_terms)
             with Tracking(config.tracking, folder, config.plain()) as tracking:
                 result = _execute(
                     *(grid, config, record, tracking, checkpoints, standing),
-                    *(enrolled, vouching, known),
-                    {wire.ASKED_BY: asked_by} if asked_by else {},
+                    *(enrolled, vouching, known, more_terms),
                 )
             models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
             record.finish(models, alone=None if alone is None else alone.final_errors)
@@ -265,6 +270,51 @@ def _alone(config: RunConfig, folder: Path) -> Run | None:
     return alone
 
 
+def _ask(
+    grid: Grid,
+    config: RunConfig,
+    record: Recorder,
+    enrolled: Callable[[], Mapping[int, str]] | None,
+    known: Known | None,
+    more_terms: Mapping[str, Scalar],
+) -> RunResult:
+    """A run of statistics: who is here is asked once, and nothing is trained."""
+    roster = _roster(config, record, enrolled, None, known, more_terms)
+    recording = _RecordingRoster(roster, record)
+    recording.present(grid, number=1)
+    record.ready(recording.silos)
+    found = ask_for_statistics(grid, recording.silos, config, run=record.folder.name)
+    silent = {**roster.refused, **roster.elsewhere, **found.silent}
+    survey = replace(found, silent=silent)
+    write_survey(record.folder, survey)
+    require_answers(survey)
+    record.finish({})
+    return RunResult(ArrayRecord())
+
+
+def _roster(
+    config: RunConfig,
+    record: Recorder,
+    enrolled: Callable[[], Mapping[int, str]] | None,
+    standing: Standing | None,
+    known: Known | None,
+    more_terms: Mapping[str, Scalar],
+) -> EnrolledRoster:
+    resume = None if standing is None else standing.checkpoint
+    return EnrolledRoster(
+        task=config.task,
+        min_silos=config.min_silos,
+        deadline_s=config.wait_for_silos,
+        churn=Churn.parse(config.churn),
+        terms={**terms(config), **more_terms, wire.OF_RUN: record.folder.name},
+        enrolled=enrolled,
+        patience_s=0.0 if resume is None else RESUME_PATIENCE * config.wait_for_silos,
+        awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),
+        schema="" if standing is None else standing.schema,
+        known=known,
+    )
+
+
 def _execute(
     grid: Grid,
     config: RunConfig,
@@ -278,18 +328,7 @@ def _execute(
     more_terms: Mapping[str, Scalar],
 ) -> RunResult:
     resume = None if standing is None else standing.checkpoint
-    roster = EnrolledRoster(
-        task=config.task,
-        min_silos=config.min_silos,
-        deadline_s=config.wait_for_silos,
-        churn=Churn.parse(config.churn),
-        terms={**terms(config), **more_terms, wire.OF_RUN: record.folder.name},
-        enrolled=enrolled,
-        patience_s=0.0 if resume is None else RESUME_PATIENCE * config.wait_for_silos,
-        awaited=frozenset() if resume is None else frozenset(s.name for s in resume.silos),
-        schema="" if standing is None else standing.schema,
-        known=known,
-    )
+    roster = _roster(config, record, enrolled, standing, known, more_terms)
     recording = _RecordingRoster(roster, record)
 
     def on_round(report: RoundReport) -> None:
@@ -338,8 +377,7 @@ def _execute(
 def _line(report: RoundReport, rounds: int, lead: Lead) -> str:
     """One round in one line, for a log."""
     parts = ["final" if report.final else f"round {report.round}/{rounds}"]
-    count = len(report.groups)
-    parts.append(f"{count} group{'s' * (count != 1)}")
+    parts.append(wire.counted(len(report.groups), "group"))
     if report.joined and report.round > 1:
         parts.append("joined: " + ", ".join(report.joined))
     if report.left:

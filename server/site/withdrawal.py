@@ -19,6 +19,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from coterie.server.runs.checkpoint import others_of
 from coterie.server.runs.record import Round, Run, read_run
 from coterie.server.runs.run import CHECKPOINTS
 from coterie.server.site import audit, certificates, enrolled
@@ -225,11 +226,19 @@ def _files(folder: Path, name: str) -> Iterator[Path]:
     if own.exists():
         yield own
     first = min((one.round for one in _rounds(folder) if _was_in(name)(one)), default=None)
-    for file in sorted((folder / CHECKPOINTS).glob("*")):
+    found = sorted((folder / CHECKPOINTS).glob("*"))
+    staying: list[Path] = []
+    for file in (file for file in found if file.stem.startswith("round-")):
         number = file.stem.removeprefix("round-")
         late = first is not None and number.isdecimal() and int(number) >= first
         if late or _names(file, name):
             yield file
+        else:
+            staying.append(file)
+    # Other files hold arrays of whoever had them when they were written. Those that a checkpoint
+    # from before the silo came needs were written before it came.
+    needed = {other for file in staying for other in others_of(file)}
+    yield from (f for f in found if not f.stem.startswith("round-") and f.name not in needed)
 
 
 def _names(checkpoint: Path, silo: str) -> bool:

@@ -69,6 +69,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from coterie import wire
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.runs.config import RunConfig, foreign_keys, require_silos
 from coterie.server.runs.inprocess import (
@@ -608,7 +609,7 @@ def _run_repeat(
 def _outcome(found: Measure) -> str:
     """One run in a few words."""
     kept = found.kept_alone
-    groups = "1 group" if len(found.groups) == 1 else f"{len(found.groups)} groups"
+    groups = wire.counted(len(found.groups), "group")
     return (
         f"mean {found.lead.title} {found.lead.text(found.mean)}, {groups}, "
         + (f"{len(kept)} kept their own model ({', '.join(kept[:4])}), " if kept else "")

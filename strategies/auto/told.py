@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from coterie import wire
 from coterie.strategies.auto.state import Entrant, Placement, Verdict
 from coterie.strategies.partition.race import Standing
 
@@ -21,8 +22,8 @@ def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
     groups = "; ".join(", ".join(group) for group in winner.groups)
     keeping = f". They keep their own models: {', '.join(sorted(own))}" if own else ""
     return (
-        f"{len(winner.groups)} group(s): {groups}. Held-out errors of {len(verdict.judges)} "
-        f"silo(s): {', '.join(parts) or 'none'}{keeping}"
+        f"{wire.counted(len(winner.groups), 'group')}: {groups}. Held-out errors of "
+        f"{wire.counted(len(verdict.judges), 'silo')}: {', '.join(parts) or 'none'}{keeping}"
     )
 
 

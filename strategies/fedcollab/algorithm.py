@@ -28,6 +28,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field
 
+from coterie import wire
 from coterie.strategies.fedcollab.discriminators import (
     Discriminators,
     Measurement,
@@ -453,7 +454,7 @@ def _report_text(report: StructureReport, names: Sequence[str], *, kept: bool) -
     elif np.isfinite(report.c_low):
         firm = f", the same for c from {report.c_low:.3g} to {report.c_high:.3g}"
     return (
-        f"{len(report.groups)} coalition(s), bound {report.chosen:.4g} (all alone "
+        f"{wire.counted(len(report.groups), 'coalition')}, bound {report.chosen:.4g} (all alone "
         f"{report.alone:.4g}, all together {report.together:.4g}, second best "
         f"{report.second_best:.4g}){firm}: {groups}"
     )

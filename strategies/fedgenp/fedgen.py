@@ -70,9 +70,9 @@ class FedGen(Generative):
             {"w⁰": predictor_arrays(state.initial, state.layers)}, state.layers
         )
         kit.log.warning(
-            "FedGen asks %d silo(s) for their label counts. Only those that share them by their "
+            "FedGen asks %s for their label counts. Only those that share them by their "
             "own configuration answer; FedGenP needs none.",
-            len(asked),
+            wire.counted(len(asked), "silo"),
         )
         answers = yield [
             kit.Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked

@@ -81,8 +81,8 @@ def usable_device(device: str) -> str:
         found = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if found <= int(device.partition(":")[2] or 0):
             raise ValueError(
-                f"device of the generators is {device!r}, but torch can use {found} GPU(s) of this "
-                "machine. Take auto or cpu"
+                f"device of the generators is {device!r}, but torch can use "
+                f"{wire.counted(found, 'GPU')} of this machine. Take auto or cpu"
             )
     return device
 

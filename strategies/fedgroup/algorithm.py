@@ -355,9 +355,9 @@ class FedGroup(kit.Algorithm[FedGroupState]):
         groups = fedgroup.cold_start(matrix, num_groups=wanted, measure=self.measure, rng=rng)
         if len(groups) < wanted:
             kit.log.warning(
-                "the updates have only %d different directions: %d group(s), not %d",
-                len(groups),
-                len(groups),
+                "the updates have only %s: %s, not %d",
+                wire.counted(len(groups), "different direction"),
+                wire.counted(len(groups), "group"),
                 wanted,
             )
         return groups

@@ -370,8 +370,8 @@ def verdict(trial: Trial, *, last: bool) -> dict[str, Any]:
     doubtful = trial.leader is None or not judges or last
     kit.log.log(
         logging.WARNING if doubtful else logging.INFO,
-        "alpha = auto took %s (%s) after %d rounds; held-out errors of %d silo(s): %s",
-        *(_name(best), how, trial.played, len(judges), told),
+        "alpha = auto took %s (%s) after %d rounds; held-out errors of %s: %s",
+        *(_name(best), how, trial.played, wire.counted(len(judges), "silo"), told),
     )
     return {
         "how": how,
@@ -410,4 +410,4 @@ def _pairs(groups: Sequence[kit.Group], known: Set[str]) -> frozenset[tuple[str,
 
 
 def _name(candidate: Candidate) -> str:
-    return f"α {candidate.alpha:.3g}, {len(candidate.groups)} group(s)"
+    return f"α {candidate.alpha:.3g}, {wire.counted(len(candidate.groups), 'group')}"

@@ -636,7 +636,7 @@ def best_partition(
             which takes a tenth of a second.
 
     Greedy merging alone commits early: two small silos that have nothing in common but their
-    hunger for data are joined before either meets a larger silo of its own kind, and are never
+    small size are joined before either meets a larger silo of its own kind, and are never
     parted again. Here its answer is improved by moving single silos, and compared with
     relocation from singletons; ties go to the first.
     """

@@ -484,7 +484,7 @@ def _judged(
             continue
         times[name] = times.get(name, 0) + 1
         until = number + 1 + AWAY * 2 ** (times[name] - 1)
-        rounds = f"{strikes[name]} round{'s' if strikes[name] > 1 else ''} in a row"
+        rounds = f"{wire.counted(strikes[name], 'round')} in a row"
         moved_out[name] = (
             f"its update pointed away from its group's {rounds} (cosine {one.cosine:.2f})"
             f"{', on probation' if on_probation else ''}: it trains alone until round {until}."

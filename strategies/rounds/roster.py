@@ -257,13 +257,16 @@ class DescribedRoster:
                     f" {who} was refused: {why}" for who, why in apart.items() if why not in later
                 )
                 raise FederationError(
-                    f"gave up after {patience_s:.0f} s: {text}.{refused} Start silos with "
-                    "`coterie silo`, or raise wait-for-silos.",
+                    f"gave up after {patience_s:.0f} s: {text}.{refused} {self._after_waiting()}",
                     round_number=number,
                     phase="roster",
                     exit_code=EXIT_NO_SILOS,
                 )
             time.sleep(POLL_S)
+
+    def _after_waiting(self) -> str:
+        """What to do where too few silos came."""
+        return "Start silos with `coterie silo`, or raise wait-for-silos."
 
     def _look(self, grid: Grid, *, number: int) -> list[Silo]:
         """Describe new nodes and return the silos that are here and due."""

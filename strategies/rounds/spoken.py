@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from coterie import wire
 from coterie.strategies.rounds.replies import evaluation_record, means_of
 from coterie.strategies.rounds.reports import Group, RoundReport
 
@@ -78,7 +79,7 @@ def groups_text(groups: Sequence[Group]) -> str:
     alone = [name for group in groups if len(group) == 1 for name in group]
     parts = [_listed(group) for group in several]
     parts += [f"alone: {_listed(alone)}"] if alone else []
-    count = f"{len(groups)} group{'' if len(groups) == 1 else 's'}"
+    count = wire.counted(len(groups), "group")
     return f"{count}: {' | '.join(parts)}" if parts else "no groups"
 
 

@@ -17,7 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from coterie.tasks.base import ColumnScale, Option, Samples, TaskError, place_of, read_options
+from coterie.tasks.base import (
+    Column,
+    ColumnScale,
+    Option,
+    Samples,
+    TaskError,
+    place_of,
+    read_options,
+)
 from coterie.tasks.own import dialect, files
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
@@ -29,6 +37,9 @@ ROUNDING = 1e-12
 """Numbers whose difference is a smaller share of them are the same."""
 MOST = 0.5
 """If more than this share of a column is not as declared, the column is another one."""
+FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
+"""So many times the range of the middle half from the median is probably a slip, where so small a
+share of at least so many numbers is."""
 ALMOST = 0.9
 """A column of which more than this share is missing is almost empty."""
 
@@ -90,11 +101,14 @@ class TableDeclaration(Declaration):
 @dataclass(frozen=True)
 class Rows:
     """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1: (n, values) for
-    categories and (n, indicators) for what is missing; ``rows``: numbers of them in the file."""
+    categories and (n, indicators) for what is missing; ``odd`` (n, columns) of the numeric and then
+    the categorical ones: there is a value, but not as declared; ``rows``: numbers of them in the
+    file."""
 
     numbers: NDArray[np.float64]
     categories: NDArray[np.float32]
     missing: NDArray[np.float32]
+    odd: NDArray[np.bool_]
     y: NDArray[Any]
     rows: NDArray[np.intp]
 
@@ -104,6 +118,7 @@ class Rows:
             self.numbers[rows],
             self.categories[rows],
             self.missing[rows],
+            self.odd[rows],
             self.y[rows],
             self.rows[rows],
         )
@@ -173,6 +188,31 @@ class Table(DeclaredTask):
         """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
         return np.stack(_moments(train.numbers), axis=1)
+
+    def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
+        """See ``Task``."""
+        train, _ = self.read_both(read_options(self.name, options, self.options))
+        odd = iter(train.odd.T)
+        found = [
+            Column(name, values, odd=next(odd))
+            for name, values in zip(self.declaration.numeric, train.numbers.T, strict=True)
+        ]
+        for name, (values, block) in self._blocks(train.categories).items():
+            place = np.where(block.any(axis=1), block.argmax(axis=1), -1).astype(np.float64)
+            found.append(Column(name, place, values, odd=next(odd)))
+        return found
+
+    def _blocks(
+        self, categories: NDArray[np.float32]
+    ) -> dict[str, tuple[tuple[str, ...], NDArray[np.float32]]]:
+        """Categorical column → its values, and (n, values) which of them each row has."""
+        names = self.declaration.categorical
+        ends = np.cumsum([len(values) for values in names.values()])[:-1]
+        blocks = np.split(categories, ends, axis=1) if names else []
+        return {
+            name: (values, block)
+            for (name, values), block in zip(names.items(), blocks, strict=True)
+        }
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
         """The rows of a table; it needs no target column.
@@ -290,8 +330,8 @@ class Table(DeclaredTask):
 
     def _columns(
         self, table: Any, place: Path, written: Dialect, *, strict: bool
-    ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32]]:
-        """Numbers, one-hot categories and indicators of all rows.
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
+        """Numbers, one-hot categories, indicators and what is not as declared, of all rows.
 
         Args:
             table, place, written: what was read, where, and how the silo writes.
@@ -299,17 +339,20 @@ class Table(DeclaredTask):
         """
         numbers = np.empty((len(table), len(self.declaration.numeric)))
         missing: dict[str, NDArray[np.bool_]] = {}
+        odd = []
         for i, column in enumerate(self.declaration.numeric):
-            numbers[:, i] = self._numbers(table, column, place, written, strict=strict)
+            numbers[:, i], beyond = self._numbers(table, column, place, written, strict=strict)
             missing[column] = np.isnan(numbers[:, i])
+            odd.append(beyond)
         blocks = [np.empty((len(table), 0), np.float32)]
         for column, values in self.declaration.categorical.items():
             found = files.texts_of(table, column, place, written)
             missing[column] = np.array([text is None for text in found])
             blocks.append(self._one_hot(found, column, values, place, written, strict=strict))
+            odd.append(~missing[column] & ~blocks[-1].any(axis=1))
         told = [missing[column].astype(np.float32) for column in self.declaration.indicators]
         indicators = np.stack(told, axis=1) if told else np.empty((len(table), 0), np.float32)
-        return numbers, np.concatenate(blocks, axis=1), indicators
+        return numbers, np.concatenate(blocks, axis=1), indicators, np.stack(odd, axis=1)
 
     def _finite(
         self, table: Any, column: str, place: Path, written: Dialect
@@ -325,7 +368,8 @@ class Table(DeclaredTask):
 
     def _numbers(
         self, table: Any, column: str, place: Path, written: Dialect, *, strict: bool
-    ) -> NDArray[np.float64]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """The numbers, NaN where there is none that counts; and where one is out of bounds."""
         values = self._finite(table, column, place, written)
         present = int(np.isfinite(values).sum())
         low, high = self.declaration.bounds.get(column, (-np.inf, np.inf))
@@ -343,7 +387,7 @@ class Table(DeclaredTask):
         missing = len(values) - present
         if missing:
             self._notes.append(f"{column}: {missing} missing in {place.name}, taken as the mean")
-        return values
+        return values, beyond
 
     def _one_hot(
         self,
@@ -389,10 +433,8 @@ class Table(DeclaredTask):
             self._warn_of(
                 column, 1 - len(present) / len(train.y), bool(len(present) and np.ptp(present))
             )
-        at = 0
-        for column, values in self.declaration.categorical.items():
-            block = train.categories[:, at : at + len(values)]
-            at += len(values)
+            self._warn_of_odd_numbers(column, train.numbers[:, i], train.rows)
+        for column, (_, block) in self._blocks(train.categories).items():
             empty = float((block.sum(axis=1) == 0).mean())
             self._warn_of(column, empty, bool(np.ptp(block, axis=0).any()))
 
@@ -403,6 +445,35 @@ class Table(DeclaredTask):
             )
         elif not varies:
             self._warnings.append(f"{column} is the same in all training rows")
+
+    def _warn_of_odd_numbers(
+        self, column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
+    ) -> None:
+        """Warn of what looks like a code for missing, or like a slip: by number of row, not value.
+
+        Args:
+            column: its name.
+            values: (n,) NaN where missing.
+            rows: (n,) their rows in the file, from 0.
+        """
+        negative = values < 0
+        if negative.any() and len(np.unique(values[negative])) == 1 and np.nanmedian(values) > 0:
+            self._warnings.append(
+                f"{column} has one value below 0 in {negative.sum()} of the training rows (the "
+                f"first is row {rows[negative][0] + 1}) and no other one. If it is a code for "
+                "missing, say so under [data.missing] in silo.toml"
+            )
+            values = np.where(negative, np.nan, values)
+        present = values[np.isfinite(values)]
+        if len(present) < LEAST_TO_TELL or np.ptp(present) == 0:
+            return
+        low, middle, high = np.percentile(present, (25, 50, 75))
+        far = np.abs(values - middle) > FAR * max(high - low, abs(middle) / FAR)
+        if far.any() and far.sum() <= RARE * len(present):
+            self._warnings.append(
+                f"{column} is very far from all others in {far.sum()} of the training rows (the "
+                f"first is row {rows[far][0] + 1}). If it is a slip, correct it, or declare bounds"
+            )
 
 
 def _no_target(column: str, row: int, place: Path, written: Dialect) -> TaskError:

@@ -84,6 +84,8 @@ ABOUT = About(samples=100, tests=30, metrics=("loss", "error"), columns=3)
         ({"label_counts": True}, "label counts", "the server is told in runs of fedgen"),
         ({"column_sums": True}, "sums of columns", "of each of 3 with at least 20 numbers"),
         ({"column_sums": True, "column_sums_from": 50}, "sums of columns", "at least 50"),
+        ({"statistics": ("inputs",)}, "statistics", "in which interval or category of inputs"),
+        ({"statistics": ("targets",), "statistics_from": 25}, "statistics", "below 25 no number"),
         ({"min_samples": 90}, "behind an update", "at least 90 different samples"),
         ({"min_samples": 101}, "behind an update", "all 100 of yours, fewer than min_samples"),
         ({"min_batch": 4}, "behind an update", "of 4 in each step"),
@@ -103,10 +105,11 @@ def test_a_part_of_the_policy_that_bounds_what_leaves_changes_what_is_said(
 
 
 def test_differential_privacy_changes_what_is_said() -> None:
-    policy = Policy(label_counts=True, column_sums=True)
+    policy = Policy(label_counts=True, column_sums=True, statistics=("inputs",))
     lines = "\n".join(learned_lines(policy, replace(ABOUT, epsilon=8.0)))
     assert lines.count("ε = 8 allows") == 2
     assert "the server is told in runs of fedgen" not in lines
+    assert "nobody is told (statistics)" in lines
     assert "nobody is told (column_sums)" in lines and "none leaves" in lines
 
 

@@ -348,7 +348,7 @@ def test_the_model_of_a_silos_own_training_has_a_card_and_answers(
     assert (card.trained, card.round, card.group_size) == ("here", 3, 3)
     assert card.test_error == error
     text = (home / f"{model}.md").read_text()
-    assert f"coterie silo predict --model {model}\n" in text and "| Group | of 3 silo(s) |" in text
+    assert f"coterie silo predict --model {model}\n" in text and "| Group | of 3 silos |" in text
     out = str(tmp_path / "out.csv")
     asked = ["predict", "--home", str(home), "--output", out]
     for option in ("train=20", "test=20", "skip=40"):

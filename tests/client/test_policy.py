@@ -252,7 +252,7 @@ def test_only_permitted_metrics_leave() -> None:
 
 FIGURES = {
     f"{name}{end}": 0.5
-    for name in (*wire.KNOWN_METRICS, "mine")
+    for name in (*wire.KNOWN_METRICS, wire.TRIVIAL, "mine")
     for end in ("", wire.LOW, wire.HIGH)
 } | {wire.NUM_EXAMPLES: 7, wire.RECEIVED_ERROR: 0.5}
 """Of every metric that silos know, and one that they do not, with the ends of their intervals."""
@@ -267,7 +267,7 @@ def test_metrics_that_tell_class_frequencies_and_unknown_ones_stay_unless_they_a
     for name in ("error", "auroc", "brier", "loss", "calibration-error", "rmse", "dice"):
         assert {name, f"{name}-low", f"{name}-high"} <= by_default
     assert {
-        *("sensitivity", "specificity", "balanced-accuracy", "average-precision", "f1")
+        *("sensitivity", "specificity", "balanced-accuracy", "average-precision", "f1", "trivial")
     } == REVEALING
     for name in (*REVEALING, "mine"):
         ends = {name, f"{name}-low", f"{name}-high"}
@@ -283,11 +283,13 @@ def test_of_a_full_evaluation_what_reveals_leaves_only_if_it_is_named() -> None:
     asked = TRAINING | {"keep": True}
     by_default, named = (
         set(read_metrics(ask(wire.EVALUATE, node, model=initial(), **asked).content))
-        for node in (silo(), silo(metrics="balanced-accuracy"))
+        for node in (silo(), silo(metrics="balanced-accuracy,trivial"))
     )
     assert {"error", "error-low", "error-high", "brier", "brier-low"} <= by_default
-    assert not {"balanced-accuracy", "balanced-accuracy-low", "f1"} & by_default
-    assert named == {wire.NUM_EXAMPLES, "balanced-accuracy"}, "ends: of classes that all are there"
+    assert not {"balanced-accuracy", "balanced-accuracy-low", "f1", "trivial"} & by_default
+    assert named == {wire.NUM_EXAMPLES, "balanced-accuracy", "trivial"}, (
+        "ends: of classes that all are there"
+    )
 
 
 def test_a_metric_that_no_task_has_is_refused_unless_an_app_of_one_s_own_serves() -> None:

@@ -84,7 +84,7 @@ def test_a_ledger_says_what_left(tmp_path: Path) -> None:
     assert run.outbound["train"].values == dict.fromkeys(("seconds", "train-loss"))
     page = build_page(run, tmp_path)
     assert page.tables["What left the silo"].rows[1][:3] == ("train", "2", "320")
-    assert "2 line(s) of ledger.jsonl are damaged" in page.missing
+    assert "damaged: 2 lines of ledger.jsonl" in page.missing
 
 
 def test_a_home_without_a_journal_is_named(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -111,3 +112,18 @@ def test_a_coordinator_that_lost_its_database_resumes_with_a_new_certificate(
     assert "completed" in pair.command("run", "--resume", folder.name)
     assert finished(folder) == in_process(tmp_path / "run", *NAMES, **KEYS)["model-hashes"]
     assert all(pair.processes[name].poll() is None for name in NAMES)
+
+
+def test_silos_tell_what_their_data_look_like_over_tls(pair: Organisations) -> None:
+    """One that consents, two that do not; a slip in the task's name ends at once."""
+    pair.add("open", 5, extra='[policy]\nstatistics = ["targets"]')
+    pair.wait_for(3)
+    out = pair.command("stats", "--task", TASK, "--min-silos", "3")
+    assert "a tells nothing: silo 'a' does not share statistics" in out
+    assert re.search(r"open\s+│\s+40\s+│\s+targets", out)
+    (folder,) = (f for f in pair.federation.runs.iterdir() if f.name in out)
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "class, which is learned" in page and not list((folder / "models").iterdir())
+    slip = ("--federation", str(pair.coordinator), "--detach")
+    done = pair.call("run", "fedavg", "--task", f"{TASK}s", *slip)
+    assert done.returncode != 0 and f"Did you mean --task {TASK}?" in done.stdout

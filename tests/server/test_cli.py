@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -214,7 +215,30 @@ class Calls:
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     made = Calls()
     monkeypatch.setattr(coterie.server.machine.link, "control", lambda *_, **__: nullcontext(made))
+    monkeypatch.setattr(coterie.server.cli.commands, "BEGINNING_S", 0.0)
     return made
+
+
+@pytest.mark.parametrize(
+    ("told", "status", "said"),
+    [
+        ([{"event": "end", "status": "failed", "error": "Did you mean --task heart?"}], 3,
+         "the run failed: Did you mean --task heart?"),
+        ([{"event": "look"}, {"event": "here", "silos": ["a"]}], 0, ""),
+        ([{"event": "look"}], 0, "the run waits for silos."),
+    ],
+)  # fmt: skip
+def test_a_run_that_is_not_followed_is_seen_to_begin(
+    told: list[dict[str, Any]], status: int, said: str, calls: Calls, tmp_path: Path
+) -> None:
+    before = [{"event": "start", "run_id": "5"}, {"event": "here"}, {"event": "end"}]
+    lines = [*before, {"event": "resume", "run_id": "8"}, *told]
+    (tmp_path / "fedavg-8").mkdir()
+    (tmp_path / "fedavg-8" / "events.jsonl").write_text(
+        "".join(json.dumps(x) + "\n" for x in lines)
+    )
+    done = CliRunner().invoke(app, ["run", "fedavg", "--detach", "--runs-dir", str(tmp_path)])
+    assert done.exit_code == status and done.stdout.strip().endswith(said or "fedavg-8")
 
 
 @pytest.mark.parametrize(
@@ -259,6 +283,20 @@ def test_a_folder_for_a_superlink_elsewhere_stays_as_it_was_set(calls: Calls) ->
     there = ["--superlink", "fl.example.org:9093", "--set", "runs-dir=rel"]
     assert CliRunner().invoke(app, ["run", "fedavg", "--detach", *there]).exit_code == 0
     assert calls.submitted[0].runs_dir == "rel"
+
+
+def test_a_run_that_failed_tells_its_reason_once(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = Event("end", status="failed", error="the disk is full", seconds=1.0)
+
+    def follow(_: Any, __: int, ___: Path, take: Callable[[Event], None]) -> Event:
+        take(last)
+        return last
+
+    monkeypatch.setattr(coterie.server.cli.commands, "follow_run", follow)
+    done = CliRunner().invoke(app, ["run", "fedavg", "--runs-dir", str(tmp_path)])
+    assert (done.exit_code, done.stdout.count("the disk is full")) == (3, 1)
 
 
 @pytest.mark.parametrize(

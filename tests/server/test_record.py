@@ -305,17 +305,24 @@ def test_a_silo_of_another_task_is_refused_with_the_silos_own_reason(tmp_path: P
         execute_in(tmp_path / "run", task="mnist")
 
 
-@pytest.mark.parametrize("away", [False, True])
-def test_a_task_that_no_enrolled_silo_serves_ends_the_run_at_once(
-    away: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("away", "task", "said"),
+    [
+        (0, "mnist", r"every enrolled silo refuses.*Name their task with --task, and"),
+        (0, "digit", r"every enrolled silo refuses.*Did you mean --task digits\?"),
+        (1, "mnist", r"only 1 of the enrolled silos can take part, and min-silos is 3: silo 'a'"),
+    ],
+)
+def test_a_task_that_too_few_enrolled_silos_may_serve_ends_the_run_at_once(
+    away: int, task: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="coterie")
     grid = InProcessGrid(app, three())
-    names = dict(zip(grid.get_node_ids(), "abc", strict=True)) | ({99: "away"} if away else {})
-    keys = SHORT | {"task": "mnist", "wait-for-silos": 1.0 if away else 100.0}
-    said = "a was refused" if away else r"every enrolled silo refuses.*Name their task with --task"
+    names = dict(zip(grid.get_node_ids(), "abc", strict=True)) | dict.fromkeys(
+        range(99, 99 + away), "away"
+    )
+    config = RunConfig.read(SHORT | {"task": task, "wait-for-silos": 100.0})
     with pytest.raises(FederationError, match=said) as caught:
-        config = RunConfig.read(keys)
         execute(grid, config, run_id=42, folder=tmp_path / "run", enrolled=lambda: names)
     assert caught.value.exit_code == EXIT_NO_SILOS
     assert not [r for r in caplog.records if r.levelname == "ERROR"]

@@ -201,6 +201,29 @@ def test_a_folder_is_printed_as_it_is_called(
     assert f"models and record: {run}" in text and f"report: {run}" in text
 
 
+def test_figures_stand_beside_their_intervals_counts_and_the_best_single_answer(
+    runs: Path, tmp_path: Path
+) -> None:
+    def tell_more(record: dict[str, Any]) -> None:
+        name, own = next(iter(record["final-evaluation"].items()))
+        own |= {"error": 0.12, "num-examples": 25}
+        told = {"error-low": 0.02, "error-high": 0.31, "auroc": 0.8, "trivial": 0.24}
+        record["final-metrics"] = {name: told | {"auroc-low": 0.7, "auroc-high": 0.9}}
+
+    folder = damaged(runs, tmp_path / "more", tell_more)
+    run = read_run(folder)
+    name = next(iter(run.final_errors))
+    tables = build_page(tell(run)).tables
+    table = tables["Every silo"]
+    (row,) = [dict(zip(table.header, r, strict=True)) for r in table.rows if r[0] == name]
+    assert row["in its group"] == "12.0 % (3 of 25; 95 %: 2.0 to 31.0)"
+    assert row["always the best single answer"] == "24.0 %"
+    metrics = tables["Metrics after the last round, with 95 % intervals"]
+    assert metrics.rows == [(name, "0.8 (0.7 to 0.9)")]
+    plain = build_page(tell(read_run(runs / "hcct-1"))).tables["Every silo"]
+    assert "always the best single answer" not in plain.header
+
+
 def test_who_left_early_is_shown_and_not_counted(runs: Path) -> None:
     story = tell(read_run(runs / "hcct-1"))
     assert "site-000" in story.gains.together and "site-000" not in story.gains.gain
@@ -605,7 +628,7 @@ def test_a_damaged_round_is_named(runs: Path, tmp_path: Path) -> None:
     folder.joinpath("events.jsonl").unlink()
     missing = read_run(folder).missing
     assert "a round's entry is damaged and left out" in missing
-    assert "round(s) 4 cannot be read" in missing
+    assert "these rounds cannot be read: 4" in missing
 
 
 def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:

@@ -452,7 +452,7 @@ def test_equal_updates_make_one_group_and_a_warning(caplog: pytest.LogCaptureFix
     strategy, deltas = fedgroup(num_groups=3), {name: [1.0, 2, 3] for name in DELTAS}
     state, _ = step(strategy, strategy.first({"w": W0}), list(DELTAS), deltas, round=1)
     assert state.members.groups == (tuple(sorted(DELTAS)),) and state.separation is None
-    assert "only 1 different directions: 1 group(s), not 3" in caplog.text
+    assert "only 1 different direction: 1 group, not 3" in caplog.text
     state, _ = step(strategy, state, list(DELTAS), deltas, round=2)
     np.testing.assert_allclose(state.group_models[0]["w"], W0 + 2 * np.float32([1, 2, 3]))
 

@@ -385,3 +385,26 @@ def test_tables_of_options_may_stand_in_the_files_of_simulations_and_comparisons
     assert len(both(data)) == 20
     file.write_text(f"silos = 2\n{own}\n")
     assert Simulation.read(file).options["codes"] == silos[1].options["codes"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({5: -9, 9: -9}, "age has one value below 0 in 2 of the training rows"),
+        (
+            {5: 6300},
+            "age is very far from all others in 1 of the training rows (the first is row 6)",
+        ),
+        ({5: 130}, ""),
+        ({i: -i for i in range(20)}, ""),
+    ],
+)
+def test_numbers_that_are_probably_codes_or_slips_are_told_by_row(
+    change: dict[int, int], said: str, tmp_path: Path
+) -> None:
+    ages = {i: 40 + i % 20 for i in range(80)} | change
+    rows = [(ages[i], *PLAIN[i % 20][1:]) for i in range(80)]
+    task, test = declared(tmp_path, HEART), table(tmp_path, plain(), name="test.csv")
+    task.load({"data": table(tmp_path, plain(rows)), "test-data": test})
+    assert [line for line in task.warnings() if said and said in line] or not said
+    assert bool(said) == bool(task.warnings()) and "6300" not in str(task.warnings())

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from coterie import wire
 from coterie.server.runs.metrics import Collaboration, Lead
 from coterie.server.runs.record.grouping import Grouping
 from coterie.server.runs.record.values import Fields, Groups, clean
@@ -204,7 +205,9 @@ class Run:
 
     @property
     def planned_rounds(self) -> int:
-        """How many the configuration asks for; 0 if unknown."""
+        """How many the configuration asks for; 0 if unknown, or if it trains nothing."""
+        if self.strategy == wire.ONLY_STATISTICS:
+            return 0
         rounds = self.config.get("rounds", 0)
         return rounds if isinstance(rounds, int) and not isinstance(rounds, bool) else 0
 

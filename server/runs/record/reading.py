@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from coterie import wire
 from coterie.server.paths import place
 from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.format import event_of, run_of
@@ -148,7 +149,9 @@ def read_run(folder: Path) -> Run:
         run = _run_of_events(folder, events)
     found = {one.round: one for one in _standing(events) if one.round not in rounds}
     if found and ended:
-        missing.append(f"run.json lacks {len(found)} round(s), which were taken from events.jsonl")
+        missing.append(
+            f"run.json lacks {wire.counted(len(found), 'round')}, taken from events.jsonl"
+        )
     rounds |= found
     told = _evaluations(events)
     if run.final:
@@ -188,7 +191,7 @@ def _read_events(path: Path, missing: list[str]) -> list[Event]:
     events = [event_of(line) for line in lines if line.strip()]
     whole = events[:-1] if lines[-1].strip() else events  # the last may still be in the writing
     if damaged := whole.count(None):
-        missing.append(f"{damaged} line(s) of events.jsonl are damaged")
+        missing.append(f"damaged: {wire.counted(damaged, 'line')} of events.jsonl")
     return [event for event in events if event is not None]
 
 
@@ -255,7 +258,7 @@ def _gaps(run: Run) -> list[str]:
     last = max((one.round for one in run.rounds), default=0)
     gaps = sorted(set(range(1, last + 1)) - {one.round for one in run.rounds})
     if gaps:
-        missing.append(f"round(s) {_ranges(gaps)} cannot be read")
+        missing.append(f"these rounds cannot be read: {_ranges(gaps)}")
     if run.status != "completed":
         done = f"{last} of {run.planned_rounds or '?'} rounds"
         words = {

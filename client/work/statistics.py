@@ -1,0 +1,235 @@
+"""What a silo tells of its data before anybody trains: cells of a histogram, none of them small.
+
+Every column divides the training samples into cells, those without a value among them. A cell of
+fewer than ``statistics_from`` samples is hidden, and as all cells add up to a number that the
+server knows, another one with it (complementary suppression; Hundepool et al., "Statistical
+Disclosure Control", Wiley 2012, chapter 5). Which one does not depend on how many are in it, so
+that knowing the rule does not help. The intervals are this silo's own, round numbers, and the same
+whenever it is asked: whoever could choose them could shift one past a single patient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from coterie import wire
+from coterie.client.home.policy import STATISTICS
+from coterie.client.work.data import Part
+from coterie.client.work.measure import batch_size
+from coterie.client.work.workbench import Workbench
+from coterie.tasks.base import Column, Task, TaskError, leaves
+from coterie.tasks.problems import Labels, Masks, Numbers, Survival
+from coterie.wire.limits import MAX_NAME, MAX_WORD
+from coterie.wire.statistics import MAX_CELLS, MAX_COLUMNS
+
+INTERVALS = 16
+"""About so many, from a low to a high value that many samples are beyond."""
+WIDTHS = 5
+"""Of intervals that are tried, each about twice the one before."""
+MOST_FEATURES = 64
+"""Numbers of a sample that are columns of their own; of more, and of images, it is their mean and
+deviation, channel by channel."""
+ROUNDING = 1e-9
+"""Of a division by the step: 0.3 is not below 3 · 0.1."""
+INPUTS, TARGETS = STATISTICS
+YES_NO = ("no", "yes")
+
+
+def tell_statistics(bench: Workbench) -> RecordDict:
+    """What the silo's policy allows to be told.
+
+    Raises:
+        TaskError: the data cannot be read again, or are others than when the silo was started.
+    """
+    policy, data = bench.settings.policy, bench.data
+    inputs = list(_inputs(bench)) if INPUTS in policy.statistics else []
+    targets = list(_targets(bench.task, data.train)) if TARGETS in policy.statistics else []
+    if any(len(column.values) != len(data.train) for column in (*inputs, *targets)):
+        raise TaskError("the data have changed since the silo was started. Start it again.")
+    kept = inputs[: MAX_COLUMNS - min(len(targets), MAX_COLUMNS)], targets[:MAX_COLUMNS]
+    least = policy.statistics_from
+    return wire.encode_statistics(
+        wire.Statistics(
+            samples=len(data.train),
+            tests=len(data.test),
+            least=least,
+            shapes=bench.shapes[:MAX_CELLS],
+            inputs=tuple(count(column, least) for column in kept[0]),
+            targets=tuple(count(column, least) for column in kept[1]),
+            left_out=len(inputs) + len(targets) - len(kept[0]) - len(kept[1]),
+        )
+    )
+
+
+def count(column: Column, least: int) -> wire.ColumnCounts:
+    """Divide the samples of a column into cells, and hide small ones.
+
+    Args:
+        column: values of all samples.
+        least: the smallest number of samples in a cell that is told.
+    """
+    odd = int(column.odd.sum()) if column.odd is not None else 0
+    present = column.values[_present(column)]
+    missing = len(column.values) - len(present) - odd
+    name = wire.plain_text(column.name, MAX_NAME)
+    categories = tuple(wire.plain_text(one, MAX_WORD) for one in column.categories)
+    first, step, cells = 0, 0.0, [len(present)]
+    if 0 < len(categories) <= MAX_CELLS:
+        cells = np.bincount(present.astype(np.intp), minlength=len(categories)).tolist()
+    else:
+        categories = ()
+        if not column.categories and len(present) >= least:
+            first, step, cells = intervals(present, least)
+    *told, missed, others = suppress([*cells, missing, odd], least)
+    return wire.ColumnCounts(name, tuple(told), missed, others, categories, first, step)
+
+
+def _present(column: Column) -> NDArray[np.bool_]:
+    there = column.values >= 0 if column.categories else np.isfinite(column.values)
+    return there if column.odd is None else there & ~column.odd
+
+
+def intervals(values: NDArray[np.float64], least: int) -> tuple[int, float, list[int]]:
+    """Round intervals of numbers, of which the first and the last hold ``least`` or more.
+
+    Of a few widths the one is taken with which most intervals can be told, and few are hidden.
+
+    Args:
+        values: (n,) finite, n at least ``least``.
+        least: the smallest cell.
+
+    Returns:
+        The first interval's number, the step, and how many numbers are in each; interval i is from
+        i times the step on.
+    """
+    ordered = np.sort(values.astype(np.float64))
+    low, high = ordered[least - 1], ordered[len(ordered) - least]
+    if low > high:
+        low = high = ordered[(len(ordered) - 1) // 2]
+    width = high - low if high > low else abs(low) / 10
+    step = round_step(width / INTERVALS) if width else 1.0
+    if np.array_equal(ordered, np.round(ordered)):
+        step = max(step, 1.0)
+    found = []
+    for _ in range(WIDTHS):
+        first, last = (math.floor(end / step + ROUNDING) for end in (low, high))
+        numbers = np.clip(np.floor(ordered / step + ROUNDING), first, last) - first
+        cells = np.bincount(numbers.astype(np.intp), minlength=last - first + 1).tolist()
+        found.append((first, step, cells))
+        step = round_step(step * 1.5)
+    return max(found, key=lambda one: _num_told(suppress(one[2], least)))
+
+
+def _num_told(cells: Sequence[int | None]) -> int:
+    """Cells with somebody in them that are told, less those that are hidden."""
+    return sum(map(bool, cells)) - sum(cell is None for cell in cells)
+
+
+def round_step(width: float) -> float:
+    """The next of 1, 2, 5, 10, … times a power of ten."""
+    power = math.floor(math.log10(width))
+    step = next(m for m in (1, 2, 5, 10) if m >= width / 10**power - ROUNDING)
+    return float(f"{step}e{power}")
+
+
+def suppress(cells: Sequence[int], least: int) -> list[int | None]:
+    """Hide small cells, and as many others that none can be worked out, by the rule neither.
+
+    Args:
+        cells: counts, whose sum is known to everybody.
+        least: the smallest that is told. Empty cells are told, too: nobody is in them.
+
+    Returns:
+        The counts, None for the hidden ones: none of them, at least two, or all.
+    """
+    hidden = {i for i, cell in enumerate(cells) if 0 < cell < least}
+    if not hidden:
+        return list(cells)
+    if sum(cells) <= len(cells) * (least - 1):  # all of them could be small
+        return [None] * len(cells)
+    # The next ones in order, not the smallest: how many are in them is then no hint.
+    first = min(hidden)
+    following = [(first + i) % len(cells) for i in range(1, len(cells))]
+    others = iter([i for i in following if cells[i] >= least])
+    while not _is_open(sum(cells[i] for i in hidden), len(hidden), least):
+        other = next(others, None)
+        if other is None:
+            return [None] * len(cells)
+        hidden.add(other)
+    return [None if i in hidden else cell for i, cell in enumerate(cells)]
+
+
+def _is_open(total: int, number: int, least: int) -> bool:
+    """Whether so many hidden cells with this sum may be others than they are: were each as small or
+    as large as a small one can be, the sum would tell."""
+    return number > 1 and total >= least and total not in (number, number * (least - 1))
+
+
+# ---------------------------------------------------------------- columns of what is no table
+
+
+def _inputs(bench: Workbench) -> Iterator[Column]:
+    own = bench.task.columns(bench.settings.options)
+    if own:
+        yield from own
+        return
+    parts = [leaves(x) for x, _ in bench.data.train.batches(None, batch_size(bench.data.train))]
+    for number, batches in enumerate(zip(*parts, strict=True), start=1):
+        of = f" of input {number}" if len(parts[0]) > 1 else ""
+        yield from _columns_of([batch.cpu() for batch in batches], of)
+
+
+def _columns_of(batches: Sequence[torch.Tensor], of: str) -> Iterator[Column]:
+    """Of one array of the inputs, whose batches have (samples, …)."""
+    shape = batches[0].shape[1:]
+    if len(shape) <= 1 and math.prod(shape) <= MOST_FEATURES:
+        table = torch.cat([batch.reshape(len(batch), -1).double() for batch in batches]).numpy()
+        for i, values in enumerate(table.T, start=1):
+            yield Column(f"number {i}{of}" if table.shape[1] > 1 else f"number{of}", values)
+        return
+    channels = shape[0] if len(shape) > 1 else 1
+    if channels > MOST_FEATURES:
+        channels = 1
+    flat = [batch.reshape(len(batch), channels, -1).double() for batch in batches]
+    means = torch.cat([batch.mean(dim=2) for batch in flat]).numpy()
+    spreads = torch.cat([batch.std(dim=2, correction=0) for batch in flat]).numpy()
+    for i in range(channels):
+        which = f" of channel {i + 1}" if channels > 1 else ""
+        yield Column(f"mean of a sample{which}{of}", means[:, i])
+        yield Column(f"deviation within a sample{which}{of}", spreads[:, i])
+
+
+def _targets(task: Task, part: Part) -> Iterator[Column]:
+    problem, names = task.problem, [str(name) for name in task.classes]
+    if isinstance(problem, Masks):
+        yield from _masks(names or list(map(str, range(problem.num_classes))), part)
+        return
+    y = part.targets()
+    if not isinstance(y, torch.Tensor):
+        return
+    found = y.cpu().double().numpy().reshape(len(part), -1)
+    if isinstance(problem, Survival):
+        yield Column("time", found[:, 0])
+        yield Column("event", found[:, 1], YES_NO)
+    elif isinstance(problem, Labels | Numbers):
+        kinds = YES_NO if isinstance(problem, Labels) else ()
+        for i, values in enumerate(found.T):
+            yield Column(names[i] if i < len(names) else f"target {i + 1}", values, kinds)
+    else:
+        yield Column("class", found[:, 0], names or list(map(str, range(task.num_classes))))
+
+
+def _masks(names: Sequence[str], part: Part) -> Iterator[Column]:
+    """Of each class whether it is in a sample's mask."""
+    found = [
+        torch.stack([(y == i).flatten(1).any(dim=1) for i in range(len(names))], dim=1).cpu()
+        for _, y in part.batches(None, batch_size(part))
+    ]
+    for name, values in zip(names, torch.cat(found).numpy().T, strict=True):
+        yield Column(f"{name} in a mask", values.astype(np.float64), YES_NO)

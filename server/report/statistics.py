@@ -1,0 +1,220 @@
+"""The page of a run of statistics: what each silo's data look like, and where they differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+
+import numpy as np
+
+from coterie import wire
+from coterie.pictures import charts
+from coterie.pictures.page import Page, Picture, Table
+from coterie.pictures.style import GROUPS, LIGHT
+from coterie.server.report.story import NO_NUMBER
+from coterie.server.report.survey import (
+    Difference,
+    differences,
+    quantiles,
+    shares,
+    told_of,
+    warnings,
+)
+from coterie.server.runs.statistics import Survey
+from coterie.wire.statistics import Cell, ColumnCounts, plain_statistics
+
+MOST_DRAWN, MOST_ROWS = 12, 20
+"""Columns, and silos of each, that are drawn; the tables have all."""
+MOST_BARS = 24
+"""Categories that are drawn of a column."""
+FAR = 20.0
+"""If numbers of silos differ by such a factor, the axis is logarithmic."""
+
+
+def build_statistics_page(survey: Survey, name: str) -> Page:
+    """Everything, ready to be rendered."""
+    found = differences(survey)
+    return Page(
+        title=f"Data of the silos of {survey.task}",
+        subtitle=f"run {name} · counts of training samples; nothing was trained",
+        lead=_lead(survey, found),
+        figures=_figures(survey),
+        warnings=warnings(survey),
+        pictures=[_picture(one, survey, i) for i, one in enumerate(found[:MOST_DRAWN])],
+        tables={title: table for title, table in _tables(survey, found).items() if table.rows},
+        commands={"Ask again": f"coterie stats --task {survey.task}"},
+    )
+
+
+def statistics_summary(survey: Survey) -> str:
+    """The same as JSON."""
+    found = {
+        "task": survey.task,
+        "warnings": warnings(survey),
+        "differences": {
+            one.name: {"score": round(one.score, 4), "most unlike": one.silo}
+            for one in differences(survey)
+        },
+        "silos": {name: plain_statistics(one) for name, one in survey.told.items()},
+        "silent": dict(survey.silent),
+    }
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _lead(survey: Survey, found: list[Difference]) -> str:
+    told, here = len(survey.told), len({*survey.told, *survey.silent})
+    text = f"{told} of {here} silos told what their data look like."
+    unlike = [one for one in found if one.score >= 0.1][:3]
+    if told > 1 and unlike:
+        named = ", ".join(f"{one.name} ({one.silo})" for one in unlike)
+        text += f" They differ most in {named}."
+    elif told > 1:
+        text += " They are much alike."
+    count = len(warnings(survey))
+    return text + (f" {wire.counted(count, 'thing')} to look at." if count else "")
+
+
+def _figures(survey: Survey) -> dict[str, str]:
+    samples = sum(one.samples for one in survey.told.values())
+    columns = {column.name for one in survey.told.values() for column in one.inputs}
+    figures = {"training samples": f"{samples:,}", "silos that told": str(len(survey.told))}
+    figures |= {"silos that did not": str(len(survey.silent))} if survey.silent else {}
+    return figures | ({"columns": f"{len(columns):,}"} if columns else {})
+
+
+# ---------------------------------------------------------------- pictures
+
+
+def _picture(one: Difference, survey: Survey, number: int) -> Picture:
+    names = sorted(one.columns)[:MOST_ROWS]
+    columns = [one.columns[name] for name in names]
+    title = f"{one.name}, which is learned" if one.target else one.name
+    alike = {column.categories for column in columns}
+    categories = alike.pop()[:MOST_BARS] if len(alike) == 1 else ()
+    rows = [
+        _strip(name, column, survey, i)
+        for i, (name, column) in enumerate(zip(names, columns, strict=True))
+    ]
+    bars = [bar for row in rows for bar in row.bars]
+    positive = bool(bars) and min(low for low, _, _ in bars) > 0
+    far = positive and max(high for _, high, _ in bars) > FAR * min(high for _, high, _ in bars)
+    draw = partial(
+        charts.strips, rows, title=title, unit=one.name, categories=categories,
+        spread_out=far and not categories,
+    )  # fmt: skip
+    return Picture(f"column-{number}", title, _caption(one, survey, names), draw, _table(one))
+
+
+def _caption(one: Difference, survey: Survey, names: list[str]) -> str:
+    numbers = not any(one.columns[name].categories for name in names)
+    text = (
+        "How each silo's values are spread; every row has its own height. The outermost bars hold "
+        "what is beyond as well."
+        if numbers
+        else "Share of each silo's training samples."
+    )
+    if any(None in one.columns[name].all_cells for name in names):
+        least = min(survey.told[name].least for name in names)
+        text += f" Hatched: hidden, because fewer than {least} samples could be worked out of it."
+    if one.score >= 0.1:
+        text += f" Most unlike the others: {one.silo}."
+    if len(names) < len(one.columns):
+        text += f" Drawn are {len(names)} of {len(one.columns)} silos."
+    return text
+
+
+def _strip(name: str, column: ColumnCounts, survey: Survey, number: int) -> charts.Strip:
+    told = survey.told[name].samples
+    own = shares(column, told)[: len(column.cells)]
+    step = 1.0 if column.categories else column.step
+    first = 0 if column.categories else column.first
+    bars = [
+        ((first + i) * step, (first + i + 1) * step, None if cell is None else float(own[i]))
+        for i, cell in enumerate(column.cells[:MOST_BARS] if column.categories else column.cells)
+        if step
+    ]
+    colour = LIGHT[GROUPS[number % len(GROUPS)]]
+    return charts.Strip(name, colour, bars, _note(column, told))
+
+
+def _note(column: ColumnCounts, samples: int) -> str:
+    parts = []
+    for cell, what in ((column.missing, "missing"), (column.odd, "undeclared")):
+        if cell:
+            parts.append(f"{100 * cell / max(samples, 1):.0f} % {what}")
+    return ", ".join(parts)
+
+
+# ---------------------------------------------------------------- tables
+
+
+def _tables(survey: Survey, found: list[Difference]) -> Mapping[str, Table]:
+    return {
+        "Silos": Table(
+            ("silo", "training samples", "test samples", "shape of a sample", "tells of",
+             "hides fewer than"),
+            [
+                (
+                    name, f"{one.samples:,}", f"{one.tests:,}",
+                    " and ".join("×".join(map(str, shape)) or "one number" for shape in one.shapes),
+                    told_of(one), str(one.least),
+                )
+                for name, one in sorted(survey.told.items())
+            ],
+        ),
+        "Silos that told nothing": Table(
+            ("silo", "training samples", "why"),
+            [
+                (name, str(survey.samples.get(name, NO_NUMBER)), why)
+                for name, why in sorted(survey.silent.items())
+            ],
+        ),
+        "Columns": Table(
+            ("column", "silo", "missing", "not as declared", "a tenth is below", "median, about",
+             "a tenth is above", "unlike the others"),
+            [row for one in found for row in _rows(one, survey)],
+        ),
+    }  # fmt: skip
+
+
+def _rows(one: Difference, survey: Survey) -> list[tuple[str, ...]]:
+    rows = []
+    for silo, column in sorted(one.columns.items()):
+        at = quantiles(column, survey.told[silo].samples, (0.1, 0.5, 0.9))
+        places = [NO_NUMBER if np.isnan(value) else f"{value:.3g}" for value in at]
+        if column.categories and None not in column.cells:
+            own = shares(column, survey.told[silo].samples)[: len(column.cells)]
+            most = int(own.argmax())
+            places[1] = f"mostly {column.categories[most]} ({100 * own[most]:.0f} %)"
+        unlike = f"{one.score:.2f}" if silo == one.silo else ""
+        rows.append((one.name, silo, _text(column.missing), _text(column.odd), *places, unlike))
+    return rows
+
+
+def _table(one: Difference) -> Table:
+    """Every silo's counts."""
+    rows = []
+    for silo, column in sorted(one.columns.items()):
+        named = column.categories or [_interval(column, i) for i in range(len(column.cells))]
+        rows += [(silo, name, _text(n)) for name, n in zip(named, column.cells, strict=True)]
+        rows += [(silo, "missing", _text(column.missing))] if column.missing != 0 else []
+        rows += [(silo, "not as declared", _text(column.odd))] if column.odd != 0 else []
+    return Table(("silo", one.name, "training samples"), rows)
+
+
+def _interval(column: ColumnCounts, number: int) -> str:
+    if not column.step:
+        return "any value"
+    low = (column.first + number) * column.step
+    high = low + column.step
+    last = len(column.cells) - 1
+    if last == 0:
+        return f"about {low:g} to {high:g}"
+    if number == 0:
+        return f"below {high:g}"
+    return f"{low:g} or more" if number == last else f"{low:g} to {high:g}"
+
+
+def _text(cell: Cell) -> str:
+    return "hidden" if cell is None else f"{cell:,}"

@@ -1,0 +1,324 @@
+"""Where silos' data differ, and what is probably wrong with some: from their counts alone.
+
+Cells that a silo hides are taken as if their samples were spread evenly over them, so that medians
+and shares are approximate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.server.runs.statistics import Survey
+from coterie.wire.statistics import ColumnCounts, Statistics
+
+FEW = 20
+"""Training samples of which hardly anything can be said."""
+EMPTY, MUCH, LITTLE = 0.9, 0.5, 0.1
+"""Shares of values that are missing: almost all, many, hardly any."""
+MOST_ODD = 0.05
+"""If more than this share of a column is not as declared, that is worth a word."""
+OTHER_UNIT = 1.8
+"""Medians that differ by such a factor, where hardly any silo's values are in another's range."""
+OTHER_BALANCE = 0.3
+"""A class's share in one silo's samples and in the others'."""
+SAME_FACTOR = 0.2
+"""How far a factor may be from a known one to name it."""
+KNOWN_FACTORS = {
+    10.0: "a decimal point", 100.0: "shares and per cent, m and cm", 1000.0: "g and mg, m and mm",
+    2.205: "kg and pounds", 2.54: "inches and cm", 12.0: "years and months",
+    365.25: "years and days", 7.0: "weeks and days", 60.0: "hours and minutes",
+    88.4: "creatinine in mg/dL and µmol/L", 18.02: "glucose in mg/dL and mmol/L",
+    38.67: "cholesterol in mg/dL and mmol/L", 17.1: "bilirubin in mg/dL and µmol/L",
+    7.5: "kPa and mmHg", 4.184: "kcal and kJ",
+}  # fmt: skip
+TINY = 1e-300
+TENTHS = tuple(i / 10 for i in range(1, 10))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A column and how unlike it is at the silos.
+
+    Attributes:
+        name: of the column.
+        columns: silo → its counts.
+        score: 0 if all are alike; of categories the share of samples that would have to be others,
+            of numbers how far quantiles are apart, as a share of themselves and half the samples'
+            range.
+        silo: the one that is most unlike the others.
+        target: whether it is what is learned.
+    """
+
+    name: str
+    columns: Mapping[str, ColumnCounts]
+    score: float
+    silo: str
+    target: bool = False
+
+
+def shares(column: ColumnCounts, samples: int) -> NDArray[np.float64]:
+    """(cells + 2,) Shares of the samples; hidden cells get what is left, in equal parts.
+
+    The last two are those without a value, and those whose value is not as declared.
+    """
+    cells = column.all_cells
+    left = samples - sum(cell for cell in cells if cell is not None)
+    each = left / max(sum(cell is None for cell in cells), 1)
+    return np.array([each if cell is None else cell for cell in cells]) / max(samples, 1)
+
+
+def quantiles(column: ColumnCounts, samples: int, at: Sequence[float]) -> NDArray[np.float64]:
+    """(len(at),) About the values below which so much of the present ones is; NaN if unknown."""
+    own = shares(column, samples)[:-2]
+    if not column.step or not own.sum():
+        return np.full(len(at), math.nan)
+    ends = (column.first + np.arange(len(own) + 1)) * column.step
+    reached = np.concatenate([[0.0], np.cumsum(own)]) / own.sum()
+    found: NDArray[np.float64] = np.interp(at, reached, ends)
+    return found
+
+
+def columns_of(survey: Survey, *, target: bool) -> dict[str, dict[str, ColumnCounts]]:
+    """Column → silo → its counts, in the order in which silos have them."""
+    found: dict[str, dict[str, ColumnCounts]] = {}
+    for silo, told in sorted(survey.told.items()):
+        for column in told.targets if target else told.inputs:
+            found.setdefault(column.name, {})[silo] = column
+    return found
+
+
+def differences(survey: Survey) -> list[Difference]:
+    """Every column, what is learned first, then by how much it differs."""
+    found = []
+    for target in (True, False):
+        of_kind = [
+            _difference(name, own, survey, target)
+            for name, own in columns_of(survey, target=target).items()
+        ]
+        found += sorted(of_kind, key=lambda one: -one.score)
+    return found
+
+
+def _difference(
+    name: str, own: Mapping[str, ColumnCounts], survey: Survey, target: bool
+) -> Difference:
+    counted = {silo: survey.told[silo].samples for silo in own}
+    seen = {
+        silo: _Seen(shares(c, counted[silo]), quantiles(c, counted[silo], TENTHS))
+        for silo, c in own.items()
+    }
+    categories = {column.categories for column in own.values()}
+    apart = _categories_apart if categories != {()} and len(categories) == 1 else _numbers_apart
+    scores = {silo: apart(silo, own, seen) for silo in own} if len(own) > 1 else {}
+    worst = max(scores, key=lambda silo: scores[silo], default=next(iter(own)))
+    return Difference(name, own, scores.get(worst, 0.0), worst, target)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Of one silo's column its shares, and where its tenths end."""
+
+    shares: NDArray[np.float64]
+    tenths: NDArray[np.float64]
+
+    @property
+    def known(self) -> bool:
+        """Whether anything is known of its numbers."""
+        return bool(np.isfinite(self.tenths).all())
+
+
+def _categories_apart(
+    silo: str, own: Mapping[str, ColumnCounts], seen: Mapping[str, _Seen]
+) -> float:
+    """Total variation between a silo's cells that it tells, and the mean of the others'."""
+    others = np.mean([one.shares for name, one in seen.items() if name != silo], axis=0)
+    told = [cell is not None for cell in own[silo].all_cells]
+    return float(np.abs(seen[silo].shares - others)[told].sum()) / 2
+
+
+def _numbers_apart(silo: str, own: Mapping[str, ColumnCounts], seen: Mapping[str, _Seen]) -> float:
+    """How far tenths are apart beside the middle of the samples, or what is missing."""
+    beside = [one for name, one in seen.items() if name != silo]
+    missing = abs(float(seen[silo].shares[-2]) - fmean(float(one.shares[-2]) for one in beside))
+    known = [one.tenths for one in beside if one.known]
+    if not known or not seen[silo].known:
+        return missing
+    distance = float(np.abs(seen[silo].tenths - np.median(known, axis=0)).mean())
+    width = median(float(tenths[6] - tenths[2]) for tenths in (*known, seen[silo].tenths))
+    return max(missing, distance / (distance + width + TINY))
+
+
+# ---------------------------------------------------------------- what is probably wrong
+
+
+def warnings(survey: Survey) -> list[str]:
+    """What to look at before anybody trains, a sentence each."""
+    found = list(_few(survey))
+    for target in (True, False):
+        for name, own in columns_of(survey, target=target).items():
+            found += _absent(name, own, survey)
+            found += _classes(name, own, survey) if target else []
+            found += _of_column(name, own, survey)
+    return found
+
+
+def _few(survey: Survey) -> Iterator[str]:
+    for silo, told in sorted(survey.told.items()):
+        if told.samples < FEW:
+            yield f"{silo} has only {told.samples} training samples: little can be learned there."
+        if told.left_out:
+            yield f"{silo} has {told.left_out} more columns, of which it tells nothing."
+
+
+def _absent(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
+    """A column that some silos have and others, which tell of their columns, do not."""
+    target = any(name == column.name for t in survey.told.values() for column in t.targets)
+    tell = [s for s, t in survey.told.items() if (t.targets if target else t.inputs)]
+    if lacking := sorted(set(tell) - set(own)):
+        yield f"{name}: {_list(lacking)} {_has(lacking)} no such column, {_list(sorted(own))} do."
+
+
+def _classes(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
+    """Silos with one class, or with quite another balance."""
+    for silo, column in own.items():
+        if not column.categories:
+            continue
+        present = [i for i, cell in enumerate(column.cells) if cell != 0]
+        if len(present) == 1:
+            yield (
+                f"{name}: all training samples of {silo} are {column.categories[present[0]]!r}. "
+                "There is nothing to tell apart, and a model that always says so has no error "
+                "there."
+            )
+        elif lacking := [column.categories[i] for i, c in enumerate(column.cells) if c == 0]:
+            yield f"{name}: {silo} has no training sample of {_list(lacking)}."
+        if None in column.cells and len(column.cells) == 2:
+            least = survey.told[silo].least
+            yield (
+                f"{name}: {silo} has fewer than {least} training samples of one of "
+                f"{_list(column.categories)}; which one, and how many, it does not tell."
+            )
+        elif len(present) > 1 and None not in column.cells:
+            yield from _balance(name, silo, own, survey)
+
+
+def _balance(
+    name: str, silo: str, own: Mapping[str, ColumnCounts], survey: Survey
+) -> Iterator[str]:
+    column = own[silo]
+    alike = [
+        other
+        for other, its in own.items()
+        if other != silo and its.categories == column.categories and None not in its.cells
+    ]
+    if not alike:
+        return
+    mine = shares(column, survey.told[silo].samples)
+    others = np.mean([shares(own[n], survey.told[n].samples) for n in alike], axis=0)
+    worst = int(np.argmax(np.abs(mine - others)))
+    if worst < len(column.categories) and abs(mine[worst] - others[worst]) >= OTHER_BALANCE:
+        yield (
+            f"{name}: {_about(mine[worst])} of the samples of {silo} are "
+            f"{column.categories[worst]!r}, {_about(others[worst])} elsewhere."
+        )
+
+
+def _of_column(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
+    counted = {silo: max(survey.told[silo].samples, 1) for silo in own}
+    yield from _missing(name, {n: (c.missing or 0) / counted[n] for n, c in own.items()})
+    for silo, column in own.items():
+        odd = (column.odd or 0) / counted[silo]
+        if odd > MOST_ODD:
+            what = "of no declared category" if column.categories else "not within declared bounds"
+            yield (
+                f"{name}: {_about(odd)} of the samples of {silo} are {what}, so count as "
+                "missing. Is it another code or unit? `coterie silo check` there names the first."
+            )
+        target = column in survey.told[silo].targets
+        if (
+            not target
+            and _is_constant(column)
+            and any(not _is_constant(c) for n, c in own.items() if n != silo)
+        ):
+            yield f"{name}: all samples of {silo} are in one {_cell(column)}; elsewhere it varies."
+    yield from _units(name, own, survey)
+
+
+def _missing(name: str, absent: Mapping[str, float]) -> Iterator[str]:
+    for silo, share in absent.items():
+        others = [own for other, own in absent.items() if other != silo]
+        if share >= 1:
+            yield f"{name}: {silo} has no value of it at all."
+        elif share > EMPTY or (share > MUCH and others and median(others) < LITTLE):
+            beside = f", {_about(median(others))} elsewhere" if others else ""
+            yield f"{name}: {_about(share)} of the samples of {silo} have no value{beside}."
+
+
+def _is_constant(column: ColumnCounts) -> bool:
+    """Whether all present values are in one cell; where one is hidden, they are not."""
+    return sum(cell != 0 for cell in column.cells) == 1 and bool(column.categories or column.step)
+
+
+def _cell(column: ColumnCounts) -> str:
+    return "category" if column.categories else "interval"
+
+
+def _units(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterator[str]:
+    """Silos whose numbers are elsewhere than those of the others, and codes below 0."""
+    numbers = {silo: column for silo, column in own.items() if column.step}
+    places = {
+        silo: quantiles(column, survey.told[silo].samples, (0.1, 0.5, 0.9))
+        for silo, column in numbers.items()
+    }
+    places = {silo: place for silo, place in places.items() if np.isfinite(place).all()}
+    lowest = {silo: numbers[silo].first for silo in places}
+    negative = [silo for silo, first in lowest.items() if first < 0]
+    if len(negative) == 1 and len(lowest) > 1 and places[negative[0]][1] >= 0:
+        yield f"{name}: only {negative[0]} has values below 0. Is that a code for missing?"
+    for silo, place in sorted(places.items()):
+        others = [own for other, own in places.items() if other != silo]
+        if not others or (len(places) == 2 and silo != min(places)):
+            continue
+        middle = float(np.median([own[1] for own in others]))
+        apart = all(place[0] > own[2] or place[2] < own[0] for own in others)
+        if not apart or place[1] * middle <= 0:
+            continue
+        factor = max(place[1] / middle, middle / place[1])
+        if factor >= OTHER_UNIT:
+            beside = max(places) if len(places) == 2 else "the others"
+            yield (
+                f"{name}: the median of {silo} is about {place[1]:.3g}, that of {beside} "
+                f"{middle:.3g}, by a factor of {factor:.3g}. Is it another unit?{_hint(factor)}"
+            )
+
+
+def _hint(factor: float) -> str:
+    near = min(KNOWN_FACTORS, key=lambda known: abs(math.log(factor / known)))
+    if abs(math.log(factor / near)) > SAME_FACTOR:
+        return ""
+    return f" {KNOWN_FACTORS[near][:1].upper()}{KNOWN_FACTORS[near][1:]} differ by {near:g}."
+
+
+def _about(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _list(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+def _has(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"
+
+
+def told_of(told: Statistics) -> str:
+    """What a silo tells of, in words."""
+    parts = [word for word, own in (("inputs", told.inputs), ("targets", told.targets)) if own]
+    return " and ".join(parts) or "numbers of samples"

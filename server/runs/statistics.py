@@ -1,0 +1,137 @@
+"""Statistics of the silos' data, asked once; the run trains nothing, and this is its record.
+
+A silo that does not consent, is of another task, or does not answer is named with its reason. What
+comes is checked before it is looked at (``coterie.wire.statistics``).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from coterie import wire
+from coterie.server.runs.config import RunConfig
+from coterie.strategies.errors import FederationError, refused
+from coterie.strategies.rounds.exchange import exchange
+from coterie.strategies.rounds.roster import Silo
+from coterie.system.files import write_atomically
+from coterie.wire.statistics import Statistics, plain_statistics, statistics_of
+
+log = logging.getLogger("coterie.run")
+
+FILE = "statistics.json"
+"""In the run's folder."""
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What the silos of a task tell of their data.
+
+    Attributes:
+        task: theirs.
+        told: silo → its statistics.
+        silent: silo → why it tells none; those that were not let in, too.
+        samples: silo → training samples that it stated when it joined.
+    """
+
+    task: str
+    told: Mapping[str, Statistics]
+    silent: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, int] = field(default_factory=dict)
+
+
+def ask_for_statistics(
+    grid: Grid, silos: Mapping[str, Silo], config: RunConfig, *, run: str
+) -> Survey:
+    """Ask every silo that is here, once.
+
+    Args:
+        grid: Flower's connection to the nodes.
+        silos: by name.
+        config: of the run.
+        run: its name.
+    """
+    told = {
+        **{wire.PROTOCOL_KEY: wire.PROTOCOL, wire.TASK: config.task, wire.RUN: run},
+        **{wire.STRATEGY: wire.ONLY_STATISTICS, **config.task_keys},
+    }
+    names = sorted(silos)
+    messages = [
+        Message(
+            RecordDict({wire.CONFIG: ConfigRecord(dict(told))}),
+            dst_node_id=silos[name].node_id,
+            message_type=wire.STATISTICS,
+            group_id="0",
+        )
+        for name in names
+    ]
+    answers, silent = {}, {}
+    replies = exchange(grid, messages, deadline_s=config.round_timeout)
+    for name, reply in zip(names, replies, strict=True):
+        try:
+            answers[name] = _read(reply, silos[name].num_examples)
+            log.info("silo %s has told its statistics", name)
+        except wire.WireError as error:
+            silent[name] = str(error)
+            log.info("silo %s tells no statistics: %s", name, error)
+    return Survey(config.task, answers, silent, {n: silos[n].num_examples for n in names})
+
+
+def _read(reply: Message | None, samples: int) -> Statistics:
+    if reply is None:
+        raise wire.WireError("it did not answer in time.")
+    if reply.has_error():
+        raise wire.WireError(str(reply.error.reason))
+    return wire.decode_statistics(reply.content, samples=samples)
+
+
+def write_survey(folder: Path, survey: Survey) -> None:
+    """Write it into the run's folder, whole or not at all."""
+    told = {name: plain_statistics(one) for name, one in survey.told.items()}
+    plain = {
+        "format": FORMAT,
+        "task": survey.task,
+        "told": told,
+        "silent": dict(survey.silent),
+        "samples": dict(survey.samples),
+    }
+    write_atomically(folder / FILE, json.dumps(plain, ensure_ascii=False, indent=1).encode())
+
+
+def read_survey(folder: Path) -> Survey:
+    """What ``write_survey`` wrote.
+
+    Raises:
+        FederationError: there is none, or it is damaged.
+    """
+    file = folder / FILE
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+        return Survey(
+            str(plain["task"]),
+            {str(name): statistics_of(one) for name, one in plain["told"].items()},
+            {str(name): str(why) for name, why in plain["silent"].items()},
+            {str(name): int(count) for name, count in plain["samples"].items()},
+        )
+    except OSError as error:
+        raise refused(f"{file} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise refused(f"{file} is damaged: {error}. Ask again with `coterie stats`.") from None
+
+
+def require_answers(survey: Survey) -> None:
+    """Refuse to call a run complete in which nobody told anything.
+
+    Raises:
+        FederationError: with the reasons.
+    """
+    if not survey.told:
+        reasons = " ".join(f"{name}: {why}" for name, why in sorted(survey.silent.items())[:5])
+        raise FederationError(f"no silo told statistics. {reasons}", phase="statistics")

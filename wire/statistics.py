@@ -1,0 +1,213 @@
+"""Counts of a silo's training samples, column by column, from which nobody can be made out.
+
+Every column divides the silo's training samples into cells: how many are in each interval of
+numbers or each category, how many have no value, and how many have one that the declaration does
+not allow. All else that people want to know (ranges, medians, shares) follows from these counts. A
+cell that the silo hides is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord, RecordDict
+
+from coterie.wire.errors import WireError
+from coterie.wire.limits import MAX_ANSWER_BYTES, MAX_NAME, MAX_WORD, plain_text
+from coterie.wire.names import CONFIG
+
+MAX_COLUMNS, MAX_CELLS = 1000, 256
+"""Of one silo's inputs and targets together, and of one column."""
+MOST_COUNTED = 1_000_000_000
+MAX_LEAST = 1_000_000
+Cell = int | None
+_TOLD = "statistics"
+
+
+@dataclass(frozen=True)
+class ColumnCounts:
+    """How many of a silo's training samples are where.
+
+    Attributes:
+        name: of the column.
+        cells: samples in each interval or category. None: hidden, because few are in it, or
+            because another hidden cell could be worked out from it.
+        missing: samples without a value.
+        odd: samples whose value is of no declared category, or not within the declared bounds.
+        categories: names of the cells; empty: they are intervals of numbers.
+        first, step: cell i holds numbers from (first + i)·step on and below (first + i + 1)·step;
+            the first and the last hold those beyond as well. A step of 0 says nothing of the
+            numbers: there are too few, or too many categories.
+    """
+
+    name: str
+    cells: tuple[Cell, ...]
+    missing: Cell = 0
+    odd: Cell = 0
+    categories: tuple[str, ...] = ()
+    first: int = 0
+    step: float = 0.0
+
+    @property
+    def all_cells(self) -> tuple[Cell, ...]:
+        """Into which the samples are divided, the last two those without a value that counts."""
+        return (*self.cells, self.missing, self.odd)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What a silo tells of its data.
+
+    Attributes:
+        samples, tests: how many it trains on, and tests on. Columns are of the former.
+        least: cells of fewer samples are hidden.
+        shapes: of a sample's inputs.
+        inputs, targets: columns; of what the silo's policy does not allow there are none.
+        left_out: columns that are not told of because there are too many.
+    """
+
+    samples: int
+    tests: int
+    least: int
+    shapes: tuple[tuple[int, ...], ...] = ()
+    inputs: tuple[ColumnCounts, ...] = ()
+    targets: tuple[ColumnCounts, ...] = ()
+    left_out: int = 0
+
+
+def encode_statistics(statistics: Statistics) -> RecordDict:
+    """Return the content of the answer to ``query.statistics``."""
+    told = json.dumps(plain_statistics(statistics), ensure_ascii=False)
+    return RecordDict({CONFIG: ConfigRecord({_TOLD: told})})
+
+
+def decode_statistics(content: RecordDict, *, samples: int) -> Statistics:
+    """Read the answer to ``query.statistics``.
+
+    Args:
+        content: of the reply.
+        samples: training samples that the silo stated when it joined.
+
+    Raises:
+        WireError: a field is missing or of the wrong kind, or what it tells cannot be.
+    """
+    config = content.get(CONFIG)
+    if not isinstance(config, ConfigRecord):
+        raise WireError(f"statistics need a ConfigRecord {CONFIG!r}.")
+    try:
+        text = config[_TOLD]
+        if not isinstance(text, str) or len(text) > MAX_ANSWER_BYTES:
+            raise ValueError(f"they must be a text of at most {MAX_ANSWER_BYTES:,} letters")
+        found = statistics_of(json.loads(text))
+        if found.samples != samples:
+            raise ValueError(f"they are of {found.samples} samples, and the silo has {samples}")
+    except KeyError as missing:
+        raise WireError(f"statistics need {missing}.") from None
+    except Exception as error:  # values from elsewhere, of any kind
+        raise WireError(f"its statistics cannot be read: {plain_text(error, 200)}.") from None
+    return found
+
+
+def plain_statistics(statistics: Statistics) -> dict[str, Any]:
+    """As JSON values."""
+    own = vars(statistics)
+    return own | {part: [vars(one) for one in own[part]] for part in ("inputs", "targets")}
+
+
+def statistics_of(told: Any) -> Statistics:
+    """What ``plain_statistics`` gave, checked.
+
+    Raises:
+        KeyError, TypeError, ValueError: it is something else, or cannot be.
+    """
+    samples = _count(told["samples"])
+    columns = [told["inputs"], told["targets"]]
+    if not all(isinstance(part, list) for part in columns) or sum(map(len, columns)) > MAX_COLUMNS:
+        raise ValueError(f"they must be lists of at most {MAX_COLUMNS} columns")
+    inputs, targets = (tuple(_column(one, samples) for one in part) for part in columns)
+    for part in (inputs, targets):
+        if len({column.name for column in part}) != len(part):
+            raise ValueError("two columns have one name")
+    least = _count(told["least"])
+    if not 1 <= least <= MAX_LEAST:
+        raise ValueError("the smallest cell must have at least one sample")
+    return Statistics(
+        samples, _count(told["tests"]), least, _shapes(told["shapes"]), inputs, targets,
+        _count(told["left_out"]),
+    )  # fmt: skip
+
+
+def _column(told: Any, samples: int) -> ColumnCounts:
+    cells, categories = _list(told["cells"]), _list(told["categories"])
+    if not 1 <= len(cells) <= MAX_CELLS or (categories and len(categories) != len(cells)):
+        raise ValueError(f"a column must have 1 to {MAX_CELLS} cells, and a name for each or none")
+    column = ColumnCounts(
+        plain_text(_text(told["name"]), MAX_NAME),
+        tuple(map(_cell, cells)),
+        _cell(told["missing"]),
+        _cell(told["odd"]),
+        tuple(plain_text(_text(name), MAX_WORD) for name in categories),
+        _whole(told["first"]),
+        _step(told["step"]),
+    )
+    if not math.isfinite(column.first * column.step + len(cells) * column.step):
+        raise ValueError("its intervals have no end")
+    _check_sum(column.all_cells, samples)
+    return column
+
+
+def _check_sum(cells: Sequence[Cell], samples: int) -> None:
+    """Hidden cells are never one alone: the others would tell what it is."""
+    shown = [cell for cell in cells if cell is not None]
+    hidden = len(cells) - len(shown)
+    if sum(shown) > samples or (not hidden and sum(shown) != samples):
+        raise ValueError("the cells of a column do not add up to the samples")
+    if hidden == 1:
+        raise ValueError("a column hides one cell, which follows from the others")
+
+
+def _shapes(told: Any) -> tuple[tuple[int, ...], ...]:
+    shapes = tuple(tuple(_count(n) for n in _list(shape)) for shape in _list(told))
+    if len(shapes) > MAX_CELLS or any(len(shape) > 8 for shape in shapes):
+        raise ValueError("shapes are of at most 8 axes")
+    return shapes
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError("a list is expected")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a text is expected")
+    return value
+
+
+def _cell(value: Any) -> Cell:
+    return None if value is None else _count(value)
+
+
+def _count(value: Any) -> int:
+    if not 0 <= _whole(value) <= MOST_COUNTED:
+        raise ValueError("a count is out of bounds")
+    return int(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 10**18:
+        raise TypeError("a whole number is expected")
+    return value
+
+
+def _step(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError("a number is expected")
+    if not (math.isfinite(value) and 0 <= value <= 1e100):
+        raise ValueError("a step is out of bounds")
+    return float(value)
