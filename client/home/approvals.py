@@ -37,8 +37,12 @@ MAX_TERMS, MAX_VALUE = 200, 1000
 """Entries of what a run says of itself, and letters of one."""
 CODE = 8
 """Letters of a digest that a person compares."""
-OF_EACH_TELLING = (wire.SCHEMA, wire.SCHEMA_PARTS, wire.PROTOCOL_KEY, wire.RUN, wire.OF_RUN)
-"""Entries beside a run's terms: its name, and what a silo that does not fit is told."""
+OF_EACH_TELLING = (
+    *(wire.SCHEMA, wire.SCHEMA_PARTS, wire.RUN, wire.OF_RUN),
+    *(wire.PROTOCOL_KEY, wire.NEWEST_PROTOCOL, wire.BUNDLES, wire.HOSTED),
+)
+"""Entries beside a run's terms: its name, what a silo that does not fit is told, and how messages
+travel."""
 KEPT = (wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.PERSONAL)
 """Entries that all trainings of a run have as they were announced, and the task's own keys. What
 varies within a run, such as its steps, is bounded by [limits]."""
@@ -307,6 +311,15 @@ def _now() -> str:
 
 def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
     """What a run with these terms would take from this silo, a line each."""
+    itself = "the name of the silo, and what it says of itself: `coterie silo check` lists it"
+    if terms.get(wire.STRATEGY) == wire.ONLY_STATISTICS:
+        columns = " and ".join(policy.statistics) or "nothing"
+        yield (
+            f"how many training samples are in which interval or category of {columns}, no number "
+            f"below {policy.statistics_from}"
+        )
+        yield itself
+        return
     kept = str(terms.get(wire.PERSONAL, ""))
     less = f", less the layers {kept!r}" if kept else ""
     if terms.get(wire.SECURE):
@@ -321,4 +334,4 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
         yield "count, mean and deviation of numeric columns, if its task scales by the federation"
     metrics = "metrics that the run needs" if policy.metrics is None else ", ".join(policy.metrics)
     yield f"numbers of samples, and of metrics: {metrics or 'none'}"
-    yield "the name of the silo, and what it says of itself: `coterie silo check` lists it"
+    yield itself

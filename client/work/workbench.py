@@ -97,7 +97,7 @@ class Workbench:
             unit=getattr(self.task.problem, "unit", ""),
             head=describe_head(self.task, self.model),
             private=self.settings.privacy is not None,
-            tasks=tasks_of(self.settings),
+            tasks=tasks_of(self.settings) if self.settings.also else (self.task.name,),
         )
 
     def describe_elsewhere(self) -> Description:

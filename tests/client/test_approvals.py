@@ -22,6 +22,7 @@ from coterie.client.cli.approve_page import make_server
 from coterie.client.home import approvals, hours
 from coterie.client.home.approvals import ApprovalError, decide, find, read_all
 from coterie.client.home.folder import Home, create
+from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.foreign import ForeignApp
 from coterie.server.runs.config import RunConfig
@@ -63,9 +64,16 @@ def test_a_run_waits_until_it_is_approved_and_then_works(silo: dict[str, Any]) -
     decide(home_of(silo), "hcct-7", "approved")
     assert not ask(wire.DESCRIBE, silo, **TERMS).has_error()
     assert not ask(wire.DESCRIBE, silo, **TERMS, **{wire.ASKED_BY: "bea"}).has_error(), "resumed"
+    assert not ask(wire.DESCRIBE, silo, **TERMS, bundles=True, hosted=False).has_error(), "travel"
     assert not train(initial(), silo, **WORK).has_error()
     decide(home_of(silo), "hcct-7", "refused")
     assert code_of(train(initial(), silo, **WORK)) == wire.REFUSED
+
+
+def test_of_a_run_of_statistics_a_person_is_shown_that_it_takes_numbers_and_no_update() -> None:
+    policy = Policy(statistics=("inputs",), statistics_from=12)
+    counts, itself = approvals.leaving({"strategy": "statistics"}, policy)
+    assert "interval or category of inputs, no number below 12" in counts and "name" in itself
 
 
 def test_a_run_that_announces_something_else_waits_again(silo: dict[str, Any]) -> None:

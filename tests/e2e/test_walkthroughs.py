@@ -1,4 +1,4 @@
-"""The walk-throughs of docs/how-to/own-data.md, run as they are written.
+"""The walk-throughs of the documentation, run as they are written.
 
 One thing is changed: the coordinator listens on free ports, so that a test disturbs nobody.
 """
@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -23,46 +24,67 @@ BLOCK = re.compile(
 )
 
 
-def steps(section: str) -> tuple[dict[str, str], list[tuple[bool, str]]]:
-    """Files to save, by name, and the commands in order; True marks those that stay."""
-    page = (ROOT / "docs" / "how-to" / "own-data.md").read_text(encoding="utf-8")
-    text = page.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    files, commands = {}, []
+@dataclass
+class Step:
+    """A command, whether it stays, and the lines that it should print; ``…`` is anything."""
+
+    command: str
+    stays: bool
+    screen: list[str] = field(default_factory=list)
+
+    def missing(self, output: str) -> list[str]:
+        """Lines that it should have printed and has not."""
+        forms = {line: ".*".join(map(re.escape, line.split("…"))) for line in self.screen}
+        return [line for line, form in forms.items() if not re.search(form, output)]
+
+
+def steps(page: str, section: str = "") -> tuple[dict[str, str], list[Step]]:
+    """Files to save, by name, and the commands in order."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    if section:
+        text = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
+    files, commands = dict[str, str](), list[Step]()
     for kind, service, body in BLOCK.findall(text):
         before = text[: text.index(body)]
         if kind == "toml":
             files[re.findall(r"`([\w-]+\.toml)`", before)[-1]] = body
         elif kind == "python":
             files[re.findall(r"# (\w+\.py)", body)[0]] = body
+        elif kind == "text":
+            commands[-1].screen += [line.strip() for line in body.splitlines()]
         else:
-            commands.append((bool(service), body))
-    assert files and any(stays for stays, _ in commands)
+            commands.append(Step(body, bool(service)))
+    assert files and any(step.stays for step in commands)
     return files, commands
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("page", "section", "said"),
     [
+        ("guide/approved-run.md", "", ["sample,class,p_no,p_yes"]),
         (
+            "how-to/own-data.md",
             "Images, step by step",
-            ["1×16×16", "3 silos connected", "completed", "sample,class,p_0,p_1"],
+            ["1×16×16", "3 silos connected", "round 5/5", "completed", "sample,class,p_0,p_1"],
         ),
         (
+            "how-to/own-data.md",
             "A table, step by step",
             [
                 "missing in north.csv, taken as the mean",
                 "no declared category",
+                "round 5/5",
                 "sample,class,p_no,p_yes",
             ],
         ),
     ],
 )
 def test_a_walk_through_works_as_it_is_written(
-    section: str, said: list[str], tmp_path: Path
+    page: str, section: str, said: list[str], tmp_path: Path
 ) -> None:
-    files, commands = steps(section)
+    files, commands = steps(page, section)
     for name, body in files.items():
         (tmp_path / name).write_text(body, encoding="utf-8")
     ports = Ports.free()
@@ -75,9 +97,9 @@ def test_a_walk_through_works_as_it_is_written(
     }
     output, services = "", []
     try:
-        for stays, command in commands:
-            command = command.replace("--address localhost", address)
-            if stays:
+        for step in commands:
+            command = step.command.replace("--address localhost", address)
+            if step.stays:
                 log = tmp_path / f"service-{len(services)}.log"
                 with log.open("wb") as out:
                     services.append(
@@ -100,9 +122,9 @@ def test_a_walk_through_works_as_it_is_written(
             )  # fmt: skip
             output += done.stdout
             assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+            assert not step.missing(done.stdout + done.stderr), done.stdout + done.stderr
         for text in said:
             assert text in output, output
-        assert "round 5/5" in output
         for silo in ("north", "south", "east"):
             assert list((tmp_path / silo / "models").glob("*.safetensors"))
     finally:

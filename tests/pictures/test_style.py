@@ -89,12 +89,12 @@ def hostile() -> Picture:
 
 def test_a_hostile_name_is_text_everywhere(hostile: Picture) -> None:
     page = Page(
-        HOSTILE, HOSTILE, HOSTILE, {HOSTILE: HOSTILE}, [HOSTILE], [hostile],
+        HOSTILE, HOSTILE, HOSTILE, {HOSTILE: HOSTILE}, [HOSTILE], [HOSTILE], [hostile],
         {HOSTILE: Table(("a",), [(HOSTILE,)])}, {HOSTILE: HOSTILE},
     )  # fmt: skip
     html = render(page)
     assert "<script" not in html
-    assert html.count("&lt;script&gt;") >= 12
+    assert html.count("&lt;script&gt;") >= 13
     assert b"<script" not in save(hostile, "svg")
 
 
