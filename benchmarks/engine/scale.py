@@ -44,6 +44,8 @@ test-share = 0.1
 [options]
 normalise = "per-pixel"
 """
+AWAY = "pointed away from its group's"
+"""In the reason of who answered, and was moved out of its group: no message was lost."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -158,7 +160,8 @@ def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[s
         "slowest-round": round(max(seconds), 2),
         "phases": phases,
         "training-cpu-a-round": round(statistics.median(training), 2),
-        "lost": sum(len(entry["left-out"]) for entry in rounds),
+        "lost": sum(AWAY not in why for entry in rounds for why in entry["left-out"].values()),
+        "moved-out": sum(AWAY in why for entry in rounds for why in entry["left-out"].values()),
         "messages": sum(len(entry["silos"]) + len(entry["left-out"]) for entry in rounds),
         "evaluated-at-the-end": len(record["final-evaluation"]),
         "seconds": record["seconds"],
@@ -181,6 +184,7 @@ def document(entries: Sequence[Entry]) -> str:
         "slowest": "{slowest-round:.1f}",
         "of that training, CPU": "{training-cpu-a-round:.1f} s",
         "lost": "{lost} of {messages:,}",
+        "moved out": lambda run: str(run.get("moved-out", 0)),
         "memory in all": lambda run: f"{run['peak-megabytes-in-all'] / 1000:.2f} GB",
         "SuperLink": "{peak-megabytes[SuperLink]} MB",
         "ServerApp": "{peak-megabytes[ServerApp]} MB",
