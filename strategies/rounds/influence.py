@@ -50,7 +50,8 @@ AGREEMENT = 0.25
 of its members have it then, those out of line are always the fewer."""
 AGAINST = 0.05
 """Cosine below which an update is out of line with such a group: in honest federations small silos
-with noisy updates come near 0, and never below this for three rounds in a row."""
+with noisy updates come near 0; where silos of one group have other labels, a few in a hundred stay
+below this for three rounds in a row, too."""
 MOST_ROOM = 2.0
 """A silo with more samples makes more steps, so its limit grows with their square root, so far."""
 ELSEWHERE = 4.0
