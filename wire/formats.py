@@ -83,7 +83,8 @@ def round_update(
     """Round what training changed.
 
     Args:
-        trained, sent: of the same names, shapes and types.
+        trained: after the training.
+        sent: before it; of the same names, shapes and types.
         wire_format: of ``KINDS``.
         exact: names of arrays that are not rounded.
         before: what was rounded away of the update before, by name; None: nothing.
