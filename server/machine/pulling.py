@@ -15,6 +15,7 @@ has a node id of its own here; what is for them travels in bundles.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +49,7 @@ from flwr.supercore.retry import wrap_stub
 from flwr.superlink.grid.grpc_grid import GrpcGrid
 
 from coterie import wire
+from coterie.system.files import why_unwritten
 
 log = logging.getLogger("coterie.run")
 
@@ -100,10 +102,14 @@ class _Reply:
         self.num_bytes += len(content)
         piece = object_id != self.object_id and wire.is_bundle(content)
         if self.large and piece and folder is not None:
-            self.spool = self.spool or _Spool(folder)
-            self.spool.add(object_id, wire.body_of(content))
-        else:
-            self.contents[object_id] = content
+            try:
+                self.spool = self.spool or _Spool(folder)
+                self.spool.add(object_id, wire.body_of(content))
+                return
+            except OSError as error:
+                self.large = False
+                log.warning("large replies are held in memory: %s", why_unwritten(error))
+        self.contents[object_id] = content
 
     def all_contents(self) -> dict[str, bytes | memoryview]:
         """What it consists of; of pieces in a file what they have after their heads."""
@@ -114,17 +120,23 @@ class _Spool:
     """Pieces of a reply in a file without a name, one behind the other."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._file = TemporaryFile(dir=folder)  # noqa: SIM115 - it lives as long as the reply
+        # It lives as long as the reply. Without a buffer, a full disk shows at once and only once.
+        self._file = TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
         self._spans: dict[str, tuple[int, int]] = {}
+        self._size = 0
 
     def add(self, object_id: str, body: memoryview) -> None:
-        begin = self._file.tell()
-        self._file.write(body)
-        self._spans[object_id] = begin, begin + len(body)
+        """Raises ``OSError``: there is no room for it; what was added before stays."""
+        done = 0
+        while done < len(body):
+            done += os.pwrite(self._file.fileno(), body[done:], self._size + done)
+        self._spans[object_id] = self._size, self._size + done
+        self._size += done
 
     def shown(self) -> dict[str, memoryview]:
         """The pieces where the file is shown in memory, which it stays as long as anybody looks."""
-        self._file.flush()
+        if not self._spans:
+            return {}
         with self._file:
             held = memoryview(mmap(self._file.fileno(), 0, access=ACCESS_READ))
         return {name: held[begin:end] for name, (begin, end) in self._spans.items()}
@@ -439,7 +451,7 @@ class _BoundedGrid(Grid):
                 found, to = self._messages_of(reply)
                 if to is None:
                     self._note(parcel, found[0], bundled=wire.is_bundle(_root_of(reply)))
-            except wire.WireError as error:
+            except (wire.WireError, OSError) as error:
                 why = str(error)
         of_all = found[0] if found and to is None else None
         if of_all is not None and of_all.has_error() and parcel.to is not None:
@@ -476,10 +488,11 @@ class _BoundedGrid(Grid):
         (self._bundling.add if bundled else self._bundling.discard)(node)
         if not self._hosts or not answer.has_error() or answer.error.code != wire.HOSTS:
             return
-        count = str(answer.error.reason)
-        if not (count.isascii() and count.isdigit() and 1 < int(count[:9]) <= wire.MAX_BUNDLED):
+        said = str(answer.error.reason)
+        count = int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
+        if not 1 < count <= wire.MAX_BUNDLED:
             raise wire.WireError("it does not say how many silos it has.")
-        own = [_own_id(node, number) for number in range(int(count))]
+        own = [_own_id(node, number) for number in range(count)]
         self._processes[node] = own
         self._hosted |= {one: _Hosted(node, number) for number, one in enumerate(own)}
 

@@ -198,8 +198,8 @@ class DescribedRoster:
     _described: dict[int, wire.Description] = field(default_factory=dict)
     """Node → what it said of itself, until the run begins."""
     _begun: bool = False
-    _several: bool = False
-    """A node has just said that it stands for several silos."""
+    _several: set[int] = field(default_factory=set)
+    """Nodes that have just said that they stand for several silos."""
     _silent: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Node that did not say who it is → when it is asked again, and the pause after that."""
     _later: dict[int, str] = field(default_factory=dict)
@@ -288,9 +288,12 @@ class DescribedRoster:
         known = [node for node in new if node in self._silent]
         self._describe(grid, [n for n in new if n not in self._silent], DESCRIBE_DEADLINE_S)
         self._describe(grid, known, TOLD_DEADLINE_S)
-        if self._several:  # silos that share a connection, which the Grid now knows one by one
-            self._several = False
-            return self._look(grid, number=number)
+        if self._several:
+            said, self._several = self._several, set()
+            for node in said & set(grid.get_node_ids()):  # the Grid has put nobody in its place
+                self._refuse(node, "", "it says that it is several silos, which it cannot be here.")
+            if said - self._refused_nodes.keys():
+                return self._look(grid, number=number)
         return self._here(number)
 
     def _here(self, number: int) -> list[Silo]:
@@ -364,7 +367,7 @@ class DescribedRoster:
         self._silent.pop(node, None)
         self._later.pop(node, None)
         if answer.has_error() and answer.error.code == wire.HOSTS:
-            self._several = True
+            self._several.add(node)
             return None
         if answer.has_error():
             self._refuse(node, f"node {node}", str(answer.error.reason))

@@ -152,6 +152,7 @@ DESCRIBING: dict[str, Behaviour] = {
     "a thousand layers": with_config(head=str([["relu"]] * 1000).replace("'", '"')),
     "infinite alpha": with_config(alpha=float("inf")),
     "another protocol": with_config(protocol=99),
+    "five silos in one": lambda good: Error(wire.HOSTS, "5"),
 }
 INITIAL: dict[str, Behaviour] = {
     "NaN": filled(np.nan),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Sequence
 from mmap import mmap
 from pathlib import Path
@@ -159,7 +161,9 @@ def test_ids_hold_while_a_node_is_there_and_go_with_it() -> None:
     assert list(grid.get_node_ids()) == [5]
 
 
-@pytest.mark.parametrize("said", ["", "1", "-3", "10001", "9" * 4000, "٣", "many"])
+@pytest.mark.parametrize(
+    "said", ["", "1", "-3", "10001", "9" * 4000, "0" * 8 + "5" * 9, "٣", "many"]
+)
 def test_a_process_that_says_no_number_stays_one_node(said: str) -> None:
     assert described(grid_of(HostStore(honest, said))) == [5, 9]
 
@@ -218,3 +222,21 @@ def test_a_large_reply_waits_in_a_file_and_is_shown_in_memory(
         (array,) = wire.decode_arrays(reply.content.array_records["arrays"]).values()
         assert (array == np.arange(7501) + number).all() and array.flags.aligned
     assert not list(tmp_path.iterdir()), "the file has no name"
+
+
+def test_a_full_disk_costs_no_reply(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "LARGE", 1)
+    monkeypatch.setattr(bundles, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(bundles, "INLINE_BYTES", 100)
+    room, write = 20_000, os.pwrite
+
+    def until_full(file: int, data: memoryview, at: int) -> int:
+        if at + len(data) > room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(file, data[:700], at)  # a write may be short
+
+    monkeypatch.setattr(pulling.os, "pwrite", until_full)
+    replies, _ = ask(honest, megabytes=0.03, folder=tmp_path)
+    for number, reply in enumerate(replies):
+        (array,) = wire.decode_arrays(reply.content.array_records["arrays"]).values()
+        assert (array == np.arange(7501) + number).all()
