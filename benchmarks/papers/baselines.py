@@ -1,12 +1,13 @@
 """The papers' baselines on the papers' data, ours beside the papers' figures.
 
-    python -m benchmarks.papers.baselines --data FOLDER [--parts fashion,mnist] [--rounds N]
+    python -m benchmarks.papers.baselines --data FOLDER [--rounds N]
 
 Every run is stored as soon as it is done; a second call adds what is missing. In-process Grid, one
 thread.
 
 fashion   FedCollab's FashionMNIST column: 20 silos, label shift
-mnist     FedGroup's MNIST-MCLR row: 1,000 silos, 20 a round
+
+FedGroup's rows of IFCA and FeSEM are in ``benchmarks.papers.fedgroup``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from benchmarks.kit import (
     train,
 )
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
-from benchmarks.papers.fedgroup.data import DATASETS
 from coterie.server.runs.metrics import ipr, rsd
 from coterie.strategies.rounds.loop import RunResult
 
@@ -83,18 +83,13 @@ def _plain_mean(run: Entry, alone: Entry | None, rounds: int) -> tuple[float, ..
     return accuracy, 100 * ipr(errors, base), 100 * rsd(errors, base)
 
 
-def _best_weighted(run: Entry, alone: Entry | None, rounds: int) -> tuple[float, ...]:
-    """FedGroup's: hits over all silos that have been measured / their samples, best round."""
-    return (max(100 * accuracy for number, accuracy in run["weighted"] if number <= rounds),)
-
-
 def _errors_after(run: Entry, rounds: int) -> dict[str, float]:
     """Silo → error after the last measured round up to ``rounds``."""
     number = max(int(key) for key in run["errors"] if int(key) <= rounds)
     return {str(i): error for i, error in enumerate(run["errors"][str(number)])}
 
 
-FASHION, MNIST = EXPERIMENTS["fashion"], DATASETS["mnist-mclr"]
+FASHION = EXPERIMENTS["fashion"]
 PARTS: dict[str, Part] = {
     "fashion": Part(
         title="FedCollab's FashionMNIST column (label shift)",
@@ -129,26 +124,6 @@ PARTS: dict[str, Part] = {
         "What separates these four is small beside their swings from round to round, and one seed "
         "is a first reading.",
     ),
-    "mnist": Part(
-        title="FedGroup's MNIST-MCLR row",
-        notes="1,000 silos of two neighbouring digits, sizes by a power law; 20 silos a round, "
-        "drawn by seed; B = 10, E = 20, lr 0.03. K = 3. After a round every silo that has ever "
-        "been drawn is tested with the model that it holds.",
-        rounds=300,
-        keys={"local-epochs": 20, "batch-size": 10, "lr": MNIST.lr, "lr-decay": 1.0, "sample": 20},
-        methods={
-            "IFCA": {"strategy": "ifca", "num-groups": MNIST.num_groups},
-            "FeSEM": {"strategy": "fesem", "num-groups": MNIST.num_groups},
-            "FedAvg": {"strategy": "fedavg"},
-        },
-        paper={"IFCA": (95.3,), "FeSEM": (89.1,), "FedAvg": (89.8,)},
-        columns=("weighted accuracy, best round",),
-        nodes=lambda folder, seed: MNIST.nodes(folder, seed=seed),
-        score=_best_weighted,
-        reading="The order is the paper's. A silo's figure is of the last round in which it was "
-        "drawn, so the figures lag behind the models; the paper tests all silos with today's. In "
-        "the last round all are tested, and those never drawn hold w⁰ with IFCA and FeSEM.",
-    ),
 }
 
 
@@ -168,7 +143,7 @@ def measure(folder: str) -> Callable[..., Entry]:
 
 def _measured(result: RunResult, names: Sequence[str]) -> dict[str, Any]:
     """Errors and weighted accuracy of the rounds that tables read, groups, bytes."""
-    last, few = result.rounds[-1].round, len(names) <= 50
+    last = result.rounds[-1].round
     errors: dict[str, list[float]] = {}
     weighted: list[tuple[int, float]] = []
     known: dict[str, tuple[float, int]] = {}
@@ -180,7 +155,7 @@ def _measured(result: RunResult, names: Sequence[str]) -> dict[str, Any]:
         total = sum(count for _, count in known.values())
         wrong = sum(error * count for error, count in known.values())
         weighted.append((number, round(1 - wrong / total, 6)))
-        if (number in CURVE or number == last) and few and len(known) == len(names):
+        if (number in CURVE or number == last) and len(known) == len(names):
             errors[str(number)] = [round(known[name][0], 5) for name in names]
     groups = numbered_groups(result.groups[last], names)
     shown = {number for number, _ in best_so_far(weighted)} | {*CURVE}
@@ -188,7 +163,7 @@ def _measured(result: RunResult, names: Sequence[str]) -> dict[str, Any]:
     return {
         "errors": errors,
         "weighted": [entry for entry in weighted if entry[0] in shown],
-        "groups": groups if few else [len(group) for group in result.groups[last]],
+        "groups": groups,
         "megabytes": round(sum(c.bytes_sent + c.bytes_received for c in costs) / 1e6, 1),
     }
 
@@ -202,8 +177,9 @@ def document(entries: Sequence[Entry]) -> str:
         "# Baselines on the papers' data",
         "Made by `python -m benchmarks.papers.baselines --data FOLDER`. Figures in %; mean ± "
         "standard deviation over seeds where there are more than one. Methods are compared over "
-        "the rounds that all of a table have; fewer than the paper's are marked. In-process Grid, "
-        "one thread; seconds are of shared cores.",
+        "the rounds that all of a table have; fewer than the paper's are marked, and fewer than "
+        "three seeds are for want of hours: a first reading. In-process Grid, one thread; seconds "
+        "are of shared cores. FedGroup's rows of IFCA and FeSEM are in `fedgroup.md`.",
         *(
             block
             for name, part in PARTS.items()
@@ -254,11 +230,7 @@ def _scores(part: Part, method: str, runs: Sequence[Entry], rounds: int) -> list
 
 
 def _groups(groups: Sequence[Any]) -> str:
-    if len(groups) > 10:
-        return f"{len(groups)}"
-    if groups and isinstance(groups[0], int):
-        return ", ".join(map(str, sorted(groups, reverse=True))) + " silos"
-    return braces(groups)
+    return f"{len(groups)}" if len(groups) > 10 else braces(groups)
 
 
 def _curves(part: Part, runs: Sequence[Entry], rounds: Sequence[int]) -> Iterable[list[str]]:

@@ -37,6 +37,8 @@ from coterie.client.work.data import Held
 from coterie.client.work.sgd import TrainPlan, seed_of
 from coterie.client.work.weights import read_weights
 from coterie.strategies import FedGroup
+from coterie.strategies.baselines.fesem import FeSEMState
+from coterie.strategies.baselines.flsc import Choices
 from coterie.tasks import Task
 from coterie.tasks.base import SiloData
 from coterie.wire import Model
@@ -59,15 +61,21 @@ class Meter:
         self.members: list[list[str]] = []
 
     def look(self, number: int, state: Any) -> None:
-        """After a round: FedAvg's global model, or each of FedGroup's with its members."""
-        if not hasattr(state, "group_models"):
-            names = sorted(state.members.models)
-            self.measure([state.members.models[names[0]]], [names])
-            return
-        members: list[list[str]] = [[] for _ in state.group_models]
-        for name, group in sorted(state.group_of.items()):
+        """After a round: FedAvg's global model, or each group's with who was placed there last."""
+        match state:
+            case FeSEMState(centres=models, centre_of=place):
+                pass
+            case Choices(models=models, chosen=chosen):
+                place = {name: choice[0] for name, choice in chosen.items()}
+            case _ if hasattr(state, "group_models"):
+                models, place = state.group_models, state.group_of
+            case _:
+                names = sorted(state.members.models)
+                models, place = (state.members.models[names[0]],), dict.fromkeys(names, 0)
+        members: list[list[str]] = [[] for _ in models]
+        for name, group in sorted(place.items()):
             members[group].append(name)
-        self.measure(state.group_models, members)
+        self.measure(models, members)
 
     def measure(self, models: Sequence[Model], members: Sequence[Sequence[str]]) -> None:
         """Note weighted accuracy, and the share of all test samples that it is of."""
@@ -99,13 +107,15 @@ def measure(folder: str) -> Callable[..., Entry]:
         meter = Meter(TestSets(task, silos), data.names, f"{row} {method}")
         mu = data.proximal_mu if chosen.proximal else 0.0
         keys = {
-            **{"strategy": "fedavg", "sample": SAMPLE, "seed": seed, "rounds": rounds},
+            **{"strategy": chosen.strategy, "sample": SAMPLE, "seed": seed, "rounds": rounds},
             **{"local-epochs": EPOCHS, "batch-size": BATCH},
             **{"lr": data.lr, "lr-decay": 1.0, "proximal-mu": mu},
         }
         build = None
-        if chosen.groups is not None:
+        if chosen.strategy == "fedgroup":
             build = _fedgroup(data, chosen.groups, pretrain_epochs, seed)
+        elif chosen.strategy != "fedavg":
+            keys["num-groups"] = data.num_groups
         fast_sgd.check(task, _tensors(silos[:1]), TrainPlan(EPOCHS, BATCH, data.lr, proximal_mu=mu))
         with fast_sgd.fast_silos():
             done = train(
