@@ -1,6 +1,6 @@
 """What every benchmark shares: a store of results, runs in this process, tables, a command line."""
 
-from benchmarks.kit.command import read
+from benchmarks.kit.command import read, typed
 from benchmarks.kit.plots import panels
 from benchmarks.kit.runs import (
     App,
@@ -25,5 +25,5 @@ __all__ = [
     "App", "Build", "Node", "Strategy", "Trained",
     "best_so_far", "mean_error", "nodes", "numbered_groups", "say", "train",
     "FixedGroups", "Remembering", "Sampled", "Shared", "Watched", "idle",
-    "Column", "braces", "columns", "page", "panels", "ranking", "spread", "table",
+    "Column", "braces", "columns", "page", "panels", "ranking", "spread", "table", "typed",
 ]  # fmt: skip

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit.store import RESULTS, Store
+from benchmarks.kit.store import RESULTS, Entry, Store
 
 
 def read(
@@ -74,6 +74,14 @@ def read(
     if rows:
         given.only = _names(parser, given.only, ";", rows) or rows
     return given
+
+
+def typed(module: str, part: str, runs: Sequence[Entry], *, rounds: int) -> str:
+    """What to type for these runs of one part; ``rounds``: of the paper, which need not be said."""
+    options = f'--parts "{part}" --seeds {1 + max(run["seed"] for run in runs)}'
+    other = next((run["rounds"] for run in runs if run["rounds"] != rounds), 0)
+    options += f" --rounds {other}" if other else ""
+    return f"`python -m benchmarks.papers.{module} --data FOLDER {options}`"
 
 
 def _names(parser: ArgumentParser, text: str, separator: str, known: list[str]) -> list[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from benchmarks.engine import generators
-from benchmarks.kit import Entry, Store, select, spread, table
+from benchmarks.kit import Entry, Store, select, spread, table, typed
 from benchmarks.papers.fedgenp.columns import COLUMNS, Column
 
 GENERATORS = " + generators"
@@ -31,7 +32,9 @@ INTRODUCTION = (
     "labels; the figure is the mean of the five best rounds, of every tenth and the last hundred. "
     "So measures the code that was released with the paper.",
     "",
-    "Made by `python -m benchmarks.papers.fedgenp --data FOLDER`.",
+    "Made by `python -m benchmarks.papers.fedgenp --data FOLDER`, with what stands above each "
+    "table. *Gap*: ours less the paper's. Where there are fewer than three seeds, or than the paper's "
+    "rounds, they were not run: they take hours.",
 )
 
 
@@ -45,9 +48,11 @@ def document(entries: Sequence[Entry]) -> str:
             continue
         rounds = max(run["rounds"] for run in runs)
         heads = ["method", "global", "Per", "gain: global", "gain: Per", "latents: others, own"]
-        heads += ["seeds", "paper: global, Per"] if column.paper else ["seeds"]
-        rows = _rows(column, select(runs, rounds=rounds))
-        lines += [f"## {column.title}: after {rounds} rounds", "", *table(heads, rows), ""]
+        heads += ["seeds", "paper: global, Per", "gap"] if column.paper else ["seeds"]
+        shown = select(runs, rounds=rounds)
+        command = typed("fedgenp", name, shown, rounds=column.rounds)
+        lines += [f"## {column.title}: after {rounds} rounds", "", command, ""]
+        lines += [*table(heads, _rows(column, shown)), ""]
     if missing:
         lines += ["## Not run", "", *missing, ""]
     return "\n".join([*lines, generators.STORE.text().strip(), ""])
@@ -57,11 +62,13 @@ def _rows(column: Column, runs: Sequence[Entry]) -> Iterable[list[str]]:
     for arm in column.arms:
         found = sorted(select(runs, arm=arm), key=lambda run: run["seed"])
         if found:
-            yield [*_cells(arm, found, runs), *_paper(column, arm)]
+            ours = tuple(np.mean([_mean(run, part) for run in found]) for part in PARTS)
+            yield [*_cells(arm, found, runs), *_paper(column, arm, ours)]
         told = [r["ensemble"] for r in found if r["ensemble"] is not None]
         if told:
             name = f"FedEnsemble (after {found[0]['rounds']})"
-            yield [name, spread(told), *"––––", str(len(told)), *_paper(column, "FedEnsemble")]
+            published = _paper(column, "FedEnsemble", (np.mean(told), float("nan")))
+            yield [name, spread(told), *"––––", str(len(told)), *published]
 
 
 def _cells(arm: str, found: Sequence[Entry], runs: Sequence[Entry]) -> list[str]:
@@ -83,11 +90,16 @@ def _mean(run: Entry, part: str) -> float:
     return float(np.mean(run[part])) if run[part] else float("nan")
 
 
-def _paper(column: Column, arm: str) -> list[str]:
+def _paper(column: Column, arm: str, ours: Sequence[Any]) -> list[str]:
+    """The paper's accuracies and how far ours are from them: global, and each silo's own."""
     if not column.paper:
         return []
     figures = column.paper.get(arm.removesuffix(", a_t"))
-    return ["–" if figures is None else f"{figures[0]:.2f}, {figures[1]:.2f}".replace("nan", "–")]
+    if figures is None:
+        return ["–", "–"]
+    gaps = [own - other for own, other in zip(ours, figures, strict=True)]
+    shown = (f"{figures[0]:.2f}, {figures[1]:.2f}", f"{gaps[0]:+.2f}, {gaps[1]:+.2f}")
+    return [text.replace("+nan", "–").replace("nan", "–") for text in shown]
 
 
 STORE = Store("fedgenp", document, keys=("column", "arm", "seed", "rounds"))

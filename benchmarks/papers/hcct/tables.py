@@ -27,8 +27,8 @@ def document(entries: Sequence[Entry]) -> str:
         "# HCCT's experiments",
         "",
         "Made by `python -m benchmarks.papers.hcct --data FOLDER`, with the options above each "
-        "table. Few seeds, fewer rounds or samples than the paper's are marked there: no result of "
-        "one seed is more than a first reading.",
+        "table. Few seeds, fewer rounds or samples than the paper's are marked there: they take "
+        "hours, and no result of one seed is more than a first reading.",
         "",
         "Local test error in % after the last round, mean over silos; mean ± standard deviation "
         "over seeds; *last five rounds*: their mean; *best*: of each silo's best round, which is "
