@@ -33,8 +33,8 @@ INTRODUCTION = (
     "So measures the code that was released with the paper.",
     "",
     "Made by `python -m benchmarks.papers.fedgenp --data FOLDER`, with what stands above each "
-    "table. *Gap*: ours less the paper's. Where there are fewer than three seeds, or than the paper's "
-    "rounds, they were not run: they take hours.",
+    "table. *Gap*: ours less the paper's. Where there are fewer than three seeds, or than the "
+    "paper's rounds, they were not run: they take hours.",
 )
 
 
