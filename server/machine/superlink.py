@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -97,18 +96,6 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def flower_program(name: str) -> str:
-    """Path of one of Flower's commands, as installed beside this Python.
-
-    Raises:
-        FederationError: it is not there.
-    """
-    found = shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
-        raise refused(f"{name} is not installed beside this Python.")
-    return found
-
-
 def flower_command(name: str) -> Callable[[], None]:
     """One of Flower's commands, to be called here, with its arguments in ``sys.argv``."""
     (found,) = entry_points(group="console_scripts", name=name)
@@ -121,10 +108,8 @@ def command(silos: str, operators: str, serverapp: str, *options: str) -> list[s
     With ``NO_EXECUTOR`` a run that is started by an executor of its own (``executor_command``) goes
     on when the SuperLink, with a database, is restarted.
     """
-    if engine_speaks_http():
-        program = [sys.executable, "-P", "-m", "coterie.server.machine.serving"]
-    else:
-        program = [flower_program("flower-superlink")]
+    module = "serving" if engine_speaks_http() else "allowance"
+    program = [sys.executable, "-P", "-m", f"coterie.server.machine.{module}"]
     return [*program, *_where(silos, operators, serverapp), *options]
 
 
