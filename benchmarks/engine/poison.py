@@ -252,6 +252,7 @@ def main() -> None:
         for bounded in (False, True)
         if (bounded or not seed) and (s in STRATEGIES or (bounded and not seed and attack in SOME))
     ]
+    cells.sort(key=lambda cell: cell["strategy"] in OTHERS)
     given.store.fill(cells, measure, workers=given.workers)
     print(given.store.text())
 

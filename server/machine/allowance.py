@@ -30,7 +30,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 
 from coterie import wire
-from coterie.server.machine.superlink import engine_speaks_http, flower_command
+from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
 from coterie.wire.flower import inflatable_object, message_from_proto, message_to_proto
 
 TIMES = 8
@@ -231,13 +231,6 @@ def limit_silos() -> None:
     replace_in(flower, HEARTBEAT_MAX_INTERVAL=HEARTBEAT_S, **own)
     command = import_module("flwr.superlink.cli.flower_superlink")
     replace_in(command, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
-
-
-def replace_in(module: ModuleType, **values: Any) -> None:
-    """Put ours in the place of names that a module of Flower's has."""
-    there = vars(module)
-    assert values.keys() <= there.keys(), f"another Flower: {module} has no {list(values)}"
-    there.update(values)
 
 
 def main() -> None:

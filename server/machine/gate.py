@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from coterie.server.machine.allowance import CALL_BYTES, limit_silos, replace_in
+from coterie.server.machine.allowance import CALL_BYTES, limit_silos
 from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
-from coterie.server.machine.superlink import engine_speaks_http, flower_command
+from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation, load
 from coterie.server.site.operator import enrol_silo, remove_silo, withdraw_silo

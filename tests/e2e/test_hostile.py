@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id
 
 from coterie import wire
 from coterie.client.app import app
-from coterie.client.resident.fleet import ANSWERS
+from coterie.client.resident import fleet
 from coterie.client.resident.link import Connection, FleetLink, LinkError, RunEndedError, connect
 from coterie.client.resident.outbox import Unsent
-from coterie.system.calls import calls_of, open_channel
+from coterie.system.calls import Retry, open_channel
 from coterie.wire.enrolment import public_pem
 from tests.e2e.runs import KEYS, NAMES, hashes_of, in_process, record_of, spec
 from tests.e2e.trio import Trio
@@ -161,11 +161,14 @@ def test_a_superlink_without_a_federation_has_allowances_and_limits_too(trio: Tr
     (one, *_) = record_of(folder)["rounds"]
     assert last.status == "completed" and sum(one["seconds"].values()) < 20
     assert "in this run it has sent or announced 6,0" in one["left-out"][HOSTILE]
-    key = public_pem(ec.generate_private_key(ec.SECP256R1()).public_key())
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = public_pem(key.public_key())
     with closing(open_channel(trio.superlink.fleet_address, None)) as channel:
-        calls = calls_of(channel, "Fleet", ANSWERS)
-        node = calls["RegisterNode"](RegisterNodeFleetRequest(public_key=key)).node_id
-        with pytest.raises(grpc.RpcError):
-            calls["ActivateNode"](ActivateNodeRequest(public_key=key, heartbeat_interval=61))
-        calls["ActivateNode"](ActivateNodeRequest(public_key=key, heartbeat_interval=60))
-        calls["UnregisterNode"](UnregisterNodeFleetRequest(node_id=node))
+        once = Retry(lambda error: False, max_s=0.0)
+        node = fleet._Node(channel, key, pem, once, lambda error, late: None)
+        number = node.call("RegisterNode", RegisterNodeFleetRequest(public_key=pem)).node_id
+        for seconds, refused in ((61, pytest.raises(grpc.RpcError)), (60, nullcontext())):
+            request = ActivateNodeRequest(public_key=pem, heartbeat_interval=seconds)
+            with refused:
+                node.call("ActivateNode", request)
+        node.call("UnregisterNode", UnregisterNodeFleetRequest(node_id=number))

@@ -22,6 +22,7 @@ from flwr.superlink.federation import NoOpFederationManager
 from coterie import wire
 from coterie.server.machine import allowance
 from coterie.server.machine.allowance import TIMES, Allowances, Limited, handlers
+from coterie.server.machine.superlink import replace_in
 
 RUN, SILO = 7, 3
 
@@ -183,4 +184,4 @@ def test_flower_calls_these_with_the_limits_and_with_another_name_for_one_it_is_
     for name in allowance.HANDLERS:
         assert isinstance(vars(handlers())[name].__self__, Limited)
     with pytest.raises(AssertionError, match="another Flower"):
-        allowance.replace_in(handlers(), HEARTBEAT_LONGEST=1.0)
+        replace_in(handlers(), HEARTBEAT_LONGEST=1.0)
