@@ -46,6 +46,10 @@ normalise = "per-pixel"
 """
 AWAY = "pointed away from its group's"
 """In the reason of who answered, and was moved out of its group: no message was lost."""
+MOVED = """\
+Messages beyond 20 a silo are of silos that were moved out of their group for some rounds by the
+rule of then, which knew nothing of how far a group's own directions are spread. Today's moves out
+none of 100 silos and 3 of 300 in these 20 rounds of FedGroup, run in one process."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -190,7 +194,7 @@ def document(entries: Sequence[Entry]) -> str:
     }
     ordered = sorted(entries, key=lambda run: (run["silos"], list(RUNS).index(run["strategy"])))
     machines = dict.fromkeys(run["machine"] for run in entries)
-    return page(f"# {__doc__}\n{'; '.join(machines)}", columns(ordered, shown))
+    return page(f"# {__doc__}\n{'; '.join(machines)}", columns(ordered, shown), MOVED)
 
 
 def _largest(peak: Mapping[str, int]) -> int:

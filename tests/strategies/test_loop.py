@@ -432,7 +432,7 @@ def test_a_silo_that_uses_every_deadline_slows_a_run_so_far_and_no_further(
     rounds, patience = 60, 600.0
     spent = {}
     for case in (lambda _: 10.0, delay):
-        grid = SlowGrid(plain_nodes(0, 0, 1, 0), 10.0, case)
+        grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, case)
         monkeypatch.setattr(exchanging, "time", grid)
         result = FedAvg(round_timeout=patience).start(grid, plain_initial(), rounds)
         spent[case] = grid.now
@@ -445,7 +445,7 @@ def test_a_silo_that_uses_every_deadline_slows_a_run_so_far_and_no_further(
 def test_who_is_asked_less_often_for_its_slowness_is_told_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grid = SlowGrid(plain_nodes(0, 0, 1, 0), 10.0, at_the_deadline)
+    grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, at_the_deadline)
     monkeypatch.setattr(exchanging, "time", grid)
     result = FedAvg(round_timeout=600.0).start(grid, plain_initial(), 7)
     told = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
@@ -458,7 +458,7 @@ def test_who_is_asked_less_often_for_its_slowness_is_told_so(
 
 
 def test_a_silo_that_has_more_to_train_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    grid = SlowGrid(plain_nodes(0, 0, 1, 0), 10.0, lambda _: 75.0)
+    grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, lambda _: 75.0)
     monkeypatch.setattr(exchanging, "time", grid)
     result = FedAvg(round_timeout=100.0).start(grid, plain_initial(), 40)
     assert not any(r.left_out for r in result.rounds)
