@@ -130,8 +130,8 @@ def _mean_text(entries: Sequence[Entry]) -> str:
         f"Over all {len(entries)} pairs of runs the bounds change the error by "
         f"{np.mean(costs(entries)):+.2f} points. {sum(e['clipped'] for e in entries)} updates were "
         f"clipped, {sum(e['moved-out'] for e in entries)} silos moved out for some rounds: nearly "
-        "all of the difference is the cap on a silo's share, in groups of three in which one silo "
-        "has more than the others together."
+        "all of the difference is the cap on a silo's share, in groups in which one silo has more "
+        "than all others together."
     )
 
 
