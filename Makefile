@@ -10,7 +10,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check config e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
-        bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
+        bench-bounds bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
         bench-fedgenp bench-formats bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
 help: ## Show this list
@@ -150,6 +150,9 @@ bench-formats: setup ## Updates in 16 and 8 bits beside float32: groups, errors,
 
 bench-poison: setup ## One dishonest silo of ten, with the bounds on influence and without
 	@$(BIN)/python -m benchmarks.engine.poison $(ARGS)
+
+bench-bounds: setup ## What these bounds cost without an attacker: make bench-bounds ARGS='--data FOLDER'
+	@$(BIN)/python -m benchmarks.engine.bounds $(ARGS)
 
 bench-privacy: setup ## Training images out of updates, sums and sketches; who was trained on, out of models
 	@$(BIN)/python -m benchmarks.privacy.inversion $(ARGS)

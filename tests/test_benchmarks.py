@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from PIL import Image
 
-from benchmarks.engine import small
+from benchmarks.engine import poison, small
 from benchmarks.kit import command
 from benchmarks.kit.__main__ import stores
 from benchmarks.kit.store import RESULTS, Store, select
@@ -296,6 +296,33 @@ def test_a_projection_follows_from_few_random_sums_and_their_sketches():
     true = view(torch.eye(400, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(projection.solve(seen, seen @ true), true, atol=1e-6)
     assert not np.allclose(projection.solve(seen[:10], seen[:10] @ true), true, atol=0.5)
+
+
+def test_every_attack_that_costs_more_than_a_point_is_named_with_its_reason():
+    """In docs/explanation/security.md: a row for each, with the figures that are stored."""
+    text = (Path(__file__).parents[1] / "docs/explanation/security.md").read_text("utf-8")
+    (part,) = (p for p in text.split("\n## ") if p.startswith("What one attacker still achieves"))
+    rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
+    named = {(own.strip("`"), kinds, attack): told for own, kinds, attack, told, _ in rows}
+    assert named == {
+        key: f"{before:.1f} → {after:.1f}"
+        for key, (before, after) in poison.above(poison.STORE.entries).items()
+    }
+    assert all(len(reason) > 20 for *_, reason in rows)
+
+
+def test_an_attack_is_compared_with_runs_of_the_same_seeds():
+    own = {"strategy": "hcct", "kinds": 2, "bounded": True}
+    found = [
+        {**own, "attack": attack, "seed": seed, "error": error}
+        for attack, errors in (
+            ("none", (5.0, 9.0)),
+            ("random", (5.5, 10.9)),
+            ("labels moved", (6,)),
+        )
+        for seed, error in enumerate(errors)
+    ]
+    assert poison.above(found) == {("hcct", "two kinds", "random"): (7.0, 8.2)}
 
 
 @pytest.mark.nightly

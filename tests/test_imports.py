@@ -28,12 +28,14 @@ INSIDE_FLWR = {
     "flwr.cli.build": {"server/machine/link.py"},  # as `flwr run` packs an app
     "flwr.supercore.superexec": {"server/machine/executor.py"},  # what it does while it waits
     "flwr.supercore.superexec.executor": {"server/machine/executor.py"},  # how it starts a run
-    # In 1.34 alone, where operators are asked who they are, and silos have an allowance:
-    "flwr.superlink.servicer.control.control_grpc": {"server/machine/gate.py"},
-    "flwr.superlink.cli.flower_superlink": {"server/machine/gate.py"},
-    "flwr.server.superlink.fleet.message_handler.message_handler": {"server/machine/gate.py"},
+    # Where silos have an allowance: the first in 1.34 alone, the second in 1.40 and later alone.
+    "flwr.server.superlink.fleet.message_handler.message_handler": {"server/machine/allowance.py"},
+    "flwr.superlink.servicer.fleet.fleet_handlers": {"server/machine/allowance.py"},
+    "flwr.superlink.cli.flower_superlink": {"server/machine/allowance.py"},
+    "flwr.supercore.error": {"server/machine/allowance.py"},
     "flwr.app.message.message": {"server/machine/allowance.py"},
-    "flwr.server.superlink.fleet.grpc_rere.fleet_servicer": {"server/machine/allowance.py"},
+    # In 1.34 alone, where operators are asked who they are:
+    "flwr.superlink.servicer.control.control_grpc": {"server/machine/gate.py"},
 }
 """Module inside Flower → who uses it. A new one has to be in every release that is supported, and
 has to be a thing that cannot be had otherwise."""

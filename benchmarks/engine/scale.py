@@ -46,6 +46,10 @@ normalise = "per-pixel"
 """
 AWAY = "pointed away from its group's"
 """In the reason of who answered, and was moved out of its group: no message was lost."""
+MOVED = """\
+Messages beyond 20 a silo are of silos that were moved out of their group for some rounds by the
+rule of then, which knew nothing of how far a group's own directions are spread. Today's moves out
+none of 100 silos and 3 of 300 in these 20 rounds of FedGroup, run in one process."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -161,7 +165,6 @@ def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[s
         "phases": phases,
         "training-cpu-a-round": round(statistics.median(training), 2),
         "lost": sum(AWAY not in why for entry in rounds for why in entry["left-out"].values()),
-        "moved-out": sum(AWAY in why for entry in rounds for why in entry["left-out"].values()),
         "messages": sum(len(entry["silos"]) + len(entry["left-out"]) for entry in rounds),
         "evaluated-at-the-end": len(record["final-evaluation"]),
         "seconds": record["seconds"],
@@ -184,7 +187,6 @@ def document(entries: Sequence[Entry]) -> str:
         "slowest": "{slowest-round:.1f}",
         "of that training, CPU": "{training-cpu-a-round:.1f} s",
         "lost": "{lost} of {messages:,}",
-        "moved out": lambda run: str(run.get("moved-out", 0)),
         "memory in all": lambda run: f"{run['peak-megabytes-in-all'] / 1000:.2f} GB",
         "SuperLink": "{peak-megabytes[SuperLink]} MB",
         "ServerApp": "{peak-megabytes[ServerApp]} MB",
@@ -192,7 +194,7 @@ def document(entries: Sequence[Entry]) -> str:
     }
     ordered = sorted(entries, key=lambda run: (run["silos"], list(RUNS).index(run["strategy"])))
     machines = dict.fromkeys(run["machine"] for run in entries)
-    return page(f"# {__doc__}\n{'; '.join(machines)}", columns(ordered, shown))
+    return page(f"# {__doc__}\n{'; '.join(machines)}", columns(ordered, shown), MOVED)
 
 
 def _largest(peak: Mapping[str, int]) -> int:

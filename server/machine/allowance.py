@@ -1,30 +1,36 @@
 """What one silo may send in one run: bounded at the SuperLink, before anything of it is stored.
 
+    python -m coterie.server.machine.allowance OPTIONS OF flower-superlink
+
+starts Flower's SuperLink, one that speaks gRPC and is no federation's, with these limits.
+
 The SuperLink keeps what silos send on its disk until the run's process has fetched it. So the
 limits per reply, which that process holds to, bound memory but no disk: here a silo has an
 allowance for bytes and for objects that follows from what the run sent to it. Honest silos stay
 below a quarter of it. Who has used it up is answered for with an error in words, at once: it is
-left out, nobody waits for it, and the run goes on. Read in Flower 1.34:
-``flwr.server.superlink.fleet.grpc_rere``.
+left out, nobody waits for it, and the run goes on. Flower has a function for each call of a silo,
+in one module, whether the call came over gRPC or over HTTP: here ours are put in their place.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import islice
 from threading import Lock
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import grpc
 from flwr.app import Error, Message
 from flwr.app.message.message import make_message, remove_content_from_message
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
-from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 
 from coterie import wire
+from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
 from coterie.wire.flower import inflatable_object, message_from_proto, message_to_proto
 
 TIMES = 8
@@ -37,6 +43,13 @@ BEFORE_S = 12 * 3600.0
 of which nothing is known here: as long as silos work for one message at most (``max_minutes``)."""
 REMEMBERED = 100_000
 """Pairs of run and silo; of more the oldest are forgotten."""
+CALL_BYTES = wire.MAX_OBJECT_BYTES + 2**20
+"""Of one call of a silo or an operator. gRPC refuses more before it is in memory; Flower takes 2 GB
+from anybody."""
+HEARTBEAT_S = 60.0
+"""Most seconds that a silo may announce until its next heartbeat; it is present for twice as long.
+Silos of ours have 10, Flower's 30; Flower itself takes half an hour."""
+HANDLERS = ("pull_messages", "pull_object", "push_messages", "push_object")
 
 
 @dataclass
@@ -108,16 +121,20 @@ class Allowances:
             return account.problem
 
 
-class Fleet(FleetServicer):
-    """Flower's API for silos, in which each has its allowance."""
+class Limited:
+    """Flower's handlers of silos' calls, in which each has its allowance.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    Args:
+        flower: the module that has them.
+    """
+
+    def __init__(self, flower: ModuleType) -> None:
         self.allowances = Allowances()
+        self._flower = SimpleNamespace(**{name: vars(flower)[name] for name in HANDLERS})
 
-    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def pull_messages(self, request: Any, state: Any, store: Any) -> Any:
         """As Flower's."""
-        answer = super().PullMessages(request, context)
+        answer = self._flower.pull_messages(request=request, state=state, store=store)
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         for message, tree in pairs:
             about = message.metadata
@@ -126,48 +143,56 @@ class Fleet(FleetServicer):
             )
         return answer
 
-    def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def pull_object(self, request: Any, state: Any) -> Any:
         """As Flower's."""
-        answer = super().PullObject(request, context)
+        answer = self._flower.pull_object(request=request, state=state)
         size = len(answer.object_content)
         self.allowances.was_sent(request.run_id, request.node.node_id, size)
         return answer
 
-    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def push_messages(self, request: Any, state: Any) -> Any:
         """As Flower's; of who has sent too much it is an error in words that is stored."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "one reply at a time.")
+            raise _refused("one reply at a time.")
         run, node = request.messages_list[0].metadata.run_id, request.node.node_id
         why = self.allowances.announces(run, node, _num_objects(request.message_object_trees[0]))
         if not why:
-            return super().PushMessages(request, context)
+            return self._flower.push_messages(request=request, state=state)
         header, tree, objects = _refusal(request.messages_list[0], why)
-        answer = super().PushMessages(
-            PushMessagesRequest(
+        answer = self._flower.push_messages(
+            request=PushMessagesRequest(
                 node=request.node, messages_list=[header], message_object_trees=[tree]
             ),
-            context,
+            state=state,
         )
         for name in answer.objects_to_push:
-            super().PushObject(
-                PushObjectRequest(
+            self._flower.push_object(
+                request=PushObjectRequest(
                     node=request.node,
                     run_id=run,
                     session_id=answer.session_id,
                     object_id=name,
                     object_content=objects[name],
                 ),
-                context,
+                state=state,
             )
         return type(answer)()  # it has nothing to send
 
-    def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
+    def push_object(self, request: Any, state: Any) -> Any:
         """As Flower's, as long as the silo has not sent too much."""
         run, node = request.run_id, request.node.node_id
         why = self.allowances.sends(run, node, len(request.object_content))
         if why:  # for the silo that is the end of this run
-            context.abort(grpc.StatusCode.ABORTED, why)
-        return super().PushObject(request, context)
+            raise _refused(why)
+        return self._flower.push_object(request=request, state=state)
+
+
+def _refused(why: str) -> Exception:
+    """What a silo takes for the end of the run, over gRPC and over HTTP."""
+    error = import_module("flwr.supercore.error")
+    code = error.ApiErrorCode.FLEET_RUN_STATUS_NOT_ALLOWED
+    made: Exception = error.FlowerError(code, why, public_details=why)
+    return made
 
 
 def _num_objects(tree: ObjectTree) -> int:
@@ -186,3 +211,34 @@ def _refusal(header: Any, why: str) -> tuple[Any, ObjectTree, dict[str, bytes]]:
         objects = {name: one.deflate() for name, one in found.items()}
         tree = inflatable_object.get_object_tree(reply)
         return message_to_proto(remove_content_from_message(reply)), tree, objects
+
+
+# ---------------------------------------------------------------- at the SuperLink
+
+
+def handlers() -> ModuleType:
+    """Where Flower has its functions for silos' calls."""
+    if engine_speaks_http():
+        return import_module("flwr.superlink.servicer.fleet.fleet_handlers")
+    return import_module("flwr.server.superlink.fleet.message_handler.message_handler")
+
+
+def limit_silos() -> None:
+    """In this process: what a silo may send, in a call and over a run, and how long be silent."""
+    flower = handlers()
+    limited = Limited(flower)
+    own = {name: getattr(limited, name) for name in HANDLERS}
+    replace_in(flower, HEARTBEAT_MAX_INTERVAL=HEARTBEAT_S, **own)
+    command = import_module("flwr.superlink.cli.flower_superlink")
+    replace_in(command, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
+
+
+def main() -> None:
+    """Start Flower's SuperLink in which silos are limited, and operators are not asked."""
+    limit_silos()
+    sys.argv[0] = "flower-superlink"
+    flower_command("flower-superlink")()
+
+
+if __name__ == "__main__":
+    main()

@@ -9,10 +9,6 @@ Flower's application (``coterie.server.machine.serving``). What operators do is 
 log before it is done. Beside Flower's calls there is one of ours, for what takes more than they do:
 enrolling and
 the queue.
-
-With gRPC silos have their allowance here (``coterie.server.machine.allowance``), and limits hold
-before anybody is asked for a key: on the size of a call, and on how long a silo may be silent and
-count as present.
 """
 
 from __future__ import annotations
@@ -23,20 +19,20 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import grpc
 
+from coterie.server.machine.allowance import CALL_BYTES, limit_silos
 from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
-from coterie.server.machine.superlink import engine_speaks_http, flower_command
+from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation, load
 from coterie.server.site.operator import enrol_silo, remove_silo, withdraw_silo
 from coterie.server.site.queue import Queue, enqueue, who_queued
 from coterie.strategies.errors import FederationError
-from coterie.wire import MAX_OBJECT_BYTES, plain_text
+from coterie.wire import plain_text
 
 NEEDED = {
     "StartRun": "run",
@@ -51,12 +47,6 @@ NEEDED = {
 methods are nobody's."""
 SAID_OF_A_RUN = ("strategy", "task", "rounds", "label", "resume")
 """Keys of a run that its line in the log has."""
-CALL_BYTES = MAX_OBJECT_BYTES + 2**20
-"""Of one call of a silo or an operator. gRPC refuses more before it is in memory; Flower takes 2 GB
-from anybody."""
-HEARTBEAT_S = 60.0
-"""Most seconds that a silo may announce until its next heartbeat; it is present for twice as long.
-Silos of ours have 10, Flower's 30; Flower itself takes half an hour."""
 
 Answer = Callable[[Any, grpc.ServicerContext], Any]
 
@@ -328,23 +318,6 @@ def main() -> None:
     limit_silos()
     sys.argv[0] = "flower-superlink"
     flower_command("flower-superlink")()
-
-
-def limit_silos() -> None:
-    """What a silo may send, and for how long it may be silent."""
-    from coterie.server.machine.allowance import Fleet
-
-    command = import_module("flwr.superlink.cli.flower_superlink")
-    replace_in(command, FleetServicer=Fleet, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
-    handler = import_module("flwr.server.superlink.fleet.message_handler.message_handler")
-    replace_in(handler, HEARTBEAT_MAX_INTERVAL=HEARTBEAT_S)
-
-
-def replace_in(module: ModuleType, **values: Any) -> None:
-    """Put ours in the place of names that a module of Flower's has."""
-    there = vars(module)
-    assert values.keys() <= there.keys(), f"another Flower: {module} has no {list(values)}"
-    there.update(values)
 
 
 if __name__ == "__main__":

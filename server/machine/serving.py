@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from coterie.server.machine.allowance import limit_silos
 from coterie.server.machine.dividing import divide
 from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import SIGNATURE, RefusedError
@@ -68,6 +69,7 @@ def run(gate: Gate | None = None) -> None:
     def serve(app: App, **how: Any) -> None:
         asyncio.run(_serve(app, apis, silos, own, how))
 
+    limit_silos()
     uvicorn.run = serve  # type: ignore[assignment]
     host, port = split_address(where.serverappio_api_address)
     # Flower's name for what silos that are not upgraded yet need.

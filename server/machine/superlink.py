@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import cast
+from types import ModuleType
+from typing import Any, cast
 
 from coterie.server.site.federation import ENVIRONMENT
 from coterie.strategies.errors import FederationError, refused
@@ -97,22 +97,17 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def flower_program(name: str) -> str:
-    """Path of one of Flower's commands, as installed beside this Python.
-
-    Raises:
-        FederationError: it is not there.
-    """
-    found = shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
-        raise refused(f"{name} is not installed beside this Python.")
-    return found
-
-
 def flower_command(name: str) -> Callable[[], None]:
     """One of Flower's commands, to be called here, with its arguments in ``sys.argv``."""
     (found,) = entry_points(group="console_scripts", name=name)
     return cast(Callable[[], None], found.load())
+
+
+def replace_in(module: ModuleType, **values: Any) -> None:
+    """Put ours in the place of names that a module of Flower's has."""
+    there = vars(module)
+    assert values.keys() <= there.keys(), f"another Flower: {module} has no {list(values)}"
+    there.update(values)
 
 
 def command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
@@ -121,10 +116,8 @@ def command(silos: str, operators: str, serverapp: str, *options: str) -> list[s
     With ``NO_EXECUTOR`` a run that is started by an executor of its own (``executor_command``) goes
     on when the SuperLink, with a database, is restarted.
     """
-    if engine_speaks_http():
-        program = [sys.executable, "-P", "-m", "coterie.server.machine.serving"]
-    else:
-        program = [flower_program("flower-superlink")]
+    own = "serving" if engine_speaks_http() else "allowance"
+    program = [sys.executable, "-P", "-m", f"coterie.server.machine.{own}"]
     return [*program, *_where(silos, operators, serverapp), *options]
 
 

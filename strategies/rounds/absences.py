@@ -1,7 +1,14 @@
-"""Silos that are connected and do not answer in time: each keeps everybody waiting."""
+"""Silos that are connected and do not answer in time: each keeps everybody waiting.
+
+Nor may a silo use all of every deadline. What a silo alone costs the others is counted over the
+run: the time from the last reply but one to its own. A silo that is slow because it has much to
+train is waited for; one that is many times slower than every other silo is asked less often, as
+soon as it has cost as much as a silo that is silent may.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +17,42 @@ from coterie.strategies.rounds.replies import Checked
 
 MISSES = 2
 """Rounds in a row in which a silo may keep the others waiting; then it is not asked for a while."""
+TIMES = 8
+"""For one silo alone the others wait so many times as long as it took until all of them had
+answered, and nothing of it is counted: silos are of different sizes, on different machines."""
+UNCOUNTED_S = 10.0
+"""Nor is so much of a wait, where rounds take moments."""
+
+
+@dataclass
+class Waits:
+    """For whom alone the others waited in a round, and for how long.
+
+    Attributes:
+        over: silo → seconds beyond what is not counted.
+        uncounted: seconds that are not, of all exchanges of the round.
+    """
+
+    over: dict[str, float] = field(default_factory=dict)
+    uncounted: float = 0.0
+
+    def clear(self) -> None:
+        """A round begins."""
+        self.over.clear()
+        self.uncounted = 0.0
+
+    def note(self, seconds: Mapping[str, float]) -> None:
+        """Of one exchange: silo → seconds until it had answered, or was given up.
+
+        Of two nobody can tell whether one is slow or the other too quick.
+        """
+        if len(seconds) < 3:
+            return
+        *_, others, last = sorted(seconds, key=lambda name: seconds[name])
+        most = max(TIMES * seconds[others], UNCOUNTED_S)
+        self.uncounted += most
+        if seconds[last] > most:
+            self.over[last] = self.over.get(last, 0.0) + seconds[last] - most
 
 
 @dataclass(frozen=True)
@@ -17,26 +60,34 @@ class Absences:
     """Who did not answer in time, and who rests for it.
 
     After ``MISSES`` rounds in a row a silo is not asked for two rounds; if it misses the next one
-    too, for four, and so on. An answer in time clears it.
+    too, for four, and so on. An answer in time clears it. Over the whole run the others wait for
+    one silo alone as long as for ``MISSES`` rounds without an answer; then each further wait is
+    followed by so many rounds of rest that a run takes at most ``TIMES`` times longer for it.
 
     Attributes:
         missed: silo → rounds in a row in which it was asked and did not answer.
         until: silo → the first round in which it is asked again, of those that rest or rested.
+        overtime: silo → seconds in which the others waited for it alone, of those that count.
     """
 
     missed: Mapping[str, int] = field(default_factory=dict)
     until: Mapping[str, int] = field(default_factory=dict)
+    overtime: Mapping[str, float] = field(default_factory=dict)
 
     def resting(self, names: Collection[str], number: int) -> dict[str, str]:
         """Silo → why it is not asked in this round; nobody rests where nobody would be left."""
         rest = sorted(name for name in names if self.until.get(name, 0) > number)
         if len(rest) == len(names):
             return {}
-        return {
-            name: f"it did not answer in {self.missed[name]} rounds in a row, so it is asked "
-            f"again in round {self.until[name]}."
-            for name in rest
-        }
+        return {name: f"{self._why(name)} again in round {self.until[name]}." for name in rest}
+
+    def _why(self, name: str) -> str:
+        if self.missed.get(name, 0) >= MISSES:
+            return f"it did not answer in {self.missed[name]} rounds in a row, so it is asked"
+        return (
+            f"in this run the others have waited {self.overtime[name]:.0f} s for it alone, more "
+            f"than {MISSES} times round-timeout, so it is asked less often:"
+        )
 
     def after(
         self,
@@ -45,8 +96,18 @@ class Absences:
         number: int,
         *,
         silent_otherwise: Collection[str] = (),
+        waits: Waits | None = None,
+        deadline_s: float = math.inf,
     ) -> Absences:
-        """With what this round showed of those who were asked, for their training or otherwise."""
+        """With what this round showed of those who were asked, for their training or otherwise.
+
+        Args:
+            orders, checked: of the round's training.
+            number: of the round.
+            silent_otherwise: who did not answer something else.
+            waits: of all exchanges of the round.
+            deadline_s: of an exchange.
+        """
         silent = {order.silo.name for order, why in checked.failed if why.silent}
         silent |= set(silent_otherwise)
         asked = {order.silo.name for order in orders} | silent
@@ -56,4 +117,10 @@ class Absences:
             missed[name] = self.missed.get(name, 0) + 1
             if missed[name] >= MISSES:
                 until[name] = number + 1 + 2 ** (missed[name] - MISSES + 1)
-        return Absences(missed, until)
+        overtime, waits = dict(self.overtime), waits or Waits()
+        for name, seconds in sorted(waits.over.items()):
+            overtime[name] = overtime.get(name, 0.0) + seconds
+            if overtime[name] > MISSES * deadline_s:
+                rest = math.ceil(seconds / waits.uncounted)
+                until[name] = max(until.get(name, 0), number + 1 + rest)
+        return Absences(missed, until, overtime)

@@ -26,7 +26,13 @@ PULL_SHARE = 0.25
 costs the SuperLink what it needs to pass them on."""
 
 
-def exchange(grid: Grid, messages: Sequence[Message], *, deadline_s: float) -> list[Message | None]:
+def exchange(
+    grid: Grid,
+    messages: Sequence[Message],
+    *,
+    deadline_s: float,
+    seconds: dict[int, float] | None = None,
+) -> list[Message | None]:
     """Send messages and collect their replies.
 
     Args:
@@ -34,6 +40,7 @@ def exchange(grid: Grid, messages: Sequence[Message], *, deadline_s: float) -> l
         messages: each with its destination.
         deadline_s: seconds after which what has not come is given up. A silo that is gone is
             answered for by Flower, with an error reply, after about a minute.
+        seconds: is told node → after how many seconds its last reply came, or was given up.
 
     Returns:
         One entry per message, in order: the reply, possibly an error, or None if none came.
@@ -54,12 +61,17 @@ def exchange(grid: Grid, messages: Sequence[Message], *, deadline_s: float) -> l
             if message_id in waiting:
                 waiting.discard(message_id)
                 replies[message_id] = admit(reply, asked[message_id])
+                if seconds is not None:
+                    seconds[asked[message_id].metadata.dst_node_id] = time.monotonic() - started
         waited = time.monotonic() - started
         if not waiting or waited >= deadline_s:
             break
         in_vain = time.monotonic() - pulled_at if len(waiting) == before else 0.0
         pause = max(PAUSE_SHARE * waited, MIN_PAUSE_S, in_vain / PULL_SHARE)
         time.sleep(min(pause, MAX_PAUSE_S, deadline_s - waited))
+    if seconds is not None:
+        for message_id in waiting:
+            seconds[asked[message_id].metadata.dst_node_id] = waited
     if waiting:
         log.warning("%d of %d replies did not come in %.0f s", len(waiting), len(ids), deadline_s)
     return [replies.get(message_id or "") for message_id in ids]

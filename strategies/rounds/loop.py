@@ -171,6 +171,8 @@ class _Run:
         names: of metrics.
         secure: the keys of a secure run.
         minimums: silo → the smallest group that it accepts, of those that said so with an update.
+        waits: for whom the others waited in this round.
+        nodes: node → silo, of those that are here in this round.
     """
 
     grid: Grid
@@ -182,6 +184,8 @@ class _Run:
     names: Mapping[str, str] = field(default_factory=dict)
     secure: SecureRun | None = None
     minimums: dict[str, int] = field(default_factory=dict)
+    waits: kit.Waits = field(default_factory=kit.Waits)
+    nodes: dict[int, str] = field(default_factory=dict)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -201,6 +205,8 @@ class _Run:
         ]
         if self.secure is not None:  # the sum of one is that one's
             here = [replace(s, min_group_size=max(FEWEST, s.min_group_size)) for s in here]
+        self.nodes.clear()
+        self.nodes.update({silo.node_id: silo.name for silo in here})
         return tuple(here)
 
     def note_minimums(self, updates: kit.Updates) -> None:
@@ -213,9 +219,15 @@ class _Run:
             if update.metrics.get(wire.MIN_GROUP_SIZE, 1) > 1:
                 self.minimums[update.silo.name] = update.silo.min_group_size
 
-    def exchange(self, messages: Sequence[Message]) -> list[Message | None]:
+    def exchange(
+        self, messages: Sequence[Message], deadline_s: float | None = None
+    ) -> list[Message | None]:
         """The reply to every message; None where none came in time."""
-        return exchange(self.grid, messages, deadline_s=self.deadline_s)
+        seconds: dict[int, float] = {}
+        within = self.deadline_s if deadline_s is None else deadline_s
+        replies = exchange(self.grid, messages, deadline_s=within, seconds=seconds)
+        self.waits.note({self.nodes[node]: s for node, s in seconds.items() if node in self.nodes})
+        return replies
 
 
 class _NobodyAnsweredError(Exception):
@@ -399,7 +411,7 @@ class GroupStrategy(Strategy):
         known = (wire.TASK, wire.STRATEGY, wire.RUN, wire.SEED, wire.ROUNDS)
         said = {**run.told, **run.config}
         return SecureRun(
-            lambda messages, deadline_s: exchange(run.grid, messages, deadline_s=deadline_s),
+            run.exchange,
             {key: said[key] for key in known if key in said},
             run.deadline_s,
             self.enrolled,
@@ -484,6 +496,7 @@ class GroupStrategy(Strategy):
     ) -> tuple[Checkpoint[Any], kit.RoundReport, list[kit.Update]]:
         """One round, from who is here to what the record says of it."""
         algorithm, clock, number = self.algorithm, _Clock(), before.round + 1
+        run.waits.clear()
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         here = run.present(self.roster, number)
@@ -593,7 +606,12 @@ class GroupStrategy(Strategy):
             ended_early=outlook.ended_early,
         )
         silent = () if run.secure is None else frozenset(run.secure.silent)
-        absences = before.absences.after(orders, checked, number, silent_otherwise=silent)
+        absences = before.absences.after(
+            *(orders, checked, number),
+            silent_otherwise=silent,
+            waits=run.waits,
+            deadline_s=run.deadline_s,
+        )
         standing = replace(
             outlook,
             round=number,

@@ -31,10 +31,12 @@ WITH_IT = (
     "tests/client/test_link.py",
     "tests/client/test_sharing.py",
     "tests/hostile",
+    "tests/server/test_allowance.py",
     "tests/test_bundles.py",
     "tests/e2e/test_organisations.py",
     "tests/e2e/test_operators.py",
     "tests/e2e/test_faults.py",
+    "tests/e2e/test_hostile.py",
     "tests/e2e/test_runs.py",
 )
 """Tests of every part that touches Flower: kills, resumption, TLS, enrolment, operators."""

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message, RecordDict
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    RegisterNodeFleetRequest,
+    UnregisterNodeFleetRequest,
+)
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_object_id
 
 from coterie import wire
 from coterie.client.app import app
+from coterie.client.resident import fleet
 from coterie.client.resident.link import Connection, FleetLink, LinkError, RunEndedError, connect
 from coterie.client.resident.outbox import Unsent
+from coterie.system.calls import Retry, open_channel
+from coterie.wire.enrolment import public_pem
 from tests.e2e.runs import KEYS, NAMES, hashes_of, in_process, record_of, spec
 from tests.e2e.trio import Trio
 
@@ -57,6 +68,13 @@ def never_sent(good: Message) -> tuple[ObjectTree, dict[str, bytes]]:
     return broken_record(good)[0], {}
 
 
+def many_objects(good: Message) -> tuple[ObjectTree, dict[str, bytes]]:
+    """Fewer than a reply may have, more than a silo may send in a whole run of one round."""
+    pieces = [made("ArrayChunk", b"%d" % n) for n in range(6_000)]
+    tree, content = made("RecordDict", b"{}", *(piece[0] for piece in pieces))
+    return under(good, *pieces, (tree, content))
+
+
 TRAINING: dict[str, Callable[[Message], tuple[ObjectTree, dict[str, bytes]]]] = {
     "1": never_sent,
     "2": broken_record,
@@ -66,11 +84,11 @@ FORGED = "no\x1b[2J\nINFO round 4/4"
 """Why it refuses to train in any other round."""
 
 
-def answer(link: FleetLink, message: Message) -> None:
+def answer(link: FleetLink, message: Message, training: Mapping[str, Any]) -> None:
     """Be as every silo when asked who it is; then as hostile as can be."""
     kind, number = message.metadata.message_type, message.metadata.group_id
     context = Context(1, link.node_id, spec(HOSTILE, 3).node_config(), RecordDict(), {})
-    if kind == wire.TRAIN and number not in TRAINING:
+    if kind == wire.TRAIN and number not in training:
         link.send(Unsent((Message(Error(200, FORGED), reply_to=message),), 0.0, link.node_id))
         return
     reply = app(message, context)
@@ -81,7 +99,7 @@ def answer(link: FleetLink, message: Message) -> None:
     if kind != wire.TRAIN:
         link.send(Unsent((reply,), 0.0, link.node_id))
         return
-    tree, objects = TRAINING[number](reply)
+    tree, objects = training[number](reply)
     reply.metadata.__dict__["_message_id"] = tree.object_id
     wanted, session = link._send(reply, tree, 0.0)
     for object_id in [one for one in objects if one in wanted]:
@@ -89,7 +107,7 @@ def answer(link: FleetLink, message: Message) -> None:
 
 
 @contextmanager
-def hostile_silo(address: str) -> Iterator[list[str]]:
+def hostile_silo(address: str, training: Mapping[str, Any] = TRAINING) -> Iterator[list[str]]:
     """It serves until the end; gives the messages that it was sent."""
     told, over, here = [], threading.Event(), threading.Event()
 
@@ -101,7 +119,7 @@ def hostile_silo(address: str) -> Iterator[list[str]]:
                     received = link.receive()
                     for message in received.messages if received else ():
                         told.append(f"{message.metadata.message_type} {message.metadata.group_id}")
-                        answer(link, message)
+                        answer(link, message, training)
                 except (LinkError, RunEndedError):
                     continue
 
@@ -133,3 +151,24 @@ def test_a_hostile_silo_over_grpc_is_left_out_and_the_run_completes(
     expected = in_process(tmp_path / "alone", *NAMES, **keys)["model-hashes"]
     assert {n: h for n, h in hashes_of(folder).items() if n != HOSTILE} == expected
     assert "\x1b" not in (folder / "run.log").read_text() + (folder / "events.jsonl").read_text()
+
+
+def test_a_superlink_without_a_federation_has_allowances_and_limits_too(trio: Trio) -> None:
+    """Of what the silo announces nothing is stored; it is answered for at once."""
+    keys: dict[str, Any] = {**KEYS, "strategy": "fedavg", "rounds": 1, "min-silos": 4}
+    with hostile_silo(trio.superlink.fleet_address, {"1": many_objects}):
+        folder, last = trio.run(**keys)
+    (one, *_) = record_of(folder)["rounds"]
+    assert last.status == "completed" and sum(one["seconds"].values()) < 20
+    assert "in this run it has sent or announced 6,0" in one["left-out"][HOSTILE]
+    key = ec.generate_private_key(ec.SECP256R1())
+    pem = public_pem(key.public_key())
+    with closing(open_channel(trio.superlink.fleet_address, None)) as channel:
+        once = Retry(lambda error: False, max_s=0.0)
+        node = fleet._Node(channel, key, pem, once, lambda error, late: None)
+        number = node.call("RegisterNode", RegisterNodeFleetRequest(public_key=pem)).node_id
+        for seconds, refused in ((61, pytest.raises(grpc.RpcError)), (60, nullcontext())):
+            request = ActivateNodeRequest(public_key=pem, heartbeat_interval=seconds)
+            with refused:
+                node.call("ActivateNode", request)
+        node.call("UnregisterNode", UnregisterNodeFleetRequest(node_id=number))

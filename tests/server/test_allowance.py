@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -12,16 +12,17 @@ from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import fleet_pb2, message_pb2
 from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.fleet.message_handler import message_handler
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.error import FlowerError
 from flwr.supercore.inflatable import inflatable_object
 from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from coterie import wire
 from coterie.server.machine import allowance
-from coterie.server.machine.allowance import TIMES, Allowances, Fleet
+from coterie.server.machine.allowance import TIMES, Allowances, Limited, handlers
+from coterie.server.machine.superlink import engine_speaks_http, replace_in
 
 RUN, SILO = 7, 3
 
@@ -58,24 +59,14 @@ def test_what_was_asked_before_a_restart_may_be_answered(monkeypatch: pytest.Mon
     assert kept.sends(RUN, SILO + 1, allowance.FREE_BYTES + 1)
 
 
-class Refused(Exception):
-    """What gRPC makes of ``abort``."""
-
-
-class Call:
-    """The context of a call."""
-
-    def abort(self, code: grpc.StatusCode, details: str) -> None:
-        raise Refused(code.name, details)
-
-
 class SuperLink:
     """Flower's state, and one silo's calls to it."""
 
     def __init__(self) -> None:
         objects = ObjectStoreFactory()
         factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
-        self.state, self.fleet = factory.state(), Fleet(factory, objects, False)
+        self.state, self.store = factory.state(), objects.store()
+        self.fleet = Limited(handlers())
         node = self.state.create_node("me", "me", b"key", 30.0)
         self.state.activate_node(node, 30.0)
         self.node = Node(node_id=node)
@@ -104,12 +95,12 @@ class SuperLink:
     def receive(self) -> Message:
         """What the silo is sent."""
         request = fleet_pb2.PullMessagesRequest(node=self.node)
-        answer = self.fleet.PullMessages(request, Call())
+        answer = self.fleet.pull_messages(request, self.state, self.store)
         for one in inflatable_object.iterate_object_tree(answer.message_object_trees[0]):
             wanted = message_pb2.PullObjectRequest(
                 node=self.node, run_id=self.run, object_id=one.object_id
             )
-            assert self.fleet.PullObject(wanted, Call()).object_available
+            assert self.fleet.pull_object(wanted, self.state).object_available
         return message_from_proto(answer.messages_list[0])
 
     def reply(self, message: Message, numbers: int) -> None:
@@ -120,11 +111,11 @@ class SuperLink:
         found = inflatable_object.get_all_nested_objects(reply)
         tree = inflatable_object.get_object_tree(reply)
         header = message_to_proto(remove_content_from_message(reply))
-        answer = self.fleet.PushMessages(
+        answer = self.fleet.push_messages(
             fleet_pb2.PushMessagesRequest(
                 node=self.node, messages_list=[header], message_object_trees=[tree]
             ),
-            Call(),
+            self.state,
         )
         for name in answer.objects_to_push:
             request = message_pb2.PushObjectRequest(
@@ -134,17 +125,18 @@ class SuperLink:
                 object_id=name,
                 object_content=found[name].deflate(),
             )
-            self.fleet.PushObject(request, Call())
+            self.fleet.push_object(request, self.state)
 
     def got(self, message_id: str) -> Any:
         """The header of the reply, as the run's process gets it."""
-        (reply,) = self.state.get_message_res({message_id})
+        run: Any = {"run_id": self.run} if engine_speaks_http() else {}
+        (reply,) = self.state.get_message_res({message_id}, **run)
         return reply
 
 
 @pytest.fixture
 def superlink(monkeypatch: pytest.MonkeyPatch) -> SuperLink:
-    monkeypatch.setattr(message_handler, "check_abort", lambda *_: None)  # the run goes on
+    monkeypatch.setattr(handlers(), "check_abort", lambda *_: None)  # the run goes on
     monkeypatch.setattr(allowance, "FREE_BYTES", 10_000)
     return SuperLink()
 
@@ -158,7 +150,7 @@ def test_who_sends_too_much_is_answered_for_in_words_and_the_disk_gets_no_more(
         assert superlink.got(asked).has_content()
     superlink.ask(1000)
     message = superlink.receive()
-    with pytest.raises(Refused, match=r"ABORTED.*in this run it has sent or announced"):
+    with pytest.raises(FlowerError, match="in this run it has sent or announced"):
         superlink.reply(message, 4_000_000)
     held: Any = superlink.state
     assert sum(len(one.content) for one in held.object_store.store.values()) < 1_000_000
@@ -175,5 +167,22 @@ def test_who_sends_too_much_is_answered_for_in_words_and_the_disk_gets_no_more(
 
 
 def test_one_reply_at_a_time(superlink: SuperLink) -> None:
-    with pytest.raises(Refused, match="one reply at a time"):
-        superlink.fleet.PushMessages(fleet_pb2.PushMessagesRequest(node=superlink.node), Call())
+    with pytest.raises(FlowerError, match="one reply at a time"):
+        superlink.fleet.push_messages(
+            fleet_pb2.PushMessagesRequest(node=superlink.node), superlink.state
+        )
+
+
+def test_flower_calls_these_with_the_limits_and_with_another_name_for_one_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = import_module("flwr.superlink.cli.flower_superlink")
+    for module in (command, handlers()):  # put back after the test
+        for name, value in list(vars(module).items()):
+            monkeypatch.setitem(vars(module), name, value)
+    allowance.limit_silos()
+    assert vars(command)["GRPC_MAX_MESSAGE_LENGTH"] == 33 * 2**20
+    for name in allowance.HANDLERS:
+        assert isinstance(vars(handlers())[name].__self__, Limited)
+    with pytest.raises(AssertionError, match="another Flower"):
+        replace_in(handlers(), HEARTBEAT_LONGEST=1.0)

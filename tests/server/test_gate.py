@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from flwr.superlink.servicer.control.control_account_auth_interceptor import (
     ControlAccountAuthInterceptor,
 )
 
-from coterie.server.machine import gate, serving, signing
-from coterie.server.machine.allowance import Fleet
+from coterie.server.machine import serving, signing
 from coterie.server.machine.gate import Gate, GrpcGate
 from coterie.server.machine.link import CONTROL, bundle_of, control, digest_of
 from coterie.server.machine.signing import Identity, SigningError, Verifier
@@ -369,21 +367,3 @@ def test_a_damaged_list_of_operators_lets_nobody_in(made: Federation) -> None:
     with pytest.raises(FederationError, match="Restore it from a backup"):
         operators.find(load(made.folder), "mallory")
     file.write_bytes(kept)
-
-
-def test_silos_have_small_calls_short_heartbeats_and_an_allowance(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    command = import_module("flwr.superlink.cli.flower_superlink")
-    handler = import_module("flwr.server.superlink.fleet.message_handler.message_handler")
-    for module in (command, handler):  # put back after the test
-        for name, value in list(vars(module).items()):
-            monkeypatch.setitem(vars(module), name, value)
-    gate.limit_silos()
-    assert vars(command)["FleetServicer"] is Fleet
-    assert vars(command)["GRPC_MAX_MESSAGE_LENGTH"] == 33 * 2**20
-    handler._validate_heartbeat_interval(60.0)
-    with pytest.raises(handler.InvalidHeartbeatIntervalError):
-        handler._validate_heartbeat_interval(61.0)
-    with pytest.raises(AssertionError, match="another Flower"):
-        gate.replace_in(handler, HEARTBEAT_LONGEST=1.0)

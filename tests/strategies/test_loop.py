@@ -29,6 +29,8 @@ from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
 from coterie.strategies.errors import EXIT_NO_SILOS
+from coterie.strategies.rounds import exchange as exchanging
+from coterie.strategies.rounds.absences import MISSES, TIMES
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy
@@ -378,6 +380,88 @@ def test_a_silo_that_answers_after_its_rest_is_asked_as_before() -> None:
     result = run(FedAvg(), grid, rounds=7)
     trained = [r.round for r in result.rounds[:-1] if "node-3" in r.silos]
     assert trained == [5, 7], "one miss is no reason to rest"
+
+
+class SlowGrid(InProcessGrid):
+    """Time is what this grid says. The third node answers late where ``delay`` says so.
+
+    Args:
+        seconds: that the others take for everything.
+        delay: message → seconds that the third takes.
+    """
+
+    def __init__(self, nodes: Any, seconds: float, delay: Callable[[Message], float]) -> None:
+        super().__init__(plain_app(), nodes)
+        self.now, self.seconds, self.delay = 0.0, seconds, delay
+        self.due: dict[str, float] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        sent = list(messages)
+        ids = list(super().push_messages(sent))
+        for message, name in zip(sent, ids, strict=True):
+            slow = message.metadata.dst_node_id == 3
+            self.due[name] = self.now + (self.delay(message) if slow else self.seconds)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return super().pull_messages(i for i in message_ids if self.due[i] <= self.now)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def at_the_deadline(message: Message) -> float:
+    return 595.0 if message.metadata.message_type == wire.TRAIN else 10.0
+
+
+def every_second_never(message: Message) -> float:
+    return 1e9 if message.metadata.group_id.endswith(("1", "3", "5", "7", "9")) else 10.0
+
+
+def silent_in_evaluations(message: Message) -> float:
+    return 10.0 if message.metadata.message_type == wire.TRAIN else 1e9
+
+
+@pytest.mark.parametrize("delay", [at_the_deadline, every_second_never, silent_in_evaluations])
+def test_a_silo_that_uses_every_deadline_slows_a_run_so_far_and_no_further(
+    delay: Callable[[Message], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, patience = 60, 600.0
+    spent = {}
+    for case in (lambda _: 10.0, delay):
+        grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, case)
+        monkeypatch.setattr(exchanging, "time", grid)
+        result = FedAvg(round_timeout=patience).start(grid, plain_initial(), rounds)
+        spent[case] = grid.now
+        assert [r.round for r in result.rounds[:-1]] == list(range(1, rounds + 1))
+    usual, slowed = spent.values()
+    assert slowed <= (1 + TIMES) * usual + (MISSES + 2) * patience
+    assert slowed < 0.5 * rounds * patience, "what it costs where nothing bounds it"
+
+
+def test_who_is_asked_less_often_for_its_slowness_is_told_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, at_the_deadline)
+    monkeypatch.setattr(exchanging, "time", grid)
+    result = FedAvg(round_timeout=600.0).start(grid, plain_initial(), 7)
+    told = [r.left_out.get("node-3", "") for r in result.rounds[:-1]]
+    assert told[:3] == [""] * 3 and len(set(told[3:])) == 1
+    assert re.fullmatch(
+        r"in this run the others have waited 15\d\d s for it alone, more than 2 times "
+        r"round-timeout, so it is asked less often: again in round 8\.",
+        told[3],
+    )
+
+
+def test_a_silo_that_has_more_to_train_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = SlowGrid(plain_nodes(0, 0, 0, 0), 10.0, lambda _: 75.0)
+    monkeypatch.setattr(exchanging, "time", grid)
+    result = FedAvg(round_timeout=100.0).start(grid, plain_initial(), 40)
+    assert not any(r.left_out for r in result.rounds)
 
 
 @EACH
