@@ -8,7 +8,7 @@ of groups. One can come from elsewhere: FedCollab's, of the discriminators that 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -111,10 +111,10 @@ def with_proposal(
 def nested(found: Sequence[Candidate], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
     """Those that may be raced in a secure run: sums over groups that overlap show single silos.
 
-    Of any two groups one is in the other, or they have nobody in common; and silos that are in the
-    same groups are as many as they and the others of these groups accept in one: what sums tell,
-    however they are added and subtracted, is of so many at least. The trivial ones and the
-    strongest come first.
+    Of any two groups one is in the other, or they have nobody in common; and those of a group that
+    are in none within it are nobody, or as many as its silos accept: that is what is left where the
+    sums of all of these are taken from the group's. The trivial candidates and the strongest come
+    first.
 
     Args:
         found: candidates, the most wanted first.
@@ -122,25 +122,21 @@ def nested(found: Sequence[Candidate], minimums: Mapping[str, int]) -> tuple[Can
     """
     kept: list[Candidate] = []
     for candidate in found:
-        groups = {g for c in (*kept, candidate) for g in c.groups if len(g) > 1}
-        if _show_nobody(groups, minimums):
+        if _show_nobody({g for c in (*kept, candidate) for g in c.groups if len(g) > 1}, minimums):
             kept.append(candidate)
     return tuple(kept)
 
 
-def _show_nobody(groups: Iterable[kit.Group], minimums: Mapping[str, int]) -> bool:
-    """Whether sums over all these groups, together, are of nobody alone."""
-    members = [set(group) for group in sorted(groups)]
-    if not all(one <= two or two <= one or not one & two for one in members for two in members):
-        return False
-    cells: dict[frozenset[int], set[str]] = {}
-    for name in set().union(*members):
-        where = frozenset(i for i, group in enumerate(members) if name in group)
-        cells.setdefault(where, set()).add(name)
-    return all(
-        len(cell) >= max(minimums.get(name, 1) for i in where for name in members[i])
-        for where, cell in cells.items()
-    )
+def _show_nobody(groups: Collection[kit.Group], minimums: Mapping[str, int]) -> bool:
+    for group in groups:
+        own = set(group)
+        beside = [set(other) for other in groups if other != group and own & set(other)]
+        if not all(other < own or own < other for other in beside):
+            return False
+        rest = own.difference(*(other for other in beside if other < own))
+        if 0 < len(rest) < max(minimums.get(name, 1) for name in group):
+            return False
+    return True
 
 
 def visible(found: Sequence[Candidate], before: Sequence[Candidate]) -> bool:
