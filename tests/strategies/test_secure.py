@@ -28,6 +28,7 @@ from coterie.client.home.secrets import secrets_of
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
 from coterie.client.work.secure import Sketch, measure
+from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
@@ -195,17 +196,16 @@ def test_nobody_sees_what_a_silo_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No reply holds a silo's arrays, nor any numbers that are equal to some of them."""
-    own: dict[str, list[bytes]] = {}
+    own: dict[tuple[str, int], wire.Model] = {}
 
-    def tapped(settings: SiloSettings, kept: Held, **where: Any) -> None:
-        arrays = (np.asarray(array).tobytes() for array in kept.model.values())
-        own.setdefault(settings.name, []).extend(arrays)
-        hold(settings, kept, **where)
+    def tapped(settings: SiloSettings, kept: Held, *, number: int, **where: Any) -> None:
+        own[settings.name, number] = kept.model
+        hold(settings, kept, number=number, **where)
 
     monkeypatch.setattr("coterie.client.work.secure.hold", tapped)
     grid = Tapped(nodes(tmp_path / "homes"))
     play(grid, tmp_path / "run", strategy="fedavg", rounds=2)
-    assert own.keys() == set(NAMES)
+    assert own.keys() == {(name, number) for name in NAMES for number in (1, 2)}
     masked = [m for _, m in grid.got if m.metadata.message_type == wire.MASKED_SUM]
     assert len(masked) == 12
     kinds = {m.metadata.message_type for _, m in grid.got}
@@ -216,7 +216,16 @@ def test_nobody_sees_what_a_silo_has_trained(
         for record in m.content.array_records.values()
         for array in record.values()
     ]
-    assert not any(part in text for parts in own.values() for part in parts for text in texts)
+    parts = [np.asarray(array).tobytes() for model in own.values() for array in model.values()]
+    assert not any(part in text for part in parts for text in texts)
+    asked = {one.round: one for one in grid.sums()}
+    for name, reply in grid.got:
+        if reply.metadata.message_type == wire.MASKED_SUM:
+            told = asked[int(reply.metadata.group_id)]
+            share = told.share(SIZES[NAMES.index(name)])
+            bare = fixed(own[name, told.round], share, told.bounds)
+            sent = wire.decode_arrays(reply.content.array_records[wire.MASKED])[wire.MASKED]
+            assert np.mean(sent == bare) < 0.01
 
 
 @pytest.mark.parametrize("keys", [{"strategy": "fedavg"}, {"strategy": "hcct", "alpha": 1e-6}])
@@ -852,6 +861,20 @@ def test_silos_count_by_their_samples_up_to_a_cap(
     models = [unseen(n, s) for n, s in (("a", 3.0), ("b", 5.0), ("c", 9.0))]
     (atom,) = _atoms([weighted_mean(models, weights)])  # type: ignore[list-item]
     assert atom.counting == (None if cap is None else pytest.approx(cap))
+
+
+def test_a_limit_comes_through_messages_and_checkpoints() -> None:
+    limit = Limit(0.3, 40.0)
+    assert [limit.of(n) for n in (10.0, 40.0, 160.0, 1e6)] == pytest.approx([0.3, 0.3, 0.6, 0.6])
+    for one in (limit, None):
+        asked = Sum("r", 1, "", ("a", "b"), 9.0, 10.0, "0", 2, (1.0, 2.0), limit=one)
+        assert decode_sum(asked.encode()) == asked
+    one = Unseen("a", 3, "", 40.0, MODEL, {"sketch": np.full(4, 3.0, np.float32)}, 2.0, 2.5, "")
+    short = one.within(limit, {"sketch": np.ones(4, np.float32)})
+    assert (short.norm, short.reach) == pytest.approx((0.3, 0.8))
+    assert short.moved["sketch"] == pytest.approx(np.full(4, 1 + 2 * 0.3 / 2.0))
+    tree, arrays = encode(short)
+    assert decode(tree, arrays).limit == limit
 
 
 def test_what_holds_no_mean_stays_the_very_same_object() -> None:
