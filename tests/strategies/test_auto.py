@@ -519,6 +519,11 @@ def test_sums_over_the_groups_of_a_secure_race_show_nobody() -> None:
     assert nested([*ends, one_left, kinds], least) == (*ends, kinds)
     assert nested([*ends, kinds, one_less, crossing], least) == (*ends, kinds)
     assert nested([ends[0], one_left], least) == (ends[0], one_left)
+    agreed = replace(kinds, source="clusters, 3 groups; HCCT, α 40")
+    split = (tuple("ab"), ("c",), tuple("de"), ("f",), tuple("ghi"))
+    two_less = Candidate(split, "beside all, c and f are left; beside abc, c")
+    assert nested([*ends, two_less, kinds], least) == (*ends, two_less)
+    assert nested([*ends, two_less, agreed], least) == (*ends, agreed), "two propose it"
     pairs = Candidate((tuple("abcdefg"), ("h",), ("i",)), "all less seven are two")
     assert nested([*ends, pairs], least) == (*ends, pairs)
     assert nested([*ends, pairs], {**least, "a": 3}) == ends
