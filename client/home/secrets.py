@@ -105,10 +105,11 @@ class RunSecrets:
     def made_seed(self, run_seed: int) -> RunSecrets:
         """With a seed of the projection: of an enrolled silo one that nobody else can make, the
         same in every run of this seed; of others one that everybody could."""
-        if self.seed:
+        own = _read(self.home, KEY)
+        if own and self.seed:
             return self
-        own = _read(self.home, KEY) or b"not enrolled"
-        return self.with_seed(_derived(own, f"coterie projection {run_seed}".encode()))
+        key = own or b"not enrolled"  # where runs of one process may have one name, but other seeds
+        return self.with_seed(_derived(key, f"coterie projection {run_seed}".encode()))
 
     def with_seed(self, seed: bytes) -> RunSecrets:
         """With this seed, kept."""

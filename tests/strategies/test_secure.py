@@ -192,6 +192,25 @@ def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) ->
     assert hashes[0] == hashes[1] and hashes[0]
 
 
+def test_a_run_is_the_same_whatever_ran_before_in_its_process(tmp_path: Path) -> None:
+    """Also under the same name: the projection is of the run's seed, not of the one before."""
+    found = []
+    for seed in (2, 1, None, 1):
+        if seed is None:
+            secrets.forget()
+            continue
+        grid = Tapped(nodes())
+        play(grid, tmp_path / str(len(found)) / "run", rounds=1, seed=seed)
+        sketches = [
+            array.data
+            for _, m in grid.got
+            if wire.SKETCH in m.content.array_records
+            for array in m.content.array_records[wire.SKETCH].values()
+        ]
+        found.append(sketches)
+    assert found[1] == found[2] != found[0]
+
+
 def test_nobody_sees_what_a_silo_has_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
