@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -49,6 +49,8 @@ MAX_SKETCH, LEAST_SKETCH, SPARSE = 4096, 256, 10
 """Most and fewest numbers of a sketch, and how many parameters at least are behind each."""
 JOINT: Final = "sketch"
 """What a sketch is called; of one module, with its name and a dot before it."""
+MOST_ROOM: Final = 2.0
+"""A silo with more samples makes more steps, so its limit grows with their square root, so far."""
 MAX_PEERS = 1024
 MAX_PEER_TEXT = 4096
 OF_ITS_OWN: Final = frozenset(
@@ -181,6 +183,26 @@ def _verifies(key: object, signature: bytes, content: bytes) -> bool:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """How long an update may be; one that is longer is shortened to it.
+
+    It is one for all silos of a sum, so that it only makes their parts more alike: with a limit
+    for each, all others' could be made as good as nothing.
+
+    Attributes:
+        norm: Euclidean, > 0, of a silo with so many samples or fewer.
+        samples: > 0; with more the limit is higher, up to ``MOST_ROOM`` times.
+    """
+
+    norm: float
+    samples: float
+
+    def of(self, samples: float) -> float:
+        """The longest of a silo with so many samples."""
+        return self.norm * min(max(math.sqrt(samples / self.samples), 1.0), MOST_ROOM)
+
+
+@dataclass(frozen=True)
 class Sum:
     """What all silos of a sum are told alike.
 
@@ -196,6 +218,7 @@ class Sum:
         least: silos by which any two sums must differ, and of which each is at least made.
         bounds: of every array of the model, what no silo's values exceed in size.
         attempt: 1; 2 without those that were lost.
+        limit: of every silo's last update; None: none is too long.
     """
 
     run: str
@@ -208,16 +231,28 @@ class Sum:
     least: int
     bounds: tuple[float, ...]
     attempt: int = 1
+    limit: Limit | None = None
 
     def encode(self) -> str:
         """As text."""
+        limit = () if self.limit is None else (self.limit.norm, self.limit.samples)
         return json.dumps(
             [
                 *(self.run, self.round, self.purpose, list(self.members)),
                 *(self.cap, self.total, self.trained_as, self.least),
-                *(list(self.bounds), self.attempt),
+                *(list(self.bounds), self.attempt, *limit),
             ]
         )
+
+    @property
+    def weighing(self) -> str:
+        """What decides how much of each silo is in the sum, as 64 hexadecimal digits.
+
+        With two of these, the same silos' sums could be subtracted from each other until one
+        silo's part is left: the largest one's, of two caps.
+        """
+        text = json.dumps([self.cap, self.total, self.bounds, self.limit and vars(self.limit)])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def digest(self, peers: Mapping[str, Peer]) -> bytes:
         """SHA-256 of everything that silos must agree upon, their keys included."""
@@ -238,17 +273,18 @@ def decode_sum(text: object) -> Sum:
         WireError: it is something else.
     """
     try:
-        run, number, purpose, members, cap, total, trained_as, least, bounds, attempt = json.loads(
-            _bounded(text, MAX_PEERS * MAX_PEER_TEXT)
-        )
+        told = json.loads(_bounded(text, MAX_PEERS * MAX_PEER_TEXT))
+        run, number, purpose, members, cap, total, trained_as, least, bounds, attempt, *more = told
         found = Sum(
             *(str(run), int(number), str(purpose), tuple(map(str, members))),
             *(float(cap), float(total), str(trained_as), int(least)),
             *(tuple(map(float, bounds)), int(attempt)),
+            Limit(*map(float, more)) if more else None,
         )
     except Exception as error:  # text from elsewhere: of any kind
         raise WireError(f"a sum's description cannot be read: {error}") from None
-    sound = all(isfinite(n) and n > 0 for n in (found.cap, found.total, *found.bounds))
+    limit = () if found.limit is None else (found.limit.norm, found.limit.samples)
+    sound = all(math.isfinite(n) and n > 0 for n in (found.cap, found.total, *found.bounds, *limit))
     if not sound or list(found.members) != sorted(set(found.members)):
         raise WireError("a sum needs silos in order, each once, and counts and bounds above 0.")
     if len(found.members) > MAX_PEERS or not all(map(is_silo_name, found.members)):
@@ -334,6 +370,32 @@ def moved(new: Model, old: Model) -> Iterator[tuple[str, NDArray[np.float64]]]:
                 step = room[: one.size]
                 step[:] = one - other
                 yield name, step
+
+
+def shortened(new: Model, old: Model, factor: float) -> Model:
+    """``old + factor · (new − old)``, in float64; counters as they are in ``new``."""
+
+    def short(name: str, array: NDArray[Any]) -> NDArray[Any]:
+        start = old[name].astype(np.float64)
+        found: NDArray[Any] = start + factor * (array.astype(np.float64) - start)
+        return found.astype(array.dtype)
+
+    return {
+        name: short(name, array) if np.issubdtype(array.dtype, np.floating) else array
+        for name, array in new.items()
+    }
+
+
+def distance(new: Model, old: Model) -> float:
+    """Euclidean, of floating-point arrays."""
+    steps = (step for _, step in moved(new, old))
+    return math.sqrt(math.fsum(float(np.einsum("i,i", step, step)) for step in steps))
+
+
+def within(new: Model, old: Model, longest: float) -> Model:
+    """``new``, no farther from ``old`` than that."""
+    norm = distance(new, old)
+    return new if norm <= longest else shortened(new, old, longest / norm)
 
 
 def num_numbers(model: Model) -> int:

@@ -27,11 +27,11 @@ from coterie.strategies.rounds.influence import (
     AGREEMENT,
     AWAY,
     ELSEWHERE,
-    MOST_ROOM,
     SHORT,
     SPREAD,
 )
 from coterie.wire import Model
+from coterie.wire.secure import MOST_ROOM
 
 ATTACKER, SILOS, ROUNDS = "silo-9", 10, 15
 SIZES, NUM_TEST = (40, 70, 100), 60

@@ -1,8 +1,9 @@
 """What a silo has trained in a secure run and keeps back: the coordinator has no copy of it.
 
-With it goes the digest of what it was sent and told for that (``secure.training_digest``), the hash
-of the last model that came from the coordinator, and the silo's key of the run: where that is
-another one by now, nobody knows in which sums the model was.
+With it go what the training began from, by which it can be shortened; the digest of what the silo
+was sent and told for that (``secure.training_digest``); the hash of the last model that came from
+the coordinator; and the silo's key of the run: where that is another one by now, nobody knows in
+which sums the model was.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from coterie.client.home.settings import SiloSettings
 from coterie.wire import Model
 
 KIND = "held"
-DIGESTS = "digests "
-"""Beside the arrays, whose names have no space at their end."""
+DIGESTS, START = "digests ", " start"
+"""Beside the arrays, whose names have no spaces: the digests; and at the end of a name of what
+the training began from."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A model, what it came from and how; digests are 64 hexadecimal digits."""
+    """A model, what it began and came from and how; digests are 64 hexadecimal digits."""
 
     model: Model
+    start: Model
     received: str
     trained_as: str
     key: str
@@ -35,7 +38,8 @@ def hold(
 ) -> None:
     """Keep the outcome of a training; in memory alone unless ``on_disk``."""
     digests = np.frombuffer(bytes.fromhex(kept.received + kept.trained_as + kept.key), np.uint8)
-    arrays = {**kept.model, DIGESTS: digests}
+    start = {name + START: array for name, array in kept.start.items()}
+    arrays = {**kept.model, **start, DIGESTS: digests}
     kind, where = _kind(purpose), {"on_disk": on_disk, "passing": True}
     rounds.keep(settings, kind, arrays, run=run, number=number, **where)
 
@@ -53,9 +57,12 @@ def held(settings: SiloSettings, *, run: str, number: int, purpose: str) -> Held
     found = rounds.newest(settings, _kind(purpose), run=run, before=number + 1)
     if found is None or found[0] != number or DIGESTS not in found[1]:
         return None
-    model = dict(found[1])
-    digests = model.pop(DIGESTS).tobytes().hex()
-    return Held(model, digests[:64], digests[64:128], digests[128:])
+    arrays = dict(found[1])
+    digests = arrays.pop(DIGESTS).tobytes().hex()
+    start = {n.removesuffix(START): arrays.pop(n) for n in list(arrays) if n.endswith(START)}
+    if start.keys() != arrays.keys():  # an earlier release kept it
+        return None
+    return Held(arrays, start, digests[:64], digests[64:128], digests[128:])
 
 
 def _kind(purpose: str) -> str:

@@ -92,6 +92,8 @@ CANNOT_DO_WITHOUT = {
 }
 """Strategy → the type of message without which a silo is of no use to it: refused at the join."""
 REFUSED_KEYS = {
+    wire.META_LR: REFUSED[wire.TRAIN_PER_FEDAVG],  # also within the groups of another strategy
+    wire.MOREAU_LAMBDA: REFUSED[wire.TRAIN_PFEDME],
     wire.ASKS_LABEL_COUNTS: "label counts",
     wire.GENERATED_WEIGHT: "training on generated latents",
     wire.DISTIL_WEIGHT: "training on generated latents",

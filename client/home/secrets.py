@@ -50,6 +50,7 @@ class Part:
         made: mark of the model that came of it.
         members: silos of the sum.
         least: by how many silos at least any two sums of it must differ.
+        weighing: of the sum, see ``wire.secure.Sum.weighing``.
     """
 
     round: int
@@ -57,6 +58,7 @@ class Part:
     made: str
     members: frozenset[str]
     least: int
+    weighing: str
 
 
 @dataclass(frozen=True)
@@ -103,10 +105,11 @@ class RunSecrets:
     def made_seed(self, run_seed: int) -> RunSecrets:
         """With a seed of the projection: of an enrolled silo one that nobody else can make, the
         same in every run of this seed; of others one that everybody could."""
-        if self.seed:
+        own = _read(self.home, KEY)
+        if own and self.seed:
             return self
-        own = _read(self.home, KEY) or b"not enrolled"
-        return self.with_seed(_derived(own, f"coterie projection {run_seed}".encode()))
+        key = own or b"not enrolled"  # where runs of one process may have one name, but other seeds
+        return self.with_seed(_derived(key, f"coterie projection {run_seed}".encode()))
 
     def with_seed(self, seed: bytes) -> RunSecrets:
         """With this seed, kept."""
@@ -188,8 +191,11 @@ def _load(settings: SiloSettings, run: str) -> RunSecrets | None:
         return RunSecrets(
             *(run, settings.name, settings.home, private, bytes.fromhex(kept["seed"])),
             sums=tuple(
-                Part(int(number), str(purpose), str(made), frozenset(map(str, silos)), int(least))
-                for number, purpose, made, silos, least in kept["sums"]
+                Part(
+                    *(int(number), str(purpose), str(made), frozenset(map(str, silos))),
+                    *(int(least), str(weighing)),
+                )
+                for number, purpose, made, silos, least, weighing in kept["sums"]
             ),
             sketched=tuple((str(of), str(layers)) for of, layers in kept["sketched"]),
         )
@@ -205,7 +211,10 @@ def _keep(secrets: RunSecrets) -> RunSecrets:
             **{"run": secrets.run, "silo": secrets.name},
             **{"key": secrets.private.private_bytes_raw().hex(), "seed": secrets.seed.hex()},
             "sums": [
-                (part.round, part.purpose, part.made, sorted(part.members), part.least)
+                (
+                    *(part.round, part.purpose, part.made, sorted(part.members)),
+                    *(part.least, part.weighing),
+                )
                 for part in secrets.sums
             ],
             "sketched": secrets.sketched,

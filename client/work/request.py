@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
-from math import ceil
+from math import ceil, inf
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
@@ -40,6 +40,7 @@ from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
 from coterie.tasks.problems import BALANCE
 from coterie.wire import Model
+from coterie.wire.secure import Limit, within
 
 log = logging.getLogger("coterie.silo")
 
@@ -321,8 +322,13 @@ class Request:
         if wire.OWN_ROUND not in self.config:
             return None
         number = self.integer(wire.OWN_ROUND, minimum=1)
-        purpose = str(self.config.get(wire.OWN_PURPOSE, ""))
-        return self.held_back(number, purpose)
+        found = self.held_back(number, str(self.config.get(wire.OWN_PURPOSE, "")))
+        norm = self.real(wire.OWN_LONGEST, default=0.0, below=inf)
+        samples = self.real(wire.OWN_LONGEST_OF, default=0.0, below=inf)
+        if not (norm and samples):
+            return found
+        longest = Limit(norm, samples).of(len(self.bench.data.train))
+        return replace(found, model=within(found.model, found.start, longest))
 
     def held_back(self, number: int, purpose: str) -> Held:
         """What this silo has trained in a round of this run and kept to itself."""
@@ -334,7 +340,8 @@ class Request:
             )
         # Files have arrays in another order.
         names = [name for name in travelling(self.bench.model) if name in found.model]
-        return replace(found, model={name: found.model[name] for name in names})
+        model, start = ({n: of[n] for n in names} for of in (found.model, found.start))
+        return replace(found, model=model, start=start)
 
     def plan(self) -> TrainPlan:
         """How to train."""
@@ -522,10 +529,10 @@ class Request:
             raise RefusedError(f"{key} must be an integer of at least {minimum}. Got {value!r}.")
         return value
 
-    def real(self, key: str, *, default: float) -> float:
-        """A number in [0, 1e9)."""
+    def real(self, key: str, *, default: float, below: float = 1e9) -> float:
+        """A number in [0, ``below``)."""
         value = self.config.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < below:
             raise RefusedError(f"{key} must be a number of at least 0. Got {value!r}.")
         return float(value)
 

@@ -46,6 +46,7 @@ from coterie.wire.secure import (
     sketch_name,
     sketch_sizes,
     training_digest,
+    within,
 )
 
 MOST_SKETCHED = 2
@@ -88,7 +89,7 @@ def keep_back(
     trained_as = training_digest(kind, start, {**request.config, **extras})
     hold(
         settings,
-        Held(trained, came, trained_as, secrets.public.hex()),
+        Held(trained, received, came, trained_as, secrets.public.hex()),
         run=request.run,
         number=request.round_number(),
         purpose=request.purpose,
@@ -124,14 +125,17 @@ def sum_masked(request: Request) -> RecordDict:
     if len(asked.bounds) != len(model):
         request.refuse_for(f"needs {len(model)} bounds for a sum, one for every array.")
     members = frozenset(asked.members)
-    part = Part(asked.round, asked.purpose, secrets.mark_of(model), members, asked.least)
+    made = secrets.mark_of(model)
+    part = Part(asked.round, asked.purpose, made, members, asked.least, asked.weighing)
     for before in secrets.sums:
         request.refuse_for(_objection_beside(part, before))
     if part not in secrets.sums and not _is_played(request):  # before anything leaves
         secrets.with_sum(part)
     try:
-        share = asked.share(len(request.bench.data.train))
-        masked = fixed(model, share, asked.bounds)
+        samples = len(request.bench.data.train)
+        if asked.limit is not None:
+            model = within(model, kept.start, asked.limit.of(samples))
+        masked = fixed(model, asked.share(samples), asked.bounds)
     except ValueError as error:
         raise RefusedError(f"silo {settings.name!r} takes no part in the sum: {error}.") from None
     what = asked.digest(peers)
@@ -217,8 +221,15 @@ def _objection_beside(new: Part, before: Part) -> str:
     small, large = sorted((new.members, before.members), key=len)
     apart = max(new.least, before.least)
     nested = small < large and 2 * len(small) > len(large) and len(large - small) >= apart
-    if nested or small == large:
+    if nested:
         return ""
+    if small == large:
+        if new.weighing == before.weighing:
+            return ""
+        return (
+            f"took part in a sum of these {len(small)} silos with that already, in which they "
+            "counted in another way. From the two, one silo's part could be told."
+        )
     return (
         f"took part in a sum of {len(before.members)} silos with that already. Together with this "
         f"one, of {len(new.members)}, the part of fewer than {apart} silos could be told from the "

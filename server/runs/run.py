@@ -52,6 +52,7 @@ TERMS = (
     *(wire.KEEP_OPTIMISER, wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
     wire.WIRE_FORMAT,
     *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS, wire.VALIDATION, wire.GUARD),
+    *(wire.META_LR, wire.MOREAU_LAMBDA),
 )
 """Entries of a run's training messages that a silo may refuse it for."""
 

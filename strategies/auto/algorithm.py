@@ -403,7 +403,8 @@ class Auto(kit.Algorithm[AutoState]):
             )
         found = standings_of(state)
         kept = [c for c, s in zip(state.candidates, found, strict=True) if not s.out]
-        if len(kept) > 1 and self._goes_on(state, kept, raced, now):
+        undecided = len(kept) > 1 or (now.secure and _would_leave(state, kept[0]))
+        if undecided and self._goes_on(state, kept, raced, now):
             return _reduced(state, now)
         return self._decided(state, now, complete=True)
 
@@ -667,6 +668,15 @@ def _reduced(state: AutoState, now: kit.Round) -> AutoState:
         dropped=(*state.dropped, *(one for one in entrants if one.dropped)),
         models={group: model for group, model in state.models.items() if group in groups},
     )
+
+
+def _would_leave(state: AutoState, winner: Candidate) -> bool:
+    """Whether a silo would keep its own model, by what is measured so far.
+
+    Groups that differ by one silo are not raced in a secure run. In others they often are, and keep
+    the race open: by its end the groups have trained for longer, and fewer silos seem to lose.
+    """
+    return any(gain.own for gain in gains_of(state, winner).values())
 
 
 def _with_dropped(entrants: Sequence[Entrant], now: kit.Round) -> tuple[Entrant, ...]:

@@ -8,7 +8,7 @@ of groups. One can come from elsewhere: FedCollab's, of the discriminators that 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,6 +31,8 @@ MAX_ON_PATH = 64
 seconds where there are hundreds."""
 BORDER = 0.1
 """Relative precision of the borders on a path: no candidate hangs on less."""
+ALONE, TOGETHER, CLUSTERS, PATH = "everybody alone", "all together", "clusters", "HCCT"
+"""Who proposes a candidate, before a comma."""
 RESTARTS, EXACT = 2, 12
 """Of the search at each α of a path, and up to how many silos it is exact: there are a hundred."""
 
@@ -49,12 +51,26 @@ class Candidate:
     strength: float = 0.0
     supported: bool = False
 
+    @property
+    def is_trivial(self) -> bool:
+        """Everybody alone, or all together as far as silos accept that."""
+        return bool({ALONE, TOGETHER} & set(self._sources))
+
+    @property
+    def is_agreed(self) -> bool:
+        """Clustering and the path over α propose it."""
+        return {CLUSTERS, PATH} <= {source.split(",")[0] for source in self._sources}
+
+    @property
+    def _sources(self) -> list[str]:
+        return self.source.split("; ")
+
 
 def trivial(names: Sequence[str], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
     """Everybody alone, and all together as far as the silos accept that."""
-    alone = Candidate(tuple((name,) for name in sorted(names)), "everybody alone")
+    alone = Candidate(tuple((name,) for name in sorted(names)), ALONE)
     together = kit.form([tuple(sorted(names))], minimums)
-    return _distinct([alone, Candidate(tuple(sorted(together)), "all together")])
+    return _distinct([alone, Candidate(tuple(sorted(together)), TOGETHER)])
 
 
 def between(
@@ -111,33 +127,38 @@ def with_proposal(
 def nested(found: Sequence[Candidate], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
     """Those that may be raced in a secure run: sums over groups that overlap show single silos.
 
-    Of any two groups one is in the other, or they have nobody in common, and the larger one has as
-    many more as its silos accept in a group. The trivial ones and the strongest come first.
+    Of any two groups one is in the other, or they have nobody in common; and those of a group that
+    are in none within it are nobody, or as many as its silos accept: that is what is left where the
+    sums of all of these are taken from the group's. Of two candidates that do not go together the
+    one is kept that clustering and the path over α both propose, else the first.
 
     Args:
-        found: candidates, the most wanted first.
+        found: candidates, the most wanted first, and before all others those that are trivial.
         minimums: silo → the smallest group that it accepts.
     """
     kept: list[Candidate] = []
-    for candidate in found:
-        groups = {g for c in kept for g in c.groups if len(g) > 1}
-        if all(_side_by_side(one, other, minimums) for one in candidate.groups for other in groups):
+    for candidate in sorted(found, key=lambda one: not (one.is_trivial or one.is_agreed)):
+        if _show_nobody({g for c in (*kept, candidate) for g in c.groups if len(g) > 1}, minimums):
             kept.append(candidate)
     return tuple(kept)
 
 
-def _side_by_side(one: kit.Group, other: kit.Group, minimums: Mapping[str, int]) -> bool:
-    if len(one) == 1 or not set(one) & set(other) or set(one) == set(other):
-        return True
-    more = set(one) ^ set(other)
-    inside = set(one) < set(other) or set(other) < set(one)
-    return inside and len(more) >= max(minimums.get(name, 1) for name in {*one, *other})
+def _show_nobody(groups: Collection[kit.Group], minimums: Mapping[str, int]) -> bool:
+    for group in groups:
+        own = set(group)
+        beside = [set(other) for other in groups if other != group and own & set(other)]
+        if not all(other < own or own < other for other in beside):
+            return False
+        rest = own.difference(*(other for other in beside if other < own))
+        if 0 < len(rest) < max(minimums.get(name, 1) for name in group):
+            return False
+    return True
 
 
 def visible(found: Sequence[Candidate], before: Sequence[Candidate]) -> bool:
     """Whether the groups show: a clustering that is well separated, and was the best before."""
     now, earlier = (
-        [c for c in some if c.source.startswith("clusters")][:1] for some in (found, before)
+        [c for c in some if c.source.startswith(CLUSTERS)][:1] for some in (found, before)
     )
     return (
         bool(now and earlier) and now[0].groups == earlier[0].groups and now[0].strength >= VISIBLE
@@ -152,7 +173,7 @@ def _by_clusters(gram: NDArray[np.float64], rng: np.random.Generator) -> list[Ca
             for measure in ("edc", "madc"):
                 groups = fedgroup.cold_start(gram, num_groups=number, measure=measure, rng=rng)
                 score = fedgroup.silhouette(gram, groups)
-                source = f"clusters, {len(groups)} groups"
+                source = f"{CLUSTERS}, {len(groups)} groups"
                 scored.append(Candidate(_rows(groups), source, score))
     scored.sort(key=lambda c: -round(c.strength, 9))
     kept = [c for c in _distinct(scored) if c.strength >= LEAST_SEPARATION]
@@ -173,7 +194,7 @@ def _by_path(
     return [
         Candidate(
             _rows(stretch.groups),
-            f"HCCT, α {np.sqrt(stretch.alpha_low * stretch.alpha_high):.3g}",
+            f"{PATH}, α {np.sqrt(stretch.alpha_low * stretch.alpha_high):.3g}",
             stretch.ratio,
         )
         for stretch in inner[:FROM_PATH]

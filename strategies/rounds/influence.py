@@ -21,10 +21,9 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from coterie import wire
@@ -42,6 +41,7 @@ from coterie.strategies.rounds.models import (
 from coterie.strategies.rounds.options import CountOrNone, NotNegative, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
+from coterie.wire.secure import MOST_ROOM, Limit, shortened
 
 FEWEST, FEWEST_VOTES = 3, 4
 """Updates without which a median norm, and a common direction, say nothing of one of them."""
@@ -54,8 +54,6 @@ in honest federations small silos with noisy updates come near 0."""
 SPREAD = 4.0
 """And so far below the group's median, in median absolute deviations of the group's own cosines:
 where members have other labels their cosines are spread, and some of the honest are below 0."""
-MOST_ROOM = 2.0
-"""A silo with more samples makes more steps, so its limit grows with their square root, so far."""
 ELSEWHERE = 4.0
 """And so many times larger where it is compared with silos that trained other models."""
 SHORT = 0.5
@@ -172,7 +170,7 @@ class Bounded:
     Attributes:
         updates: those that count, in their order; what was in line is the same object.
         conduct: what is remembered.
-        moved_out: silo → why it is in this round, or only does not count.
+        moved_out: silo → why it is in this round.
         told: for the record, JSON values.
     """
 
@@ -220,8 +218,7 @@ def bound(
         "norms": clipped.lengths,
         "apart": {name: apart.why for name, apart in sorted(conduct.apart.items())},
     }
-    out = {**clipped.left_out, **moved_out}
-    return Bounded(kept, conduct, out, {key: value for key, value in told.items() if value})
+    return Bounded(kept, conduct, moved_out, {key: value for key, value in told.items() if value})
 
 
 # ---------------------------------------------------------------- counts
@@ -324,28 +321,29 @@ class _Clipped:
     """Updates none of which is too long.
 
     ``factors``: silo → what its update was multiplied by. ``lengths``: silo → its update's norm as
-    a multiple of the median, of the round's own training. ``left_out``: silo → why that does not
-    count at all: nobody can shorten what nobody sees.
+    a multiple of the median, of the round's own training.
     """
 
     updates: list[Update]
     factors: Mapping[str, float]
     lengths: Mapping[str, float]
-    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
     norms = {i: update_norm(u) for i, u in enumerate(updates) if _trains(u)}
     medians: dict[int, float] = {}
     room: dict[int, float] = {}
+    limits: dict[int, Limit] = {}
 
     def compare(key: Callable[[Update], object], *, times: float = 1.0) -> None:
         for group in _alike(updates, key):
             if len(group) >= FEWEST:
                 median = float(np.median([norms[i] for i in group]))
                 usual = float(np.median([updates[i].num_examples for i in group]))
+                limit = Limit(most * times * median, usual)
                 for i in group:
                     medians.setdefault(i, median)
+                    limits.setdefault(i, limit)
                     more = math.sqrt(updates[i].num_examples / usual)
                     room.setdefault(i, times * min(max(more, 1.0), MOST_ROOM))
 
@@ -356,7 +354,7 @@ def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
     shorter = list(updates)
     factors: dict[str, float] = {}
     lengths: dict[str, float] = {}
-    too_long: set[int] = set()
+    reached: list[Limit] = []
     for i, median in medians.items():
         update = updates[i]
         if median <= 0:
@@ -367,19 +365,24 @@ def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
         if most and norms[i] > limit:
             factor = limit / norms[i]
             if is_seen(update.model):
-                shorter[i] = replace(update, model=_shortened(update, factor))
+                short = shortened(update.model, update.start, factor)
+                shorter[i] = replace(update, model=short)
             else:
-                too_long.add(i)
+                reached.append(limits[i])
             factors[update.silo.name] = min(factor, factors.get(update.silo.name, 1.0))
-    left_out = {
-        updates[i].silo.name: f"its update is {norms[i] / medians[i]:.3g} times as long as the "
-        "median, and in a secure run it cannot be shortened."
-        for i in sorted(too_long)
-        if not updates[i].purpose
-    }
-    shorter = [u for i, u in enumerate(shorter) if i not in too_long]
+    # What nobody sees the silos shorten themselves, all that were compared by the same limit.
+    for i, common in limits.items():
+        if any(common is one for one in reached):
+            shorter[i] = _within(updates[i], common)
     rounded = {name: float(f"{f:.4g}") for name, f in factors.items()}
-    return _Clipped(shorter, rounded, lengths, left_out)
+    return _Clipped(shorter, rounded, lengths)
+
+
+def _within(update: Update, limit: Limit) -> Update:
+    """An unseen update, no longer than its limit."""
+    assert isinstance(update.model, Unseen)
+    before = update.start.moved if isinstance(update.start, Unseen) else {}
+    return replace(update, model=cast(Model, update.model.within(limit, before)))
 
 
 def update_norm(update: Update) -> float:
@@ -407,20 +410,6 @@ def _products(updates: Sequence[Update]) -> FloatArray:
             steps = [np.subtract(new[part], old[part], dtype=kind) for new, old in flat]
             total += gram(np.stack(steps))
     return total
-
-
-def _shortened(update: Update, factor: float) -> Model:
-    """``start + factor · (model − start)``, in float64; counters as they came."""
-
-    def short(name: str, array: NDArray[Any]) -> NDArray[Any]:
-        start = update.start[name].astype(np.float64)
-        moved: NDArray[Any] = start + factor * (array.astype(np.float64) - start)
-        return moved.astype(array.dtype)
-
-    return {
-        name: short(name, array) if np.issubdtype(array.dtype, np.floating) else array
-        for name, array in update.model.items()
-    }
 
 
 # ---------------------------------------------------------------- directions

@@ -53,7 +53,10 @@ def own_entries(model: Model) -> dict[str, Any]:
     """What a message says in the place of a model that its silo has and nobody else."""
     if not isinstance(model, kit.Unseen):
         return {}
-    return {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
+    told: dict[str, Any] = {wire.OWN_ROUND: model.round, wire.OWN_PURPOSE: model.purpose}
+    if model.limit is not None:
+        told |= {wire.OWN_LONGEST: model.limit.norm, wire.OWN_LONGEST_OF: model.limit.samples}
+    return told
 
 
 class Encoder:

@@ -8,7 +8,7 @@ means nothing, so the longest-training member's is taken.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan, sqrt
 from typing import Any, Literal, cast, get_args
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.wire import Model
+from coterie.wire.secure import Limit, shortened
 
 Aggregate = Literal["mean", "trimmed-mean", "median", "krum"]
 """How a group's model is made of its members'."""
@@ -37,6 +38,8 @@ class Unseen:
         reach: what all of them since then changed at most, added up.
         trained_as: digest of what it was sent and told for the last.
         fresh: that one was the only one since then.
+        limit: of what the last of them changed, where it is longer than that, or one that it is
+            compared with is; ``moved``, ``norm`` and ``reach`` are of what is left of it.
     """
 
     silo: str
@@ -49,6 +52,22 @@ class Unseen:
     reach: float
     trained_as: str
     fresh: bool = True
+    limit: Limit | None = None
+
+    def within(self, limit: Limit, before: Model) -> Unseen:
+        """The same with its last update no longer than a limit.
+
+        Args:
+            limit: of that.
+            before: ``moved`` without it; empty if it is the only one.
+        """
+        most = limit.of(self.samples)
+        if self.norm <= most:
+            return replace(self, limit=limit)
+        start = {n: before.get(n, np.zeros_like(a)) for n, a in self.moved.items()}
+        short = shortened(self.moved, start, most / self.norm)
+        reach = self.reach - self.norm + most
+        return replace(self, limit=limit, moved=short, norm=most, reach=reach)
 
 
 @dataclass(frozen=True)

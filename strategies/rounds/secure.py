@@ -34,12 +34,13 @@ from coterie.wire.secure import (
     LEAST_SKETCH,
     MAX_PEER_TEXT,
     SPARSE,
+    Limit,
     Peer,
     Sum,
     decode_peers,
+    distance,
     encode_peers,
     from_fixed,
-    moved,
     num_numbers,
     peer_objection,
     pieces,
@@ -335,7 +336,7 @@ class SecureRun:
             how = atom.unseen[0].trained_as
             what = Sum(
                 *(self.name, number, purpose, names, cap, total, how),
-                *(self._least(atom.names, now), atom.bounds, attempt),
+                *(self._least(atom.names, now), atom.bounds, attempt, atom.limit),
             ).encode()
             keys = encode_peers([self._peers[name][1] for name in names])
             told = {wire.SUM: what, wire.PEERS: keys, wire.ROUND: now.number, wire.PURPOSE: purpose}
@@ -412,6 +413,11 @@ class _Atom:
     def size(self) -> int:
         return num_numbers(self.unseen[0].origin)
 
+    @property
+    def limit(self) -> Limit | None:
+        """Of their last updates; all that trained alike are compared with the same."""
+        return self.unseen[0].limit
+
     @cached_property
     def bounds(self) -> tuple[float, ...]:
         """What no silo's values exceed, by array: it has moved no farther than it says from what it
@@ -437,6 +443,8 @@ class _Atom:
         if len({(one.round, one.purpose) for one in self.unseen}) > 1:
             return None
         if len({one.silo for one in self.unseen}) < len(self.unseen):
+            return None
+        if len({one.limit for one in self.unseen}) > 1:
             return None
         counts = [one.samples for one in self.unseen]
         if max(self.weights) <= min(self.weights) * (1 + EXACT):
@@ -515,7 +523,7 @@ def _summed(
     longest = max(one.norm for one in own)
     starts = [origin for origin, _ in kit.holders({o.silo: o.origin for o in own})]
     if len(starts) == 1 and all(one.fresh for one in own):
-        norm = _distance(model, starts[0])
+        norm = distance(model, starts[0])
         if not norm <= longest * (1 + SLACK) + SLACK:
             kit.log.warning(
                 "the sum over %s is %.3g long, the longest of their updates %.3g: one of them sent "
@@ -536,12 +544,6 @@ def _total(vectors: Sequence[NDArray[np.uint32]]) -> NDArray[np.uint32]:
         for part in parts:
             into += part
     return total
-
-
-def _distance(model: Model, start: Model) -> float:
-    """Euclidean, of floating-point arrays."""
-    steps = (piece for _, piece in moved(model, start))
-    return math.sqrt(math.fsum(float(np.einsum("i,i", step, step)) for step in steps))
 
 
 def _masked(reply: Message | None, size: int) -> NDArray[np.uint32]:

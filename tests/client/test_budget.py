@@ -267,6 +267,22 @@ def test_strategies_that_cannot_do_without_these_are_refused_at_the_join(
     assert "cannot be made private here (strategy = " in said
 
 
+@pytest.mark.parametrize("strategy", ["hcct", "fedgroup", "fedcollab"])
+@pytest.mark.parametrize(
+    ("within", "what"), [("perfedavg", "Per-FedAvg's"), ("pfedme", "pFedMe's"), ("fednova", "")]
+)
+def test_an_algorithm_within_groups_that_is_not_private_is_refused_at_the_join(
+    strategy: str, within: str, what: str, tmp_path: Path
+) -> None:
+    told = terms(RunConfig.read({"strategy": strategy, "within": within, "rounds": 2}))
+    asked = {key.replace("-", "_"): value for key, value in told.items()}
+    reply = ask(wire.DESCRIBE, silo(tmp_path, epsilon=100.0), **{**JOINING, **asked})
+    if what:
+        assert f"{what} training cannot be made private here" in reason(reply)
+    else:
+        assert not reply.has_error()
+
+
 @pytest.mark.parametrize(
     "entry",
     [

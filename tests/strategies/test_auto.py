@@ -20,7 +20,7 @@ from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import Auto, FederationError, RunResult
 from coterie.strategies.auto import candidates, evidence
-from coterie.strategies.auto.candidates import Candidate, between, trivial
+from coterie.strategies.auto.candidates import Candidate, between, nested, trivial
 from coterie.strategies.auto.state import AutoState, Measured
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import (
@@ -456,6 +456,41 @@ def test_who_loses_by_the_winner_s_group_keeps_its_own_model() -> None:
     assert_equal_models(first.model, own["f"])
 
 
+@pytest.mark.parametrize(("secure", "group_error"), [(True, 0.6), (True, 0.1), (False, 0.6)])
+def test_a_secure_race_goes_on_while_a_silo_would_leave_its_group(
+    secure: bool, group_error: float
+) -> None:
+    """The group without it is not raced there, so nothing else keeps the race open."""
+    names = ("a", "b", "c", "d", "e", "f")
+    alone, together = trivial(names, {})
+
+    def times(error: float) -> tuple[Measured, ...]:
+        return (Measured(error, 2 * error, 4000),) * evidence.MEASURES
+
+    measured = {(name,): {name: times(0.5)} for name in names}
+    measured[names] = {**{name: times(0.1) for name in names}, "f": times(group_error)}
+    state = AutoState(
+        members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(names, 50.0)),
+        phase="race",
+        since=4,
+        alone={name: {"w": np.ones(2, np.float32)} for name in names},
+        candidates=(alone, together),
+        models={names: {"w": np.full(2, 9, np.float32)}},
+        measured=measured,
+        raced=frozenset(names),
+    )
+    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(names))
+    auto = Auto(train_config=TRAINING).algorithm
+    phases = []
+    for number in range(6, 10):
+        now = Round(number, silos, {"rounds": 20}, secure=secure)
+        state = auto.absorb(state, [], now)
+        phases.append(state.phase)
+    doubted = secure and group_error > 0.5
+    assert phases == (["race", "race", "hold", "hold"] if doubted else ["hold"] * 4)
+    assert state.held == (names,) and state.own == ({"f"} if group_error > 0.5 else set())
+
+
 def test_candidates_are_what_the_updates_suggest_and_fit_the_smallest_groups() -> None:
     rng = np.random.default_rng(0)
     kinds = rng.normal(size=(2, 50))
@@ -468,6 +503,30 @@ def test_candidates_are_what_the_updates_suggest_and_fit_the_smallest_groups() -
     picky = between(names, gram(updates), sizes, {"s0": 5}, np.random.default_rng(0))
     assert all(("s0",) in c.groups or len(_group(c, "s0")) >= 5 for c in picky)
     assert between(names[:2], gram(updates[:2]), sizes[:2], {}, rng) == ()
+
+
+def test_sums_over_the_groups_of_a_secure_race_show_nobody() -> None:
+    """However many of them are added and subtracted, what is left is of as many as silos accept."""
+    names = tuple("abcdefghi")
+    least = dict.fromkeys(names, 2)
+    ends = trivial(names, least)
+    kinds = Candidate((tuple("abc"), tuple("def"), tuple("ghi")), "kinds")
+    one_left = Candidate((tuple("abcd"), tuple("efgh"), ("i",)), "all less two groups is i")
+    one_less = Candidate((tuple("ab"), ("c",), tuple("def"), tuple("ghi")), "abc less ab is c")
+    crossing = Candidate((tuple("abcd"), tuple("efghi")), "neither in the other")
+    coarse = Candidate((tuple("abcdef"), tuple("ghi")), "groups of groups")
+    assert nested([*ends, kinds, coarse], least) == (*ends, kinds, coarse)
+    assert nested([*ends, one_left, kinds], least) == (*ends, kinds)
+    assert nested([*ends, kinds, one_less, crossing], least) == (*ends, kinds)
+    assert nested([ends[0], one_left], least) == (ends[0], one_left)
+    agreed = replace(kinds, source="clusters, 3 groups; HCCT, α 40")
+    split = (tuple("ab"), ("c",), tuple("de"), ("f",), tuple("ghi"))
+    two_less = Candidate(split, "beside all, c and f are left; beside abc, c")
+    assert nested([*ends, two_less, kinds], least) == (*ends, two_less)
+    assert nested([*ends, two_less, agreed], least) == (*ends, agreed), "two propose it"
+    pairs = Candidate((tuple("abcdefg"), ("h",), ("i",)), "all less seven are two")
+    assert nested([*ends, pairs], least) == (*ends, pairs)
+    assert nested([*ends, pairs], {**least, "a": 3}) == ends
 
 
 def _group(candidate: Candidate, name: str) -> tuple[str, ...]:

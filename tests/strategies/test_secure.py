@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,16 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
 
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.home import rounds, secrets
-from coterie.client.home.held import held
+from coterie.client.home.held import Held, held, hold
 from coterie.client.home.secrets import secrets_of
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work import evaluate
 from coterie.client.work.secure import Sketch, measure
+from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
@@ -42,9 +42,11 @@ from coterie.strategies.rounds.secure import _atoms, _replaced
 from coterie.wire.enrolment import fingerprint_of_key, public_pem
 from coterie.wire.secure import (
     PIECE,
+    Limit,
     Peer,
     Sum,
     decode_peers,
+    decode_sum,
     encode_peers,
     fixed,
     from_fixed,
@@ -112,12 +114,7 @@ class Tapped(InProcessGrid):
             for _, m in self.sent
             if m.metadata.message_type == wire.MASKED_SUM
         ]
-        return [Sum(*_fields(text)) for text in dict.fromkeys(texts)]
-
-
-def _fields(text: str) -> Any:
-    run, number, purpose, members, *rest = json.loads(text)
-    return run, number, purpose, tuple(members), *rest
+        return [decode_sum(text) for text in dict.fromkeys(texts)]
 
 
 def play(grid: InProcessGrid, folder: Path, **keys: Any) -> RunResult:
@@ -195,18 +192,39 @@ def test_a_run_is_the_same_again_whatever_keys_the_silos_draw(tmp_path: Path) ->
     assert hashes[0] == hashes[1] and hashes[0]
 
 
-def test_nobody_sees_what_a_silo_has_trained(tmp_path: Path) -> None:
+def test_a_run_is_the_same_whatever_ran_before_in_its_process(tmp_path: Path) -> None:
+    """Also under the same name: the projection is of the run's seed, not of the one before."""
+    found = []
+    for seed in (2, 1, None, 1):
+        if seed is None:
+            secrets.forget()
+            continue
+        grid = Tapped(nodes())
+        play(grid, tmp_path / str(len(found)) / "run", rounds=1, seed=seed)
+        sketches = [
+            array.data
+            for _, m in grid.got
+            if wire.SKETCH in m.content.array_records
+            for array in m.content.array_records[wire.SKETCH].values()
+        ]
+        found.append(sketches)
+    assert found[1] == found[2] != found[0]
+
+
+def test_nobody_sees_what_a_silo_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No reply holds a silo's arrays, nor any numbers that are equal to some of them."""
+    own: dict[tuple[str, int], wire.Model] = {}
+
+    def tapped(settings: SiloSettings, kept: Held, *, number: int, **where: Any) -> None:
+        own[settings.name, number] = kept.model
+        hold(settings, kept, number=number, **where)
+
+    monkeypatch.setattr("coterie.client.work.secure.hold", tapped)
     grid = Tapped(nodes(tmp_path / "homes"))
     play(grid, tmp_path / "run", strategy="fedavg", rounds=2)
-    own = {
-        name: [
-            np.asarray(array).tobytes()
-            for file in (tmp_path / "homes" / name).glob("held*/*/*.safetensors")
-            for array in _arrays(file).values()
-        ]
-        for name in NAMES
-    }
+    assert own.keys() == {(name, number) for name in NAMES for number in (1, 2)}
     masked = [m for _, m in grid.got if m.metadata.message_type == wire.MASKED_SUM]
     assert len(masked) == 12
     kinds = {m.metadata.message_type for _, m in grid.got}
@@ -217,11 +235,37 @@ def test_nobody_sees_what_a_silo_has_trained(tmp_path: Path) -> None:
         for record in m.content.array_records.values()
         for array in record.values()
     ]
-    assert not any(part in text for parts in own.values() for part in parts for text in texts)
+    parts = [np.asarray(array).tobytes() for model in own.values() for array in model.values()]
+    assert not any(part in text for part in parts for text in texts)
+    asked = {one.round: one for one in grid.sums()}
+    for name, reply in grid.got:
+        if reply.metadata.message_type == wire.MASKED_SUM:
+            told = asked[int(reply.metadata.group_id)]
+            share = told.share(SIZES[NAMES.index(name)])
+            bare = fixed(own[name, told.round], share, told.bounds)
+            sent = wire.decode_arrays(reply.content.array_records[wire.MASKED])[wire.MASKED]
+            assert np.mean(sent == bare) < 0.01
 
 
-def _arrays(file: Path) -> Mapping[str, Any]:
-    return load_file(file)
+@pytest.mark.parametrize("keys", [{"strategy": "fedavg"}, {"strategy": "hcct", "alpha": 1e-6}])
+def test_what_is_too_long_is_shortened_by_the_silos(keys: dict[str, Any], tmp_path: Path) -> None:
+    """As the coordinator does it in other runs: in sums, and where silos go on by themselves."""
+    keys = {**keys, "rounds": 3, "clip-updates": 0.9, "seed": 3}
+    ends = []
+    for secure in (False, True):
+        result = play(InProcessGrid(app, nodes()), tmp_path / str(secure), **keys, secure=secure)
+        assert all(report.left_out == {} for report in result.rounds)
+        ends.append(result)
+    plain, secret = ends
+    clipped = [
+        [report.details.get("influence", {}).get("clipped") for report in end.rounds[:3]]
+        for end in ends
+    ]
+    assert clipped[0][0]
+    for one, other in zip(*clipped, strict=True):
+        assert (one or {}) == pytest.approx(other or {}, rel=1e-3)
+    for name, (loss, _, _) in plain.rounds[-1].evaluation.items():
+        assert secret.rounds[-1].evaluation[name][0] == pytest.approx(loss, rel=1e-4)
 
 
 def test_who_comes_and_goes_takes_part(tmp_path: Path) -> None:
@@ -526,6 +570,27 @@ def test_a_silo_takes_part_in_sums_that_show_nobody(tmp_path: Path) -> None:
     assert "no part of" in server.sum("b", "c")
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"cap": 10.0},
+        {"total": 50.0},
+        {"bounds": (1e-3,) * 6},
+        {"limit": Limit(1e-3, 10.0)},
+    ],
+)
+def test_the_same_silos_are_summed_in_one_way(changes: dict[str, Any], tmp_path: Path) -> None:
+    """Of two caps for example the difference is the largest silo's part, and nobody else's."""
+    server = Hostile(tmp_path)
+    assert server.sum("a", "b", "c", "d") == ""
+    if "bounds" in changes:
+        changes = {"bounds": (1e-3,) * len(server.initial())}
+    assert "counted in another way" in server.sum("a", "b", "c", "d", **changes)
+    assert server.sum("a", "b", "c", "d") == ""
+    secrets.forget()
+    assert "counted in another way" in server.sum("a", "b", "c", "d", **changes)
+
+
 def test_one_outcome_of_a_round_is_summed_and_not_two(tmp_path: Path) -> None:
     """With one mask over two models, their difference would be plain to see."""
     server = Hostile(tmp_path)
@@ -608,6 +673,8 @@ def test_the_smallest_group_is_the_silo_s_own(tmp_path: Path) -> None:
         ({"members": ("b", "a")}, "silos in order"),
         ({"trained_as": "0" * 64}, "sent another model than it, or told to train in another way"),
         ({"cap": float("nan")}, "counts and bounds above 0"),
+        ({"limit": Limit(0.0, 10.0)}, "counts and bounds above 0"),
+        ({"limit": Limit(1.0, float("nan"))}, "counts and bounds above 0"),
         ({"total": 0.0}, "counts and bounds above 0"),
         ({"total": 1e-30}, "more than the whole"),
         ({"least": 1}, "would be of as few as 1"),
@@ -813,6 +880,20 @@ def test_silos_count_by_their_samples_up_to_a_cap(
     models = [unseen(n, s) for n, s in (("a", 3.0), ("b", 5.0), ("c", 9.0))]
     (atom,) = _atoms([weighted_mean(models, weights)])  # type: ignore[list-item]
     assert atom.counting == (None if cap is None else pytest.approx(cap))
+
+
+def test_a_limit_comes_through_messages_and_checkpoints() -> None:
+    limit = Limit(0.3, 40.0)
+    assert [limit.of(n) for n in (10.0, 40.0, 160.0, 1e6)] == pytest.approx([0.3, 0.3, 0.6, 0.6])
+    for one in (limit, None):
+        asked = Sum("r", 1, "", ("a", "b"), 9.0, 10.0, "0", 2, (1.0, 2.0), limit=one)
+        assert decode_sum(asked.encode()) == asked
+    one = Unseen("a", 3, "", 40.0, MODEL, {"sketch": np.full(4, 3.0, np.float32)}, 2.0, 2.5, "")
+    short = one.within(limit, {"sketch": np.ones(4, np.float32)})
+    assert (short.norm, short.reach) == pytest.approx((0.3, 0.8))
+    assert short.moved["sketch"] == pytest.approx(np.full(4, 1 + 2 * 0.3 / 2.0))
+    tree, arrays = encode(short)
+    assert decode(tree, arrays).limit == limit
 
 
 def test_what_holds_no_mean_stays_the_very_same_object() -> None:
