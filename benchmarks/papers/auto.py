@@ -10,8 +10,9 @@ in-process Grid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from itertools import product
 from math import comb
 from pathlib import Path
@@ -21,8 +22,25 @@ import numpy as np
 import torch
 from flwr.app import Context, RecordDict
 
-from benchmarks.kit import Entry, Node, Store, page, read, select, spread, table, train
-from benchmarks.kit.runs import Trained
+from benchmarks.kit import (
+    Entry,
+    Node,
+    Shared,
+    Store,
+    Trained,
+    nodes,
+    page,
+    read,
+    select,
+    spread,
+    table,
+    train,
+)
+from benchmarks.papers.fedcollab.experiments import EXPERIMENTS as FEDCOLLAB
+from benchmarks.papers.fedgroup.data import DATASETS as FEDGROUP
+from benchmarks.papers.fedgroup.data import POWER_LAW
+from benchmarks.papers.fedgroup.tables import BATCH
+from benchmarks.papers.hcct.experiments import EXPERIMENTS as HCCT
 from coterie import wire
 from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import close_all, workbench_of
@@ -43,31 +61,96 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "**auto**": {"strategy": "auto"},
     "auto, a third of the silos tell no errors": {"strategy": "auto"},
     "FedAvg": {"strategy": "fedavg"},
-    "FedProx, μ 0.1": {"strategy": "fedavg", "proximal-mu": 0.1},
     "HCCT, α 50": {"strategy": "hcct"},
     "HCCT, α auto": {"strategy": "hcct", "alpha": "auto"},
+    "FedCollab": {"strategy": "fedcollab"},
+    "FedCollab, c auto": {"strategy": "fedcollab", "c": "auto"},
     "FedGroup, 3 groups": {"strategy": "fedgroup"},
     "FedGroup, m auto, 10 cold-start epochs": {
         "strategy": "fedgroup",
         "num-groups": "auto",
         "pretrain-epochs": 10,
     },
-    "FedCollab": {"strategy": "fedcollab"},
-    "FedCollab, c auto": {"strategy": "fedcollab", "c": "auto"},
+    "CFL": {"strategy": "cfl"},
     "IFCA": {"strategy": "ifca"},
+    "APFL": {"strategy": "apfl"},
+    "pFedGraph": {"strategy": "pfedgraph"},
+    "FedProx, μ 0.1": {"strategy": "fedavg", "proximal-mu": 0.1},
     "FLSC": {"strategy": "flsc"},
     "FeSEM": {"strategy": "fesem"},
-    "CFL": {"strategy": "cfl"},
     "FL+HC": {"strategy": "flhc"},
     "k-means": {"strategy": "kmeans"},
     "MAXFL": {"strategy": "maxfl"},
     "FedFA": {"strategy": "fedfa"},
     "FedNova": {"strategy": "fednova"},
     "Per-FedAvg": {"strategy": "perfedavg"},
-    "APFL": {"strategy": "apfl"},
-    "pFedGraph": {"strategy": "pfedgraph"},
 }
 """pFedMe is not among them: it takes ten times as long, and has not converged in so few rounds."""
+mnist_mclr = partial(Shared, "mnist/mclr")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The silos of a paper, fewer or with a smaller network, and how they are trained.
+
+    Attributes:
+        title: of its column.
+        nodes: folder and seed → what the silos are started with.
+        run: keys of the configuration, for every strategy.
+        notes: what it has, and what is smaller than in the paper.
+    """
+
+    title: str
+    nodes: Callable[[str, int], Sequence[Node]]
+    run: Mapping[str, Any]
+    notes: str
+
+
+def _of_fedcollab(folder: str, seed: int) -> Sequence[Node]:
+    """Two of every five silos that have the same labels."""
+    return [n for i, n in enumerate(FEDCOLLAB["fashion"].nodes(folder, seed)) if i % 5 < 2]
+
+
+def _of_hcct(folder: str, seed: int) -> Sequence[Node]:
+    return replace(HCCT["digit"], task="digit-five-mlp").nodes(folder, seed)
+
+
+def _of_fedgroup(folder: str, seed: int) -> Sequence[Node]:
+    """The first twenty; more samples of each, and half of them to test: a tenth is one or two."""
+    own = {"silos": 1000, "split-base": 10, "split-seed": seed, "test-share": 0.5, "data": folder}
+    names = FEDGROUP["mnist-mclr"].names[:20]
+    return nodes(f"{__name__}:mnist_mclr", names, {**POWER_LAW, **own})
+
+
+PAPERS = {
+    "fashion": Federation(
+        "FashionMNIST",
+        _of_fedcollab,
+        {**FEDCOLLAB["fashion"].keys, "rounds": 20},
+        "*FashionMNIST* (FedCollab): silos of the paper's scripts, two of every five that have "
+        "the same labels: four with 2,100 samples and four with 14; 20 rounds (the paper's: 200 "
+        "rounds of 20 silos).",
+    ),
+    "digit": Federation(
+        "Digit-five",
+        _of_hcct,
+        {"rounds": 15, "local-epochs": 3, "batch-size": 32, "lr": 0.05, "lr-decay": 0.995},
+        "*Digit-five* (HCCT's Digit task): ten silos with 185 samples, two of every domain, "
+        "SynthDigits drawn from fonts; a network with one hidden layer of 128 in place of a CNN "
+        "of 14 million weights, 15 rounds of 3 epochs (the paper's: 20 of 5), batches of 32, and "
+        "of the learning rates 0.1, 0.05, 0.02 and 0.01 the best one for training alone, 0.05.",
+    ),
+    "power-law": Federation(
+        "MNIST, power law",
+        _of_fedgroup,
+        {"rounds": 15, "local-epochs": 3, "batch-size": BATCH, "lr": FEDGROUP["mnist-mclr"].lr},
+        "*MNIST, power law* (FedGroup): the first twenty of 1,000 silos of two neighbouring "
+        "digits with sizes by a power law; 15 rounds of 3 epochs (the paper's: 300 of 20, with "
+        "20 silos a round). Half of a silo's samples test its model, and it has at least 10 more "
+        "to train on (the paper's: a tenth, and 9).",
+    ),
+}
+"""Sets of the papers, whose every run takes seconds."""
 UNSEEN = 3
 """The first seed that auto's constants were not chosen on."""
 CHANCE = 0.05
@@ -81,20 +164,27 @@ def comparison(name: str, data: str) -> compare.Comparison:
     return compare.read(file, data=Path(data) if name == "label" else None)
 
 
+def federation(on: str, seed: int, data: str) -> tuple[Sequence[Node], Mapping[str, Any]]:
+    """The silos of a set, and keys of their runs."""
+    if on in PAPERS:
+        return PAPERS[on].nodes(data, seed), PAPERS[on].run
+    given = comparison(on, data)
+    silos = [{**spec.node_config(), "threads": 1} for spec in given.silos(Repeat(seed))]
+    return silos, given.file.run
+
+
 def measure(on: str, setting: str, seed: int, data: str) -> Entry:
     """Error of every silo, and which of its test samples its model answers rightly."""
     close_all()
-    given = comparison(on, data)
-    nodes: list[Node] = [{**spec.node_config(), "threads": 1} for spec in given.silos(Repeat(seed))]
+    silos, run = federation(on, seed, data)
     if setting.endswith("tell no errors"):
-        nodes = [
+        silos = [
             {**node, "metrics": "train-loss"} if i % 3 == 0 else node
-            for i, node in enumerate(nodes)
+            for i, node in enumerate(silos)
         ]
     of_run = seed + OTHER_SEED if setting == AGAIN else seed
-    keys = {"seed": of_run, **given.file.run, **SETTINGS[setting]}
-    done = train(nodes, keys)
-    reports, right = done.result.rounds, rights(done, nodes)
+    done = train(silos, {"seed": of_run, **run, **SETTINGS[setting]})
+    reports, right = done.result.rounds, rights(done, silos)
     return {
         "errors": {name: round(own.count("0") / len(own), 6) for name, own in right.items()},
         "right": right,
@@ -277,9 +367,9 @@ STORE = Store("auto", document, keys=("on", "setting", "seed"))
 
 def main() -> None:
     """Measure what is not stored yet."""
-    sets = {"default": ",".join(SETS), "help": f"of {', '.join(SETS)}"}
+    sets = {"default": ",".join((*SETS, *PAPERS)), "help": f"of {', '.join((*SETS, *PAPERS))}"}
     given = read(STORE, __doc__, data=True, rows=SETTINGS, seeds=5, sets=sets)
-    chosen = [name for name in given.sets.split(",") if name in SETS]
+    chosen = [name for name in given.sets.split(",") if name in (*SETS, *PAPERS)]
     cells = (
         {"on": s, "setting": name, "seed": seed}
         for seed, s, name in product(range(given.seeds), chosen, given.only)
