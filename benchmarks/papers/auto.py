@@ -10,7 +10,7 @@ in-process Grid.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -151,10 +151,16 @@ PAPERS = {
     ),
 }
 """Sets of the papers, whose every run takes seconds."""
+SEEDS, MORE_SEEDS = 5, 20
+"""Of every row, and at most of those that tell who loses in truth."""
 UNSEEN = 3
 """The first seed that auto's constants were not chosen on."""
 CHANCE = 0.05
 """Of one silo among all of a set being called worse than alone though it is not."""
+
+
+Pair = tuple[int, int]
+"""Test samples that one model answers rightly and another does not, and the other way round."""
 
 
 @cache
@@ -232,41 +238,86 @@ def mean_error(runs: Iterable[Entry]) -> list[float]:
     return [100 * float(np.mean(list(run["errors"].values()))) for run in runs]
 
 
-def losses(runs: Sequence[Entry], alone: Sequence[Entry]) -> dict[str, tuple[float, float]]:
-    """Silo → samples that it loses beside alone, mean over seeds, and how likely that is by chance.
-
-    The exact test of McNemar (one-sided): of the test samples, over all seeds, that one of the two
-    models answers rightly and the other does not, as many are lost as won if nothing differs.
-    """
+def paired(runs: Sequence[Entry], alone: Sequence[Entry]) -> dict[str, dict[int, Pair]]:
+    """Silo → seed → test samples that it loses beside alone, and that it wins."""
     by_seed = {run["seed"]: run for run in alone}
-    lost: dict[str, list[tuple[int, int]]] = {}
+    found: dict[str, dict[int, Pair]] = {}
     for run in runs:
-        for name, own in run["right"].items():
+        for name, own in run["right"].items() if run["seed"] in by_seed else ():
             other = by_seed[run["seed"]]["right"][name]
             pairs = list(zip(own, other, strict=True))
-            lost.setdefault(name, []).append((pairs.count(("0", "1")), pairs.count(("1", "0"))))
-    found = {}
-    for name, counts in lost.items():
-        worse, better = (sum(column) for column in zip(*counts, strict=True))
-        total = worse + better
-        p = sum(comb(total, k) for k in range(worse, total + 1)) / 2**total
-        found[name] = ((worse - better) / len(counts), p)
+            lost, won = pairs.count(("0", "1")), pairs.count(("1", "0"))
+            found.setdefault(name, {})[run["seed"]] = (lost, won)
+    return found
+
+
+def mean_loss(pairs: Iterable[Pair]) -> float:
+    """Of test samples, over seeds."""
+    return float(np.mean([lost - won for lost, won in pairs]))
+
+
+def chance_of(pairs: Iterable[Pair]) -> float:
+    """How likely it is to lose so many samples by chance: McNemar's exact test, one-sided.
+
+    Of the test samples, over all seeds, that one of the two models answers rightly and the other
+    does not, as many are lost as won if nothing differs.
+    """
+    lost, won = (sum(column) for column in zip(*pairs, strict=True))
+    return sum(comb(lost + won, k) for k in range(lost, lost + won + 1)) / 2 ** (lost + won)
+
+
+def num_worse(silos: Mapping[str, Mapping[int, Pair]]) -> int:
+    """How many silos lose more than chance explains, by Holm's correction."""
+    ordered = sorted(chance_of(pairs.values()) for pairs in silos.values())
+    kept = (rank for rank, p in enumerate(ordered) if p > CHANCE / (len(ordered) - rank))
+    return next(kept, len(ordered))
+
+
+def largest_by_chance(sets: Iterable[Mapping[str, Mapping[int, Pair]]]) -> list[float]:
+    """The largest mean loss of any silo, drawn 2,000 times as if nobody lost or won in truth.
+
+    A run's differences, around the mean of each silo, get a sign by lot, the same for all silos.
+    """
+    rng = np.random.default_rng(0)
+    largest = np.full(2000, -np.inf)
+    for silos in sets:
+        lost = np.array([[one - two for one, two in own.values()] for own in silos.values()], float)
+        count = lost.shape[1]
+        # Around its own mean a silo's spread is smaller than around the truth.
+        noise = (lost - lost.mean(axis=1, keepdims=True)) * np.sqrt(count / (count - 1))
+        signs = rng.choice([-1.0, 1.0], size=(count, len(largest)))
+        largest = np.maximum(largest, (noise @ signs / count).max(axis=0))
+    return [float(value) for value in largest]
+
+
+def left_out(silos: Mapping[str, Mapping[int, Pair]]) -> list[float]:
+    """Seed by seed: what the silo loses in it that loses most on average over the others."""
+    found = []
+    for seed in sorted({seed for own in silos.values() for seed in own}):
+        others = {
+            name: mean_loss(pair for other, pair in own.items() if other != seed)
+            for name, own in silos.items()
+            if seed in own
+        }
+        found.append(mean_loss([silos[max(others, key=lambda name: others[name])][seed]]))
     return found
 
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    judged = [[name, *_beside_alone(_by_set(entries, name), entries)] for name in _names(entries)]
-    unseen = [entry for entry in entries if entry["seed"] >= UNSEEN]
+    first = [entry for entry in entries if entry["seed"] < SEEDS]
+    unseen = [entry for entry in first if entry["seed"] >= UNSEEN]
+    head = ("strategy", *SETS, "mean", "seeds")
+    beside = ("worse beyond chance", "largest loss", "bytes", "passes")
     return page(
         "# Auto beside the others",
         "Made by `python -m benchmarks.papers.auto`; 15 rounds of 3 epochs. Error in %, mean "
         "over silos ± standard\ndeviation over seeds. *Mean*: of the five shifts. *Oracles* choose "
         "by the test data, which nobody can.",
-        table(("strategy", *SETS, "mean", "seeds"), [*_rows(entries), *_oracles(entries)]),
+        table(head, [*_rows(first, SETS, SHIFTS), *_oracles(first, SETS, SHIFTS)]),
         f"Auto's own constants were chosen on seeds 0 to {UNSEEN - 1} of these silos. The other "
         "seeds alone:",
-        table(("strategy", *SETS, "mean", "seeds"), _rows(unseen)),
+        table(head, _rows(unseen, SETS, SHIFTS)),
         "## Beside training alone",
         "Over the six sets. *Worse beyond chance*: silos whose model answers fewer test samples "
         "rightly than the one\ntrained alone on all its data, by McNemar's exact test over all "
@@ -274,33 +325,110 @@ def document(entries: Sequence[Entry]) -> str:
         "test samples, mean over seeds. *Bytes* and *passes* (over a silo's samples, the\nlargest "
         "of any silo): as multiples of FedAvg's. What chance alone does is in the row of the silos "
         "that were trained\nalone twice, with two seeds.",
-        table(("strategy", "worse beyond chance", "largest loss", "bytes", "passes"), judged),
+        table(("strategy", *beside), _beside_alone(first, SETS)),
+        *_over_more_seeds(entries),
+        *_on_papers(first, beside),
     )
 
 
-def _beside_alone(own: Mapping[str, Sequence[Entry]], entries: Sequence[Entry]) -> list[str]:
+def _over_more_seeds(entries: Sequence[Entry]) -> list[str | list[str]]:
+    """Who loses in truth, where more seeds were run."""
+    rows, losers = [], []
+    for name, seeds in product(("**auto**", AGAIN), (SEEDS, MORE_SEEDS)):
+        asked = [entry for entry in entries if entry["seed"] < seeds]
+        own = {s: r for s, r in _by_set(asked, name, SETS).items() if len(r) > 1}
+        sets = {s: paired(runs, select(asked, setting="alone", on=s)) for s, runs in own.items()}
+        silos = {f"{n}, {s}": p for s, found in sets.items() for n, p in found.items()}
+        means = {n: mean_loss(p.values()) for n, p in silos.items()}
+        if not means:
+            continue
+        most = max(means, key=lambda n: means[n])
+        chance, again = largest_by_chance(sets.values()), left_out(silos)
+        rows.append(
+            [
+                name,
+                _seeds_of(own),
+                f"{sum(map(num_worse, sets.values()))} of {len(silos)}",
+                f"{means[most]:.1f} ({most})",
+                f"{np.mean(chance):.1f} (up to {np.quantile(chance, 0.95):.1f})",
+                f"{np.mean(again):.1f} ± {np.std(again, ddof=1) / np.sqrt(len(again)):.1f}",
+            ]
+        )
+        if name == "**auto**" and seeds == MORE_SEEDS:
+            losers = [_loser(n, silos[n]) for n in sorted(means, key=lambda n: -means[n])[:5]]
+    if not rows:
+        return []
+    return [
+        "The same over more seeds, to tell who loses in truth. *By chance*: the largest mean loss "
+        "that the spread over\nseeds gives if no silo loses or wins in truth, mean and 95th "
+        "percentile. *Left out*: what the silo loses in a\nseed that loses most over the others, "
+        "± standard error; it is what the largest loss is without the luck of being\nthe largest.",
+        table(
+            ("strategy", "seeds", "worse beyond chance", "largest loss", "by chance", "left out"),
+            rows,
+        ),
+        "The five silos that lose most beside alone with auto:",
+        table(("silo", "mean loss", "seeds lost, even, won", "samples", "McNemar's p"), losers),
+    ]
+
+
+def _loser(name: str, pairs: Mapping[int, Pair]) -> list[str]:
+    lost = [one - other for one, other in pairs.values()]
+    error = np.std(lost, ddof=1) / np.sqrt(len(lost))
+    signs = ", ".join(str(np.sign(lost).tolist().count(sign)) for sign in (1, 0, -1))
+    samples = " − ".join(str(sum(column)) for column in zip(*pairs.values(), strict=True))
+    p = f"{chance_of(pairs.values()):.2g}"
+    return [name, f"{np.mean(lost):.1f} ± {error:.1f}", signs, samples, p]
+
+
+def _on_papers(entries: Sequence[Entry], beside: Sequence[str]) -> list[str | list[str]]:
+    """The papers' silos, if any were run."""
+    rows = _rows(entries, PAPERS, PAPERS)
+    if not rows:
+        return []
+    judged = _beside_alone(entries, PAPERS)
+    cells = [[*row, *more] for row, (_, *more) in zip(rows, judged, strict=True)]
+    oracles = [[*row, *[""] * len(beside)] for row in _oracles(entries, PAPERS, PAPERS)]
+    lacking = [
+        n for n in SETTINGS if not any(row[0] == n and row[-1] == str(SEEDS) for row in rows)
+    ]
+    return [
+        "## On the papers' data",
+        "Error in %, and beside training alone, as above. Every strategy has its defaults, auto "
+        "too: nothing was tuned on\nthese silos.",
+        [f"- {own.notes}" for own in PAPERS.values()],
+        table(
+            ("strategy", *(own.title for own in PAPERS.values()), "mean", "seeds", *beside),
+            [*cells, *oracles],
+        ),
+        f"Not finished with {SEEDS} seeds of every set: {'; '.join(lacking)}." if lacking else "",
+    ]
+
+
+def _beside_alone(entries: Sequence[Entry], sets: Iterable[str]) -> list[list[str]]:
+    """Every strategy beside training alone, and what it costs."""
+    sets = list(sets)
+    return [[n, *_judged(_by_set(entries, n, sets), entries)] for n in _names(entries, sets)]
+
+
+def _judged(own: Mapping[str, Sequence[Entry]], entries: Sequence[Entry]) -> list[str]:
     worse, silos, largest = 0, 0, ("", 0.0)
     ratios, passes = [], []
     for name, runs in own.items():
         alone, common = (select(entries, setting=s, on=name) for s in ("alone", "FedAvg"))
-        seeds = {run["seed"] for run in alone}
-        mine = [run for run in runs if run["seed"] in seeds]
-        if not mine:
+        found = paired(runs, alone)
+        if not found:
             continue
-        found = losses(mine, alone)
-        ordered = sorted(p for _, p in found.values())
-        limits = [CHANCE / (len(ordered) - rank) for rank in range(len(ordered))]
-        rejected = 0
-        for p, limit in zip(ordered, limits, strict=True):
-            if p > limit:
-                break
-            rejected += 1
-        worse, silos = worse + rejected, silos + len(found)
-        silo, (loss, _) = max(found.items(), key=lambda entry: entry[1][0])
+        worse, silos = worse + num_worse(found), silos + len(found)
+        silo, loss = max(
+            ((silo, mean_loss(pairs.values())) for silo, pairs in found.items()),
+            key=lambda entry: entry[1],
+        )
         largest = max(largest, (f"{silo}, {name}", loss), key=lambda entry: entry[1])
         usual = {run["seed"]: run["bytes"] for run in common}
-        ratios += [run["bytes"] / usual[run["seed"]] for run in mine if run["seed"] in usual]
-        passes += [max(run["trainings"].values()) / 15 for run in mine if run["trainings"]]
+        ratios += [run["bytes"] / usual[run["seed"]] for run in runs if run["seed"] in usual]
+        rounds = PAPERS[name].run["rounds"] if name in PAPERS else 15
+        passes += [max(run["trainings"].values()) / rounds for run in runs if run["trainings"]]
     return [
         f"{worse} of {silos}",
         f"{largest[1]:.1f} ({largest[0]})" if largest[1] > 0 else "none",
@@ -309,14 +437,18 @@ def _beside_alone(own: Mapping[str, Sequence[Entry]], entries: Sequence[Entry]) 
     ]
 
 
-def _oracles(entries: Sequence[Entry]) -> list[list[str]]:
+def _oracles(
+    entries: Sequence[Entry], sets: Iterable[str], mean_of: Collection[str]
+) -> list[list[str]]:
     """The best strategy of every set, and of every silo."""
     own = ("auto", AGAIN)
     fixed = [n for n, keys in SETTINGS.items() if keys["strategy"] not in own and n not in own]
     best_of_set, best_of_silo = ["oracle: best of a set"], ["oracle: best of every silo"]
-    for name in SETS:
+    counted = []
+    for place, name in enumerate(sets, start=1):
         runs = {s: select(entries, setting=s, on=name) for s in fixed}
         runs = {s: own for s, own in runs.items() if own}
+        counted += [place] if name in mean_of else []
         if not runs:
             best_of_set.append("–")
             best_of_silo.append("–")
@@ -329,25 +461,28 @@ def _oracles(entries: Sequence[Entry]) -> list[list[str]]:
             for silo in next(iter(runs.values()))[0]["errors"]
         ]
         best_of_silo.append(f"{100 * float(np.mean(silos)):.1f}" if silos else "–")
-    return [[*row, _mean(row[1:6]), ""] for row in (best_of_set, best_of_silo)]
+    both = (best_of_set, best_of_silo)
+    return [[*row, _mean([row[place] for place in counted]), ""] for row in both]
 
 
-def _names(entries: Sequence[Entry]) -> list[str]:
-    return [name for name in SETTINGS if select(entries, setting=name)]
+def _names(entries: Sequence[Entry], sets: Collection[str]) -> list[str]:
+    return [n for n in SETTINGS if any(e["setting"] == n and e["on"] in sets for e in entries)]
 
 
-def _by_set(entries: Sequence[Entry], name: str) -> dict[str, list[Entry]]:
-    return {s: select(entries, setting=name, on=s) for s in SETS}
+def _by_set(entries: Sequence[Entry], name: str, sets: Iterable[str]) -> dict[str, list[Entry]]:
+    return {s: select(entries, setting=name, on=s) for s in sets}
 
 
-def _rows(entries: Sequence[Entry]) -> list[list[str]]:
+def _rows(
+    entries: Sequence[Entry], sets: Collection[str], mean_of: Collection[str]
+) -> list[list[str]]:
     """Errors of every strategy that has been measured."""
     rows = []
-    for name in _names(entries):
-        own = _by_set(entries, name)
+    for name in _names(entries, sets):
+        own = _by_set(entries, name, sets)
         cells = [spread(np.array(mean_error(runs)), 1) if runs else "–" for runs in own.values()]
-        means = [float(np.mean(mean_error(own[s]))) for s in SHIFTS if own[s]]
-        mean = f"{np.mean(means):.2f}" if len(means) == len(SHIFTS) else "–"
+        means = [float(np.mean(mean_error(own[s]))) for s in mean_of if own[s]]
+        mean = f"{np.mean(means):.2f}" if len(means) == len(mean_of) else "–"
         rows.append([name, *cells, mean, _seeds_of(own)])
     return rows
 
@@ -368,7 +503,7 @@ STORE = Store("auto", document, keys=("on", "setting", "seed"))
 def main() -> None:
     """Measure what is not stored yet."""
     sets = {"default": ",".join((*SETS, *PAPERS)), "help": f"of {', '.join((*SETS, *PAPERS))}"}
-    given = read(STORE, __doc__, data=True, rows=SETTINGS, seeds=5, sets=sets)
+    given = read(STORE, __doc__, data=True, rows=SETTINGS, seeds=SEEDS, sets=sets)
     chosen = [name for name in given.sets.split(",") if name in (*SETS, *PAPERS)]
     cells = (
         {"on": s, "setting": name, "seed": seed}
