@@ -323,8 +323,9 @@ def document(entries: Sequence[Entry]) -> str:
         "rightly than the one\ntrained alone on all its data, by McNemar's exact test over all "
         "seeds (one-sided, Holm-corrected over the silos\nof a set, 5 %). *Largest loss*: of "
         "test samples, mean over seeds. *Bytes* and *passes* (over a silo's samples, the\nlargest "
-        "of any silo): as multiples of FedAvg's. What chance alone does is in the row of the silos "
-        "that were trained\nalone twice, with two seeds.",
+        "of any silo): as multiples of FedAvg's; in brackets the set that moves far more than the "
+        "others. What chance\nalone does is in the row of the silos that were trained alone "
+        "twice, with two seeds.",
         table(("strategy", *beside), _beside_alone(first, SETS)),
         *_over_more_seeds(entries),
         *_on_papers(first, beside),
@@ -413,7 +414,8 @@ def _beside_alone(entries: Sequence[Entry], sets: Iterable[str]) -> list[list[st
 
 def _judged(own: Mapping[str, Sequence[Entry]], entries: Sequence[Entry]) -> list[str]:
     worse, silos, largest = 0, 0, ("", 0.0)
-    ratios, passes = [], []
+    ratios: dict[str, list[float]] = {}
+    passes = []
     for name, runs in own.items():
         alone, common = (select(entries, setting=s, on=name) for s in ("alone", "FedAvg"))
         found = paired(runs, alone)
@@ -426,15 +428,25 @@ def _judged(own: Mapping[str, Sequence[Entry]], entries: Sequence[Entry]) -> lis
         )
         largest = max(largest, (f"{silo}, {name}", loss), key=lambda entry: entry[1])
         usual = {run["seed"]: run["bytes"] for run in common}
-        ratios += [run["bytes"] / usual[run["seed"]] for run in runs if run["seed"] in usual]
+        times = [run["bytes"] / usual[run["seed"]] for run in runs if run["seed"] in usual]
+        ratios |= {name: times} if times else {}
         rounds = PAPERS[name].run["rounds"] if name in PAPERS else 15
         passes += [max(run["trainings"].values()) / rounds for run in runs if run["trainings"]]
     return [
         f"{worse} of {silos}",
         f"{largest[1]:.1f} ({largest[0]})" if largest[1] > 0 else "none",
-        f"{np.mean(ratios):.1f}" if ratios else "–",
+        _bytes_cell(ratios),
         f"{max(passes):.1f}" if passes else "–",
     ]
+
+
+def _bytes_cell(ratios: Mapping[str, Sequence[float]]) -> str:
+    """Mean over all runs, and the set that stands out, if one does."""
+    if not ratios:
+        return "–"
+    mean = np.mean([ratio for of_set in ratios.values() for ratio in of_set])
+    name, most = max(((s, np.mean(r)) for s, r in ratios.items()), key=lambda entry: entry[1])
+    return f"{mean:.1f}" + (f" ({most:.1f}, {name})" if most > 1.5 * mean else "")
 
 
 def _oracles(
