@@ -464,11 +464,12 @@ def _judged(own: Mapping[str, Sequence[Entry]], entries: Sequence[Entry]) -> lis
 
 
 def _bytes_cell(ratios: Mapping[str, Sequence[float]]) -> str:
-    """Mean over all runs, and the set that stands out, if one does."""
+    """Mean over the sets, and the one that stands out, if one does."""
     if not ratios:
         return "–"
-    mean = np.mean([ratio for of_set in ratios.values() for ratio in of_set])
-    name, most = max(((s, np.mean(r)) for s, r in ratios.items()), key=lambda entry: entry[1])
+    means = {name: float(np.mean(of_set)) for name, of_set in ratios.items()}
+    name, most = max(means.items(), key=lambda entry: entry[1])
+    mean = np.mean(list(means.values()))
     return f"{mean:.1f}" + (f" ({most:.1f}, {name})" if most > 1.5 * mean else "")
 
 
