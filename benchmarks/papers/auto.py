@@ -46,7 +46,7 @@ from coterie.client.work.weights import load_weights
 from coterie.client.work.workbench import close_all, workbench_of
 from coterie.server.study import compare
 from coterie.server.study.comparison import Repeat
-from coterie.tasks.base import leaves
+from coterie.tasks.base import Option, leaves
 
 FILES = Path(__file__).parents[1] / "compare" / "auto"
 SHIFTS = ("label", "feature", "concept", "quantity", "iid")
@@ -117,9 +117,10 @@ def _of_hcct(folder: str, seed: int) -> Sequence[Node]:
 
 def _of_fedgroup(folder: str, seed: int) -> Sequence[Node]:
     """The first twenty; more samples of each, and half of them to test: a tenth is one or two."""
-    own = {"silos": 1000, "split-base": 10, "split-seed": seed, "test-share": 0.5, "data": folder}
+    own: dict[str, Option] = {"data": folder, "split-seed": seed}
+    sizes: dict[str, Option] = {"silos": 1000, "split-base": 10, "test-share": 0.5}
     names = FEDGROUP["mnist-mclr"].names[:20]
-    return nodes(f"{__name__}:mnist_mclr", names, {**POWER_LAW, **own})
+    return nodes(f"{__name__}:mnist_mclr", names, {**POWER_LAW, **own, **sizes})
 
 
 PAPERS = {
@@ -263,7 +264,8 @@ def chance_of(pairs: Iterable[Pair]) -> float:
     does not, as many are lost as won if nothing differs.
     """
     lost, won = (sum(column) for column in zip(*pairs, strict=True))
-    return sum(comb(lost + won, k) for k in range(lost, lost + won + 1)) / 2 ** (lost + won)
+    ways = sum(comb(lost + won, k) for k in range(lost, lost + won + 1))
+    return float(ways / 2 ** (lost + won))
 
 
 def num_worse(silos: Mapping[str, Mapping[int, Pair]]) -> int:
@@ -418,8 +420,8 @@ def _on_papers(entries: Sequence[Entry], beside: Sequence[str]) -> list[str | li
     return [
         "## On the papers' data",
         "Error in %, and beside training alone, as above. Every strategy has its defaults, auto "
-        "too: nothing was tuned on\nthese silos. *Seeds*: of the "
-        "sets; a row of one seed says little.",
+        "too: nothing was tuned on\nthese silos. *Seeds*: of each "
+        "set; one says little, and cells of different seeds do\nnot compare.",
         [f"- {own.notes}" for own in PAPERS.values()],
         table(
             ("strategy", *(own.title for own in PAPERS.values()), "mean", "seeds", *beside),
@@ -524,9 +526,9 @@ def _rows(
 
 
 def _seeds_of(own: Mapping[str, Sequence[Entry]]) -> str:
-    """How many there are of every set: ``5``, or ``2 to 3``."""
-    counts = sorted({len(runs) for runs in own.values()})
-    return str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    """How many there are of every set: ``5``, or set by set ``2, 1, 5``."""
+    counts = [len(runs) for runs in own.values()]
+    return ", ".join(map(str, counts if len(set(counts)) > 1 else counts[:1]))
 
 
 def _mean(cells: Sequence[str]) -> str:

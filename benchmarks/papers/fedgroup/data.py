@@ -98,8 +98,8 @@ class _Shared(Task):
 @lru_cache(maxsize=1)
 def mnist_silos(folder: str, seed: int) -> list[SiloData]:
     """1,000 silos of digits u, u+1 mod 10; sizes by a power law; every pixel standardised."""
-    own = {"data": folder, "silos": 1000, "split-seed": seed, "test-share": TEST_SHARE}
-    return Mnist().load_all({**POWER_LAW, **own})
+    own: dict[str, Option] = {"data": folder, "split-seed": seed}
+    return Mnist().load_all({**POWER_LAW, **own, "silos": 1000, "test-share": TEST_SHARE})
 
 
 @lru_cache(maxsize=1)
