@@ -175,6 +175,8 @@ def test_who_loses_beside_alone_is_told_from_who_is_unlucky():
     assert auto.num_worse({name: found[name] for name in ("loses", "wins")}) == 1
     assert auto.chance_of([(3, 1)]) == 5 / 16, "McNemar: 3 or 4 of 4"
     assert auto.left_out(found) == [4 + s % 2 for s in range(12)]
+    once = {"once": {0: (40, 0), 1: (0, 0), 2: (0, 0)}, "always": dict.fromkeys(range(3), (2, 0))}
+    assert auto.left_out(once) == [2, 0, 0], "a seed does not choose the silo that it tells of"
     by_chance = auto.largest_by_chance([found])
     assert np.quantile(by_chance, 0.95) < 4.5, "no accident"
     unlucky = dict.fromkeys(map(str, range(20)), found["lucky"])
