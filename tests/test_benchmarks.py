@@ -17,6 +17,7 @@ from benchmarks.kit import command
 from benchmarks.kit.__main__ import stores
 from benchmarks.kit.store import RESULTS, Store, select
 from benchmarks.kit.tables import spread, table
+from benchmarks.papers import auto
 from benchmarks.papers.fedcollab.data import published_silos
 from benchmarks.papers.fedgenp import __main__ as fedgenp
 from benchmarks.papers.fedgenp import published as fedgenp_published
@@ -26,7 +27,7 @@ from benchmarks.privacy import attacks, inversion, noise, projection
 from coterie import wire
 from coterie.server.runs.metrics import Lead
 from coterie.server.study.comparison import Row, markdown
-from coterie.tasks import TaskError
+from coterie.tasks import TaskError, load_task
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +142,47 @@ def test_a_celeba_that_does_not_do_is_refused(tmp_path, given, found):
 def test_a_column_whose_data_is_missing_is_named_and_the_others_run(tmp_path):
     assert "identity_CelebA.txt cannot be read" in fedgenp.problem(
         fedgenp.COLUMNS["celeba r=1"], str(tmp_path)
+    )
+
+
+def test_the_papers_silos_beside_auto_are_the_papers_fewer():
+    numbers = {
+        on: [node["data.silo"] for node in own.nodes("folder", 7)]
+        for on, own in auto.PAPERS.items()
+    }
+    assert numbers["fashion"] == [0, 1, 5, 6, 10, 11, 15, 16], "two of every kind"
+    assert numbers["digit"] == list(range(10))
+    assert numbers["power-law"] == list(range(20))
+    for own in auto.PAPERS.values():
+        (first, *_) = own.nodes("folder", 7)
+        assert (first["data.data"], first["data.split-seed"]) == ("folder", 7)
+        assert sum(p.numel() for p in load_task(str(first["task"])).model().parameters()) < 400_000
+
+
+def test_who_loses_beside_alone_is_told_from_who_is_unlucky():
+    def run(seed, **right):
+        return {"seed": seed, "right": {n: "1" * r + "0" * (50 - r) for n, r in right.items()}}
+
+    rng = np.random.default_rng(1)
+    alone = [run(seed, loses=40, lucky=40, wins=30) for seed in range(12)]
+    luck = rng.integers(-6, 7, size=12).tolist()
+    mine = [run(s, loses=36 - s % 2, lucky=40 + luck[s], wins=40) for s in range(12)]
+    mine.append(run(99, loses=0, lucky=0, wins=0))  # alone has no such seed
+    found = auto.paired(mine, alone)
+    assert found["loses"] == {s: (4 + s % 2, 0) for s in range(12)}
+    assert auto.mean_loss(found["loses"].values()) == 4.5
+    assert auto.mean_loss(found["wins"].values()) == -10
+    assert auto.num_worse({name: found[name] for name in ("loses", "wins")}) == 1
+    assert auto.chance_of([(3, 1)]) == 5 / 16, "McNemar: 3 or 4 of 4"
+    assert auto.left_out(found) == [4 + s % 2 for s in range(12)]
+    once = {"once": {0: (40, 0), 1: (0, 0), 2: (0, 0)}, "always": dict.fromkeys(range(3), (2, 0))}
+    assert auto.left_out(once) == [2, 0, 0], "a seed does not choose the silo that it tells of"
+    by_chance = auto.largest_by_chance([found])
+    assert np.quantile(by_chance, 0.95) < 4.5, "no accident"
+    unlucky = dict.fromkeys(map(str, range(20)), found["lucky"])
+    spread_of_luck = np.std(luck, ddof=1) / np.sqrt(12)
+    assert np.std(auto.largest_by_chance([unlucky])) == pytest.approx(spread_of_luck, rel=0.1), (
+        "silos of one run have one luck"
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Context, Message
 from numpy.typing import NDArray
 
-from benchmarks.kit import Entry, Store, Trained, columns, nodes, page, read, select, spread, train
+from benchmarks.kit import Entry, Store, Trained, columns, page, read, select, spread, train
 from benchmarks.papers.hcct.experiments import EXPERIMENTS
 from coterie import wire
 from coterie.client.app import app
@@ -44,11 +44,9 @@ def outcome(part: str, strategy: str, seed: int, rounds: int, folder: str, how: 
         truth = hidden_groups([str(node["name"]) for node in own])
     else:
         experiment = EXPERIMENTS[FROM_DATA[part]]
-        task = f"benchmarks.papers.hcct.experiments:{experiment.task.replace('-', '_')}"
-        data = {**experiment.data, "data": folder, "split-seed": seed}
         more = {"num-groups": len(experiment.truth)} if strategy == "fedgroup" else {}
         keys |= {"batch-size": 64, "local-epochs": experiment.epochs}
-        done = train(nodes(task, experiment.silos, data), {**keys, **STRATEGIES[strategy], **more})
+        done = train(experiment.nodes(folder, seed), {**keys, **STRATEGIES[strategy], **more})
         truth = sorted(sorted(experiment.silos[i] for i in group) for group in experiment.truth)
     return _measured(done, truth)
 

@@ -123,8 +123,8 @@ class Auto(kit.Algorithm[AutoState]):
     discriminators: bool = Field(
         True,
         description="Whether silos that allow it (`auxiliary` in silo.toml) train FedCollab's "
-        "discriminators too, of up to 24 silos: one more candidate, for about as many bytes as "
-        "FedAvg's again where the model is small.",
+        "discriminators too, of up to 24 silos: one more candidate. They have a size of their "
+        "own, and are most of a run's bytes where the model is small.",
     )
     seed: kit.Seed = 0
     remembers = AutoState

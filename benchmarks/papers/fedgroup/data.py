@@ -34,6 +34,7 @@ from coterie.wire import Model
 
 TEST_SHARE = 0.1
 """Of every silo's samples, kept for testing."""
+POWER_LAW: Mapping[str, Option] = {"split": "power-law", "normalise": "per-pixel"}
 LETTERS = 10
 """The letters a to j."""
 
@@ -97,16 +98,8 @@ class _Shared(Task):
 @lru_cache(maxsize=1)
 def mnist_silos(folder: str, seed: int) -> list[SiloData]:
     """1,000 silos of digits u, u+1 mod 10; sizes by a power law; every pixel standardised."""
-    return Mnist().load_all(
-        {
-            "data": folder,
-            "split": "power-law",
-            "silos": 1000,
-            "split-seed": seed,
-            "normalise": "per-pixel",
-            "test-share": TEST_SHARE,
-        }
-    )
+    own: dict[str, Option] = {"data": folder, "split-seed": seed}
+    return Mnist().load_all({**POWER_LAW, **own, "silos": 1000, "test-share": TEST_SHARE})
 
 
 @lru_cache(maxsize=1)

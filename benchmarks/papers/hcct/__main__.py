@@ -21,7 +21,6 @@ from benchmarks.kit import (
     Store,
     Strategy,
     Trained,
-    nodes,
     numbered_groups,
     read,
     say,
@@ -80,7 +79,7 @@ def _run(
         **{"seed": seed, "rounds": rounds, "local-epochs": own.epochs, "precision": precision},
         **{"batch-size": 64, "lr": 0.1, "lr-decay": 0.995, **variant.keys},
     }
-    silos, show = _nodes(own, data, seed, folder), say(experiment)
+    silos, show = own.nodes(folder, seed, **data), say(experiment)
     if variant.keys.get("strategy") != "independent":
         done = train(silos, keys, app=app, build=_fixed(own, variant), on_round=show)
         found = _measured(done, own.silos)
@@ -97,11 +96,6 @@ def _run(
 
     done = train(silos, keys, app=observer.app, on_round=look)
     return {**_measured(done, own.silos), "observed": observer.seen}
-
-
-def _nodes(experiment: Experiment, data: Mapping[str, Any], seed: int, folder: str) -> list[Any]:
-    task = f"benchmarks.papers.hcct.experiments:{experiment.task.replace('-', '_')}"
-    return nodes(task, experiment.silos, {**data, "data": folder, "split-seed": seed})
 
 
 def _fixed(experiment: Experiment, variant: Variant) -> Build | None:

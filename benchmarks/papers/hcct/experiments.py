@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit import Shared
+from benchmarks.kit import Shared, nodes
 from coterie.tasks.base import Option
 
 PERSISTENCE = "persistence"
@@ -18,6 +18,7 @@ PERSISTENCE = "persistence"
 Keys = Mapping[str, Any]
 
 digit_five = partial(Shared, "digit-five")
+digit_five_mlp = partial(Shared, "digit-five/mlp-128")
 fashion_mnist = partial(Shared, "fashion-mnist")
 cifar10 = partial(Shared, "cifar10")
 
@@ -67,6 +68,11 @@ class Experiment:
     variants: Mapping[str, Variant]
     truth: Sequence[Sequence[int]]
     notes: str
+
+    def nodes(self, folder: str, seed: int, **more: Option) -> list[dict[str, Option]]:
+        """The silos of a split; ``more`` of the task's options."""
+        task = f"{__name__}:{self.task.replace('-', '_')}"
+        return nodes(task, self.silos, {**self.data, **more, "data": folder, "split-seed": seed})
 
 
 def _read(variants: Mapping[str, Mapping[str, Any]], **own: Any) -> Experiment:
