@@ -23,14 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from importlib import import_module
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import grpc
 
 from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
-from coterie.server.machine.superlink import engine_speaks_http, flower_command
+from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
 from coterie.server.site import audit, operators
 from coterie.server.site.federation import Federation, load
 from coterie.server.site.operator import enrol_silo, remove_silo, withdraw_silo
@@ -326,8 +325,11 @@ def main() -> None:
     gate = {"ControlAccountAuthInterceptor": lambda plugin: GrpcGate(Gate(made), inner(plugin))}
     replace_in(place, **gate, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
     limit_silos()
-    sys.argv[0] = "flower-superlink"
-    flower_command("flower-superlink")()
+    from coterie.server.machine import lean
+
+    with lean.install(made.folder):
+        sys.argv[0] = "flower-superlink"
+        flower_command("flower-superlink")()
 
 
 def limit_silos() -> None:
@@ -338,13 +340,6 @@ def limit_silos() -> None:
     replace_in(command, FleetServicer=Fleet, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
     handler = import_module("flwr.server.superlink.fleet.message_handler.message_handler")
     replace_in(handler, HEARTBEAT_MAX_INTERVAL=HEARTBEAT_S)
-
-
-def replace_in(module: ModuleType, **values: Any) -> None:
-    """Put ours in the place of names that a module of Flower's has."""
-    there = vars(module)
-    assert values.keys() <= there.keys(), f"another Flower: {module} has no {list(values)}"
-    there.update(values)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from typing import cast
+from types import ModuleType
+from typing import Any, cast
 
 from coterie.server.site.federation import ENVIRONMENT
 from coterie.strategies.errors import FederationError, refused
@@ -115,16 +116,21 @@ def flower_command(name: str) -> Callable[[], None]:
     return cast(Callable[[], None], found.load())
 
 
+def replace_in(module: ModuleType, **values: Any) -> None:
+    """Put ours in the place of names that a module of Flower's has."""
+    there = vars(module)
+    assert values.keys() <= there.keys(), f"another Flower: {module} has no {list(values)}"
+    there.update(values)
+
+
 def command(silos: str, operators: str, serverapp: str, *options: str) -> list[str]:
     """The command line of a SuperLink: where it listens for whom, ``HOST:PORT``, and more.
 
     With ``NO_EXECUTOR`` a run that is started by an executor of its own (``executor_command``) goes
     on when the SuperLink, with a database, is restarted.
     """
-    if engine_speaks_http():
-        program = [sys.executable, "-P", "-m", "coterie.server.machine.serving"]
-    else:
-        program = [flower_program("flower-superlink")]
+    own = "serving" if engine_speaks_http() else "lean"
+    program = [sys.executable, "-P", "-m", f"coterie.server.machine.{own}"]
     return [*program, *_where(silos, operators, serverapp), *options]
 
 
