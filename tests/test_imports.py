@@ -30,10 +30,20 @@ INSIDE_FLWR = {
     "flwr.supercore.superexec.executor": {"server/machine/executor.py"},  # how it starts a run
     # In 1.34 alone, where operators are asked who they are, and silos have an allowance:
     "flwr.superlink.servicer.control.control_grpc": {"server/machine/gate.py"},
-    "flwr.superlink.cli.flower_superlink": {"server/machine/gate.py"},
-    "flwr.server.superlink.fleet.message_handler.message_handler": {"server/machine/gate.py"},
+    "flwr.superlink.cli.flower_superlink": {"server/machine/gate.py", "server/machine/lean.py"},
+    "flwr.server.superlink.fleet.message_handler.message_handler": {
+        "server/machine/gate.py",
+        "server/machine/lean.py",
+    },
     "flwr.app.message.message": {"server/machine/allowance.py"},
     "flwr.server.superlink.fleet.grpc_rere.fleet_servicer": {"server/machine/allowance.py"},
+    # And where it keeps objects, and reads and writes the calls that carry them:
+    "flwr.supercore.object_store.in_memory_object_store": {"server/machine/lean.py"},
+    "flwr.supercore.object_store.sql_object_store": {"server/machine/lean.py"},
+    "flwr.supercore.object_store.object_store_factory": {"server/machine/lean.py"},
+    "flwr.superlink.servicer.runtime.runtime_grpc": {"server/machine/lean.py"},
+    "flwr.superlink.servicer.runtime.runtime_handlers": {"server/machine/lean.py"},
+    "flwr.superlink.servicer.runtime.runtime_servicer": {"server/machine/lean.py"},
 }
 """Module inside Flower → who uses it. A new one has to be in every release that is supported, and
 has to be a thing that cannot be had otherwise."""

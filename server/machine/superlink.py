@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -96,18 +95,6 @@ def environment(home: Path) -> dict[str, str]:
         # The SuperLink starts its helpers by name.
         "PATH": own_scripts + os.pathsep + os.environ.get("PATH", ""),
     }
-
-
-def flower_program(name: str) -> str:
-    """Path of one of Flower's commands, as installed beside this Python.
-
-    Raises:
-        FederationError: it is not there.
-    """
-    found = shutil.which(name, path=str(Path(sys.executable).parent))
-    if found is None:
-        raise refused(f"{name} is not installed beside this Python.")
-    return found
 
 
 def flower_command(name: str) -> Callable[[], None]:
