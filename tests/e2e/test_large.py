@@ -73,7 +73,7 @@ def watched(home: Path) -> Iterator[set[str]]:
     def look() -> None:
         while not over.wait(0.002):
             for folder in home.glob(f"{shelf.PREFIX}*"):
-                seen.update(name for name in os.listdir(folder) if len(name) == 64)
+                seen.update(one.name for one in folder.iterdir() if len(one.name) == 64)
 
     thread = threading.Thread(target=look)
     thread.start()
