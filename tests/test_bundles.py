@@ -101,7 +101,7 @@ def rewritten(change: Callable[[dict[str, Any]], Any]) -> tuple[str, dict[str, b
     """A good bundle with another index."""
     record = wire.encode_arrays(model(3000), packed=True)
     made = wire.bundle([order(record), order(record)], [0, 1], inline=1000)
-    body = bytes(bundles._body(made.objects[made.root]))
+    body = bytes(wire.body_of(made.objects[made.root]))
     start = 8 + int.from_bytes(body[:8], "little")
     index = json.loads(body[8:start])
     index = change(index) or index

@@ -329,7 +329,7 @@ def _joined(pieces: Sequence[memoryview]) -> memoryview | bytes:
         return b"".join(pieces)
     held = memoryview(one)
     begin = starts[0] - np.frombuffer(held, np.uint8).ctypes.data
-    return held[begin : begin + sum(map(len, pieces))]
+    return held[begin : begin + sum(map(len, pieces))].toreadonly()
 
 
 def _whole_numbers(values: object) -> list[int]:

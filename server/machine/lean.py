@@ -54,9 +54,8 @@ class FiledStore(InMemoryObjectStore):
         """As Flower's; ``LAID`` alone, of what is empty, stands for a file."""
         if object_content is LAID and self.shelf is not None:
             with self.lock_store:
-                if not self._lacks(object_id):
-                    return
-                self.shelf.adopt(object_id)
+                if self._lacks(object_id):
+                    self.shelf.adopt(object_id)
                 super().put(object_id, FILED)
             return
         if object_id != wire.object_id(object_content):

@@ -25,7 +25,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from coterie import wire
-from coterie.system.files import held_by, locked
+from coterie.system.files import held_by, locked, make_folder
 from coterie.wire.bundles import PIECE_BYTES
 
 WHERE = sha256(b"coterie: the folder of large objects").hexdigest()
@@ -105,7 +105,7 @@ class Shelf:
     def told(self) -> bytes:
         """What finds it: where it is, and a word that only who reads it knows."""
         word = (self.folder / TOKEN).read_text(encoding="ascii")
-        return json.dumps({"folder": str(self.folder), "word": word}).encode()
+        return json.dumps({"place": str(self.folder), "word": word}).encode()
 
     def forget_unannounced(self) -> None:
         """Delete what was left there by a ServerApp that was killed."""
@@ -151,7 +151,7 @@ def find(told: bytes) -> Shelf | None:
     """The folder that a SuperLink tells of, if it is of this machine and may be read."""
     try:
         asked = json.loads(told)
-        shelf = Shelf(Path(asked["folder"]))
+        shelf = Shelf(Path(asked["place"]))
         return shelf if shelf.told() == told else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -164,6 +164,7 @@ def opened(home: Path) -> Iterator[Shelf]:
     Raises:
         OSError: it cannot be made.
     """
+    make_folder(home)
     for left in home.glob(f"{PREFIX}*"):
         if held_by(left) is None:
             shutil.rmtree(left, ignore_errors=True)

@@ -176,7 +176,7 @@ def test_the_folder_is_for_its_owner_and_goes_with_the_superlink(tmp_path: Path)
         assert found is not None and found.folder == one.folder
         assert shelf.find(one.told().replace(b'"word": "', b'"word": "0')) is None
     assert list(tmp_path.iterdir()) == []
-    for told in (b"", b"{}", b"[1]", b'{"folder": 1}', b'{"folder": "/nowhere", "word": "x"}'):
+    for told in (b"", b"{}", b"[1]", b'{"place": 1}', b'{"place": "/nowhere", "word": "x"}'):
         assert shelf.find(told) is None
 
 
