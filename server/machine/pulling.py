@@ -328,10 +328,9 @@ class _BoundedGrid(Grid):
         )
         wanted = set(answer.objects_to_push)
         self._find_shelf()
-        inflatable_utils.push_object_contents_from_iterable(
-            ((name, content) for name, content in objects.items() if name in wanted),
-            partial(self._push, answer.session_id),
-        )
+        pushed: list[Any] = [(name, objects[name]) for name in objects if name in wanted]
+        push = partial(self._push, answer.session_id)
+        inflatable_utils.push_object_contents_from_iterable(pushed, push)
         ids = list(answer.message_ids)
         return ids + [""] * (len(parcels) - len(ids))
 
