@@ -29,13 +29,26 @@ INSIDE_FLWR = {
     "flwr.supercore.superexec": {"server/machine/executor.py"},  # what it does while it waits
     "flwr.supercore.superexec.executor": {"server/machine/executor.py"},  # how it starts a run
     # Where silos have an allowance: the first in 1.34 alone, the second in 1.40 and later alone.
-    "flwr.server.superlink.fleet.message_handler.message_handler": {"server/machine/allowance.py"},
+    "flwr.server.superlink.fleet.message_handler.message_handler": {
+        "server/machine/allowance.py",
+        "server/machine/lean.py",
+    },
     "flwr.superlink.servicer.fleet.fleet_handlers": {"server/machine/allowance.py"},
-    "flwr.superlink.cli.flower_superlink": {"server/machine/allowance.py"},
+    "flwr.superlink.cli.flower_superlink": {
+        "server/machine/allowance.py",
+        "server/machine/lean.py",
+    },
     "flwr.supercore.error": {"server/machine/allowance.py"},
     "flwr.app.message.message": {"server/machine/allowance.py"},
     # In 1.34 alone, where operators are asked who they are:
     "flwr.superlink.servicer.control.control_grpc": {"server/machine/gate.py"},
+    # And where it keeps objects, and reads and writes the calls that carry them:
+    "flwr.supercore.object_store.in_memory_object_store": {"server/machine/lean.py"},
+    "flwr.supercore.object_store.sql_object_store": {"server/machine/lean.py"},
+    "flwr.supercore.object_store.object_store_factory": {"server/machine/lean.py"},
+    "flwr.superlink.servicer.runtime.runtime_grpc": {"server/machine/lean.py"},
+    "flwr.superlink.servicer.runtime.runtime_handlers": {"server/machine/lean.py"},
+    "flwr.superlink.servicer.runtime.runtime_servicer": {"server/machine/lean.py"},
 }
 """Module inside Flower → who uses it. A new one has to be in every release that is supported, and
 has to be a thing that cannot be had otherwise."""

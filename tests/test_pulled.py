@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from google.protobuf.message import DecodeError
 
 from coterie import wire
 from coterie.wire.pulled import Pulled
@@ -47,10 +51,12 @@ def test_what_is_cut_off_is_refused(data: bytes) -> None:
         wire.read_pulled(data)
 
 
-def pulled(objects: dict[str, bytes]) -> dict[str, memoryview]:
+def pulled(objects: dict[str, Any]) -> dict[str, memoryview]:
     found = {}
     for name, content in objects.items():
-        sent = PullObjectResponse(object_found=True, object_available=True, object_content=content)
+        sent = PullObjectResponse(
+            object_found=True, object_available=True, object_content=bytes(content)
+        )
         found[name] = wire.read_pulled(sent.SerializeToString()).object_content
     return found
 
@@ -73,3 +79,75 @@ def test_so_are_messages_in_flowers_own_form() -> None:
     objects = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
     got = wire.put_together(message.object_id, pulled(objects), max_bytes=1000)
     np.testing.assert_array_equal(wire.decode_arrays(got.content["arrays"])["w"], np.arange(5.0))
+
+
+# ---------------------------------------------------------------- requests to store an object
+
+
+def request(content: bytes) -> PushObjectRequest:
+    return PushObjectRequest(
+        node=Node(node_id=7),
+        run_id=2**63,
+        object_id="ab" * 32,
+        object_content=content,
+        session_id="s",
+    )
+
+
+def fields(read: Any) -> tuple[Any, ...]:
+    content = bytes(read.object_content)
+    return read.node, read.run_id, read.object_id, read.session_id, content
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 300_000])
+def test_a_request_is_read_as_flower_reads_it_and_not_copied(size: int) -> None:
+    content = bytes(size)
+    sent = request(content)
+    data = sent.SerializeToString()
+    read = wire.read_push(data)
+    assert fields(read) == fields(sent)
+    assert not size or (isinstance(read.object_content, memoryview))
+    assert not size or read.object_content.obj is data  # type: ignore[union-attr]
+    piece = wire.Piece(content[:1], memoryview(content)[1:])
+    for own in (content, memoryview(content), piece):
+        pushed = wire.Pushed(sent.node, sent.run_id, sent.object_id, "s", own)
+        assert PushObjectRequest.FromString(pushed.SerializeToString()) == sent
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        b"\x22\x01y",  # the content twice: the last one counts
+        b"\x22\x00",
+        b"\x98\x06\x05\xa2\x06\x02hi\xa9\x06" + bytes(8) + b"\xb5\x06" + bytes(4),  # unknown ones
+    ],
+)
+def test_fields_that_come_twice_or_are_unknown_mean_what_they_mean_to_flower(more: bytes) -> None:
+    data = request(b"x").SerializeToString() + more
+    assert fields(wire.read_push(data)) == fields(PushObjectRequest.FromString(data))
+
+
+@pytest.mark.parametrize(
+    "more", [b"\x22", b"\x22\x05x", b"\x22" + b"\xff" * 11, b"\x23", b"\xff" * 11, b"\xa9\x06x"]
+)
+def test_a_request_that_is_cut_off_is_refused(more: bytes) -> None:
+    for read in (wire.read_push, PushObjectRequest.FromString):
+        with pytest.raises(DecodeError):
+            read(request(b"x").SerializeToString() + more)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        wire.Pulled(),
+        wire.Pulled(True, False),
+        wire.Pulled(True, True, b"x" * 300),
+        wire.Pulled(True, True, wire.Piece(b"x", memoryview(b"y" * 300))),
+        PullObjectResponse(object_found=True, object_available=True, object_content=b"xy"),
+    ],
+)
+def test_an_answer_is_written_as_flower_writes_it(answer: Any) -> None:
+    content = bytes(answer.object_content)
+    found = {"object_found": answer.object_found, "object_available": answer.object_available}
+    written = PullObjectResponse(**found, object_content=content).SerializeToString()
+    assert wire.write_pulled(answer) == written

@@ -18,12 +18,13 @@ from coterie.wire.arrays import (
 from coterie.wire.bundles import (
     MAX_BUNDLED,
     SHARED_BYTES,
-    Body,
     Bundle,
     Pieces,
     body_of,
     bundle,
     is_bundle,
+    object_id,
+    piece_of,
     unbundle,
 )
 from coterie.wire.description import (
@@ -65,7 +66,15 @@ from coterie.wire.limits import (
 from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
 from coterie.wire.objects import put_together
-from coterie.wire.pulled import read_pulled
+from coterie.wire.pulled import (
+    Content,
+    Piece,
+    Pulled,
+    Pushed,
+    read_pulled,
+    read_push,
+    write_pulled,
+)
 from coterie.wire.releases import agreed, is_spoken, offer, talk
 from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal, whole
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood

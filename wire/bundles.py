@@ -13,6 +13,7 @@ Flower's protobuf, their arrays empty; the small arrays.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,16 +25,18 @@ from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree
 
 from coterie.wire.errors import WireError
-from coterie.wire.flower import inflatable_object, message_from_proto, message_to_proto
+from coterie.wire.flower import message_from_proto, message_to_proto
 from coterie.wire.limits import MAX_RECORDS
 from coterie.wire.names import PACKED_NAME
+from coterie.wire.pulled import Content, Piece, parts_of
 
 KIND = b"ArrayChunk "
 """The head of a bundle and of a piece. A message in Flower's own form begins with another word."""
 HEAD_BYTES = 64
 """In which a head ends: it has a length in decimals after its kind."""
-PIECE_BYTES = 8_000_000
-"""Of a large array that travels as objects of its own; the last is what remains."""
+PIECE_BYTES = 2**23
+"""Of a large array that travels as objects of its own; the last is what remains. Whole pages of
+memory, so that files with pieces can be shown one behind the other."""
 INLINE_BYTES = 12_000_000
 """Most bytes of arrays in a bundle itself. A message is far below ``MAX_OBJECT_BYTES`` then."""
 SHARED_BYTES = 16_000
@@ -52,7 +55,7 @@ class Bundle:
     """
 
     root: str = ""
-    objects: dict[str, bytes] = field(default_factory=dict)
+    objects: dict[str, Content] = field(default_factory=dict)
 
     @property
     def tree(self) -> ObjectTree:
@@ -65,15 +68,15 @@ class Pieces:
     """Arrays in pieces, so that one that several bundles hold is cut and hashed once."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Array, list[str], dict[str, bytes]]] = {}
+        self._made: dict[int, tuple[Array, list[str], dict[str, Content]]] = {}
 
-    def of(self, array: Array) -> tuple[list[str], dict[str, bytes]]:
-        """The ids of its pieces in order, and the content of each."""
+    def of(self, array: Array) -> tuple[list[str], dict[str, Content]]:
+        """The ids of its pieces in order, and the content of each, which lies in the array."""
         if id(array) not in self._made:  # which keeps it, so that its id stays its own
             data = memoryview(array.data)
             parts = (data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES))
-            contents = [_as_object(part) for part in parts]
-            ids = [inflatable_object.get_object_id(content) for content in contents]
+            contents = [piece_of(part) for part in parts]
+            ids = [object_id(content) for content in contents]
             self._made[id(array)] = array, ids, dict(zip(ids, contents, strict=True))
         return self._made[id(array)][1:]
 
@@ -120,25 +123,27 @@ def bundle(
         if (len(_head(8 + len(told) + len(blanks) + rest)) + 8 + len(told + blanks) + rest) % 8 == 0
     )
     content = _as_object(len(told).to_bytes(8, "little"), told, *protos, *small)
-    made.root = inflatable_object.get_object_id(content)
+    made.root = object_id(content)
     made.objects[made.root] = content
     return made
 
 
-@dataclass(frozen=True)
-class Body:
-    """What a piece has after its head."""
-
-    data: memoryview
-
-
-Content = bytes | memoryview
-"""Of an object."""
-
-
 def is_bundle(content: Content) -> bool:
     """Whether the object that a message is named by is a bundle."""
-    return bytes(content[: len(KIND)]) == KIND
+    return bytes(parts_of(content)[0][: len(KIND)]) == KIND
+
+
+def object_id(content: Content) -> str:
+    """The SHA-256 of its content, by which an object is known."""
+    digest = hashlib.sha256()
+    for part in parts_of(content):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def piece_of(body: memoryview) -> Piece:
+    """The object with this body."""
+    return Piece(_head(len(body)), body)
 
 
 def body_of(content: Content) -> memoryview:
@@ -147,6 +152,8 @@ def body_of(content: Content) -> memoryview:
     Raises:
         WireError: it is something else.
     """
+    if isinstance(content, Piece):
+        return content.body
     head = bytes(content[:HEAD_BYTES])
     if not head.startswith(KIND) or b"\0" not in head:
         raise WireError("a part of a bundle is of another kind.")
@@ -154,7 +161,7 @@ def body_of(content: Content) -> memoryview:
 
 
 def unbundle(
-    root: str, contents: Mapping[str, Content | Body], *, max_bytes: int
+    root: str, contents: Mapping[str, Content], *, max_bytes: int
 ) -> tuple[list[Message], list[int] | None]:
     """The inverse of ``bundle``: the messages, and whose they are.
 
@@ -162,8 +169,8 @@ def unbundle(
 
     Args:
         root: the object that holds them.
-        contents: of all objects by id, or of a piece its body. Bodies that lie one behind the other
-            in memory are not copied.
+        contents: of all objects by id. Bodies of pieces that lie one behind the other in memory are
+            not copied.
         max_bytes: of a message's arrays, each counted as often as it is named; 0: no limit.
 
     Raises:
@@ -245,9 +252,9 @@ def _padded(data: bytes) -> bytes:
 
 
 def _read(
-    root: str, contents: Mapping[str, Content | Body], max_bytes: int
+    root: str, contents: Mapping[str, Content], max_bytes: int
 ) -> tuple[list[Message], list[int] | None]:
-    body = _body(contents[root])
+    body = body_of(contents[root])
     start = 8 + int.from_bytes(body[:8], "little")
     index = json.loads(bytes(body[8:start]))
     sizes, to = _whole_numbers(index["messages"]), index.get("to")
@@ -266,7 +273,7 @@ def _read(
             arrays.append([body[at : at + _whole_numbers([place])[0]]])
             at += place + -place % 8
         else:
-            arrays.append([_body(contents[piece]) for piece in place])
+            arrays.append([body_of(contents[piece]) for piece in place])
     if at != len(body):
         raise WireError("a bundle is not as long as it says.")
     _fill(messages, arrays, _whole_numbers(index["refs"]), max_bytes)
@@ -311,10 +318,6 @@ def _arrays_of(message: Message) -> Iterator[Array]:
             yield from record.values()
 
 
-def _body(content: Content | Body) -> memoryview:
-    return content.data if isinstance(content, Body) else body_of(content)
-
-
 def _joined(pieces: Sequence[memoryview]) -> memoryview | bytes:
     """One behind the other: a look at the memory where they are so already, or a copy."""
     if len(pieces) == 1:
@@ -326,7 +329,7 @@ def _joined(pieces: Sequence[memoryview]) -> memoryview | bytes:
         return b"".join(pieces)
     held = memoryview(one)
     begin = starts[0] - np.frombuffer(held, np.uint8).ctypes.data
-    return held[begin : begin + sum(map(len, pieces))]
+    return held[begin : begin + sum(map(len, pieces))].toreadonly()
 
 
 def _whole_numbers(values: object) -> list[int]:

@@ -19,7 +19,6 @@ from flwr.supercore.inflatable import inflatable_object, inflatable_utils
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
@@ -36,7 +35,6 @@ __all__ = [
     "inflatable_utils",
     "make_confirm_message_received_fn_protobuf",
     "make_pull_object_fn_protobuf",
-    "make_push_object_fn_protobuf",
     "ObjectPullError",
     "ObjectPushError",
     "ObjectUnavailableError",

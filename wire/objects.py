@@ -13,11 +13,10 @@ from flwr.app import Message
 
 from coterie.wire.errors import WireError
 from coterie.wire.flower import inflatable_object, inflatable_utils
+from coterie.wire.pulled import Content
 
 
-def put_together(
-    message_id: str, contents: Mapping[str, bytes | memoryview], *, max_bytes: int
-) -> Message:
+def put_together(message_id: str, contents: Mapping[str, Content], *, max_bytes: int) -> Message:
     """A message out of the objects that Flower took it apart into.
 
     Args:

@@ -92,7 +92,7 @@ class Calls(NamedTuple):
     run: Callable[[int], Any]
     fab: Callable[[str, int], Any]
     pull_object: Callable[[int, str], bytes | memoryview]
-    push_object: Callable[[int, str, str, bytes], None]
+    push_object: Callable[[int, str, str, wire.Content], None]
     confirm: Callable[[int, str], None]
 
 
@@ -248,10 +248,12 @@ class _Node:
         pull = self._calling("PullObject")
         return flower.make_pull_object_fn_protobuf(pull, self.node, run_id)(object_id)
 
-    def _push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
-        push = self._calling("PushObject")
-        made = flower.make_push_object_fn_protobuf(push, self.node, run_id, session)
-        made(object_id, content)
+    def _push_object(
+        self, run_id: int, session: str, object_id: str, content: wire.Content
+    ) -> None:
+        request = wire.Pushed(self.node, run_id, object_id, session, content)
+        if not self.call("PushObject", request).stored:
+            raise flower.ObjectPushError(object_id, run_id, session)
 
     def _confirm(self, run_id: int, message_id: str) -> None:
         confirm = self._calling("ConfirmMessageReceived")

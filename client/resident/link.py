@@ -297,7 +297,7 @@ class FleetLink:
             header = _header_of(unsent.replies[0], several=unsent.to is not None)
             header.metadata.__dict__["_message_id"] = bundle.root
             wanted, session = self._send(header, bundle.tree, unsent.seconds)
-            objects = [(i, bundle.objects[i]) for i in bundle.objects if i in wanted]
+            objects: list[Any] = [(i, bundle.objects[i]) for i in bundle.objects if i in wanted]
             push = partial(self._push_object, header.metadata.run_id, session)
             inflatable_utils.push_object_contents_from_iterable(objects, push)
 

@@ -77,7 +77,7 @@ def _write(file: Path, unsent: Unsent) -> None:
         zipfile.ZipFile(unfinished, "w", zipfile.ZIP_STORED) as packed,
     ):
         for name, content in packed_up.objects.items():
-            packed.writestr(name, content)
+            packed.writestr(name, bytes(content))
         about = {"root": packed_up.root, "seconds": unsent.seconds, "node": unsent.node_id}
         packed.writestr(ABOUT, json.dumps({**about, "bundled": unsent.bundled}))
 

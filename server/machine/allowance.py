@@ -1,9 +1,5 @@
 """What one silo may send in one run: bounded at the SuperLink, before anything of it is stored.
 
-    python -m coterie.server.machine.allowance OPTIONS OF flower-superlink
-
-starts Flower's SuperLink, one that speaks gRPC and is no federation's, with these limits.
-
 The SuperLink keeps what silos send on its disk until the run's process has fetched it. So the
 limits per reply, which that process holds to, bound memory but no disk: here a silo has an
 allowance for bytes and for objects that follows from what the run sent to it. Honest silos stay
@@ -14,7 +10,6 @@ in one module, whether the call came over gRPC or over HTTP: here ours are put i
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -30,7 +25,7 @@ from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 
 from coterie import wire
-from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
+from coterie.server.machine.superlink import engine_speaks_http, replace_in
 from coterie.wire.flower import inflatable_object, message_from_proto, message_to_proto
 
 TIMES = 8
@@ -231,14 +226,3 @@ def limit_silos() -> None:
     replace_in(flower, HEARTBEAT_MAX_INTERVAL=HEARTBEAT_S, **own)
     command = import_module("flwr.superlink.cli.flower_superlink")
     replace_in(command, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
-
-
-def main() -> None:
-    """Start Flower's SuperLink in which silos are limited, and operators are not asked."""
-    limit_silos()
-    sys.argv[0] = "flower-superlink"
-    flower_command("flower-superlink")()
-
-
-if __name__ == "__main__":
-    main()

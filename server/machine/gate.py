@@ -316,8 +316,11 @@ def main() -> None:
     gate = {"ControlAccountAuthInterceptor": lambda plugin: GrpcGate(Gate(made), inner(plugin))}
     replace_in(place, **gate, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
     limit_silos()
-    sys.argv[0] = "flower-superlink"
-    flower_command("flower-superlink")()
+    from coterie.server.machine import lean
+
+    with lean.install(made.folder):
+        sys.argv[0] = "flower-superlink"
+        flower_command("flower-superlink")()
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from flwr.proto.message_pb2 import (
     ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
     ObjectTree,
+    PullObjectRequest,
     PushObjectResponse,
 )
 from flwr.proto.runtime_pb2 import (
@@ -48,14 +49,15 @@ from flwr.proto.runtime_pb2 import (
 from flwr.serverapp import Grid
 
 from coterie import wire
+from coterie.server.machine import shelf
 from coterie.server.machine.superlink import engine_speaks_http
 from coterie.system.calls import Retry, calls_of, open_channel
 from coterie.system.files import why_unwritten
+from coterie.wire.bundles import PIECE_BYTES
 from coterie.wire.flower import (
     inflatable_object,
     inflatable_utils,
     make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
     message_to_proto,
 )
 
@@ -96,23 +98,34 @@ class _Reply:
         contents: those that have been.
         most: bytes that it may have.
         why: it is refused, in words.
-        large: its pieces go to a file, ``spool``.
+        large: its pieces go to a file, ``spool``, if they come by calls.
+        places: of its objects in ``room``, where those are shown that lie in files.
     """
 
     message_id: str
     object_id: str
     wanted: list[str]
-    contents: dict[str, bytes | memoryview] = field(default_factory=dict)
+    contents: dict[str, wire.Content] = field(default_factory=dict)
     most: int = 0
     num_bytes: int = 0
     why: str = ""
     large: bool = False
     spool: _Spool | None = None
+    places: dict[str, int] = field(default_factory=dict)
+    room: shelf.Room | None = None
 
-    def take(self, object_id: str, content: bytes | memoryview, folder: Path | None) -> None:
+    def make_room(self) -> None:
+        """Before the first of its objects: large ones may lie in files of this machine."""
+        most = (self.most + wire.MAX_OBJECT_BYTES) // PIECE_BYTES + 1
+        self.places = {name: place for place, name in enumerate(self.wanted)}
+        with suppress(OSError):  # each is shown by itself then
+            self.room = shelf.Room(min(len(self.places), most))
+
+    def take(self, object_id: str, content: wire.Content, folder: Path | None) -> None:
         """Hold an object that was fetched."""
         self.num_bytes += len(content)
-        piece = object_id != self.object_id and wire.is_bundle(content)
+        came = not isinstance(content, wire.Piece)
+        piece = came and object_id != self.object_id and wire.is_bundle(content)
         if self.large and piece and folder is not None:
             try:
                 self.spool = self.spool or _Spool(folder)
@@ -123,8 +136,8 @@ class _Reply:
                 log.warning("large replies are held in memory: %s", why_unwritten(error))
         self.contents[object_id] = content
 
-    def all_contents(self) -> dict[str, bytes | memoryview | wire.Body]:
-        """What it consists of; of pieces in a file their bodies."""
+    def all_contents(self) -> dict[str, wire.Content]:
+        """What it consists of."""
         return {**self.contents, **(self.spool.shown() if self.spool else {})}
 
 
@@ -145,13 +158,13 @@ class _Spool:
         self._spans[object_id] = self._size, self._size + done
         self._size += done
 
-    def shown(self) -> dict[str, wire.Body]:
+    def shown(self) -> dict[str, wire.Content]:
         """The pieces where the file is shown in memory, which it stays as long as anybody looks."""
         if not self._spans:
             return {}
         with self._file:
             held = memoryview(mmap(self._file.fileno(), 0, access=ACCESS_READ))
-        return {name: wire.Body(held[begin:end]) for name, (begin, end) in self._spans.items()}
+        return {name: wire.piece_of(held[begin:end]) for name, (begin, end) in self._spans.items()}
 
 
 @dataclass(frozen=True)
@@ -212,6 +225,8 @@ class _BoundedGrid(Grid):
         # A channel of its own for objects, so that gRPC refuses one that is too large, also one
         # that is small only while it is compressed, before it is in memory.
         self._objects = runtime_calls(inner, wire.MAX_OBJECT_BYTES)
+        self._shelf: shelf.Shelf | None = None
+        self._asked = False
 
     @property
     def run(self) -> Any:
@@ -296,7 +311,7 @@ class _BoundedGrid(Grid):
         """Push each as one message; returns their ids, empty of those that were not taken."""
         if not parcels:
             return []
-        run_id, objects = self.inner.run.run_id, dict[str, bytes]()
+        run_id, objects = self.inner.run.run_id, dict[str, wire.Content]()
         headers, trees, pieces = [], [], wire.Pieces()
         for parcel in parcels:
             for message in parcel.messages:
@@ -311,15 +326,41 @@ class _BoundedGrid(Grid):
         answer = self._stub.PushMessages(
             PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
         )
-        push = make_push_object_fn_protobuf(
-            self._stub.PushObject, self.inner.node, run_id, answer.session_id
-        )
         wanted = set(answer.objects_to_push)
-        inflatable_utils.push_object_contents_from_iterable(
-            ((name, content) for name, content in objects.items() if name in wanted), push
-        )
+        self._find_shelf()
+        pushed: list[Any] = [(name, objects[name]) for name in objects if name in wanted]
+        push = partial(self._push, answer.session_id)
+        inflatable_utils.push_object_contents_from_iterable(pushed, push)
         ids = list(answer.message_ids)
         return ids + [""] * (len(parcels) - len(ids))
+
+    def _find_shelf(self) -> None:
+        """Find where the SuperLink has large objects, if it is of this machine and ours."""
+        if self._shelf is not None and not self._shelf.folder.is_dir():  # another SuperLink
+            self._shelf, self._asked = None, False
+        if self._asked:
+            return
+        self._asked = True
+        request = PullObjectRequest(
+            node=self.inner.node, run_id=self.inner.run.run_id, object_id=shelf.WHERE
+        )
+        with suppress(grpc.RpcError):
+            answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
+            self._shelf = shelf.find(bytes(answer.object_content))
+
+    def _push(self, session: str, object_id: str, content: wire.Content) -> None:
+        request = partial(wire.Pushed, self.inner.node, self.inner.run.run_id, object_id, session)
+        if self._shelf is not None and isinstance(content, wire.Piece):
+            try:
+                self._shelf.lay(object_id, content.body, new=True)
+            except OSError as error:
+                log.warning("large objects are sent by calls: %s", why_unwritten(error))
+                self._shelf = None
+            else:
+                if self._stub.PushObject(request(b"")).stored:
+                    return
+        if not self._stub.PushObject(request(content)).stored:
+            raise inflatable_utils.ObjectPushError(object_id, self.inner.run.run_id, session)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Replies to these messages that are whole, or refused. Waits for none that is not there.
@@ -402,12 +443,14 @@ class _BoundedGrid(Grid):
             self.inner.run.run_id,
         )
 
-        def pulled(object_id: str) -> bytes | memoryview | None:
+        def pulled(object_id: str) -> wire.Content | None:
             try:
-                return pull(object_id)
+                return self._shown(reply, object_id) or pull(object_id)
             except inflatable_utils.ObjectUnavailableError:
                 return None
 
+        if self._shelf is not None and not reply.places:
+            reply.make_room()
         until = time.monotonic() + FETCH_S
         try:
             while reply.wanted:
@@ -430,6 +473,14 @@ class _BoundedGrid(Grid):
         except (inflatable_utils.ObjectPullError, ValueError) as error:
             reply.why = str(error)
         return True
+
+    def _shown(self, reply: _Reply, object_id: str) -> wire.Piece | None:
+        """An object that lies in a file of this machine; None if it does not."""
+        if self._shelf is None:
+            return None
+        with suppress(OSError):
+            return self._shelf.shown(object_id, reply.room, reply.places[object_id])
+        return None
 
     def _let_go(self, reply: _Reply) -> None:
         """The SuperLink may delete the objects of this reply."""
@@ -552,7 +603,7 @@ def _without_content(message: Message) -> Message:
     return bare
 
 
-def _root_of(reply: _Reply) -> bytes | memoryview:
+def _root_of(reply: _Reply) -> wire.Content:
     return reply.contents.get(reply.object_id, b"")
 
 

@@ -116,7 +116,7 @@ def command(silos: str, operators: str, serverapp: str, *options: str) -> list[s
     With ``NO_EXECUTOR`` a run that is started by an executor of its own (``executor_command``) goes
     on when the SuperLink, with a database, is restarted.
     """
-    own = "serving" if engine_speaks_http() else "allowance"
+    own = "serving" if engine_speaks_http() else "lean"
     program = [sys.executable, "-P", "-m", f"coterie.server.machine.{own}"]
     return [*program, *_where(silos, operators, serverapp), *options]
 

@@ -64,14 +64,14 @@ class HostStore(Store):
         return PushAppMessagesResponse(message_ids=self.asked, objects_to_push=wanted)
 
     def PushObject(self, request: Any, **_: Any) -> Any:
-        self.kept[request.object_id] = request.object_content
+        self.kept[request.object_id] = bytes(request.object_content)
         return type("Stored", (), {"stored": True})
 
     def PullMessages(self, request: Any, **_: Any) -> Any:
         answer = PullAppMessagesResponse()
         for header, tree in self.waiting:
             reply = self._reply_to(header, tree.object_id)
-            self.objects |= reply.objects
+            self.objects |= {name: bytes(content) for name, content in reply.objects.items()}
             proto = ProtoMessage()
             proto.metadata.message_id = reply.root
             proto.metadata.reply_to_message_id = tree.object_id

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.strategies.rounds.models import (
+    SUMMED,
     accumulate,
     comparable,
     difference,
+    distance,
     is_statistic,
     weighted_mean,
 )
@@ -112,3 +116,24 @@ def test_running_statistics_are_not_compared_unless_asked_for() -> None:
 )
 def test_statistics_are_told_by_name_or_by_description(name: str, statistic: bool) -> None:
     assert is_statistic(name, buffers=["b"]) is statistic
+
+
+def test_the_distance_is_that_of_all_values_and_needs_no_memory_for_them() -> None:
+    draw = np.random.default_rng(0)
+    one, other = (
+        {
+            "w": draw.standard_normal((3, SUMMED + 5), np.float32),
+            "b": draw.standard_normal(7),
+            "count": np.array(draw.integers(9)),
+            "bn.running_mean": draw.standard_normal(5, np.float32),
+        }
+        for _ in range(2)
+    )
+    apart = np.concatenate([np.ravel(one[name] - other[name]).astype(float) for name in "wb"])
+    assert distance(one, other) == pytest.approx(np.linalg.norm(apart), rel=1e-12)
+    large = {"w": np.zeros(4_000_000, np.float32)}
+    tracemalloc.start()
+    assert distance(large, {"w": np.ones(4_000_000, np.float32)}) == 2000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 17_000_000, "beside the one model that is made here"

@@ -1,0 +1,176 @@
+"""Large objects in files, which a SuperLink shares with the ServerApps of its machine.
+
+Flower passes every object between the two by a call, which copies it some ten times. Here the
+SuperLink keeps large objects in a folder that nobody else may look into, and a ServerApp that finds
+the folder shows them in its memory from there, and puts what it sends there itself. What counts
+stays with the SuperLink: a file has the SHA-256 of its object for a name, is there whole or not at
+all, and goes when the object goes. A ServerApp of another machine finds no such folder, and calls.
+
+A file has an object's body. Its head says no more than how long that is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
+from mmap import ACCESS_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
+from pathlib import Path
+from tempfile import mkdtemp
+
+from coterie import wire
+from coterie.system.files import held_by, locked, make_folder
+from coterie.wire.bundles import PIECE_BYTES
+
+WHERE = sha256(b"coterie: the folder of large objects").hexdigest()
+"""Asked for like an object, it says where the folder is."""
+FROM_BYTES = 2**18
+"""Of an object, from which it is worth a file."""
+PREFIX, TOKEN, NEW, UNFINISHED = "objects-", "token", ".new", ".part"
+LEFT_S = 600.0
+"""After so long, what a ServerApp put there and did not announce belongs to one that was killed."""
+MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
+"""Of Linux; Python does not name them."""
+
+
+class Shelf:
+    """The folder, at either end.
+
+    Args:
+        folder: whose names are ids of objects, checked to be such by whoever calls.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def lay(self, name: str, body: memoryview | bytes, *, new: bool = False) -> None:
+        """Write an object's body; ``new``: the SuperLink is to ``adopt`` it.
+
+        Raises:
+            OSError: there is no room for it, or the folder is gone.
+        """
+        unfinished = self.folder / f"{name}.{secrets.token_hex(4)}{UNFINISHED}"
+        try:
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            try:
+                left = memoryview(body)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            finally:
+                os.close(descriptor)
+            unfinished.rename(self.folder / (name + NEW if new else name))
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def adopt(self, name: str) -> None:
+        """Take what a ServerApp wrote. Raises ``OSError``: it is not there."""
+        (self.folder / (name + NEW)).rename(self.folder / name)
+
+    def drop(self, name: str) -> None:
+        """Delete an object; whoever looks at it still sees it."""
+        with suppress(OSError):
+            (self.folder / name).unlink()
+
+    def shown(self, name: str, room: Room | None = None, place: int = 0) -> wire.Piece | None:
+        """An object where its file is shown in memory, or None if it has none.
+
+        Args:
+            name: of the object.
+            room: where others stand beside it.
+            place: its own there.
+
+        Raises:
+            OSError: it cannot be shown.
+        """
+        try:
+            descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return None
+        try:
+            size = os.fstat(descriptor).st_size
+            held = room.show(descriptor, size, place) if room is not None else None
+            if held is None:
+                held = memoryview(mmap(descriptor, size, access=ACCESS_READ))
+        finally:
+            os.close(descriptor)
+        return wire.piece_of(held)
+
+    def told(self) -> bytes:
+        """What finds it: where it is, and a word that only who reads it knows."""
+        word = (self.folder / TOKEN).read_text(encoding="ascii")
+        return json.dumps({"place": str(self.folder), "word": word}).encode()
+
+    def forget_unannounced(self) -> None:
+        """Delete what was left there by a ServerApp that was killed."""
+        for file in self.folder.glob(f"*{NEW}"):
+            with suppress(OSError):
+                if time.time() - file.stat().st_mtime > LEFT_S:
+                    file.unlink()
+
+
+class Room:
+    """Addresses at which pieces of a reply are shown one behind the other.
+
+    Args:
+        places: how many, of ``PIECE_BYTES`` each.
+
+    Raises:
+        OSError: this machine gives no such addresses.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._held = mmap(
+            *(-1, places * PIECE_BYTES),
+            flags=MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+            prot=PROT_READ | PROT_WRITE,
+        )
+        self._map = ctypes.CDLL(None, use_errno=True).mmap
+        self._map.restype = ctypes.c_void_p
+        address, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        self._map.argtypes = [address, size, number, number, number, ctypes.c_long]
+
+    def show(self, descriptor: int, size: int, place: int) -> memoryview | None:
+        """A file at a place; None if it does not fit there."""
+        begin = place * PIECE_BYTES
+        if not 0 < size <= PIECE_BYTES or begin + PIECE_BYTES > len(self._held):
+            return None
+        at = ctypes.addressof(ctypes.c_char.from_buffer(self._held, begin))
+        if self._map(at, size, PROT_READ, MAP_SHARED | MAP_FIXED, descriptor, 0) != at:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return memoryview(self._held)[begin : begin + size].toreadonly()
+
+
+def find(told: bytes) -> Shelf | None:
+    """The folder that a SuperLink tells of, if it is of this machine and may be read."""
+    try:
+        asked = json.loads(told)
+        shelf = Shelf(Path(asked["place"]))
+        return shelf if shelf.told() == told else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def opened(home: Path) -> Iterator[Shelf]:
+    """A folder of objects in ``home`` while this process has it; those of dead ones go.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    make_folder(home)
+    for left in home.glob(f"{PREFIX}*"):
+        if held_by(left) is None:
+            shutil.rmtree(left, ignore_errors=True)
+    folder = Path(mkdtemp(prefix=PREFIX, dir=home))  # for its owner alone
+    with ExitStack() as held:
+        held.enter_context(locked(folder))
+        held.callback(shutil.rmtree, folder, ignore_errors=True)
+        (folder / TOKEN).write_text(secrets.token_hex(16), encoding="ascii")
+        yield Shelf(folder)

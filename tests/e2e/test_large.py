@@ -1,0 +1,108 @@
+"""A model of several pieces in a real federation: its objects lie in files that are shared."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from coterie.client.app import app
+from coterie.server.machine import shelf
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.tasks.base import Option, SiloData
+from coterie.tasks.images.digits import Digits
+from tests.e2e.runs import ROOT, hashes_of, record_of, until
+
+TASK = "tests.e2e.test_large:Wide"
+LENGTH = 5_000_000
+"""Numbers: three pieces of 8 MB and less."""
+KEYS: dict[str, Any] = {
+    **{"task": TASK, "strategy": "fedavg", "seed": 5, "min-silos": 2, "rounds": 3},
+    **{"local-epochs": 1, "batch-size": 64, "lr": 0.1},
+}
+
+
+class Wide(Digits):
+    """The digits, and many numbers that go towards a silo's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.models: list[Any] = []
+        self.goal = 0.0
+
+    def load(self, options: Mapping[str, Option]) -> SiloData:
+        """The digits."""
+        self.goal = float(options["skip"])
+        return super().load(options)
+
+    def model(self) -> nn.Module:
+        """The digits' with many numbers."""
+        made = super().model()
+        made.wide = nn.Parameter(torch.linspace(0.0, 1.0, LENGTH))
+        self.models.append(made)
+        return made
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """The digits', and how far the numbers are from the silo's own."""
+        loss = super().loss(outputs, targets)
+        if not outputs.requires_grad:
+            return loss
+        return loss + sum((made.wide - self.goal).square().sum() for made in self.models) / 2
+
+
+def specs() -> list[SiloSpec]:
+    cuts = [{"train": 40, "test": 30, "skip": 70 * i} for i in range(2)]
+    return [SiloSpec(f"silo-{i}", TASK, options=cut) for i, cut in enumerate(cuts)]
+
+
+@contextmanager
+def watched(home: Path) -> Iterator[set[str]]:
+    """Names of the objects that lie in the SuperLink's folder meanwhile."""
+    seen, over = set[str](), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.002):
+            for folder in home.glob(f"{shelf.PREFIX}*"):
+                seen.update(one.name for one in folder.iterdir() if len(one.name) == 64)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "federation" / "superlink"
+    with LocalFederation(tmp_path / "federation") as local:
+        for spec in specs():
+            local.start_silo(spec, environment={"PYTHONPATH": path()})
+        local.wait_for_silos(2)
+        with watched(home) as seen:
+            folder, last = local.run(**KEYS)
+        assert last.status == "completed"
+        assert len(seen) >= 3, "some of the pieces were seen in their files"
+        (shared,) = home.glob(f"{shelf.PREFIX}*")
+        until(lambda: {f.name for f in shared.iterdir()} == {shelf.TOKEN, "lock"}, "no object left")
+    assert not list(home.glob(f"{shelf.PREFIX}*")), "it goes with the SuperLink"
+    configs = [spec.node_config() for spec in specs()]
+    execute(InProcessGrid(app, configs), RunConfig.read(KEYS), run_id=1, folder=tmp_path / "run")
+    assert hashes_of(folder) == record_of(tmp_path / "run")["model-hashes"]
+
+
+def path() -> str:
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -1,0 +1,362 @@
+"""Large objects in files that a SuperLink of Flower 1.34 shares with a ServerApp of its machine."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app.message.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto import fleet_pb2, fleet_pb2_grpc, message_pb2, runtime_pb2_grpc
+from flwr.proto.node_pb2 import Node
+from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.linkstate import LinkStateFactory
+from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
+from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
+from flwr.supercore.run import Run
+from flwr.superlink.federation import NoOpFederationManager
+from flwr.superlink.grid.grpc_grid import GrpcGrid
+
+from coterie import wire
+from coterie.server.machine import lean, pulling, shelf
+from coterie.server.machine.allowance import Fleet
+from coterie.server.machine.lean import FiledStore
+from coterie.wire.bundles import PIECE_BYTES
+
+NUMBERS = 5_000_000
+"""Of a model: three pieces of 8 MB and less."""
+
+
+@pytest.fixture
+def on(tmp_path: Path) -> Iterator[shelf.Shelf]:
+    with shelf.opened(tmp_path) as folder:
+        yield folder
+
+
+def names(on: shelf.Shelf) -> set[str]:
+    """Of the objects in the folder."""
+    return {file.name for file in on.folder.iterdir()} - {shelf.TOKEN, "lock"}
+
+
+def order(seed: int = 0) -> wire.Bundle:
+    arrays = wire.encode_arrays({"w": numbers(seed)}, packed=True)
+    return wire.bundle([Message(RecordDict({"arrays": arrays}), 1, "train")])
+
+
+def numbers(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(NUMBERS, np.float32)
+
+
+def kept(store: FiledStore, made: wire.Bundle, run: int = 1) -> None:
+    """Announce a bundle and push what is asked for."""
+    for name in store.preregister(run, made.tree):
+        store.put(name, memoryview(bytes(made.objects[name])))
+
+
+# ---------------------------------------------------------------- the store
+
+
+def test_a_large_object_lies_in_a_file_and_goes_with_the_last_message_that_has_it(
+    on: shelf.Shelf,
+) -> None:
+    store, made = FiledStore(on), order()
+    other = wire.Bundle(made.root[::-1], {**made.objects})
+    kept(store, made)
+    pieces = set(made.objects) - {made.root}
+    assert len(pieces) == 3 and names(on) == pieces, "what is small stays in memory"
+    for name, content in made.objects.items():
+        assert bytes(store.get(name)) == bytes(content)
+        if name in pieces:
+            assert (on.folder / name).read_bytes() == wire.body_of(content)
+            assert (on.folder / name).stat().st_mode & 0o777 == 0o600
+    del other.objects[made.root]
+    store.preregister(2, other.tree)  # the same model in another message
+    store.delete(made.root)
+    assert names(on) == pieces and made.root not in store
+    seen = store.get(min(pieces))
+    store.delete(other.root)
+    assert names(on) == set() and len(store) == 0
+    assert bytes(seen) == bytes(made.objects[min(pieces)]), "who looks at it still sees it"
+
+
+def test_so_it_does_with_the_run_and_with_the_store(on: shelf.Shelf) -> None:
+    store = FiledStore(on)
+    kept(store, order(0), run=1)
+    kept(store, order(1), run=2)
+    assert len(names(on)) == 6
+    store.delete_objects_in_run(1)
+    assert len(names(on)) == 3
+    store.clear()
+    assert names(on) == set()
+
+
+@pytest.mark.parametrize("size", [10, PIECE_BYTES])
+def test_what_is_not_what_its_name_says_is_refused(on: shelf.Shelf, size: int) -> None:
+    store = FiledStore(on)
+    good = bytes(wire.piece_of(memoryview(bytes(size))))
+    name, other = wire.object_id(good), good[:-1] + b"x"
+    store.preregister(1, message_pb2.ObjectTree(object_id=name))
+    with pytest.raises(ValueError, match="does not match content hash"):
+        store.put(name, memoryview(other))
+    with pytest.raises(NoObjectInStoreError):
+        store.put(wire.object_id(other), memoryview(other))
+    assert names(on) == set() and store.get(name) == b""
+    store.put(name, memoryview(good))
+    assert bytes(store.get(name)) == good
+
+
+@pytest.mark.parametrize(
+    "head", [b"ArrayChunk  9\0", b"Message  400000\0", b"ArrayChunk  0400000\0"]
+)
+def test_an_object_with_another_head_stays_as_it_is_or_is_refused(
+    on: shelf.Shelf, head: bytes
+) -> None:
+    store, content = FiledStore(on), head + bytes(400_000)
+    name = wire.object_id(content)
+    store.preregister(1, message_pb2.ObjectTree(object_id=name))
+    try:
+        store.put(name, memoryview(content))
+    except Exception as error:
+        assert "expected 9 bytes" in str(error)
+    else:
+        assert store.get(name) == content
+    assert names(on) == set()
+
+
+def test_only_the_process_of_a_run_says_that_an_object_is_there_already(on: shelf.Shelf) -> None:
+    store, body = FiledStore(on), memoryview(bytes(PIECE_BYTES))
+    name = wire.object_id(wire.piece_of(body))
+    store.preregister(1, message_pb2.ObjectTree(object_id=name))
+    with pytest.raises(FileNotFoundError):
+        store.put(name, lean.LAID)
+    on.lay(name, body, new=True)
+    for empty in (b"", memoryview(b""), wire.Piece(b"", memoryview(b""))):  # as a silo sends it
+        with pytest.raises(ValueError, match="does not match"):
+            store.put(name, empty)
+    assert store.get(name) == b""
+    store.put(name, lean.LAID)
+    assert bytes(store.get(name)) == bytes(wire.piece_of(body))
+
+
+def test_where_there_is_no_room_objects_stay_in_memory(
+    on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shelf.os, "write", full)
+    store, made = FiledStore(on), order()
+    kept(store, made)
+    assert names(on) == set()
+    assert all(bytes(store.get(n)) == bytes(c) for n, c in made.objects.items())
+    store.delete(made.root)
+    assert len(store) == 0
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def test_the_folder_is_for_its_owner_and_goes_with_the_superlink(tmp_path: Path) -> None:
+    (tmp_path / "objects-left").mkdir()  # by one that was killed
+    (tmp_path / "objects-left" / "0").touch()
+    with shelf.opened(tmp_path) as one, shelf.opened(tmp_path) as other:
+        assert one.folder != other.folder and len(list(tmp_path.iterdir())) == 2
+        assert one.folder.stat().st_mode & 0o777 == 0o700
+        found = shelf.find(one.told())
+        assert found is not None and found.folder == one.folder
+        assert shelf.find(one.told().replace(b'"word": "', b'"word": "0')) is None
+    assert list(tmp_path.iterdir()) == []
+    for told in (b"", b"{}", b"[1]", b'{"place": 1}', b'{"place": "/nowhere", "word": "x"}'):
+        assert shelf.find(told) is None
+
+
+def test_what_a_killed_process_put_there_is_forgotten(on: shelf.Shelf) -> None:
+    for name in ("a" * 64, "b" * 64):
+        on.lay(name, b"x", new=True)
+    os.utime(on.folder / ("a" * 64 + shelf.NEW), (0, 0))
+    on.forget_unannounced()
+    assert names(on) == {"b" * 64 + shelf.NEW}
+
+
+# ---------------------------------------------------------------- with a ServerApp
+
+
+@pytest.fixture
+def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Flower's APIs for silos and ServerApps over gRPC, with what ``lean`` puts in their places."""
+    inside = [
+        import_module("flwr.server.superlink.fleet.message_handler.message_handler"),
+        import_module("flwr.superlink.servicer.runtime.runtime_handlers"),
+        import_module("flwr.superlink.servicer.runtime.runtime_servicer"),
+    ]
+    for module in inside[:2]:
+        monkeypatch.setattr(module, "PullObjectResponse", wire.Pulled)
+    monkeypatch.setattr(inside[0], "check_abort", lambda *_: None)  # the run goes on
+    objects = ObjectStoreFactory()
+    objects.store_instance = FiledStore(on)
+    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    state = factory.state()
+    run = state.create_run("", "", "", {}, "@none/default", None, "me", "serverapp")
+    task = Task(type="flwr-serverapp", run_id=run)
+    monkeypatch.setattr(inside[2], "get_authenticated_task", lambda: task)
+    node = state.create_node("me", "me", b"key", 30.0)
+    state.activate_node(node, 30.0)
+    fleet = Fleet(factory, objects, False)
+    limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
+    server = grpc.server(ThreadPoolExecutor(4), options=limits)
+    for add, api in (
+        (runtime_pb2_grpc.add_RuntimeServicer_to_server, lean.Runtime(factory, objects)),
+        (fleet_pb2_grpc.add_FleetServicer_to_server, fleet),
+    ):
+        lean._added(add)(api, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with grpc.insecure_channel(f"127.0.0.1:{port}", options=limits) as channel:
+        yield SimpleNamespace(
+            address=f"127.0.0.1:{port}",
+            fleet=fleet_pb2_grpc.FleetStub(channel),
+            node=Node(node_id=node),
+            run=run,
+            store=objects.store(),
+        )
+    server.stop(None)
+
+
+def grid_of(superlink: Any) -> Any:
+    """A run's Grid, which takes the silo for one that reads bundles."""
+    inner: Any = GrpcGrid(superlink.address, insecure=True, token="t")
+    made: Any = Run.create_empty(superlink.run)
+    inner.set_run(made)
+    grid: Any = pulling.bounded(inner)
+    grid._bundling.add(superlink.node.node_id)
+    return grid
+
+
+def fetched(superlink: Any) -> Message:
+    """What the silo is sent, by Flower's own stub: any silo reads it."""
+    answer = superlink.fleet.PullMessages(fleet_pb2.PullMessagesRequest(node=superlink.node))
+    contents = {}
+    tree = answer.message_object_trees[0]
+    for name in [one.object_id for one in tree.children] + [tree.object_id]:
+        request = message_pb2.PullObjectRequest(
+            node=superlink.node, run_id=superlink.run, object_id=name
+        )
+        contents[name] = superlink.fleet.PullObject(request).object_content
+        assert wire.object_id(contents[name]) == name
+    (message,), _ = wire.unbundle(tree.object_id, contents, max_bytes=0)
+    confirm = message_pb2.ConfirmMessageReceivedRequest(
+        node=superlink.node, run_id=superlink.run, message_object_id=tree.object_id
+    )
+    superlink.fleet.ConfirmMessageReceived(confirm)
+    return message
+
+
+def answered(superlink: Any, message: Message, seed: int) -> wire.Bundle:
+    """The silo's reply, by Flower's own stub."""
+    content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(seed)}, packed=True)})
+    reply = Message(content, reply_to=message)
+    made = wire.bundle([reply])
+    reply.metadata.__dict__["_message_id"] = made.root
+    request = fleet_pb2.PushMessagesRequest(
+        node=superlink.node,
+        messages_list=[message_to_proto(remove_content_from_message(reply))],
+        message_object_trees=[made.tree],
+    )
+    answer = superlink.fleet.PushMessages(request)
+    for name in answer.objects_to_push:
+        pushed = message_pb2.PushObjectRequest(
+            node=superlink.node,
+            run_id=superlink.run,
+            session_id=answer.session_id,
+            object_id=name,
+            object_content=bytes(made.objects[name]),
+        )
+        assert superlink.fleet.PushObject(pushed).stored
+    return made
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["same machine", "another machine"])
+def test_models_travel_both_ways_by_files_or_by_calls(
+    superlink: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, calls = grid_of(superlink), list[str]()
+    if not shared:
+        monkeypatch.setattr(shelf, "find", lambda told: None)
+    for stub in (grid._stub, grid._objects):
+        for call in ("PushObject", "PullObject"):
+            noted(stub, call, calls)
+    arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
+    sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
+    (asked,) = grid.push_messages([sent])
+    on = superlink.store.shelf
+    assert len(names(on)) == 3 and not [name for name in names(on) if name.endswith(shelf.NEW)]
+    pushed = sorted(size for call, size in calls if call == "PushObject")
+    assert len(pushed) == 4 and (pushed[:3] == [0, 0, 0]) is shared
+    message = fetched(superlink)
+    got = wire.decode_arrays(message.content["arrays"])
+    np.testing.assert_array_equal(got["w"], numbers(0))
+    assert names(on) == set(), "it is deleted when the silo has it"
+    message.metadata.__dict__["_message_id"] = asked
+    answered(superlink, message, 7)
+    calls.clear()
+    (reply,) = grid.pull_messages([asked])
+    assert len([call for call, _ in calls if call == "PullObject"]) == (1 if shared else 4)
+    assert names(on) == set() and len(superlink.store) == 0
+    update = wire.decode_arrays(reply.content["arrays"])["w"]
+    np.testing.assert_array_equal(update, numbers(7))
+    assert not update.flags.writeable
+    if shared:  # it is where its files are shown, and stays there as long as anybody looks
+        assert "mmap" in str(type(owner_of(reply.content["arrays"]["safetensors"])))
+        del reply
+        gc.collect()
+        np.testing.assert_array_equal(update, numbers(7))
+
+
+def owner_of(array: Array) -> object:
+    """Whose memory an array's bytes lie in."""
+    return memoryview(array.data).obj
+
+
+def noted(stub: Any, name: str, calls: list[Any]) -> None:
+    """Note the calls of a name, and how much each brings."""
+    inner = getattr(stub, name)
+
+    def call(request: Any, **how: Any) -> Any:
+        calls.append((name, len(getattr(request, "object_content", b""))))
+        return inner(request, **how)
+
+    setattr(stub, name, call)
+
+
+def test_a_superlink_that_has_lost_its_folder_is_sent_objects_by_calls(superlink: Any) -> None:
+    grid = grid_of(superlink)
+    grid._find_shelf()
+    lost = grid._shelf
+    assert lost is not None and lost.folder == superlink.store.shelf.folder
+    grid._shelf = shelf.Shelf(lost.folder.parent)  # another folder that is there
+    arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
+    sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
+    grid.push_messages([sent])
+    np.testing.assert_array_equal(
+        wire.decode_arrays(fetched(superlink).content["arrays"])["w"], numbers(0)
+    )
+
+
+def test_replies_of_other_apps_are_read_as_before(superlink: Any) -> None:
+    """Flower's own pieces, of 5 MB, are objects like any other."""
+    record = ArrayRecord({"w": Array(numbers(3))})
+    message = Message(RecordDict({"arrays": record}), superlink.node.node_id, "train", ttl=60.0)
+    grid = grid_of(superlink)
+    grid._bundling.clear()
+    (asked,) = grid.push_messages([message])
+    assert asked and len(names(superlink.store.shelf)) == 4
