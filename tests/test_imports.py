@@ -25,7 +25,6 @@ INSIDE_FLWR = {
     "flwr.supercore.inflatable.inflatable_protobuf_utils": {"wire/flower.py"},
     "flwr.supercore.inflatable.inflatable_utils": {"wire/flower.py"},
     "flwr.supercore.task_identity": {"wire/flower.py"},  # not in 1.34
-    "flwr.cli.build": {"server/machine/link.py"},  # as `flwr run` packs an app
     "flwr.supercore.superexec": {"server/machine/executor.py"},  # what it does while it waits
     "flwr.supercore.superexec.executor": {"server/machine/executor.py"},  # how it starts a run
     # In 1.34 alone, where operators are asked who they are, and silos have an allowance:

@@ -47,6 +47,7 @@ def outcome(part: str, strategy: str, seed: int, rounds: int, folder: str, how: 
         task = f"benchmarks.papers.hcct.experiments:{experiment.task.replace('-', '_')}"
         data = {**experiment.data, "data": folder, "split-seed": seed}
         more = {"num-groups": len(experiment.truth)} if strategy == "fedgroup" else {}
+        more |= experiment.variants["HCCT"].keys if strategy == "hcct" else {}
         keys |= {"batch-size": 64, "local-epochs": experiment.epochs}
         done = train(nodes(task, experiment.silos, data), {**keys, **STRATEGIES[strategy], **more})
         truth = sorted(sorted(experiment.silos[i] for i in group) for group in experiment.truth)
@@ -249,11 +250,13 @@ def _choices(found: dict[str, list[float]]) -> Iterator[str | list[str]]:
 STORE = Store("formats", document, keys=("part", "strategy", "seed"))
 
 
-def cells(seeds: int, from_data: int, rounds: int) -> Iterator[dict[str, Any]]:
+def cells(
+    parts: Sequence[str], seeds: int, from_data: int, rounds: int
+) -> Iterator[dict[str, Any]]:
     """What is measured: seeds of the demo, and as many of each part from the data sets."""
     counts = {DEMO: seeds, **dict.fromkeys(FROM_DATA, from_data)}
-    for part, count in counts.items():
-        for seed in range(count):
+    for part in parts:
+        for seed in range(counts[part]):
             for strategy in STRATEGIES:
                 yield {"part": part, "strategy": strategy, "seed": seed, "rounds": rounds}
 
@@ -261,9 +264,10 @@ def cells(seeds: int, from_data: int, rounds: int) -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Measure what is not stored yet, and write after every figure."""
     few = {"type": int, "default": 3, "help": "of the parts from the data sets"}
-    given = read(STORE, __doc__, seeds=10, rounds=ROUNDS, data=None, data_seeds=few)
+    parts = (DEMO, *FROM_DATA)
+    given = read(STORE, __doc__, parts=parts, seeds=10, rounds=ROUNDS, data=None, data_seeds=few)
     from_data = given.data_seeds if given.data else 0
-    every = cells(given.seeds, from_data, given.rounds)
+    every = cells(given.parts, given.seeds, from_data, given.rounds)
     given.store.fill(every, partial(compare, folder=given.data))
     given.store.fill([{"part": CHOICES, "strategy": "fedavg", "seed": 0}], choices)
     print(given.store.text())

@@ -387,6 +387,13 @@ def all_keys() -> dict[str, Key]:
     return {key.name: key for key in [*reversed(own), *RunConfig.own_keys().values()]}
 
 
+def key_named(name: str, strategy: str) -> Key | None:
+    """A key by its name; other strategies than this one are looked at only if they have to be."""
+    row = STRATEGIES.get(strategy)
+    near = RunConfig.own_keys() | ({} if row is None else keys_of(row))
+    return near.get(name) or all_keys().get(name)
+
+
 def defaults() -> dict[str, Scalar]:
     """Every key with its default: what Flower must be told beforehand."""
     shared = RunConfig.own_keys()

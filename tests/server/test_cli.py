@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import coterie.server.cli.commands
+import coterie.server.cli.submitting
 import coterie.server.machine.link
 import coterie.server.site.coordinator
 import coterie.server.study.simulate
@@ -40,7 +41,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seen.append(changes)
         return file
 
-    monkeypatch.setattr(coterie.server.cli.commands, "submit_and_follow", submit)
+    monkeypatch.setattr(coterie.server.cli.submitting, "submit_and_follow", submit)
     monkeypatch.setattr(coterie.server.study.simulate, "simulate", simulate)
     return seen
 
