@@ -20,6 +20,7 @@ from coterie.server.cli.view import collaboration_text, local_time, showing
 from coterie.server.cli.waiting import print_queue
 from coterie.server.machine.link import Control
 from coterie.server.machine.local import follow_run
+from coterie.server.paths import default_runs_dir
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, SiloFacts, reading
 from coterie.server.runs.record.follow import Progress, events
@@ -201,7 +202,7 @@ def watch_run(name: str | None, options: Given) -> int:
     root = options.place().runs_dir
     folder = reading.newest_run(root) if name is None else reading.find_run(name, root)
     if folder is None:
-        raise refused(f"no run is recorded in {root or reading.default_runs_dir()}.")
+        raise refused(f"no run is recorded in {root or default_runs_dir()}.")
     file = folder / EVENTS
     progress = Progress(folder.name)
 
@@ -359,7 +360,7 @@ def print_status(options: Given) -> None:
 def print_runs(folder: Path | None) -> None:
     """Recorded runs, newest last."""
     console = Console()
-    root = folder or reading.default_runs_dir()
+    root = folder or default_runs_dir()
     records = sorted(root.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
     if not records:
         say(console, f"no runs are recorded in {root}")

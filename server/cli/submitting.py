@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from coterie.server.cli.options import Given
-from coterie.server.paths import place
+from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import refused
 
@@ -40,11 +40,7 @@ def submit_and_follow(
     """
     address, _, root = options.place()
     here = shared_records or is_local(address)
-    if "runs-dir" not in keys and root is None:
-        from coterie.server.runs.record import reading
-
-        root = reading.default_runs_dir()
-    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root)}
+    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root or default_runs_dir())}
     if here:  # the ServerApp runs in another folder than this command
         keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
     config = RunConfig.read(keys)

@@ -18,7 +18,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, InstanceOf, field_validator
 
 from coterie import wire
-from coterie.server.runs.tracking import tracker_names
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
@@ -255,6 +254,8 @@ class RunConfig(Options):
     @field_validator("tracking")
     @classmethod
     def _trackers_are_known(cls, text: str) -> str:
+        from coterie.server.runs.tracking import tracker_names  # what it loads, few runs need
+
         tracker_names(text)
         return text
 
