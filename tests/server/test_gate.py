@@ -11,10 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import grpc
 import pytest
@@ -307,16 +305,6 @@ def test_a_run_that_the_coordinator_takes_from_the_queue_is_who_queued_its(
     with calls(made, local_identity(made)) as own:
         own.submit(CONFIG)
     assert audit.who_started(made, run) == account()
-
-
-def test_what_is_submitted_is_what_flower_would_pack() -> None:
-    from flwr.cli.build import build_fab_from_files
-
-    ours = bundle_of(CONFIG, "of this test")
-    with ZipFile(BytesIO(ours)) as bundle:
-        manifest = bundle.read("pyproject.toml")
-    theirs, _ = build_fab_from_files({"pyproject.toml": manifest})
-    assert ours == theirs
 
 
 def test_nobody_goes_past_a_queue_in_which_all_wait(made: Federation, tmp_path: Path) -> None:
