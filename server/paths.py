@@ -1,7 +1,8 @@
-"""Files and folders that a user names."""
+"""Files and folders that a user names, and those that are meant where nobody names one."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from coterie.strategies.errors import refused
@@ -18,3 +19,15 @@ def place(named: str | Path) -> Path:
         return place_of(str(named))
     except TaskError as error:
         raise refused(str(error)) from None
+
+
+def default_home() -> Path:
+    """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it."""
+    return place(os.environ.get("COTERIE_HOME", "~/.coterie")).absolute()
+
+
+def default_runs_dir() -> Path:
+    """``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
+    if os.environ.get("COTERIE_RUNS"):
+        return place(os.environ["COTERIE_RUNS"]).absolute()
+    return default_home() / "runs"

@@ -25,7 +25,6 @@ INSIDE_FLWR = {
     "flwr.supercore.inflatable.inflatable_protobuf_utils": {"wire/flower.py"},
     "flwr.supercore.inflatable.inflatable_utils": {"wire/flower.py"},
     "flwr.supercore.task_identity": {"wire/flower.py"},  # not in 1.34
-    "flwr.cli.build": {"server/machine/link.py"},  # as `flwr run` packs an app
     "flwr.supercore.superexec": {"server/machine/executor.py"},  # what it does while it waits
     "flwr.supercore.superexec.executor": {"server/machine/executor.py"},  # how it starts a run
     # Where silos have an allowance: the first in 1.34 alone, the second in 1.40 and later alone.
@@ -284,3 +283,57 @@ def test_the_command_offers_help_without_torch_and_flower(line: list[str]) -> No
         f"try:\n    app({line}, prog_name='coterie')\nexcept SystemExit:\n    pass"
     )
     assert loaded(statement) & {"torch", "flwr", "pydantic"} == set()
+
+
+UNTIL_SUBMITTED = """
+from contextlib import nullcontext
+from coterie.server.machine import link
+class Calls:
+    def submit(self, config):
+        assert link.bundle_of(config)
+        raise SystemExit(77)
+link.control = lambda *_, **__: nullcontext(Calls())
+from coterie.server.cli.main import app
+try:
+    app({line}, prog_name="coterie")
+except SystemExit as end:
+    assert end.code == 77, end.code
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [["run"], ["run", "hcct", "--alpha", "50", "--set", "lr=0.1"], ["stats", "--task", "heart"]],
+)
+def test_a_run_is_submitted_before_what_shows_it_is_loaded(line: list[str], tmp_path: Path) -> None:
+    """It begins that much earlier: loading all of these takes longer than the submission."""
+    statement = UNTIL_SUBMITTED.format(line=[*line, "--runs-dir", str(tmp_path)])
+    assert (
+        loaded(statement)
+        & {
+            *(
+                "torch",
+                "sklearn",
+                "scipy",
+                "matplotlib",
+                "fastapi",
+                "httpx",
+                "flwr.cli",
+                "safetensors",
+            ),
+            *("coterie.server.report", "coterie.server.cli.commands", "coterie.server.runs.record"),
+            *("coterie.server.site.coordinator", "coterie.strategies.rounds.loop"),
+            "coterie.strategies.fedgenp.algorithm",
+        }
+        == set()
+    )
+
+
+def test_the_process_that_waits_for_a_run_knows_the_keys_of_all_strategies() -> None:
+    statement = (
+        "import io, sys\nfrom coterie.server.machine.executor import wait_for_a_run\n"
+        "sys.stdin = io.StringIO()\nwait_for_a_run()\n"
+        "from coterie.server.runs.config import all_keys\n"
+        "assert all_keys.cache_info().currsize"
+    )
+    assert {"coterie.server.app", "coterie.strategies.fedgenp.algorithm"} <= loaded(statement)

@@ -21,6 +21,7 @@ from concurrent import futures
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import grpc
 import tomli_w
@@ -304,19 +305,29 @@ def _until(files: Sequence[Path]) -> None:
 # ---------------------------------------------------------------- the start of a run
 
 
-def start_of_run(repeats: int, folder: Path) -> list[float]:
-    """Seconds from typing ``coterie run`` to the first training message, on a SuperLink that has
-    had some seconds since the run before: the process of the next one is made then."""
+BARE = "import numpy, pydantic, flwr.app"
+"""What every command that talks to Flower's SuperLink loads before it can."""
+
+
+def start_of_run(repeats: int, folder: Path) -> list[tuple[float, float]]:
+    """Seconds from typing ``coterie run`` to the first training message, and of a Python that only
+    imports ``BARE``, in turn. On a SuperLink that has had some seconds since the run before: the
+    process of the next one is made then. Modules are compiled, as they are after the first run."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     seconds = []
-    with LocalFederation(folder) as federation:
+    with (
+        mock.patch.dict(os.environ, environment, clear=True),
+        LocalFederation(folder) as federation,
+    ):
         for i in range(NODES):
             options = {"train": 40, "test": 30, "skip": 70 * i}
             federation.start_silo(SiloSpec(f"silo-{i}", options=options))
         federation.wait_for_silos(NODES)
-        federation.run(strategy="fedavg", rounds=1, min_silos=NODES)  # now everything is warm
-        for _ in range(repeats):
+        for i in range(repeats + 1):
             time.sleep(4)
-            before = set(federation.runs_dir.iterdir())
+            before = set(federation.runs_dir.iterdir()) if i else set()
+            bare = _timed(lambda: subprocess.run([sys.executable, "-c", BARE], check=True))
             started = time.time()
             subprocess.run(
                 [
@@ -331,8 +342,8 @@ def start_of_run(repeats: int, folder: Path) -> list[float]:
             (folder_of_run,) = set(federation.runs_dir.iterdir()) - before
             events = (folder_of_run / "events.jsonl").read_text().splitlines()
             ready = next(e for e in map(json.loads, events) if e["event"] == "ready")
-            seconds.append(ready["at"] - started)
-    return seconds
+            seconds.append((ready["at"] - started, bare))
+    return seconds[1:]  # now everything is warm
 
 
 # ---------------------------------------------------------------- local training
@@ -512,7 +523,9 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
     elif part == "idle":
         yield measure_idle(folder / "idle")
     elif part == "start":
-        yield spread(start_of_run(8, folder / "start"))
+        found = start_of_run(8, folder / "start")
+        ratios = [own / bare for own, bare in found]
+        yield {**spread([own for own, _ in found]), "ratio": statistics.median(ratios)}
     elif part == "rounds":
         yield from measure_rounds(folder, rounds)
     elif part == "apps":
@@ -568,7 +581,8 @@ def document(entries: Sequence[Entry]) -> str:
         ),
         *(
             "From `coterie run` to the first training message, warm SuperLink: median "
-            f"{row['median']:.2f} s, 90 % {row['p90']:.2f} s."
+            f"{row['median']:.2f} s, 90 % {row['p90']:.2f} s"
+            + (f"; {row['ratio']:.1f} times a bare `{BARE}`." if "ratio" in row else ".")
             for row in select(entries, part="start")
         ),
         *(

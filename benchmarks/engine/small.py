@@ -2,9 +2,9 @@
 
     python -m benchmarks.engine.small
 
-Two ratios, each of times in one run: a round with a model of 10 MB and four silos to a bare gRPC
-stream of the same bytes, and a round of 100 virtual silos in two processes to what their training
-takes of it on two cores.
+Ratios, each of times in one run: a round with a model of 10 MB and four silos to a bare gRPC
+stream of the same bytes, a round of 100 virtual silos in two processes to what their training
+takes of it on two cores, and the start of a run to a Python that only imports Flower.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.engine.overhead import bare_stream, resident_rounds
+from benchmarks.engine.overhead import bare_stream, resident_rounds, start_of_run
 from benchmarks.engine.scale import record_of_run
 from benchmarks.kit import Entry, Store, columns, page, read
 from coterie.server.machine.local import LocalFederation
@@ -52,7 +52,12 @@ def silos_ratio(folder: Path) -> float:
     return float(statistics.median(seconds) / statistics.median(training))
 
 
-MEASURES = {"bytes": bytes_ratio, "silos": silos_ratio}
+def start_ratio(folder: Path) -> float:
+    """Median of five starts of a run, each over a bare import beside it."""
+    return statistics.median(own / bare for own, bare in start_of_run(5, folder))
+
+
+MEASURES = {"bytes": bytes_ratio, "silos": silos_ratio, "start": start_ratio}
 
 
 def measure(parts: Sequence[str]) -> Iterator[Entry]:

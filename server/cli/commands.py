@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -18,16 +15,17 @@ from rich.text import Text
 
 from coterie import wire
 from coterie.server.cli.options import Given
+from coterie.server.cli.submitting import say
 from coterie.server.cli.view import collaboration_text, local_time, showing
-from coterie.server.cli.waiting import Turn, print_queue, wait_for_turn
+from coterie.server.cli.waiting import print_queue
 from coterie.server.machine.link import Control
 from coterie.server.machine.local import follow_run
-from coterie.server.paths import place
+from coterie.server.paths import default_runs_dir
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, SiloFacts, reading
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import run_folder
-from coterie.server.site.queue import Entry, Listed, RemoteQueue
+from coterie.server.site.queue import Entry, RemoteQueue
 from coterie.strategies.errors import EXIT_RUN, FederationError, refused
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.processes import insistent_interrupts
@@ -40,75 +38,45 @@ LAST_WORDS_S = 5.0
 BEGINNING_S = 10.0
 """How long a command that does not follow its run still looks whether it begins."""
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
-EXIT_INTERRUPTED = 130
 
 
-def submit_and_follow(
-    keys: Mapping[str, Any],
+def follow(
+    calls: Control,
+    config: RunConfig,
     options: Given,
-    turn: Turn,
+    console: Console,
     *,
+    run_id: int,
+    here: bool,
     detach: bool,
-    shared_records: bool = False,
 ) -> int:
-    """Submit a run and show it until it ends; return the exit status.
+    """Show a run that was submitted until it ends; return the exit status.
 
     Args:
-        keys: of the run.
-        options: where to submit it; repeated in commands that it says to type next.
-        turn: whether it waits in a queue first.
+        calls: to its SuperLink.
+        config: of the run.
+        options: repeated in commands that it says to type next.
+        console: where to show it.
+        run_id: its id.
+        here: its record can be read here.
         detach: do not wait for the end.
-        shared_records: the coordinator's records can be read here although it is elsewhere.
     """
-    address, _, root = options.place()
-    here = shared_records or _is_local(address)
-    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root or reading.default_runs_dir())}
-    if here:  # the ServerApp runs in another folder than this command
-        keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
-    config = RunConfig.read(keys)
-    console = Console()
-    if here:
-        _check_records(Path(config.runs_dir), console)
-    queue, run_id = turn.queue(), 0
-    if queue is not None:
-        entry = turn.add(queue, config, console)
-        run_id = 0 if detach else _its_turn(queue, entry, options, console)
-        if not run_id:
-            return 0 if detach else EXIT_INTERRUPTED
-    with options.control() as calls:
-        if config.resume and _is_local(address) and not run_id:
-            config = _resumable(calls, config)
-        run_id = run_id or calls.submit(config)
-        folder = run_folder(config, run_id=run_id)
-        _say(console, f"run {run_id} is submitted; its record: {folder}")
-        if detach:
-            return _await_beginning(console, calls, run_id, folder) if here else 0
-        try:
-            if not here:
-                return _follow_log(console, calls, run_id)
-            progress = Progress(config.resume or config.strategy)
-            again = run_id if config.resume else None
-            with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
-                last = follow_run(calls, run_id, folder, show)
-        except KeyboardInterrupt:
-            _print_going_on(console, folder.name if here else str(run_id), options, here=here)
-            return EXIT_INTERRUPTED
+    folder = run_folder(config, run_id=run_id)
+    say(console, f"run {run_id} is submitted; its record: {folder}")
+    if detach:
+        return _await_beginning(console, calls, run_id, folder) if here else 0
+    if not here:
+        return _follow_log(console, calls, run_id)
+    progress = Progress(config.resume or config.strategy)
+    again = run_id if config.resume else None
+    with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
+        last = follow_run(calls, run_id, folder, show)
     if last.status != "completed":  # why, was shown
         if progress.round:  # before the first there is nothing to go on from
             _print_resumption(console, folder.name, options)
         return EXIT_RUN
     print_final(console, folder)
     return 0
-
-
-def _its_turn(queue: Listed, entry: Entry, options: Given, console: Console) -> int:
-    """The id of a run of the queue, once it was submitted; 0 if a person waits no longer."""
-    try:
-        return wait_for_turn(queue, entry, console)
-    except KeyboardInterrupt:
-        line = options.again(f"stop {entry.id}")
-        _say(console, f"\nthe run waits on. Take it out of the queue with `{line}`.")
-        return 0
 
 
 def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path) -> int:
@@ -127,50 +95,18 @@ def _await_beginning(console: Console, calls: Control, run_id: int, folder: Path
             own = own or event.run_id == str(run_id)  # not what a resumed run did before
             waits = event.text or waits if own else ""
             if own and event.kind == "end":
-                _say(console, f"the run {event.status}: {event.error}", highlight=False)
+                say(console, f"the run {event.status}: {event.error}", highlight=False)
                 return 0 if event.status == "completed" else EXIT_RUN
             if own and event.kind in ("here", "ready"):
                 return 0
     except FederationError:
-        _say(console, f"the run waits for silos{waits.removeprefix('waiting for silos')}.")
+        say(console, f"the run waits for silos{waits.removeprefix('waiting for silos')}.")
     return 0
-
-
-def _check_records(folder: Path, console: Console) -> None:
-    """Say before a run begins that its record cannot be written, as far as it shows from here.
-
-    Raises:
-        FederationError: something that is no folder is in the way.
-    """
-    known = next(place for place in (folder, *folder.parents) if place.exists())
-    if not known.is_dir():
-        raise refused(f"{known} is not a folder, so no run can be recorded in {folder}.")
-    if not os.access(known, os.W_OK | os.X_OK):  # the SuperLink may run under another account
-        _say(
-            console,
-            f"warning: you may not write in {known}. Unless the SuperLink may, name "
-            "another folder with --runs-dir.",
-        )
-
-
-def _say(console: Console, text: str, *, highlight: bool = True) -> None:
-    console.print(text, markup=False, highlight=highlight, soft_wrap=True)
-
-
-def _print_going_on(console: Console, run: str, options: Given, *, here: bool) -> None:
-    """After Ctrl-C, which stops following the run and not the run itself."""
-    look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
-    _say(
-        console,
-        f"\nthe run continues. Check on it with `{look}`, stop it with "
-        f"`{options.again(f'stop {run}')}`.",
-        highlight=False,
-    )
 
 
 def _print_resumption(console: Console, run: str, options: Given) -> None:
     line = options.again(f"run --resume {shlex.quote(run)}")
-    _say(console, f"resume it with: {line}", highlight=False)
+    say(console, f"resume it with: {line}", highlight=False)
 
 
 def stop_run(name: str, options: Given) -> int:
@@ -234,7 +170,7 @@ def _known_run(name: str, root: Path | None) -> tuple[int, Path | None]:
     return int(recorded), folder
 
 
-def _resumable(calls: Control, config: RunConfig) -> RunConfig:
+def resumable(calls: Control, config: RunConfig) -> RunConfig:
     """Look at the record of the run to resume, and end what is left of its process.
 
     Raises:
@@ -266,7 +202,7 @@ def watch_run(name: str | None, options: Given) -> int:
     root = options.place().runs_dir
     folder = reading.newest_run(root) if name is None else reading.find_run(name, root)
     if folder is None:
-        raise refused(f"no run is recorded in {root or reading.default_runs_dir()}.")
+        raise refused(f"no run is recorded in {root or default_runs_dir()}.")
     file = folder / EVENTS
     progress = Progress(folder.name)
 
@@ -290,15 +226,10 @@ def watch_run(name: str | None, options: Given) -> int:
     return 0 if status == "completed" else EXIT_RUN
 
 
-def _is_local(address: str) -> bool:
-    """Whether the record can be read where this command runs."""
-    return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
-
-
 def _follow_log(console: Console, calls: Control, run_id: int) -> int:
     """Follow a run elsewhere by what its ServerApp prints."""
     for line in calls.log_lines(run_id, deadline_s=LOG_DEADLINE_S):
-        _say(console, line, highlight=False)
+        say(console, line, highlight=False)
     (info,) = calls.runs(run_id)
     console.print(f"run {run_id}: {info.status} {info.sub_status} {info.details}", markup=False)
     return 0 if info.sub_status == "completed" else EXIT_RUN
@@ -313,13 +244,13 @@ def print_final(console: Console, folder: Path) -> None:
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
     if guarded := run.alone_errors:
         kept = ", ".join(run.kept_alone) or "none"
-        _say(console, f"guard: of {len(guarded)} silos, these kept their own model: {kept}")
+        say(console, f"guard: of {len(guarded)} silos, these kept their own model: {kept}")
     if run.ended_early:
-        _say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
+        say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.collaboration:
         console.print(collaboration_text(run.collaboration, run.lead), soft_wrap=True)
     since = f" since it was resumed {run.resumed[-1].when}" if run.resumed else ""
-    _say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
+    say(console, f"{run.seconds:.1f} s{since}; models and record: {folder}")
     _write_report(console, folder)
 
 
@@ -334,9 +265,9 @@ def _print_statistics(console: Console, folder: Path) -> None:
         table.add_row(Text(name), f"{told.samples:,}", told_of(told))
     console.print(table)
     for name, why in sorted(survey.silent.items()):
-        _say(console, f"{name} tells nothing: {why}", highlight=False)
+        say(console, f"{name} tells nothing: {why}", highlight=False)
     for line in warnings(survey):
-        _say(console, f"warning: {line}", highlight=False)
+        say(console, f"warning: {line}", highlight=False)
     _write_report(console, folder)
 
 
@@ -346,13 +277,13 @@ def _write_report(console: Console, folder: Path) -> None:
     try:
         (report,) = write_report(str(folder))
     except OSError as error:  # the run is complete all the same
-        _say(
+        say(
             console,
             f"no report was written: {error}. Write it elsewhere with: coterie report {folder} "
             "--out FILE",
         )
         return
-    _say(console, f"report: {report}")
+    say(console, f"report: {report}")
 
 
 def _last(run: Run) -> Evaluations:
@@ -429,10 +360,10 @@ def print_status(options: Given) -> None:
 def print_runs(folder: Path | None) -> None:
     """Recorded runs, newest last."""
     console = Console()
-    root = folder or reading.default_runs_dir()
+    root = folder or default_runs_dir()
     records = sorted(root.glob(f"*/{RECORD}"), key=lambda path: path.stat().st_mtime)
     if not records:
-        _say(console, f"no runs are recorded in {root}")
+        say(console, f"no runs are recorded in {root}")
         return
     table = Table(box=None, padding=(0, 1))
     table.add_column("run", overflow="fold")  # a name to be typed, so never cut

@@ -45,27 +45,38 @@ class KeysCommand(TyperCommand):
         super().format_options(ctx, formatter)
 
 
+def keys_given(context: click.Context) -> dict[str, Any]:
+    """The options of a ``KeysCommand`` that are keys, by name; None of what was left out."""
+    names = [one.name or "" for one in context.command.params if getattr(one, "help", "") is None]
+    return {name: context.params[name] for name in names}
+
+
 def keys_of(
-    settings: Sequence[str] | None, options: Mapping[str, Any] | None = None
+    settings: Sequence[str] | None,
+    options: Mapping[str, Any] | None = None,
+    strategy: str | None = None,
 ) -> dict[str, Any]:
     """Keys and values as ``RunConfig.read`` takes them.
 
     Args:
         settings: ``KEY=VALUE`` each; they go before options.
-        options: of the command, by name; those that are not given or are no keys are left out.
+        options: keys that are options of the command, by name; None: it is not given.
+        strategy: the run's, if the command names one.
 
     Raises:
         BadParameter: a setting has another form.
     """
-    from coterie.server.runs.config import all_keys
+    from coterie.server.runs.config import key_named
     from coterie.strategies.rounds.options import dashed
 
-    texts = {name for name, key in all_keys().items() if isinstance(key.default, str)}
+    def is_text(name: str) -> bool:
+        key = key_named(name, strategy or "")
+        return key is not None and isinstance(key.default, str)
+
     given = {dashed(name): value for name, value in (options or {}).items() if value is not None}
-    named = {name: value for name, value in given.items() if name in all_keys()}
     keys = {
-        key: _value(value) if isinstance(value, str) and key not in texts else value
-        for key, value in named.items()
+        key: _value(value) if isinstance(value, str) and not is_text(key) else value
+        for key, value in given.items()
     }
     for setting in settings or ():
         key, equals, value = setting.partition("=")
@@ -73,7 +84,7 @@ def keys_of(
             raise typer.BadParameter(f"--set takes KEY=VALUE. Got {setting!r}.")
         read = _value(value)
         # A text stays as it was typed, even if it looks like a number: the id of a run.
-        keys[key] = value if key in texts and not isinstance(read, str) else read
+        keys[key] = value if not isinstance(read, str) and is_text(key) else read
     return _with_folder(keys)
 
 

@@ -424,7 +424,7 @@ def _become(
 ) -> None:
     """Run a program in the place of this one, and another beside it that ends with it."""
     from coterie.server.machine.superlink import environment
-    from coterie.server.runs.record import default_home
+    from coterie.server.paths import default_home
 
     own = environment(default_home()) | {logs.ENVIRONMENT: logs.chosen(log_format)}
     if runs_dir is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from coterie.server.cli import options
-from coterie.server.cli.keys import KeysCommand, keys_of, resumed
+from coterie.server.cli.keys import KeysCommand, keys_given, keys_of, resumed
 
 app = typer.Typer()
 
@@ -75,8 +75,7 @@ def run(
     """
     root = options.Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
     folder = None if root is None else str(root.resolve())
-    own = {"strategy": None, "resume": None, "runs_dir": folder}
-    keys = keys_of(settings, context.params | own)
+    keys = keys_of(settings, keys_given(context) | {"runs_dir": folder}, strategy)
     if strategy is not None and resume is not None:
         raise typer.BadParameter("a resumed run keeps its strategy: leave out the name.")
     if resume is not None and set(keys) - {"runs-dir"}:
@@ -85,7 +84,7 @@ def run(
         keys |= resumed(resume)
     elif strategy is not None or "strategy" not in keys:
         keys |= {"strategy": strategy or "auto"}
-    from coterie.server.cli.commands import submit_and_follow
+    from coterie.server.cli.submitting import submit_and_follow
     from coterie.server.cli.waiting import Turn
 
     if priority is not None and not queue:
@@ -118,7 +117,7 @@ def stats(
     which interval or category, and of which class. Small numbers are hidden at the silo. The page
     that this writes shows where silos differ, and warns of what is probably wrong.
     """
-    from coterie.server.cli.commands import submit_and_follow
+    from coterie.server.cli.submitting import submit_and_follow
     from coterie.server.cli.waiting import Turn
 
     given = options.Given(federation, superlink, root_certificates, runs_dir)

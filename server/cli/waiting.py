@@ -7,30 +7,16 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from coterie.server.cli.options import Given
-from coterie.server.cli.view import local_time
-from coterie.server.runs.config import RunConfig
-from coterie.server.site import audit
-from coterie.server.site.coordinator import answers
-from coterie.server.site.queue import (
-    REFUSED,
-    STARTED,
-    Entry,
-    Listed,
-    Queue,
-    RemoteQueue,
-    enqueue,
-    task_of,
-    waiting_of,
-)
 from coterie.strategies.errors import refused
-from coterie.system.terminal import wide
+
+if TYPE_CHECKING:
+    from coterie.server.runs.config import RunConfig
+    from coterie.server.site.queue import Entry, Listed, Queue, RemoteQueue
 
 LOOK_S, REMOTE_LOOK_S = 0.5, 3.0
 
@@ -58,6 +44,8 @@ class Turn:
         made = self.given.made()
         if made is None:
             return remote_queue(self.given, "--queue") if self.wanted else None
+        from coterie.server.site.queue import Queue
+
         return Queue(made.folder) if self.wanted or made.config.runs.at_once else None
 
     def add(self, queue: Queue | RemoteQueue, config: RunConfig, console: Console) -> Entry:
@@ -66,6 +54,9 @@ class Turn:
         Raises:
             FederationError: it resumes a run that cannot be resumed, or takes another role.
         """
+        from coterie.server.site.coordinator import answers
+        from coterie.server.site.queue import RemoteQueue, enqueue
+
         made = self.given.made()
         if isinstance(queue, RemoteQueue):
             entry = queue.add(config.plain(), priority=self.priority)
@@ -89,6 +80,8 @@ def remote_queue(given: Given, what: str) -> RemoteQueue:
     Raises:
         FederationError: they do not name one.
     """
+    from coterie.server.site.queue import RemoteQueue
+
     if given.superlink is None or given.root_certificates is None:
         raise refused(
             f"{what} needs a federation, which has the queue: name its folder with --federation, "
@@ -108,6 +101,8 @@ def wait_for_turn(queue: Listed, entry: Entry, console: Console) -> int:
     Raises:
         FederationError: it was taken out of the queue, or refused.
     """
+    from coterie.server.site.queue import REFUSED, STARTED, Queue, waiting_of
+
     before, look_s = 0, LOOK_S if isinstance(queue, Queue) else REMOTE_LOOK_S
     while True:
         entries = queue.entries()
@@ -127,6 +122,13 @@ def wait_for_turn(queue: Listed, entry: Entry, console: Console) -> int:
 
 def print_queue(entries: Sequence[Entry]) -> None:
     """Runs that wait, the next one first."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from coterie.server.cli.view import local_time
+    from coterie.server.site.queue import task_of, waiting_of
+    from coterie.system.terminal import wide
+
     waiting = waiting_of(entries)
     if not waiting:
         return
@@ -158,6 +160,9 @@ def take_away(name: str, given: Given) -> None:
     Raises:
         FederationError: it does not wait there, or no federation is named.
     """
+    from coterie.server.site import audit
+    from coterie.server.site.queue import Queue
+
     made = given.made()
     if made is None:
         remote_queue(given, f"{name} is a run in a queue, and to stop it").take_away(name)

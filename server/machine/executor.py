@@ -84,7 +84,9 @@ def wait_for_a_run() -> None:
     be_serverapp = flower_command(SERVERAPP)
 
     import coterie.server.app  # noqa: F401
+    from coterie.server.runs.config import defaults
 
+    defaults()  # of all strategies: Flower gives a run every key that there is
     line = sys.stdin.readline()
     if not line:
         return

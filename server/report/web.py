@@ -19,12 +19,12 @@ from pathlib import Path
 from urllib.parse import quote
 
 from coterie.pictures.page import Page, render, render_body
+from coterie.server.paths import default_runs_dir
 from coterie.server.report.command import tell
 from coterie.server.report.page import build_page
 from coterie.server.runs.record import (
     EVENTS,
     RECORD,
-    default_runs_dir,
     find_run,
     newest_run,
     read_run,

@@ -18,7 +18,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, InstanceOf, field_validator
 
 from coterie import wire
-from coterie.server.runs.tracking import tracker_names
 from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
@@ -255,6 +254,8 @@ class RunConfig(Options):
     @field_validator("tracking")
     @classmethod
     def _trackers_are_known(cls, text: str) -> str:
+        from coterie.server.runs.tracking import tracker_names  # what it loads, few runs need
+
         tracker_names(text)
         return text
 
@@ -385,6 +386,13 @@ def all_keys() -> dict[str, Key]:
     """Every key that there is; one of several strategies as the first of them has it."""
     own = [key for row in STRATEGIES.values() for key in keys_of(row).values()]
     return {key.name: key for key in [*reversed(own), *RunConfig.own_keys().values()]}
+
+
+def key_named(name: str, strategy: str) -> Key | None:
+    """A key by its name; other strategies than this one are looked at only if they have to be."""
+    row = STRATEGIES.get(strategy)
+    near = RunConfig.own_keys() | ({} if row is None else keys_of(row))
+    return near.get(name) or all_keys().get(name)
 
 
 def defaults() -> dict[str, Scalar]:

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from coterie import wire
-from coterie.server.paths import place
+from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.config import RunConfig, foreign_keys, train_config
@@ -74,7 +74,7 @@ class Standing:
 
 def run_folder(config: RunConfig, *, run_id: int) -> Path:
     """Where a run's record goes: its label, or its strategy, and its id. A resumed one has it."""
-    root = place(config.runs_dir) if config.runs_dir else reading.default_runs_dir()
+    root = place(config.runs_dir) if config.runs_dir else default_runs_dir()
     if config.resume:
         return root / config.resume
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", config.label or config.strategy)

@@ -19,8 +19,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.server.machine.signing import Identity
-from coterie.server.paths import place
-from coterie.server.runs.record import default_home
+from coterie.server.paths import default_home, place
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import LockedError, locked, make_folder, write_atomically

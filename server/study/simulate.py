@@ -21,11 +21,10 @@ from rich.console import Console
 from coterie.server.cli.commands import print_final
 from coterie.server.cli.view import showing
 from coterie.server.machine.local import LocalFederation, SiloSpec
-from coterie.server.paths import place
+from coterie.server.paths import default_runs_dir, place
 from coterie.server.report.gains import DATA_NOTE
 from coterie.server.runs.config import RunConfig, require_silos
 from coterie.server.runs.inprocess import InProcessGrid, client_app, open_silos
-from coterie.server.runs.record import default_runs_dir
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import execute, run_folder
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_RUN, FederationError

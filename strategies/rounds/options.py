@@ -8,6 +8,7 @@ itself lends its keys to the class that it is in. Help, documentation, the defau
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -59,16 +60,21 @@ class Key:
     Attributes:
         name: with dashes.
         default: its value where nobody gives one.
-        bounds: what it may be, in signs.
         help: what it does.
         path: field names from the options class to the value.
+        field: pydantic's.
     """
 
     name: str
     default: Scalar
-    bounds: str
     help: str
     path: tuple[str, ...]
+    field: FieldInfo = dataclasses.field(repr=False, compare=False)
+
+    @property
+    def bounds(self) -> str:
+        """What it may be, in signs. Worked out when asked for: that takes longer than the rest."""
+        return _signs(schema_of(self.field))
 
 
 class Options(BaseModel):
@@ -193,9 +199,8 @@ def _keys(kind: type[Options], path: tuple[str, ...] = ()) -> Iterator[tuple[str
                 yield from _keys(field.annotation, here)  # type: ignore[arg-type]
         elif field.description is not None:
             key = field.alias or dashed(name)
-            schema = schema_of(field)
             default = field.get_default(call_default_factory=True)
-            yield key, Key(key, default, _signs(schema), field.description, here)
+            yield key, Key(key, default, field.description, here, field)
 
 
 def _is_options(field: FieldInfo) -> bool:

@@ -8,20 +8,23 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 from typer.testing import CliRunner
 
 import coterie.server.cli.commands
+import coterie.server.cli.submitting
 import coterie.server.machine.link
 import coterie.server.site.coordinator
 import coterie.server.study.simulate
 from benchmarks.engine.synthetic import write_run
 from coterie.server.cli.main import app, main
 from coterie.server.cli.operator import NOT_WITH_FEDERATION, superlink
-from coterie.server.machine.link import RunInfo
+from coterie.server.machine.link import RunInfo, bundle_of
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import Event, Round
 from coterie.server.site.federation import Federation, create
@@ -40,7 +43,7 @@ def submitted(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         seen.append(changes)
         return file
 
-    monkeypatch.setattr(coterie.server.cli.commands, "submit_and_follow", submit)
+    monkeypatch.setattr(coterie.server.cli.submitting, "submit_and_follow", submit)
     monkeypatch.setattr(coterie.server.study.simulate, "simulate", simulate)
     return seen
 
@@ -504,3 +507,13 @@ def write_federation(folder: Path) -> None:
 def test_a_run_whose_keys_do_not_fit_together_is_refused_before_a_superlink_is_looked_for() -> None:
     done = CliRunner().invoke(app, ["run", "flhc", "--set", "linkage=ward"])
     assert (done.exit_code, "ward needs metric = euclidean" in done.stderr) == (2, True)
+
+
+def test_what_is_submitted_is_what_flower_would_pack() -> None:
+    from flwr.cli.build import build_fab_from_files
+
+    ours = bundle_of(RunConfig.read({"strategy": "hcct"}), "of this test")
+    with ZipFile(BytesIO(ours)) as bundle:
+        manifest = bundle.read("pyproject.toml")
+    theirs, _ = build_fab_from_files({"pyproject.toml": manifest})
+    assert ours == theirs

@@ -100,4 +100,4 @@ def test_a_run_of_another_account_is_not_stopped_to_be_resumed(
     with locked(folder):
         allow(monkeypatch, *modes)
         with pytest.raises(FederationError, match=why):
-            coterie.server.cli.commands._resumable(Calls(), config)  # type: ignore[arg-type]
+            coterie.server.cli.commands.resumable(Calls(), config)  # type: ignore[arg-type]

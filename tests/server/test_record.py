@@ -19,13 +19,13 @@ import coterie.server.runs.record.recorder
 import coterie.system.files
 from coterie import wire
 from coterie.client.app import app
+from coterie.server.paths import default_runs_dir
 from coterie.server.runs import roster as server_roster
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import (
     Recorder,
-    default_runs_dir,
     read_unfinished,
     read_whole,
     recorder,

@@ -25,8 +25,6 @@ from coterie.server.runs.record.race import Entrant, Placement, Verdict
 from coterie.server.runs.record.reading import (
     EVENTS,
     RECORD,
-    default_home,
-    default_runs_dir,
     find_run,
     newest_run,
     read_run,

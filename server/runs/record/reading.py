@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from coterie import wire
-from coterie.server.paths import place
+from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.record.contents import Evaluations, Event, Round, Run, SiloFacts
 from coterie.server.runs.record.format import event_of, run_of
 from coterie.strategies.errors import FederationError, refused
@@ -25,18 +24,6 @@ from coterie.strategies.rounds.reports import Evaluation
 log = logging.getLogger("coterie.run")
 
 RECORD, EVENTS = "run.json", "events.jsonl"
-
-
-def default_home() -> Path:
-    """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it."""
-    return place(os.environ.get("COTERIE_HOME", "~/.coterie")).absolute()
-
-
-def default_runs_dir() -> Path:
-    """``$COTERIE_RUNS``, else ``$COTERIE_HOME/runs``, by default ``~/.coterie/runs``."""
-    if os.environ.get("COTERIE_RUNS"):
-        return place(os.environ["COTERIE_RUNS"]).absolute()
-    return default_home() / "runs"
 
 
 def find_run(name: str, root: Path | None) -> Path:

@@ -1,0 +1,124 @@
+"""How a run is submitted. Until it is, only this is loaded: the rest, while the run begins."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from coterie.server.cli.options import Given
+from coterie.server.paths import default_runs_dir, place
+from coterie.server.runs.config import RunConfig
+from coterie.strategies.errors import refused
+
+if TYPE_CHECKING:
+    from coterie.server.cli.waiting import Turn
+    from coterie.server.site.queue import Entry, Listed
+
+EXIT_INTERRUPTED = 130
+
+
+def submit_and_follow(
+    keys: Mapping[str, Any],
+    options: Given,
+    turn: Turn,
+    *,
+    detach: bool,
+    shared_records: bool = False,
+) -> int:
+    """Submit a run and show it until it ends; return the exit status.
+
+    Args:
+        keys: of the run.
+        options: where to submit it; repeated in commands that it says to type next.
+        turn: whether it waits in a queue first.
+        detach: do not wait for the end.
+        shared_records: the coordinator's records can be read here although it is elsewhere.
+    """
+    address, _, root = options.place()
+    here = shared_records or is_local(address)
+    keys = {**keys, "runs-dir": str(keys.get("runs-dir") or root or default_runs_dir())}
+    if here:  # the ServerApp runs in another folder than this command
+        keys["runs-dir"] = str(place(keys["runs-dir"]).resolve())
+    config = RunConfig.read(keys)
+    console = Console()
+    if here:
+        _check_records(Path(config.runs_dir), console)
+    queue, run_id = turn.queue(), 0
+    if queue is not None:
+        entry = turn.add(queue, config, console)
+        run_id = 0 if detach else _its_turn(queue, entry, options, console)
+        if not run_id:
+            return 0 if detach else EXIT_INTERRUPTED
+    with options.control() as calls:
+        if config.resume and is_local(address) and not run_id:
+            from coterie.server.cli.commands import resumable
+
+            config = resumable(calls, config)
+        run_id = run_id or calls.submit(config)
+        try:
+            from coterie.server.cli.commands import follow
+
+            return follow(calls, config, options, console, run_id=run_id, here=here, detach=detach)
+        except KeyboardInterrupt:
+            if not detach:
+                _print_going_on(console, config, run_id, options, here=here)
+            return EXIT_INTERRUPTED
+
+
+def is_local(address: str) -> bool:
+    """Whether the record can be read where this command runs."""
+    return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+
+
+def _its_turn(queue: Listed, entry: Entry, options: Given, console: Console) -> int:
+    """The id of a run of the queue, once it was submitted; 0 if a person waits no longer."""
+    from coterie.server.cli.waiting import wait_for_turn
+
+    try:
+        return wait_for_turn(queue, entry, console)
+    except KeyboardInterrupt:
+        line = options.again(f"stop {entry.id}")
+        say(console, f"\nthe run waits on. Take it out of the queue with `{line}`.")
+        return 0
+
+
+def _check_records(folder: Path, console: Console) -> None:
+    """Say before a run begins that its record cannot be written, as far as it shows from here.
+
+    Raises:
+        FederationError: something that is no folder is in the way.
+    """
+    known = next(place for place in (folder, *folder.parents) if place.exists())
+    if not known.is_dir():
+        raise refused(f"{known} is not a folder, so no run can be recorded in {folder}.")
+    if not os.access(known, os.W_OK | os.X_OK):  # the SuperLink may run under another account
+        say(
+            console,
+            f"warning: you may not write in {known}. Unless the SuperLink may, name "
+            "another folder with --runs-dir.",
+        )
+
+
+def _print_going_on(
+    console: Console, config: RunConfig, run_id: int, options: Given, *, here: bool
+) -> None:
+    """After Ctrl-C, which stops following the run and not the run itself."""
+    from coterie.server.runs.run import run_folder
+
+    run = run_folder(config, run_id=run_id).name if here else str(run_id)
+    look = options.again(f"watch {run}", records_only=True) if here else options.again("status")
+    say(
+        console,
+        f"\nthe run continues. Check on it with `{look}`, stop it with "
+        f"`{options.again(f'stop {run}')}`.",
+        highlight=False,
+    )
+
+
+def say(console: Console, text: str, *, highlight: bool = True) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, markup=False, highlight=highlight, soft_wrap=True)
