@@ -293,11 +293,15 @@ def _sample(model: Model) -> bytes:
 
 
 def _capped_by_group(updates: list[Update], max_share: float, started: _Starts) -> list[Update]:
-    """No silo has more than its share among those that trained the same model."""
+    """No silo has more than its share of those that trained the same model, nor of all.
+
+    Of all, since some strategies average models that began apart (pFedGraph, FeSEM, k-means).
+    """
     most: dict[int, float] = {}
-    for group in _alike(updates, lambda u: (u.purpose, started(u.start))):
-        counts = {str(i): updates[i].num_examples for i in group}
-        most |= {int(i): count for i, count in capped(counts, max_share).items()}
+    for key in (lambda u: u.purpose, lambda u: (u.purpose, started(u.start))):
+        for group in _alike(updates, key):
+            counts = {str(i): most.get(i, updates[i].num_examples) for i in group}
+            most |= {int(i): count for i, count in capped(counts, max_share).items()}
     return [
         replace(u, num_examples=most[i]) if most.get(i, u.num_examples) < u.num_examples else u
         for i, u in enumerate(updates)

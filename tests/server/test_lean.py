@@ -20,6 +20,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto import fleet_pb2, fleet_pb2_grpc, message_pb2, runtime_pb2_grpc
 from flwr.proto.node_pb2 import Node
 from flwr.proto.task_pb2 import Task
+from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME
 from flwr.supercore.object_store import NoObjectInStoreError, ObjectStoreFactory
@@ -29,7 +30,7 @@ from flwr.superlink.grid.grpc_grid import GrpcGrid
 
 from coterie import wire
 from coterie.server.machine import lean, pulling, shelf
-from coterie.server.machine.allowance import Fleet
+from coterie.server.machine.allowance import HANDLERS, Limited
 from coterie.server.machine.lean import FiledStore
 from coterie.wire.bundles import PIECE_BYTES
 
@@ -211,7 +212,10 @@ def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     monkeypatch.setattr(inside[2], "get_authenticated_task", lambda: task)
     node = state.create_node("me", "me", b"key", 30.0)
     state.activate_node(node, 30.0)
-    fleet = Fleet(factory, objects, False)
+    limited = Limited(inside[0])
+    for name in HANDLERS:
+        monkeypatch.setattr(inside[0], name, getattr(limited, name))
+    fleet = FleetServicer(factory, objects, False)
     limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
     server = grpc.server(ThreadPoolExecutor(4), options=limits)
     for add, api in (

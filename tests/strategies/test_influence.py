@@ -197,6 +197,15 @@ def test_no_weight_is_above_its_share_and_only_too_large_ones_change(
         assert kept == named
 
 
+def test_who_trains_a_model_of_its_own_has_no_more_than_its_share_of_all() -> None:
+    """pFedGraph, FeSEM and k-means average models that began apart."""
+    updates = updates_of([np.full(4, 1.0 + i) for i in range(4)], [40.0, 70.0, 100.0, 1e8])
+    apart = [replace(u, start={"w": np.full(4, i, np.float32)}) for i, u in enumerate(updates)]
+    bounded = kit.bound(Influence(), kit.Conduct(), apart, number=1)
+    counts = [u.num_examples for u in bounded.updates]
+    assert counts[:3] == [40.0, 70.0, 100.0] and counts[3] == pytest.approx(210.0)
+
+
 @given(st.integers(3, 9), st.integers(0, 2**31))
 def test_where_nobody_is_out_of_line_bounded_aggregation_is_the_plain_mean(
     count: int, seed: int
