@@ -59,6 +59,11 @@ class FeSEM(kit.Algorithm[FeSEMState]):
     remembers = FeSEMState
     hands_on = True  # others may come to a silo's centre
 
+    @property
+    def crosses(self) -> bool:
+        """Who trained from one centre may be nearer to another."""
+        return True
+
     def orders(self, state: FeSEMState, now: kit.Round) -> tuple[FeSEMState, list[kit.Order]]:
         """Train from your centre; who comes back finds today's, who is new the centres' mean."""
         middle = kit.plain_mean(state.centres) if state.centres else state.members.initial

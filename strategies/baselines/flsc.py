@@ -75,6 +75,11 @@ class FLSC(kit.Algorithm[Choices]):
                 f"Got {self.soft_groups}"
             )
 
+    @property
+    def crosses(self) -> bool:
+        """What trained a mean of several models counts in each of them."""
+        return self.soft_groups > 1
+
     def first(self, initial: Model) -> Choices:
         """K models; no members yet."""
         return first_choices(initial, self.num_groups, self.seed)

@@ -75,6 +75,11 @@ class PFedGraph(kit.Algorithm[Graph]):
         """Every silo has weights of its own."""
         return False
 
+    @property
+    def crosses(self) -> bool:
+        """Every silo trains a model of its own."""
+        return True
+
     remembers = Graph
 
     def newcomer_model(self, state: Graph) -> Model:

@@ -241,6 +241,12 @@ class Algorithm(Options, Generic[State]):
         not if silos are alone, or weigh by what the algorithm finds."""
         return True
 
+    @property
+    def crosses(self) -> bool:
+        """Whether it averages models that began apart: then nobody has more than its share of all,
+        too, where others bound it among those that trained the same model."""
+        return False
+
     def first(self, initial: Model) -> State:
         """The state before round 1."""
         return cast(State, self.remembers(Members(initial)))
@@ -372,6 +378,10 @@ class Around(Algorithm[State]):
     @property
     def averages(self) -> bool:
         return self.base.averages
+
+    @property
+    def crosses(self) -> bool:
+        return self.base.crosses
 
     def newcomer_model(self, state: Any) -> Model:
         return self.base.newcomer_model(state.base)

@@ -187,6 +187,7 @@ def bound(
     *,
     number: int,
     groups: Sequence[Group] = (),
+    crosses: bool = False,
 ) -> Bounded:
     """The updates of one exchange, each with no more influence than it may have.
 
@@ -196,6 +197,7 @@ def bound(
         updates: checked.
         number: of the round.
         groups: who trains together; only who is in one of several is judged by its direction.
+        crosses: models that began apart may be averaged.
     """
     counted, conduct = _with_first_counts(updates, conduct)
     started = _Starts()
@@ -204,6 +206,8 @@ def bound(
     conduct, moved_out = _judged(found, conduct, influence.quarantine_after, number)
     kept = [u for u in clipped.updates if u.silo.name not in moved_out]
     kept = _capped_by_group(kept, influence.max_share, started)
+    if crosses:
+        kept = _capped(kept, influence.max_share, lambda u: u.purpose)
     if influence.aggregate != "mean":
         kept = [replace(u, aggregate=influence.aggregate) for u in kept]
     more = {
@@ -293,15 +297,18 @@ def _sample(model: Model) -> bytes:
 
 
 def _capped_by_group(updates: list[Update], max_share: float, started: _Starts) -> list[Update]:
-    """No silo has more than its share of those that trained the same model, nor of all.
+    """No silo has more than its share among those that trained the same model."""
+    return _capped(updates, max_share, lambda u: (u.purpose, started(u.start)))
 
-    Of all, since some strategies average models that began apart (pFedGraph, FeSEM, k-means).
-    """
+
+def _capped(
+    updates: list[Update], max_share: float, key: Callable[[Update], object]
+) -> list[Update]:
+    """No silo has more than its share among those with an equal key."""
     most: dict[int, float] = {}
-    for key in (lambda u: u.purpose, lambda u: (u.purpose, started(u.start))):
-        for group in _alike(updates, key):
-            counts = {str(i): most.get(i, updates[i].num_examples) for i in group}
-            most |= {int(i): count for i, count in capped(counts, max_share).items()}
+    for group in _alike(updates, key):
+        counts = {str(i): updates[i].num_examples for i in group}
+        most |= {int(i): count for i, count in capped(counts, max_share).items()}
     return [
         replace(u, num_examples=most[i]) if most.get(i, u.num_examples) < u.num_examples else u
         for i, u in enumerate(updates)

@@ -841,7 +841,10 @@ class GroupStrategy(Strategy):
         if self.algorithm.alone:
             return kit.Bounded(list(updates), conduct)
         shared = [u for u in updates if u.silo.name not in conduct.apart]
-        return kit.bound(self.influence, conduct, shared, number=number, groups=groups)
+        crosses = self.algorithm.crosses
+        return kit.bound(
+            self.influence, conduct, shared, number=number, groups=groups, crosses=crosses
+        )
 
     def _groups(
         self, state: Any, everybody: kit.Round, conduct: kit.Conduct

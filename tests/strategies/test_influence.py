@@ -16,7 +16,15 @@ from coterie import wire
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.strategies import FedAvg, FederationError, FedFA, FedGroup, Influence, RunResult
+from coterie.strategies import (
+    FedAvg,
+    FederationError,
+    FedFA,
+    FedGroup,
+    Influence,
+    PFedGraph,
+    RunResult,
+)
 from coterie.strategies.rounds import influence, kit
 from coterie.strategies.rounds.loop import Checkpoint
 from tests.conftest import (
@@ -198,12 +206,26 @@ def test_no_weight_is_above_its_share_and_only_too_large_ones_change(
 
 
 def test_who_trains_a_model_of_its_own_has_no_more_than_its_share_of_all() -> None:
-    """pFedGraph, FeSEM and k-means average models that began apart."""
+    """Where models that began apart are averaged, as in pFedGraph, FeSEM and FLSC."""
     updates = updates_of([np.full(4, 1.0 + i) for i in range(4)], [40.0, 70.0, 100.0, 1e8])
     apart = [replace(u, start={"w": np.full(4, i, np.float32)}) for i, u in enumerate(updates)]
-    bounded = kit.bound(Influence(), kit.Conduct(), apart, number=1)
+    bounded = kit.bound(Influence(), kit.Conduct(), apart, number=1, crosses=True)
     counts = [u.num_examples for u in bounded.updates]
     assert counts[:3] == [40.0, 70.0, 100.0] and counts[3] == pytest.approx(210.0)
+
+
+def test_a_claim_of_many_samples_does_not_make_pfedgraphs_means_alone() -> None:
+    """There everybody trains a model of its own."""
+    nodes = plain_nodes(0, 0, 0, 0, samples=[50, 60, 70, 10**8])
+    result = PFedGraph().start(
+        grid=InProcessGrid(plain_app(), nodes),
+        initial_arrays=plain_initial(),
+        num_rounds=2,
+        timeout=5.0,
+    )
+    weights = result.rounds[1].details["weights"]
+    for name in ("node-1", "node-2", "node-3"):
+        assert weights[name]["node-4"] < 0.75, "nearly 1 without the cap"
 
 
 @given(st.integers(3, 9), st.integers(0, 2**31))
