@@ -88,10 +88,10 @@ def happened(folder: Path, event: str, number: int = 0) -> bool:
     return any(one["event"] == event and one.get("round", 0) >= number for one in told)
 
 
-def until_happened(folder: Path, event: str, number: int = 0) -> None:
+def until_happened(folder: Path, event: str, number: int = 0, *, deadline_s: float = 150.0) -> None:
     """Wait for an event of a run."""
     what = f"{event!r} of round {number} in {folder.name}"
-    until(lambda: happened(folder, event, number), what, deadline_s=150)
+    until(lambda: happened(folder, event, number), what, deadline_s=deadline_s)
 
 
 def finished(folder: Path) -> dict[str, str]:

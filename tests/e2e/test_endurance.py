@@ -25,6 +25,9 @@ WARM = max(ROUNDS // 4, 8)
 """Rounds after which what is made once has been made."""
 FILES, THREADS = 4, 4
 """More than then at the end: none leaks; a few come and go."""
+CONNECTIONS = 5 * 3
+"""Files of the SuperLink's connections to its database, which SQLAlchemy keeps: five, of three
+files each, made as calls happen to come at once."""
 MEMORY, MEMORY_A_ROUND = 24e6, 0.1e6
 """Bytes more, of each process."""
 DATABASE, DATABASE_OF_ONE = 7e6, 10e3
@@ -68,7 +71,8 @@ def test_a_long_run_grows_by_its_record_alone(tmp_path: Path) -> None:
         until_happened(folder, "commit", WARM)
         first = usage(made, folder)
         last: dict[str, Any] = {}
-        until_happened(folder, "commit", max(WARM + 1, ROUNDS - 3))
+        long = 150 + SILOS * ROUNDS
+        until_happened(folder, "commit", max(WARM + 1, ROUNDS - 3), deadline_s=long)
         last = usage(made, folder)
         database = made.federation.database
         stored = size(database, database.with_name(f"{database.name}-wal"))
@@ -90,7 +94,8 @@ def test_a_long_run_grows_by_its_record_alone(tmp_path: Path) -> None:
         last=round(statistics.median(seconds[-WARM:]), 3),
     )  # fmt: skip
     for name, grown in more.items():
-        assert grown["files"] <= FILES and grown["threads"] <= THREADS, (name, grown)
+        files = FILES + (CONNECTIONS if name == "SuperLink" else 0)
+        assert grown["files"] <= files and grown["threads"] <= THREADS, (name, grown)
         assert grown["memory"] <= MEMORY + MEMORY_A_ROUND * (ROUNDS - WARM), (name, grown)
     assert stored <= DATABASE + DATABASE_OF_ONE * SILOS * ROUNDS
     assert written <= RECORD + RECORD_OF_ONE * SILOS * ROUNDS
