@@ -41,7 +41,7 @@ from coterie.strategies.rounds.models import (
 from coterie.strategies.rounds.options import CountOrNone, NotNegative, Options
 from coterie.strategies.rounds.reports import Group
 from coterie.wire import Model
-from coterie.wire.secure import MOST_ROOM, Limit, shortened
+from coterie.wire.secure import Limit, shortened
 
 FEWEST, FEWEST_VOTES = 3, 4
 """Updates without which a median norm, and a common direction, say nothing of one of them."""
@@ -343,7 +343,6 @@ class _Clipped:
 def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
     norms = {i: update_norm(u) for i, u in enumerate(updates) if _trains(u)}
     medians: dict[int, float] = {}
-    room: dict[int, float] = {}
     limits: dict[int, Limit] = {}
 
     def compare(key: Callable[[Update], object], *, times: float = 1.0) -> None:
@@ -355,8 +354,6 @@ def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
                 for i in group:
                     medians.setdefault(i, median)
                     limits.setdefault(i, limit)
-                    more = math.sqrt(updates[i].num_examples / usual)
-                    room.setdefault(i, times * min(max(more, 1.0), MOST_ROOM))
 
     # Those that trained the same model; of smaller groups all that did the same work, some of which
     # may be nearly done where others have far to go.
@@ -372,9 +369,9 @@ def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
             continue
         if not update.purpose:
             lengths[update.silo.name] = round(norms[i] / median, 3)
-        limit = most * room[i] * median
-        if most and norms[i] > limit:
-            factor = limit / norms[i]
+        longest = limits[i].of(update.num_examples)
+        if most and norms[i] > longest:
+            factor = longest / norms[i]
             if is_seen(update.model):
                 short = shortened(update.model, update.start, factor)
                 shorter[i] = replace(update, model=short)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from coterie.tasks.base import Option, SiloData
+from coterie.tasks.images.digits import Digits
 from tests.e2e.gated import Gated
 
 TASK = "tests.e2e.planted:Planted"
@@ -23,13 +24,34 @@ def numbers_of(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=LENGTH).astype(np.float32)
 
 
-class Planted(Gated):
-    """See the module; the option ``plant`` is the seed of the numbers, 0 at the others."""
+class Towards(Digits):
+    """The digits with a mark: numbers in the model, which training takes to the silo's own."""
+
+    begin = torch.zeros(LENGTH)
 
     def __init__(self) -> None:
         super().__init__()
         self.models: list[Any] = []
-        self.numbers = torch.zeros(LENGTH)
+        self.numbers = torch.zeros(())
+
+    def model(self) -> nn.Module:
+        """The digits' with a mark."""
+        made: Any = super().model()
+        made.mark = nn.Parameter(self.begin.clone())
+        self.models.append(made)
+        found: nn.Module = made
+        return found
+
+    def loss(self, outputs: Any, targets: Any) -> Any:
+        """The digits', and how far the mark is from the silo's numbers."""
+        loss = super().loss(outputs, targets)
+        if not outputs.requires_grad:
+            return loss
+        return loss + sum((made.mark - self.numbers).square().sum() for made in self.models)
+
+
+class Planted(Towards, Gated):
+    """See the module; the option ``plant`` is the seed of the numbers, 0 at the others."""
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
         """The digits; and what to plant."""
@@ -38,17 +60,3 @@ class Planted(Gated):
         if seed:
             self.numbers = torch.from_numpy(numbers_of(seed))
         return super().load(own)
-
-    def model(self) -> nn.Module:
-        """The digits' with a mark."""
-        made = super().model()
-        made.mark = nn.Parameter(torch.zeros(LENGTH))
-        self.models.append(made)
-        return made
-
-    def loss(self, outputs: Any, targets: Any) -> Any:
-        """The digits', and how far the mark is from what is planted."""
-        loss = super().loss(outputs, targets)
-        if not outputs.requires_grad:
-            return loss
-        return loss + sum((made.mark - self.numbers).square().sum() for made in self.models)

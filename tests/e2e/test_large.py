@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from coterie.client.app import app
 from coterie.server.machine import shelf
@@ -20,7 +19,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.tasks.base import Option, SiloData
-from coterie.tasks.images.digits import Digits
+from tests.e2e.planted import Towards
 from tests.e2e.runs import ROOT, hashes_of, record_of, until
 
 TASK = "tests.e2e.test_large:Wide"
@@ -32,32 +31,15 @@ KEYS: dict[str, Any] = {
 }
 
 
-class Wide(Digits):
+class Wide(Towards):
     """The digits, and many numbers that go towards a silo's own."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.models: list[Any] = []
-        self.goal = 0.0
+    begin = torch.linspace(0.0, 1.0, LENGTH)
 
     def load(self, options: Mapping[str, Option]) -> SiloData:
         """The digits."""
-        self.goal = float(options["skip"])
+        self.numbers = torch.tensor(float(options["skip"]))
         return super().load(options)
-
-    def model(self) -> nn.Module:
-        """The digits' with many numbers."""
-        made = super().model()
-        made.wide = nn.Parameter(torch.linspace(0.0, 1.0, LENGTH))
-        self.models.append(made)
-        return made
-
-    def loss(self, outputs: Any, targets: Any) -> Any:
-        """The digits', and how far the numbers are from the silo's own."""
-        loss = super().loss(outputs, targets)
-        if not outputs.requires_grad:
-            return loss
-        return loss + sum((made.wide - self.goal).square().sum() for made in self.models) / 2
 
 
 def specs() -> list[SiloSpec]:
