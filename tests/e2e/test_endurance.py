@@ -68,10 +68,10 @@ def test_a_long_run_grows_by_its_record_alone(tmp_path: Path) -> None:
         made.wait_for(SILOS)
         keys = ("--set", f"rounds={ROUNDS}", "--set", f"min-silos={SILOS}", *SETTINGS)
         folder = made.submit("fedavg", *keys, "--set", "task=tests.e2e.gated:Gated")
-        until_happened(folder, "commit", WARM)
+        long = 150 + SILOS * ROUNDS
+        until_happened(folder, "commit", WARM, deadline_s=long)
         first = usage(made, folder)
         last: dict[str, Any] = {}
-        long = 150 + SILOS * ROUNDS
         until_happened(folder, "commit", max(WARM + 1, ROUNDS - 3), deadline_s=long)
         last = usage(made, folder)
         database = made.federation.database

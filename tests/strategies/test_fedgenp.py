@@ -879,6 +879,25 @@ def test_silos_that_describe_no_head_are_refused_with_what_to_do() -> None:
         FedGenP().start(grid=grid, initial_arrays=plain_initial(), num_rounds=1)
 
 
+@pytest.mark.parametrize("head", ["[]", '[["linear", "head.2.weight", ""]]'])
+def test_one_silo_that_describes_another_head_ends_no_run(
+    head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        told = reply.content.config_records.get(wire.CONFIG, {})
+        if context.node_config["name"] == "a" and "head" in told:
+            told["head"] = head
+        return reply
+
+    nodes = [digits_config(name, index) for index, name in enumerate("abc")]
+    config = RunConfig.read({"strategy": "fedgenp", "rounds": 3, "min-silos": 3, **QUICK})
+    result = execute(InProcessGrid(lying, nodes), config, run_id=1, folder=tmp_path)
+    assert sorted(result.models) == ["a", "b", "c"]
+    assert "silo a describes" in caplog.text
+    assert set(receivers(result)[-1]) == {"b", "c"}
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
