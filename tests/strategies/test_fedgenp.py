@@ -524,6 +524,20 @@ def test_who_does_not_consent_says_so_at_the_join_of_fedgen_and_the_others_go_on
     assert re.search(said, caplog.text)
 
 
+def test_one_that_refuses_its_label_counts_after_all_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(reply: Message) -> Message:
+        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == wire.LABEL_COUNTS:
+            reply.__dict__["_error"], reply.__dict__["_content"] = Error(wire.REFUSED, "no"), None
+        return reply
+
+    result = run_fedgen(tmp_path, change, rounds=3)
+    assert asked(result) == [3, 0, 0]
+    assert "b refused to tell label counts" in caplog.text
+    assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 2]
+
+
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
