@@ -94,6 +94,11 @@ class Description:
     protocol: int = PROTOCOL
     mark: str = ""
 
+    @property
+    def common(self) -> tuple[object, ...]:
+        """What follows from the task alone, so that it is the same at every silo of a run."""
+        return self.schema, self.buffers, self.pooled_columns, self.metric
+
 
 def is_silo_name(name: str) -> bool:
     """A name that can be a file and a word in a log: letters, digits, ``.``, ``_``, ``-``."""

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.nn.functional import kl_div, log_softmax, one_hot, softmax, softplus
 from torch.nn.functional import linear as linear_map
 
@@ -41,7 +42,7 @@ def describe_head(task: Task, model: nn.Module) -> Layers:
     of it is trained, so that the server sees it.
     Latents behind a ReLU are at least 0, which the description says at the beginning; of a network
     of torchvision or timm that is tried out. What is described gives what the head gives: that is
-    tried out too.
+    tried out too, with weights of its own, as those of a run that diverged answer nothing.
     """
     prefix = task.head.rstrip(".")
     parameters = dict(model.named_parameters())
@@ -69,25 +70,32 @@ def describe_head(task: Task, model: nn.Module) -> Layers:
 @torch.no_grad()
 def _is_head(task: Task, model: nn.Module, head: nn.Module, layers: Layers) -> bool:
     """Whether the layers answer as the head does, one logit for each class."""
-    arrays = dict(model.named_parameters())
-    linear = [arrays[names[0]] for kind, *names in layers if kind == "linear"]
-    if not linear or linear[-1].shape[0] != task.num_classes:
+    named = dict(model.named_parameters())
+    shapes = [named[names[0]].shape for kind, *names in layers if kind == "linear"]
+    if not shapes or shapes[-1][0] != task.num_classes:
         return False
-    like = linear[0]
-    latents = torch.linspace(-2, 2, 3 * like.shape[1], dtype=like.dtype, device=like.device)
-    described = latents = latents.reshape(3, -1)
+    like = named[next(names[0] for kind, *names in layers if kind == "linear")]
+    tried = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        values = torch.randn(shape, generator=tried) / shape[-1] ** 0.5
+        return values.to(like.device, like.dtype)
+
+    weights = {id(parameter): drawn(*parameter.shape) for parameter in head.parameters()}
+    latents = described = drawn(3, shapes[0][1])
     trains = head.training
     head.eval()
     try:
-        answer = head(latents)
+        own = {name: weights[id(parameter)] for name, parameter in head.named_parameters()}
+        answer = functional_call(head, own, (latents,))
     except Exception:  # a head of somebody's own may raise anything on what it does not expect
         return False
     finally:
         head.train(trains)
     for kind, *names in layers:
         if kind == "linear":
-            bias = arrays[names[1]] if names[1] else None
-            described = linear_map(described, arrays[names[0]], bias)
+            weight, *bias = (weights[id(named[name])] for name in names if name)
+            described = linear_map(described, weight, *bias)
         elif kind != "positive":
             described = described.relu() if kind == "relu" else described.tanh()
     return answer.shape == described.shape and torch.allclose(answer, described, 1e-2, 1e-3)

@@ -37,7 +37,7 @@ from coterie.wire import Model
 
 EVERYBODY = "everybody"
 """The one receiver."""
-FEWEST = 3
+LEAST, FEWEST = 2, 3
 """Silos that must teach before anybody gets the generator, if so many gave their counts: which
 labels it knows is which labels these have."""
 _TRAIN = 1  # the purpose of the generator's randomness
@@ -68,7 +68,7 @@ class FedGen(Generative):
         asked again in the next round and has no part in the generator until then.
 
         Raises:
-            FederationError: in round 1 some silos refused.
+            FederationError: in round 1 silos refused, and fewer than two told theirs.
         """
         state = yield from super().prepare(state, now)
         asked = [s for s in now.silos if s.name not in state.counts and s.name not in state.other]
@@ -86,9 +86,11 @@ class FedGen(Generative):
             kit.Order(silo, {}, purpose="label counts", kind=wire.LABEL_COUNTS) for silo in asked
         ]
         refused = [silo.name for silo in asked if silo.name in answers.refused]
-        if refused and now.number == 1:
+        counts = {**state.counts, **dict.fromkeys(refused), **_given_counts(answers, num_classes)}
+        told = sum(of is not None for of in counts.values())
+        if refused and told < LEAST and now.number == 1:
             raise FederationError(
-                f"FedGen needs the label counts of every silo. None came from: "
+                f"FedGen needs the label counts of at least {LEAST} silos. None came from: "
                 f"{', '.join(refused)}, which refused. Who runs such a silo can allow it with "
                 "`label_counts = true` in silo.toml, or `--share-label-counts`; in a simulation "
                 "or comparison, `label-counts = true` in its file. FedGenP needs no label counts.",
@@ -96,8 +98,12 @@ class FedGen(Generative):
                 phase=wire.LABEL_COUNTS,
                 exit_code=EXIT_CONFIG,
             )
-        given = _given_counts(answers, num_classes)
-        return replace(state, counts={**state.counts, **dict.fromkeys(refused), **given})
+        if refused:
+            kit.log.warning(
+                "%s refused to tell label counts: the generator learns nothing from them.",
+                ", ".join(refused),
+            )
+        return replace(state, counts=counts)
 
     def generated(
         self, state: GenerativeState, orders: Sequence[kit.Order], now: kit.Round
@@ -108,7 +114,7 @@ class FedGen(Generative):
         heads = {name: state.heads[name] for name in known}
         names = teaching(heads, own, own, kit.minimums_of(now.silos))
         given = sum(counts is not None for counts in state.counts.values())
-        if len(names) < max(2, min(given, FEWEST)):
+        if len(names) < max(LEAST, min(given, FEWEST)):
             return without_teachers(state, now)
         from coterie.strategies.fedgenp.generators import train_shared_generator
 

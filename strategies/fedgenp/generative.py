@@ -262,8 +262,7 @@ class Generative(kit.Around[GenerativeState]):
         """With the predictor's layers: those of the first round's silos, for good.
 
         Raises:
-            FederationError: these describe none, or different ones, or one that cannot be learned
-                from.
+            FederationError: most of these describe none, or one that cannot be learned from.
         """
         if now.number > 1 and state.layers:
             return state

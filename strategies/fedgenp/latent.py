@@ -8,6 +8,7 @@ without the silo's code. No torch here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -188,19 +189,21 @@ def linear_head(model: Model, prefix: str) -> Layers:
 
 
 def common_layers(described: Sequence[tuple[str, Layers]], *, task: str = "") -> Layers:
-    """The predictor's layers as all silos describe them.
+    """The predictor's layers as most silos describe them: one silo alone decides nothing.
+
+    Of two that equally many describe they are those named first; none at all comes last.
 
     Args:
-        described: silo and its layers.
+        described: silo and its layers, or none where it has no latent split; at least one silo.
         task: of the run, for the message.
 
     Raises:
-        FederationError: a silo describes none: its task has no latent split.
+        FederationError: most describe none: their task has no latent split.
     """
-    for name, layers in described:
-        if not layers:
-            of_task = f": task {task!r} has none" if task else ""
-            raise refused(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
-        if layers != described[0][1]:
-            raise refused(f"silos {described[0][0]} and {name} describe different heads.")
-    return described[0][1]
+    votes = Counter(layers for _, layers in described)
+    layers = max(votes, key=lambda layers: (votes[layers], bool(layers)))
+    if not layers:
+        name = next(name for name, layers in described if not layers)
+        of_task = f": task {task!r} has none" if task else ""
+        raise refused(f"silo {name} names no latent split of its model{of_task}. {HOW_TO_ADD}")
+    return layers

@@ -208,6 +208,8 @@ class DescribedRoster:
     """Silo or node → that it serves other tasks, as is usual where there are several studies."""
     _parts: wire.Parts = field(default_factory=dict)
     """Of the schema, as the first silo that has it says."""
+    _agreed: wire.Description | None = None
+    """Of a silo that says of the task what most say."""
     _described: dict[int, wire.Description] = field(default_factory=dict)
     """Node → what it said of itself, until the run begins."""
     _begun: bool = False
@@ -239,7 +241,7 @@ class DescribedRoster:
         while True:
             here = self._look(grid, number=number)
             if self._described and len(self._described) >= (self.min_silos if number <= 1 else 1):
-                self._settle_schema(grid)
+                self._settle_task(grid)
                 here = self._here(number)
             names = {silo.name for silo in here}
             missing, lingering = sorted(due - names), sorted(gone & names)
@@ -331,18 +333,21 @@ class DescribedRoster:
             silo for silo in self._by_node.values() if self.churn.joins.get(silo.name, 0) <= number
         ]
 
-    def _settle_schema(self, grid: Grid) -> None:
-        """The run's schema is the one that most of the silos here have; the others are refused.
+    def _settle_task(self, grid: Grid) -> None:
+        """What most of the silos here say of the task holds in the run; the others are refused.
 
-        Of two that equally many have it is that of the silo whose name comes first. Until the run
-        begins, whoever comes has a vote, so that it is no matter who was first.
+        That is its schema, unless it is given, and what else is the same wherever the task is: no
+        silo alone can say for all which arrays are compared. Of two that equally many say it is
+        that of the silo whose name comes first. Until the run begins, whoever comes has a vote, so
+        that it is no matter who was first.
         """
         stated = sorted((described.name, node) for node, described in self._described.items())
-        votes = Counter(self._described[node].schema for _, node in stated)
-        schema = votes.most_common(1)[0][0]
-        same = [node for _, node in stated if self._described[node].schema == schema]
-        if schema != self.schema:
-            self.schema, self._parts = schema, {}
+        votes = Counter(self._described[node].common for _, node in stated)
+        common = votes.most_common(1)[0][0]
+        same = [node for _, node in stated if self._described[node].common == common]
+        if self._agreed is None or common != self._agreed.common:
+            self._agreed, self._parts = self._described[same[0]], {}
+            self.schema = self._agreed.schema
             for node in same:
                 self._parts = self._parts or self._described[node].parts
                 if node in self._refused_nodes:
@@ -435,7 +440,7 @@ class DescribedRoster:
         reason = self._objection(described)
         if reason:
             self._refuse(node, described.name if wire.is_silo_name(described.name) else "", reason)
-            if not self._votes and described.schema != self.schema and described.task == self.task:
+            if self._is_other(described) and described.task == self.task:
                 self._others.append(node)
             return
         if any(silo.name == described.name for silo in self._by_node.values()):
@@ -444,16 +449,18 @@ class DescribedRoster:
             reason = "another silo of that name is already here. Give every silo its own name."
             self._refuse(node, described.name, reason)
             return
-        if self._votes:
+        if not self._begun:
             self._described[node] = described
-        else:
+        if self._begun or self._given:
             self._parts = self._parts or described.parts
         self._let_in(described, node)
 
-    @property
-    def _votes(self) -> bool:
-        """Whether silos still have a say in the run's schema."""
-        return not self._begun and not self._given
+    def _is_other(self, described: wire.Description) -> bool:
+        """Whether it says other things of the task than what holds in the run by now."""
+        if self._given and described.schema != self.schema:
+            return True
+        agreed = self._agreed if self._begun else None
+        return agreed is not None and described.common != agreed.common
 
     def _let_in(self, described: wire.Description, node: int) -> None:
         for who in (described.name, f"node {node}"):
@@ -515,14 +522,19 @@ class DescribedRoster:
                 f"it states {described.num_examples} training samples; it must be at least 1 and "
                 f"at most {MAX_EXAMPLES:g}."
             )
-        if not self._votes and described.schema != self.schema:
-            return self._difference(described)
-        return ""
+        return self._difference(described) if self._is_other(described) else ""
 
     def _difference(self, described: wire.Description) -> str:
         """What differs, as far as schemas say: they may end in a file and its checksum."""
         ours, theirs = map(_WEIGHTS.search, (self.schema, described.schema))
         here = ", ".join(sorted(silo.name for silo in self._by_node.values())) or "the run's silos"
+        if described.schema == self.schema and self._agreed is not None:
+            pairs = zip(described.common, self._agreed.common, _NAMED, strict=True)
+            other = [name for own, agreed, name in pairs if own != agreed]
+            return (
+                f"it states {' and '.join(other)} than {here} for the same task. Give every silo "
+                "the same code and release of it."
+            )
         known = self._parts and described.parts
         if found := wire.differences(self._parts, described.parts) if known else []:
             return (
@@ -549,6 +561,13 @@ class DescribedRoster:
         log.error("silo %s does not take part: %s", who, reason)
 
 
+_NAMED = (
+    "another schema",
+    "other arrays as statistics",
+    "another number of columns to scale",
+    "another leading metric",
+)
+"""What two descriptions of one task may differ in, as in ``wire.Description.common``."""
 _WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")
 """The end of a schema whose model begins from a file, or has a frozen part: what, its SHA-256."""
 

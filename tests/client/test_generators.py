@@ -84,6 +84,15 @@ def test_the_head_is_described_by_its_layers(task: Split, expected: wire.Layers)
     assert describe_head(task, task.model()) == expected
 
 
+def test_a_model_that_diverged_in_the_run_before_has_its_split_still() -> None:
+    task = Split(BODY, nn.Linear(5, 3))
+    model = task.model()
+    fresh = describe_head(task, model)
+    with torch.no_grad():
+        model.get_parameter("head.weight").fill_(torch.nan)
+    assert fresh and describe_head(task, model) == fresh
+
+
 class Cosine(nn.Linear):
     """A Linear that computes something else."""
 

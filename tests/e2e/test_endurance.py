@@ -26,8 +26,8 @@ WARM = max(ROUNDS // 4, 8)
 FILES, THREADS = 4, 4
 """More than then at the end: none leaks; a few come and go."""
 CONNECTIONS = 5 * 3
-"""Files of the SuperLink's connections to its database, which SQLAlchemy keeps: five, of three
-files each, made as calls happen to come at once."""
+"""Files of the SuperLink's connections to its database: SQLAlchemy keeps five, of three files each,
+and makes and closes others as calls happen to come at once."""
 MEMORY, MEMORY_A_ROUND = 24e6, 0.1e6
 """Bytes more, of each process."""
 DATABASE, DATABASE_OF_ONE = 7e6, 10e3
@@ -68,10 +68,10 @@ def test_a_long_run_grows_by_its_record_alone(tmp_path: Path) -> None:
         made.wait_for(SILOS)
         keys = ("--set", f"rounds={ROUNDS}", "--set", f"min-silos={SILOS}", *SETTINGS)
         folder = made.submit("fedavg", *keys, "--set", "task=tests.e2e.gated:Gated")
-        until_happened(folder, "commit", WARM)
+        long = 150 + SILOS * ROUNDS
+        until_happened(folder, "commit", WARM, deadline_s=long)
         first = usage(made, folder)
         last: dict[str, Any] = {}
-        long = 150 + SILOS * ROUNDS
         until_happened(folder, "commit", max(WARM + 1, ROUNDS - 3), deadline_s=long)
         last = usage(made, folder)
         database = made.federation.database

@@ -524,6 +524,20 @@ def test_who_does_not_consent_says_so_at_the_join_of_fedgen_and_the_others_go_on
     assert re.search(said, caplog.text)
 
 
+def test_one_that_refuses_its_label_counts_after_all_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def change(reply: Message) -> Message:
+        if reply.metadata.src_node_id == 2 and reply.metadata.message_type == wire.LABEL_COUNTS:
+            reply.__dict__["_error"], reply.__dict__["_content"] = Error(wire.REFUSED, "no"), None
+        return reply
+
+    result = run_fedgen(tmp_path, change, rounds=3)
+    assert asked(result) == [3, 0, 0]
+    assert "b refused to tell label counts" in caplog.text
+    assert [sorted(entry) for entry in receivers(result)] == [[], *[["everybody"]] * 2]
+
+
 @pytest.mark.parametrize(
     ("counts", "said"),
     [
@@ -877,6 +891,25 @@ def test_silos_that_describe_no_head_are_refused_with_what_to_do() -> None:
     grid = InProcessGrid(plain_app(), plain_nodes(0, 1))
     with pytest.raises(FederationError, match=r"node-1 names no latent split.*SplitModel"):
         FedGenP().start(grid=grid, initial_arrays=plain_initial(), num_rounds=1)
+
+
+@pytest.mark.parametrize("head", ["[]", '[["linear", "head.2.weight", ""]]'])
+def test_one_silo_that_describes_another_head_ends_no_run(
+    head: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lying(message: Message, context: Context) -> Message:
+        reply = app(message, context)
+        told = reply.content.config_records.get(wire.CONFIG, {})
+        if context.node_config["name"] == "a" and "head" in told:
+            told["head"] = head
+        return reply
+
+    nodes = [digits_config(name, index) for index, name in enumerate("abc")]
+    config = RunConfig.read({"strategy": "fedgenp", "rounds": 3, "min-silos": 3, **QUICK})
+    result = execute(InProcessGrid(lying, nodes), config, run_id=1, folder=tmp_path)
+    assert sorted(result.models) == ["a", "b", "c"]
+    assert "silo a describes" in caplog.text
+    assert set(receivers(result)[-1]) == {"b", "c"}
 
 
 @pytest.mark.parametrize(
