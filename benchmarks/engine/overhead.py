@@ -188,13 +188,24 @@ def serve(app: ClientApp, address: str, name: str) -> None:
 
 def resident_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
     """Round times with resident silos; the first round, in which they are met, is left out."""
+    with residents(count, folder) as run:
+        return run(megabytes, rounds)
+
+
+@contextmanager
+def residents(count: int, folder: Path) -> Iterator[Callable[[float, int], list[float]]]:
+    """What gives that for a model of so many MB and so many rounds, as often as it is called."""
+
+    def run(megabytes: float, rounds: int) -> list[float]:
+        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
+        return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
+
     with (
         SuperLink(folder / "superlink") as superlink,
         processes(resident_nodes(superlink, count), folder),
     ):
         wait_online(superlink, count)
-        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
-        return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
+        yield run
 
 
 def stock_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
