@@ -551,11 +551,15 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
         found = start_of_run(8, folder / "start")
         ratios = [own / bare for own, bare in found]
         yield {**spread([own for own, _ in found]), "ratio": statistics.median(ratios)}
-        found = start_of_run(8, folder / "idle", silos=50, idle_s=30.0)
+        found = start_of_run(5, folder / "idle", silos=50, idle_s=30.0)
         ratios = [own / bare for own, bare in found]
-        what = "50 silos that had no work for 30 s"
-        own = {"what": what, "least": min(own for own, _ in found)}
-        yield {**own, **spread([own for own, _ in found]), "ratio": statistics.median(ratios)}
+        seconds = [own for own, _ in found]
+        yield {
+            "what": "50 silos that had no work for 30 s",
+            **spread(seconds),
+            "least": min(seconds),
+            "ratio": statistics.median(ratios),
+        }
     elif part == "rounds":
         yield from measure_rounds(folder, rounds)
     elif part == "apps":

@@ -14,6 +14,7 @@ A second call replaces the numbers of silos that it measures and keeps the other
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -186,7 +187,7 @@ def document(entries: Sequence[Entry]) -> str:
         "rounds": "{rounds}",
         "s a round": "{seconds-a-round:.1f}",
         "fastest to slowest": lambda run: (
-            f"{run['fastest-round']:.1f} to {run['slowest-round']:.1f}"
+            f"{run.get('fastest-round', math.nan):.1f} to {run['slowest-round']:.1f}"
         ),
         "of that training, CPU": "{training-cpu-a-round:.1f} s",
         "lost": "{lost} of {messages:,}",

@@ -75,15 +75,14 @@ def silos_ratio(folder: Path) -> float:
 
 
 def start_ratio(folder: Path) -> float:
-    """Median of five starts of a run, each over a bare import beside it."""
-    return statistics.median(own / bare for own, bare in start_of_run(5, folder))
+    """Median of three starts of a run, each after 25 s without work and over a bare import."""
+    return statistics.median(own / bare for own, bare in start_of_run(3, folder, idle_s=25.0))
 
 
 def idle_ratio(folder: Path) -> float:
     """Processor time of a SuperLink and ten silos without work in 30 s, over a bare import's."""
     used = measure_idle(folder, 10, IDLE_S)
-    bare = _import_cpu_s()
-    return (used["coordinator"] + 10 * used["silo"]) * IDLE_S / bare
+    return float((used["coordinator"] + 10 * used["silo"]) * IDLE_S / _import_cpu_s())
 
 
 def _import_cpu_s() -> float:
