@@ -14,7 +14,6 @@ A second call replaces the numbers of silos that it measures and keeps the other
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import statistics
@@ -187,7 +186,8 @@ def document(entries: Sequence[Entry]) -> str:
         "rounds": "{rounds}",
         "s a round": "{seconds-a-round:.1f}",
         "fastest to slowest": lambda run: (
-            f"{run.get('fastest-round', math.nan):.1f} to {run['slowest-round']:.1f}"
+            (f"{run['fastest-round']:.1f} to " if "fastest-round" in run else "up to ")
+            + f"{run['slowest-round']:.1f}"
         ),
         "of that training, CPU": "{training-cpu-a-round:.1f} s",
         "lost": "{lost} of {messages:,}",

@@ -49,6 +49,13 @@ class _Held:
     go: Callable[[str], None]
     until: float
 
+    def end(self, why_not: str = "") -> None:
+        """Whatever is wrong with the connection is nothing to who ends the call."""
+        try:
+            self.go(why_not)
+        except Exception as error:
+            log.debug("a held call could not be ended: %s", error)
+
 
 class Room:
     """Where silos wait. May be called by any thread."""
@@ -78,7 +85,7 @@ class Room:
                 self._in_vain.pop(node, None)
             ended = [held for node in nodes if (held := self._held.pop(node, None))]
         for held in ended:
-            held.go("")
+            held.end()
 
     @contextmanager
     def answering(self, node: int) -> Iterator[None]:
@@ -117,7 +124,7 @@ class Room:
                 self._watch()
         for one in (before, None if waits else held):
             if one is not None:
-                one.go("")
+                one.end()
 
         def leave() -> None:
             with self._changed:
@@ -133,7 +140,7 @@ class Room:
             ended = list(self._held.values())
             self._held.clear()
         for held in ended:
-            held.go(ENDING)
+            held.end(ENDING)
 
     def _watch(self) -> None:
         if self._thread is None:
@@ -151,7 +158,7 @@ class Room:
                     self._changed.wait(left)
                     continue
                 del self._held[first[0]]
-            first[1].go("")
+            first[1].end()
 
 
 # ---------------------------------------------------------------- over gRPC
