@@ -92,11 +92,11 @@ def calls_of(
     Args:
         channel: to a SuperLink.
         service: as ``Fleet``.
-        answers: call → what reads its answer.
+        answers: call → what reads its answer. A name with a slash is a call of our own.
     """
     return {
         name: channel.unary_unary(
-            f"/flwr.proto.{service}/{name}",
+            name if "/" in name else f"/flwr.proto.{service}/{name}",
             request_serializer=lambda request: request.SerializeToString(),
             response_deserializer=read,
         )

@@ -231,6 +231,10 @@ BUNDLES: Final = "bundles"
 """Added to ``DESCRIBE`` on its way: messages may come as bundles (``coterie.wire.bundles``)."""
 HOSTED: Final = "hosted"
 """Likewise: a process may have several silos and one connection."""
+WAIT: Final = "/coterie.Silos/Wait"
+"""Call of a silo, with Flower's heartbeat: ends when a message comes for it."""
+WAIT_S: Final = 20.0
+"""Or after so many seconds: less than what stands between may take for a dead connection."""
 
 # Keys of metrics, silo to server.
 NUM_EXAMPLES: Final = "num-examples"

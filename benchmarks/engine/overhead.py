@@ -188,13 +188,24 @@ def serve(app: ClientApp, address: str, name: str) -> None:
 
 def resident_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
     """Round times with resident silos; the first round, in which they are met, is left out."""
+    with residents(count, folder) as run:
+        return run(megabytes, rounds)
+
+
+@contextmanager
+def residents(count: int, folder: Path) -> Iterator[Callable[[float, int], list[float]]]:
+    """What gives that for a model of so many MB and so many rounds, as often as it is called."""
+
+    def run(megabytes: float, rounds: int) -> list[float]:
+        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
+        return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
+
     with (
         SuperLink(folder / "superlink") as superlink,
         processes(resident_nodes(superlink, count), folder),
     ):
         wait_online(superlink, count)
-        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
-        return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
+        yield run
 
 
 def stock_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
@@ -255,6 +266,15 @@ OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_leng
 
 def bare_stream(count: int, megabytes: float, repeats: int, folder: Path) -> list[float]:
     """Seconds in which ``count`` processes each fetch a model and send one, over plain gRPC."""
+    with bare_streams(count, megabytes, repeats, folder) as once:
+        return [once() for _ in range(repeats)]
+
+
+@contextmanager
+def bare_streams(
+    count: int, megabytes: float, repeats: int, folder: Path
+) -> Iterator[Callable[[], float]]:
+    """What does so once, and returns the seconds, up to ``repeats`` times."""
     size = int(megabytes * 1e6)
     server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
     server.add_generic_rpc_handlers([_Stream(size)])
@@ -270,16 +290,19 @@ def bare_stream(count: int, megabytes: float, repeats: int, folder: Path) -> lis
         f"127.0.0.1:{port}",
         str(size),
     ]
-    seconds = []
+    left = iter(range(repeats))
+
+    def once() -> float:
+        r = next(left)
+        _until([folder / f"ready-{i}-{r}" for i in range(count)])
+        started = time.perf_counter()
+        gates[r].touch()
+        _until([folder / f"done-{i}-{r}" for i in range(count)])
+        return time.perf_counter() - started
+
     with processes([[*own, str(folder), str(i), str(repeats)] for i in range(count)], folder / "p"):
-        for r, gate in enumerate(gates):
-            _until([folder / f"ready-{i}-{r}" for i in range(count)])
-            started = time.perf_counter()
-            gate.touch()
-            _until([folder / f"done-{i}-{r}" for i in range(count)])
-            seconds.append(time.perf_counter() - started)
+        yield once
     server.stop(None)
-    return seconds
 
 
 def stream(address: str, size: int, folder: Path, index: int, repeats: int) -> None:
@@ -309,10 +332,12 @@ BARE = "import numpy, pydantic, flwr.app"
 """What every command that talks to Flower's SuperLink loads before it can."""
 
 
-def start_of_run(repeats: int, folder: Path) -> list[tuple[float, float]]:
+def start_of_run(
+    repeats: int, folder: Path, *, silos: int = NODES, idle_s: float = 4.0
+) -> list[tuple[float, float]]:
     """Seconds from typing ``coterie run`` to the first training message, and of a Python that only
-    imports ``BARE``, in turn. On a SuperLink that has had some seconds since the run before: the
-    process of the next one is made then. Modules are compiled, as they are after the first run."""
+    imports ``BARE``, in turn, after so many seconds without work each time: in the first four the
+    process of the next run is made. Modules are compiled, as they are after the first run."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     seconds = []
@@ -320,19 +345,19 @@ def start_of_run(repeats: int, folder: Path) -> list[tuple[float, float]]:
         mock.patch.dict(os.environ, environment, clear=True),
         LocalFederation(folder) as federation,
     ):
-        for i in range(NODES):
-            options = {"train": 40, "test": 30, "skip": 70 * i}
+        for i in range(silos):
+            options = {"train": 20, "test": 15, "skip": 35 * i}
             federation.start_silo(SiloSpec(f"silo-{i}", options=options))
-        federation.wait_for_silos(NODES)
+        federation.wait_for_silos(silos)
         for i in range(repeats + 1):
-            time.sleep(4)
+            time.sleep(idle_s if i else 4.0)
             before = set(federation.runs_dir.iterdir()) if i else set()
             bare = _timed(lambda: subprocess.run([sys.executable, "-c", BARE], check=True))
             started = time.time()
             subprocess.run(
                 [
                     *(sys.executable, "-m", "coterie.server.cli", "run", "fedavg", "--rounds", "1"),
-                    *("--min-silos", str(NODES), "--superlink"),
+                    *("--min-silos", str(silos), "--superlink"),
                     *(federation.superlink.control_address, "--runs-dir"),
                     str(federation.runs_dir),
                 ],
@@ -526,6 +551,15 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
         found = start_of_run(8, folder / "start")
         ratios = [own / bare for own, bare in found]
         yield {**spread([own for own, _ in found]), "ratio": statistics.median(ratios)}
+        found = start_of_run(5, folder / "idle", silos=50, idle_s=30.0)
+        ratios = [own / bare for own, bare in found]
+        seconds = [own for own, _ in found]
+        yield {
+            "what": "50 silos that had no work for 30 s",
+            **spread(seconds),
+            "least": min(seconds),
+            "ratio": statistics.median(ratios),
+        }
     elif part == "rounds":
         yield from measure_rounds(folder, rounds)
     elif part == "apps":
@@ -580,7 +614,8 @@ def document(entries: Sequence[Entry]) -> str:
             },
         ),
         *(
-            "From `coterie run` to the first training message, warm SuperLink: median "
+            "From `coterie run` to the first training message, "
+            f"{row.get('what', f'{NODES} silos')}, warm SuperLink: median "
             f"{row['median']:.2f} s, 90 % {row['p90']:.2f} s"
             + (f"; {row['ratio']:.1f} times a bare `{BARE}`." if "ratio" in row else ".")
             for row in select(entries, part="start")

@@ -161,6 +161,7 @@ def summary(folder: Path, usage: Usage, at_start: Mapping[str, float]) -> dict[s
     training = [sum(s["seconds"] for s in entry["silos"].values()) for entry in rounds]
     return {
         "seconds-a-round": round(statistics.median(seconds), 2),
+        "fastest-round": round(min(seconds), 2),
         "slowest-round": round(max(seconds), 2),
         "phases": phases,
         "training-cpu-a-round": round(statistics.median(training), 2),
@@ -184,7 +185,10 @@ def document(entries: Sequence[Entry]) -> str:
         "strategy": "{strategy}",
         "rounds": "{rounds}",
         "s a round": "{seconds-a-round:.1f}",
-        "slowest": "{slowest-round:.1f}",
+        "fastest to slowest": lambda run: (
+            (f"{run['fastest-round']:.1f} to " if "fastest-round" in run else "up to ")
+            + f"{run['slowest-round']:.1f}"
+        ),
         "of that training, CPU": "{training-cpu-a-round:.1f} s",
         "lost": "{lost} of {messages:,}",
         "memory in all": lambda run: f"{run['peak-megabytes-in-all'] / 1000:.2f} GB",

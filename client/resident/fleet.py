@@ -52,6 +52,8 @@ Keys = tuple[ec.EllipticCurvePrivateKey, ec.EllipticCurvePublicKey]
 OBJECT_DEADLINE_S, CALL_DEADLINE_S, HEARTBEAT_DEADLINE_S = 120.0, 20.0, 5.0
 """Deadline of a call that carries an object, of any other, and of a heartbeat. gRPC sets none, and
 a SuperLink that stops in the middle of a call would be waited for for ever."""
+WAIT_DEADLINE_S = wire.WAIT_S + 10.0
+"""Of a call that the SuperLink holds: that the way is cut is found out before the silo is lost."""
 HEARTBEAT_INTERVAL_S = 30.0
 """What the SuperLink is told: after two of them without a heartbeat a node is offline."""
 
@@ -62,6 +64,7 @@ ANSWERS: dict[str, Callable[[bytes], Any]] = {
     "DeactivateNode": DeactivateNodeResponse.FromString,
     "UnregisterNode": UnregisterNodeFleetResponse.FromString,
     "SendNodeHeartbeat": SendNodeHeartbeatResponse.FromString,
+    wire.WAIT: SendNodeHeartbeatResponse.FromString,
     "PullMessages": PullMessagesResponse.FromString,
     "PushMessages": PushMessagesResponse.FromString,
     "GetRun": GetRunResponse.FromString,
@@ -85,6 +88,7 @@ class Calls(NamedTuple):
         pull_object: run, id → content.
         push_object: run, the number that ``send`` gave, id, content.
         confirm: run, message: it is here.
+        wait: until there is a message for this node, or for ``wire.WAIT_S``.
     """
 
     receive: Callable[[], tuple[Message, ObjectTree] | None]
@@ -94,6 +98,7 @@ class Calls(NamedTuple):
     pull_object: Callable[[int, str], bytes | memoryview]
     push_object: Callable[[int, str, str, wire.Content], None]
     confirm: Callable[[int, str], None]
+    wait: Callable[[], None]
 
 
 @contextmanager
@@ -168,6 +173,7 @@ class _Node:
 
     def _once(self, name: str, request: Any, deadline_s: float = 0.0) -> Any:
         usual = OBJECT_DEADLINE_S if "Object" in name else CALL_DEADLINE_S
+        usual = WAIT_DEADLINE_S if name == wire.WAIT else usual
         try:
             call, timeout = self._calls[name], deadline_s or usual
             return call(request, timeout=timeout, metadata=self._signed())
@@ -191,9 +197,8 @@ class _Node:
         Raises:
             RuntimeError: the SuperLink does not know this node.
         """
-        request = SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
-            answer = self._once("SendNodeHeartbeat", request, HEARTBEAT_DEADLINE_S)
+            answer = self._once("SendNodeHeartbeat", self._sign_of_life(), HEARTBEAT_DEADLINE_S)
         except grpc.RpcError as error:
             if error.code() in (
                 grpc.StatusCode.UNAVAILABLE,
@@ -205,6 +210,9 @@ class _Node:
             raise RuntimeError("the SuperLink does not know this node")
         return True
 
+    def _sign_of_life(self) -> SendNodeHeartbeatRequest:
+        return SendNodeHeartbeatRequest(node=self.node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
+
     def calls(self) -> Calls:
         """For whoever has the connection."""
         return Calls(
@@ -215,7 +223,11 @@ class _Node:
             self._pull_object,
             self._push_object,
             self._confirm,
+            self._wait,
         )
+
+    def _wait(self) -> None:
+        self._once(wire.WAIT, self._sign_of_life())
 
     def _receive(self) -> tuple[Message, ObjectTree] | None:
         answer = self.call("PullMessages", PullMessagesRequest(node=self.node))

@@ -84,7 +84,8 @@ class _Node:
     """Silos that share a connection, that, if there is one, and what they could not send yet.
 
     ``away`` is whether the connection is cut; it goes on when the way is back. ``settled`` is when
-    its silos' lists of runs to approve were last looked through.
+    its silos' lists of runs to approve were last looked through. ``waits`` is where a call waits
+    until there is a message.
     """
 
     silos: tuple[SiloSettings, ...]
@@ -92,6 +93,7 @@ class _Node:
     link: FleetLink | None = None
     away: bool = False
     settled: float = -math.inf
+    waits: FleetLink | None = None
     _opened: ExitStack = field(default_factory=ExitStack)
 
     def connect(self, how: Connection, cache: ObjectCache | None) -> FleetLink:
@@ -316,6 +318,7 @@ class Host:
                 if received is None:
                     self._settle_approvals(node, link)
                     self._schedule.missed(node, seconds=time.monotonic() - started)
+                    self._rest(node, link)
                     return
                 self._work(node, received, link)
             self._deliver(node, link)
@@ -345,6 +348,30 @@ class Host:
             return
         self._schedule.worked(node)
 
+    def _rest(self, node: _Node, link: FleetLink) -> None:
+        """Have the SuperLink say when there is a message, if it can, and look rarely meanwhile.
+
+        Not in a process of several connections: each call would take one of its few threads.
+        """
+        if len(self._nodes) > 1 or not link.tells or self._stopping:
+            return
+        self._schedule.rest()
+        if node.waits is not link:
+            node.waits = link
+            # Nobody waits for this thread: the call hands out nothing, and may be left.
+            Thread(target=self._wait, args=(node, link), daemon=True).start()
+
+    def _wait(self, node: _Node, link: FleetLink) -> None:
+        started, told = time.monotonic(), False
+        try:
+            told = link.wait()
+        except Exception as error:  # lost: the next look says how
+            log.debug("%s: the SuperLink cannot tell when there is work: %s", node.name, error)
+        if node.waits is link:
+            node.waits = None
+            early = time.monotonic() - started < wire.WAIT_S / 2
+            self._schedule.word(told=told, early=early)
+
     def _settle_approvals(self, node: _Node, link: FleetLink) -> None:
         """Take runs that are over off the lists of those that wait for people."""
         if time.monotonic() - node.settled < SETTLE_S:
@@ -367,6 +394,8 @@ class Host:
     def _came_back(self, node: _Node) -> None:
         if node.away:
             node.away = False
+            if node.link is not None:
+                node.link.tells = True  # it may be another SuperLink
             self._schedule.returned()
             log.info("%s: the SuperLink is back", node.name)
 

@@ -62,6 +62,9 @@ LOST = (
 """What says nothing about this node: it is still the SuperLink's when the way there is back, and a
 connection that is opened anew would sign it off first, which costs it its round."""
 
+UNKNOWN_CALL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
+"""Of a call that the SuperLink, or what stands before it, does not have; the second over HTTP."""
+
 OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
 """In what is wrong with a certificate: a renewal heals it, or a clock that is set."""
 
@@ -171,7 +174,9 @@ class FleetLink:
         self._silos = silos
         self._claimed: tuple[Message, ObjectTree] | None = None
         self._receive, self._send, self._run, self._fab = calls[:4]
-        self._pull_object, self._push_object, self._confirm = calls[4:]
+        self._pull_object, self._push_object, self._confirm, self._wait = calls[4:]
+        self.tells = True
+        """The SuperLink says when there is a message, as far as is known."""
 
     def receive(self) -> Received | None:
         """The next message for this process, or None at once if there is none.
@@ -199,6 +204,24 @@ class FleetLink:
                 raise
             self._claimed = None
             return received
+
+    def wait(self) -> bool:
+        """Wait until there may be a message, for ``wire.WAIT_S`` at most.
+
+        Returns whether the SuperLink has that call; a stock one does not. May be called by a thread
+        beside those of ``receive`` and ``send``.
+
+        Raises:
+            LinkError, RunEndedError: as in ``receive``.
+        """
+        with _translated():
+            try:
+                self._wait()
+            except grpc.RpcError as error:
+                if error.code() not in UNKNOWN_CALL:
+                    raise
+                self.tells = False
+        return self.tells
 
     def _content_of(self, header: Message, tree: ObjectTree) -> Received:
         message_id = header.metadata.message_id

@@ -1,7 +1,8 @@
 """Which silo of a process is dialled or asked for a message next, and when.
 
-A silo in the middle of a run is asked often, one that waits for hours hardly ever. The threads of
-a ``Host`` share one schedule and do what ``take`` gives them, then say what came of it.
+A silo in the middle of a run is asked often, one that waits for hours hardly ever. Where the
+SuperLink says when there is a message (``rest``, ``word``), it is asked then. The threads of a
+``Host`` share one schedule and do what ``take`` gives them, then say what came of it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ IDLE_SHARE = 0.05
 """The pause between two looks at one silo, as a share of the time since its process last had work:
 the delay that waiting adds stays below this share of a round."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.004, 1.0
+REST_S = 35.0
+"""Pause while a call waits at the SuperLink: longer than that may take, until its deadline."""
+IN_VAIN = 3
+"""So often in a row a silo looks at once for a message that was told, and is not there."""
 LOOK_SHARE = 0.05
 """Share of one thread's time that the looks at further silos may take while there is no work."""
 DIAL_PAUSE_S, MAX_DIAL_PAUSE_S = 0.25, 5.0
@@ -41,6 +46,7 @@ class Schedule(Generic[Silo]):
         self._dial_pause = DIAL_PAUSE_S
         self._misses = 0  # looks in a row that found no message
         self._look_s = 0.001  # how long such a look takes, on average
+        self._in_vain = 0  # words in a row, before their time, that no message followed
         self._last_work = self._last_contact = time.monotonic()
         self._stopped = False
         self._changed = Condition()
@@ -83,7 +89,7 @@ class Schedule(Generic[Silo]):
     def worked(self, silo: Silo) -> None:
         """There was a message. Those of a round come together: the others' turns come at once."""
         with self._changed:
-            self._misses = 0
+            self._misses = self._in_vain = 0
             self._last_work = self._last_contact = time.monotonic()
             self._give_back(silo)
 
@@ -94,6 +100,26 @@ class Schedule(Generic[Silo]):
             self._look_s += 0.1 * (seconds - self._look_s)
             self._last_contact = time.monotonic()
             self._to_look.append(silo)
+            self._changed.notify_all()
+
+    def rest(self) -> None:
+        """Of a process of one silo: no look until ``word``, or for ``REST_S``."""
+        with self._changed:
+            self._next_look = time.monotonic() + REST_S
+
+    def word(self, *, told: bool, early: bool) -> None:
+        """What was waited for in ``rest`` is over.
+
+        Args:
+            told: there may be a message; otherwise it goes on as if nobody could tell.
+            early: before the time was up. Who says so again and again, and has nothing, is not
+                believed until the next message.
+        """
+        with self._changed:
+            believed = told and self._in_vain < IN_VAIN
+            self._in_vain += told and early
+            pause_s = 0.0 if believed else self._own_pause(time.monotonic())
+            self._next_look = time.monotonic() + pause_s
             self._changed.notify_all()
 
     def failed(self, silo: Silo, *, was_connected: bool) -> tuple[float, bool]:
@@ -130,9 +156,12 @@ class Schedule(Generic[Silo]):
         """
         if self._misses + 1 < self._num_silos:
             return 0.0
-        own = min(max(IDLE_SHARE * (now - self._last_work), MIN_PAUSE_S), MAX_PAUSE_S)
+        own = self._own_pause(now)
         others = (1 - 1 / self._num_silos) * self._look_s / LOOK_SHARE
         return self._look_s + max(own / self._num_silos, others)
+
+    def _own_pause(self, now: float) -> float:
+        return min(max(IDLE_SHARE * (now - self._last_work), MIN_PAUSE_S), MAX_PAUSE_S)
 
     def _seconds_to_next(self, now: float) -> float | None:
         """None where another thread has to give a silo back first."""

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import grpc
 
 from coterie.server.machine.allowance import CALL_BYTES, limit_silos
+from coterie.server.machine.holding import hold_silos
 from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import Metadata, RefusedError, SigningError, Verifier
 from coterie.server.machine.superlink import engine_speaks_http, flower_command, replace_in
@@ -316,6 +317,7 @@ def main() -> None:
     gate = {"ControlAccountAuthInterceptor": lambda plugin: GrpcGate(Gate(made), inner(plugin))}
     replace_in(place, **gate, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
     limit_silos()
+    hold_silos()
     from coterie.server.machine import lean
 
     with lean.install(made.folder):

@@ -28,6 +28,7 @@ from flwr.superlink.servicer.runtime.runtime_servicer import SuperLinkRuntimeSer
 from coterie import wire
 from coterie.server.machine import shelf
 from coterie.server.machine.allowance import limit_silos
+from coterie.server.machine.holding import hold_silos
 from coterie.server.machine.superlink import flower_command, replace_in
 from coterie.system.files import LockedError, why_unwritten
 from coterie.wire.flower import inflatable_utils
@@ -226,8 +227,9 @@ def install(home: Path) -> ExitStack:
 
 
 def main() -> None:
-    """Be ``flower-superlink``, with its arguments, in which silos are limited."""
+    """Be ``flower-superlink``, with its arguments, in which silos are limited and may wait."""
     limit_silos()
+    hold_silos()
     with install(Path(os.environ.get("COTERIE_HOME", "."))):
         sys.argv[0] = "flower-superlink"
         flower_command("flower-superlink")()

@@ -25,15 +25,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 
 from coterie.server.machine.allowance import limit_silos
 from coterie.server.machine.dividing import divide
+from coterie.server.machine.holding import HEARTBEAT, FullError, Room, hold_silos
 from coterie.server.machine.link import ACT, CONTROL
 from coterie.server.machine.signing import SIGNATURE, RefusedError
 from coterie.server.machine.superlink import flower_command
-from coterie.system.calls import method_of
+from coterie.system.calls import method_of, path_of
 from coterie.system.ports import free_ports, split_address
 from coterie.wire.limits import MAX_OBJECT_BYTES
+from coterie.wire.names import WAIT
 
 if TYPE_CHECKING:
     from coterie.server.machine.gate import Gate
@@ -60,8 +63,10 @@ def run(gate: Gate | None = None) -> None:
     parser.add_argument("--serverappio-api-address", required=True)
     where, rest = parser.parse_known_args()
     silos, own = where.fleet_api_address, f"127.0.0.1:{free_ports(1)[0]}"
+    limit_silos()
+    room = hold_silos()
     apis = {
-        silos: Offered(FLEET),
+        silos: Offered(FLEET, room=room),
         where.control_api_address: Offered(OPERATORS, gate),
         where.serverappio_api_address: Offered(RUNTIME),
     }
@@ -69,7 +74,6 @@ def run(gate: Gate | None = None) -> None:
     def serve(app: App, **how: Any) -> None:
         asyncio.run(_serve(app, apis, silos, own, how))
 
-    limit_silos()
     uvicorn.run = serve  # type: ignore[assignment]
     host, port = split_address(where.serverappio_api_address)
     # Flower's name for what silos that are not upgraded yet need.
@@ -101,7 +105,7 @@ async def _serve(
             timeout_keep_alive=KEEP_OPEN_S,
             timeout_graceful_shutdown=2,
         )
-        servers[address] = uvicorn.Server(config)
+        servers[address] = _Server(config)
     stop = asyncio.Event()
     dividing = asyncio.create_task(divide(silos, grpc, _taking(servers[silos]), stop))
     dividing.add_done_callback(lambda _: _end(servers.values()))  # its port may be taken
@@ -115,6 +119,17 @@ async def _serve(
     finally:
         stop.set()
         await dividing
+
+
+class _Server(uvicorn.Server):
+    """Which does not wait at its end for calls that are held."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's."""
+        offered = self.config.app
+        if isinstance(offered, Offered) and offered.room is not None:
+            offered.room.close()
+        await super().shutdown(sockets)
 
 
 def _end(servers: Iterable[uvicorn.Server]) -> None:
@@ -145,10 +160,11 @@ class Offered:
     Args:
         paths: how the paths of its calls begin.
         gate: that operators' calls go through, if there is one.
+        room: where silos' calls are held that wait for messages.
     """
 
-    def __init__(self, paths: str, gate: Gate | None = None) -> None:
-        self.paths, self.gate = paths, gate
+    def __init__(self, paths: str, gate: Gate | None = None, room: Room | None = None) -> None:
+        self.paths, self.gate, self.room = paths, gate, room
         self.app: App = _nothing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -160,6 +176,8 @@ class Offered:
             await _answer(send, 413, {"detail": f"A call has {MAX_BODY:,} bytes at most."})
         elif scope["type"] == "http" and self.gate and (path == ACT or self._has(path)):
             await self._gated(self.gate, path, scope, receive, send)
+        elif scope["type"] == "http" and self.room and path == WAIT:
+            await self._held(self.room, scope, receive, send)
         elif scope["type"] == "http" and self._has(path):
             await self.app(scope, receive, send)
         else:
@@ -167,6 +185,42 @@ class Offered:
 
     def _has(self, path: str) -> bool:
         return path.startswith(self.paths)
+
+    async def _held(self, room: Room, scope: Scope, receive: Receive, send: Send) -> None:
+        """Flower's answer to a heartbeat, when a message has come for who sent it."""
+        raw, loop = await _body(receive), asyncio.get_running_loop()
+        heard, path = _Heard(raw, receive, send, keep=True), path_of(HEARTBEAT)
+        beat = {**scope, "path": path, "raw_path": path.encode()}
+        await self.app(beat, heard.receive, heard.send)
+        if not heard.kept:  # Flower has refused
+            return
+        over: asyncio.Future[str] = loop.create_future()
+
+        def end(why_not: str) -> None:
+            if not over.done():
+                over.set_result(why_not)
+
+        def go(why_not: str) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(end, why_not)
+
+        gone = asyncio.ensure_future(_gone(receive))
+        gone.add_done_callback(lambda _: end(""))
+        try:
+            leave = room.hold(SendNodeHeartbeatRequest.FromString(raw).node.node_id, go)
+            try:
+                why_not = await over
+            finally:
+                leave()
+        except FullError as error:
+            why_not = str(error)
+        finally:
+            gone.cancel()
+        if why_not:
+            await _answer(send, 503, {"detail": why_not})
+            return
+        for message in heard.kept:
+            await send(message)
 
     async def _gated(
         self, gate: Gate, path: str, scope: Scope, receive: Receive, send: Send
@@ -259,6 +313,12 @@ async def _body(receive: Receive) -> bytes:
             return b""  # which nobody has signed
         if not part.get("more_body"):
             return bytes(raw)
+
+
+async def _gone(receive: Receive) -> None:
+    """Until the connection is closed by the other end."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _metadatum(name: bytes, value: bytes) -> tuple[str, str | bytes]:

@@ -6,8 +6,9 @@ import logging
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ def message(kind: str = wire.TRAIN, text: str = "", round: str = "1") -> Message
 class FakeLink:
     """Plays a script: what ``receive`` gives or raises, one step a call. When the scripts of all
     silos have ended the host is stopped."""
+
+    tells = False
 
     def __init__(self, world: World, script: list[Any], node_id: int) -> None:
         self.world, self.script, self.node_id = world, list(script), node_id
@@ -322,6 +325,86 @@ def test_between_messages_runs_that_are_over_leave_the_list_of_those_to_approve(
     world.connections, world.ended = [[None]], over
     world.host.run()
     assert [one.run for one in approvals.read_all(tmp_path)] == ([] if over else ["hcct-5"])
+
+
+class Telling:
+    """A link whose SuperLink says when there is a message, with a real clock."""
+
+    node_id, tells = 77, True
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.message: Message | None = None
+        self.word, self.left = threading.Event(), threading.Event()
+        self.looks = self.waits = 0
+        self.fails = False
+
+    def receive(self) -> Received | None:
+        self.looks += 1
+        came, self.message = self.message, None
+        return Received(came, (came,)) if came is not None else None
+
+    def wait(self) -> bool:
+        self.waits += 1
+        if self.fails:
+            raise LinkError("no")
+        self.word.wait(30)
+        self.word.clear()
+        self.left.set()
+        return self.tells
+
+    def send(self, unsent: Unsent) -> None:
+        self.world.sent += unsent.replies
+
+
+@pytest.fixture
+def telling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Telling]:
+    """Of a host that serves, and has looked once in vain."""
+    world = World()
+    link = Telling(world)
+    monkeypatch.setattr(host, "connect", lambda *_, **__: nullcontext(link))
+    world.host._schedule._last_work -= 3600.0
+    thread = threading.Thread(target=world.host.run)
+    thread.start()
+    until(lambda: link.waits)
+    yield link
+    world.host.stop()
+    thread.join(10)
+    assert not thread.is_alive(), "nobody waits for the call"
+    link.word.set()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def test_a_silo_looks_when_it_is_told_and_not_before(telling: Telling) -> None:
+    time.sleep(0.2)
+    assert (telling.looks, telling.waits) == (1, 1)
+    telling.message = message(text="1")
+    telling.word.set()
+    until(lambda: texts(telling.world) == ["1"])
+    until(lambda: telling.waits == 2)
+    time.sleep(0.2)
+    assert (telling.looks, telling.waits) == (3, 2), "after work it looks, and waits again"
+
+
+def test_a_silo_whose_superlink_cannot_tell_any_more_asks_as_before(telling: Telling) -> None:
+    telling.tells = False
+    telling.word.set()
+    until(lambda: telling.looks > 5)
+    assert telling.waits == 1
+
+
+def test_a_silo_whose_call_fails_asks_as_before_and_tries_it_again(telling: Telling) -> None:
+    telling.fails = True
+    telling.word.set()
+    telling.message = message(text="1")  # after which it asks often
+    until(lambda: telling.looks > 5 and telling.waits > 2)
+    assert texts(telling.world) == ["1"]
 
 
 def test_refused_attempts_are_repeated_with_growing_pauses(world: World) -> None:

@@ -116,6 +116,7 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
             lambda run_id, object_id: contents[object_id],
             push,
             lambda *which: confirmed.append(which),
+            None,  # that waits
         ],
         cache,
     )
@@ -167,7 +168,7 @@ def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(
     assert contents != objects_of(asked)
     nothing = lambda *which: None  # noqa: E731
     calls = [lambda: (asked, get_object_tree(asked)), *[nothing] * 3]
-    calls += [lambda run_id, object_id: contents[object_id], nothing, nothing]
+    calls += [lambda run_id, object_id: contents[object_id], *[nothing] * 3]
     with pytest.raises(UnreadableError, match=said):
         FleetLink(1, calls, max_bytes=20_000).receive()
 
@@ -190,7 +191,7 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
 
     nothing = lambda *which: None  # noqa: E731
     calls = [lambda: (asked, get_object_tree(asked)), send, nothing, nothing]
-    link = FleetLink(1, [*calls, lacking, taken_by_another, nothing])
+    link = FleetLink(1, [*calls, lacking, taken_by_another, nothing, nothing])
     with pytest.raises(LinkError) as lost:
         link.receive()
     assert lost.value.retry and lost.value.holds

@@ -134,3 +134,53 @@ def test_a_thread_that_waits_is_told_to_stop() -> None:
     nobody.stop()
     thread.join(10)
     assert taken == [None] and nobody.take() is None
+
+
+# ---------------------------------------------------------------- where the SuperLink tells
+
+
+def idle(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """One silo that had no work for long, and has just been looked at."""
+    clock = Clock("a", monkeypatch)
+    clock.connect_all()
+    clock.now += 1000.0
+    clock.miss()
+    return clock
+
+
+def test_a_silo_that_is_told_looks_then_and_otherwise_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = idle(monkeypatch)
+    clock.rest()
+    assert clock.miss()[1] == pytest.approx(schedule.REST_S), "should no word come at all"
+    for early in (False, True):
+        clock.rest()
+        clock.now += 3.0
+        clock.word(told=True, early=early)
+        assert clock.miss()[1] == 0.0
+
+
+def test_where_nobody_can_tell_it_goes_on_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = idle(monkeypatch)
+    for _ in range(10):
+        clock.rest()
+        clock.word(told=False, early=True)
+        assert clock.miss()[1] == pytest.approx(1.0)
+
+
+def test_who_tells_again_and_again_of_what_is_not_there_is_not_believed_until_the_next_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = idle(monkeypatch)
+
+    def told() -> float:
+        clock.rest()
+        clock.word(told=True, early=True)
+        return clock.miss()[1]
+
+    assert [told() for _ in range(5)] == pytest.approx([0, 0, 0, 1, 1])
+    clock.rest()
+    clock.word(told=True, early=True)
+    clock.worked(clock.next()[0])
+    assert told() == 0.0

@@ -32,6 +32,7 @@ WITH_IT = (
     "tests/client/test_sharing.py",
     "tests/hostile",
     "tests/server/test_allowance.py",
+    "tests/server/test_serving.py",
     "tests/test_bundles.py",
     "tests/e2e/test_organisations.py",
     "tests/e2e/test_operators.py",

@@ -7,8 +7,12 @@ from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
 
+from coterie import wire
 from coterie.server.machine import serving, superlink
+from coterie.server.machine.holding import Room
 from coterie.strategies.errors import FederationError
 
 
@@ -75,3 +79,97 @@ def test_a_call_of_no_or_too_great_length_is_not_read(length: bytes | None) -> N
     """Flower reads all of a request before it asks whose it is."""
     for paths in (serving.FLEET, serving.OPERATORS):
         assert ask(serving.Offered(paths), paths + "some-call", length=length) == 413
+
+
+# ---------------------------------------------------------------- calls that are held
+
+
+class Caller:
+    """A silo's call over HTTP that waits, and Flower behind it."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.room = Room()
+        self.room.looks(7)
+        self.offered = serving.Offered(serving.FLEET, room=self.room)
+        self.offered.app = self.flower
+        self.gone = asyncio.Event()
+        self.status, self.asked = status, list[str]()
+        self.told: list[MutableMapping[str, Any]] = []
+        self._request: bytes | None = SendNodeHeartbeatRequest(
+            node=Node(node_id=7)
+        ).SerializeToString()
+
+    async def flower(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.append(scope["path"])
+        assert (await receive())["body"] == SendNodeHeartbeatRequest(
+            node=Node(node_id=7)
+        ).SerializeToString()
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": b"as Flower says"})
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        if self._request is not None:
+            body, self._request = self._request, None
+            return {"type": "http.request", "body": body}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.told.append(message)
+
+    async def begun(self) -> asyncio.Task[None]:
+        """The call; it has been taken as far as it goes."""
+        scope = {"type": "http", "path": wire.WAIT, "headers": [(b"content-length", b"1")]}
+        task = asyncio.ensure_future(self.offered(scope, self.receive, self.send))
+        await asyncio.sleep(0.05)
+        return task
+
+
+def test_a_call_is_a_heartbeat_whose_answer_is_held_until_a_message_comes() -> None:
+    async def called() -> None:
+        caller = Caller()
+        task = await caller.begun()
+        assert caller.asked == ["/v1/fleet/send-node-heartbeat"] and caller.told == []
+        await asyncio.to_thread(caller.room.came, [7])  # as Flower calls it
+        await asyncio.wait_for(task, 5)
+        assert [m.get("status", m.get("body")) for m in caller.told] == [200, b"as Flower says"]
+
+    asyncio.run(called())
+
+
+def test_whom_flower_refuses_does_not_wait() -> None:
+    async def called() -> None:
+        caller = Caller(status=401)
+        await asyncio.wait_for(await caller.begun(), 5)
+        assert caller.told[0]["status"] == 401 and not caller.room._held
+
+    asyncio.run(called())
+
+
+def test_a_connection_that_is_closed_is_let_go() -> None:
+    async def called() -> None:
+        caller = Caller()
+        task = await caller.begun()
+        assert caller.room._held
+        caller.gone.set()
+        await asyncio.wait_for(task, 5)
+        assert not caller.room._held
+
+    asyncio.run(called())
+
+
+def test_the_end_of_the_superlink_is_said_and_none_waits_after_it() -> None:
+    async def called() -> None:
+        caller = Caller()
+        task = await caller.begun()
+        caller.room.close()
+        await asyncio.wait_for(task, 5)
+        assert caller.told[0]["status"] == 503 and b"is ending" in caller.told[1]["body"]
+        assert len(caller.told) == 2
+
+    asyncio.run(called())
+
+
+def test_only_the_address_of_silos_has_the_call() -> None:
+    for paths in (serving.OPERATORS, serving.RUNTIME):
+        assert ask(serving.Offered(paths), wire.WAIT) == 404

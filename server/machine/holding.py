@@ -1,0 +1,262 @@
+"""Silos without work hold a call until there is some, so that they need not ask again and again.
+
+To Flower the call ``coterie.wire.WAIT`` is a heartbeat, and Flower's own check says who calls. Its
+end is held until a message comes for the silo, or for ``WAIT_S``. It hands out nothing: the silo
+then looks as it always does, so that no message is lost in a call that nobody waits for any more. A
+SuperLink that does not know the call is asked from time to time.
+
+A held call takes no thread. Over gRPC its answer is sent at once and its status is held, which
+the caller waits for as well; over HTTP (``coterie.server.machine.serving``) asyncio holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from threading import Condition, Thread
+from typing import Any
+
+import grpc
+
+from coterie import wire
+from coterie.server.machine.allowance import handlers
+from coterie.server.machine.superlink import engine_speaks_http, replace_in
+
+log = logging.getLogger("flwr")
+
+MOST = 2_000
+"""Calls that are held at the same time, one of a node. Further silos are told to ask again."""
+REMEMBERED = 100_000
+"""Nodes; of those that looked longest ago it is forgotten that they found nothing."""
+HEARTBEAT = "/flwr.proto.Fleet/SendNodeHeartbeat"
+FULL = f"{MOST:,} silos wait here already. This one has to ask from time to time."
+ENDING = "the SuperLink is ending."
+
+
+class FullError(Exception):
+    """A call cannot be held; the text says why."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Ends a held call: ``go`` is told why it is no word of a message, which is empty if it is."""
+
+    go: Callable[[str], None]
+    until: float
+
+    def end(self, why_not: str = "") -> None:
+        """Whatever is wrong with the connection is nothing to who ends the call."""
+        try:
+            self.go(why_not)
+        except Exception as error:
+            log.debug("a held call could not be ended: %s", error)
+
+
+class Room:
+    """Where silos wait. May be called by any thread."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[int, _Held] = OrderedDict()
+        """By the time that they came, which is the order in which their time is up."""
+        self._in_vain: OrderedDict[int, None] = OrderedDict()
+        """Nodes for which nothing has come since they last looked."""
+        self._answering: set[int] = set()
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def looks(self, node: int) -> None:
+        """A node is about to look: of what comes from now on it has to be told."""
+        with self._changed:
+            self._in_vain[node] = None
+            self._in_vain.move_to_end(node)
+            while len(self._in_vain) > REMEMBERED:
+                self._in_vain.popitem(last=False)
+
+    def came(self, nodes: Iterable[int]) -> None:
+        """There is a message for these nodes, or may be."""
+        with self._changed:
+            for node in nodes:
+                self._in_vain.pop(node, None)
+            ended = [held for node in nodes if (held := self._held.pop(node, None))]
+        for held in ended:
+            held.end()
+
+    @contextmanager
+    def answering(self, node: int) -> Iterator[None]:
+        """While a thread sends to a node, which that may delay: none does so twice at a time.
+
+        Raises:
+            FullError: another thread sends to it.
+        """
+        with self._changed:
+            if node in self._answering:
+                raise FullError("another call of this silo is not answered yet.")
+            self._answering.add(node)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._answering.discard(node)
+
+    def hold(self, node: int, go: Callable[[str], None]) -> Callable[[], None]:
+        """Hold a call: ``go`` is called once, perhaps before this returns.
+
+        It must not block. Of a node that has a call here already, that one is ended: its connection
+        may be gone. Returns what lets go of the call, when nobody waits for it any more.
+
+        Raises:
+            FullError: it cannot be held.
+        """
+        held = _Held(go, time.monotonic() + wire.WAIT_S)
+        with self._changed:
+            before = self._held.pop(node, None)
+            if self._closed or len(self._held) >= MOST:
+                raise FullError(ENDING if self._closed else FULL)
+            waits = node in self._in_vain  # otherwise something came since it looked
+            if waits:
+                self._held[node] = held
+                self._watch()
+        for one in (before, None if waits else held):
+            if one is not None:
+                one.end()
+
+        def leave() -> None:
+            with self._changed:
+                if self._held.get(node) is held:
+                    del self._held[node]
+
+        return leave
+
+    def close(self) -> None:
+        """End all calls: the SuperLink is ending. None are held from now on."""
+        with self._changed:
+            self._closed = True
+            ended = list(self._held.values())
+            self._held.clear()
+        for held in ended:
+            held.end(ENDING)
+
+    def _watch(self) -> None:
+        if self._thread is None:
+            self._thread = Thread(target=self._end_in_time, name="held calls", daemon=True)
+            self._thread.start()
+        elif len(self._held) == 1:  # it sleeps until there is one
+            self._changed.notify()
+
+    def _end_in_time(self) -> None:
+        while True:
+            with self._changed:
+                first = next(iter(self._held.items()), None)
+                left = first[1].until - time.monotonic() if first else None
+                if first is None or (left is not None and left > 0):
+                    self._changed.wait(left)
+                    continue
+                del self._held[first[0]]
+            first[1].end()
+
+
+# ---------------------------------------------------------------- over gRPC
+
+
+class GrpcWaiting(grpc.ServerInterceptor):  # type: ignore[misc]
+    """The call ``WAIT`` before Flower's API for silos.
+
+    Args:
+        room: where it is held.
+    """
+
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def intercept_service(
+        self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
+    ) -> grpc.RpcMethodHandler | None:
+        """Take this one call."""
+        if handler_call_details.method != wire.WAIT:
+            return continuation(handler_call_details)
+        beat = continuation(handler_call_details._replace(method=HEARTBEAT))
+        if beat is None:
+            return None
+
+        def wait(request: Any, context: grpc.ServicerContext, send: Callable[[Any], None]) -> None:
+            answer = beat.unary_unary(request, context)  # raises where Flower refuses
+            node = request.node.node_id
+
+            def go(why_not: str) -> None:
+                if why_not:
+                    context.set_code(grpc.StatusCode.UNAVAILABLE)
+                    context.set_details(why_not)
+                send(None)
+
+            try:
+                with self.room.answering(node):
+                    send(answer)
+                leave = self.room.hold(node, go)
+            except FullError as error:
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            if not context.add_callback(leave):  # it is over already
+                leave()
+
+        # gRPC then lets the handler return, and its thread go, before the call ends. It has that
+        # for answers of several messages; to the caller one such message is like any other.
+        vars(wait)["experimental_non_blocking"] = True
+        return grpc.unary_stream_rpc_method_handler(
+            wait,
+            request_deserializer=beat.request_deserializer,
+            response_serializer=beat.response_serializer,
+        )
+
+
+def _with(room: Room, flowers: Callable[..., grpc.Server]) -> Callable[..., grpc.Server]:
+    """What makes Flower's server for silos, with the call ``WAIT``."""
+
+    def make(*, interceptors: Iterable[grpc.ServerInterceptor] = (), **how: Any) -> grpc.Server:
+        server = flowers(interceptors=[GrpcWaiting(room), *interceptors], **how)
+        stop = server.stop
+
+        def end(grace: float | None) -> Any:
+            room.close()
+            return stop(grace)
+
+        vars(server)["stop"] = end
+        return server
+
+    return make
+
+
+# ---------------------------------------------------------------- at the SuperLink
+
+
+def hold_silos() -> Room:
+    """In this process, a SuperLink: silos that wait for messages are told when one comes."""
+    room = Room()
+    silos, runs = handlers(), import_module("flwr.superlink.servicer.runtime.runtime_handlers")
+    pull, push = vars(silos)["pull_messages"], vars(runs)["push_messages"]
+
+    def pull_messages(request: Any, state: Any, store: Any) -> Any:
+        node = request.node.node_id
+        room.looks(node)
+        answer = pull(request=request, state=state, store=store)
+        if answer.messages_list:  # there may be more
+            room.came([node])
+        return answer
+
+    def push_messages(request: Any, state: Any, task: Any) -> Any:
+        try:
+            return push(request, state, task)
+        finally:  # of several some may be stored
+            room.came([one.metadata.dst_node_id for one in request.messages_list])
+
+    replace_in(silos, pull_messages=pull_messages)
+    replace_in(runs, push_messages=push_messages)
+    if not engine_speaks_http():
+        command = import_module("flwr.superlink.cli.flower_superlink")
+        made = vars(command)["generic_create_grpc_server"]
+        replace_in(command, generic_create_grpc_server=_with(room, made))
+    return room
