@@ -10,38 +10,45 @@ import itertools
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from numpy.typing import NDArray
 
 NUM_LAYERS = 8
+CHANGED = 2**14
+"""Numbers of which one is changed."""
 
 client_app = ClientApp()
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Send the model back with a bit of each array changed: objects that the SuperLink has need not
-    be sent. A training step needs torch, so it is imported: a resident silo does that once, a stock
-    SuperNode in the new process of every message."""
+    """Send the model back with some bits changed, for objects that the SuperLink has are not sent. A
+    training step needs torch, so it is imported: a resident silo does that once, a stock SuperNode
+    in the new process of every message."""
     import torch
+
+    from coterie import wire
 
     torch.set_num_threads(1)
     metrics = MetricRecord({"num-examples": 1, "seconds": 0.0})
     sent = message.content.array_records["arrays"]
-    own = {name: _changed(array, context.node_id) for name, array in sent.items()}
-    content = RecordDict({"arrays": ArrayRecord(own), "metrics": metrics})
-    return Message(content, reply_to=message)
+    own = {name: _changed(a, context.node_id) for name, a in wire.decode_arrays(sent).items()}
+    arrays = wire.encode_arrays(own, packed=wire.is_packed(sent))
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
 
 
-def _changed(array: Array, node_id: int) -> Array:
-    """Another low byte of the last float."""
-    data = bytearray(array.data)
-    data[-4] ^= node_id % 255 + 1
-    return Array(array.dtype, tuple(array.shape), array.stype, bytes(data))
+def _changed(array: NDArray[Any], node_id: int) -> NDArray[Any]:
+    """Other low bits, in every piece of it that could be an object."""
+    made = array.copy()
+    low = made.reshape(-1).view(np.uint8)[:: CHANGED * made.itemsize]
+    low ^= np.resize(np.frombuffer(node_id.to_bytes(8, "little"), np.uint8), low.shape)
+    return made
 
 
 @client_app.query("describe")

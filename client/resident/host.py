@@ -188,6 +188,7 @@ class Host:
             LinkError: the SuperLink refused in a way that trying again cannot mend.
         """
         keep_freed_memory()
+        wire.reuse_blocks()
         for _ in range(self.num_threads):
             Thread(target=self._serve, daemon=True).start()
         running = self.num_threads

@@ -221,7 +221,7 @@ class FleetLink:
             raise UnreadableError(f"this process has {self._silos} silos.", header)
         return received
 
-    def _objects_of(self, header: Message, tree: ObjectTree) -> dict[str, bytes]:
+    def _objects_of(self, header: Message, tree: ObjectTree) -> dict[str, wire.Content]:
         run_id, message_id = header.metadata.run_id, header.metadata.message_id
         ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
         most = self._max_bytes * self._silos
@@ -229,15 +229,16 @@ class FleetLink:
         if len(ids) > wire.MAX_OBJECTS:
             raise UnreadableError(f"more than {wire.MAX_OBJECTS:,} objects.", header)
         pulled = dict[str, int]()
+        landing = wire.Landing(list(dict.fromkeys(ids)), most)
 
-        def pull(object_id: str) -> bytes:
+        def pull(object_id: str) -> Any:
             content = self._pulled(run_id, message_id, object_id)
             pulled[object_id] = len(content)
             if most and sum(list(pulled.values())) > most:
                 raise TooLargeError(too_large, header)
-            return content
+            return content if self._cache is not None else landing.lay(object_id, content)
 
-        contents = inflatable_utils.pull_objects(
+        contents: dict[str, Any] = inflatable_utils.pull_objects(
             list(dict.fromkeys(ids)),
             pull,
             initial_backoff=OBJECT_PAUSE_S,

@@ -203,7 +203,10 @@ def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> G
         hosts: one node may stand for several silos. Not where silos are enrolled: there a silo is
             a key.
     """
-    return _BoundedGrid(grid, hosts, folder) if hasattr(grid, "_token") else grid
+    if not hasattr(grid, "_token"):
+        return grid
+    wire.reuse_blocks()
+    return _BoundedGrid(grid, hosts, folder)
 
 
 class _BoundedGrid(Grid):
@@ -352,7 +355,7 @@ class _BoundedGrid(Grid):
         request = partial(wire.Pushed, self.inner.node, self.inner.run.run_id, object_id, session)
         if self._shelf is not None and isinstance(content, wire.Piece):
             try:
-                self._shelf.lay(object_id, content.body, new=True)
+                self._shelf.offer(object_id, content.body)
             except OSError as error:
                 log.warning("large objects are sent by calls: %s", why_unwritten(error))
                 self._shelf = None
