@@ -15,7 +15,7 @@ from coterie.wire.arrays import (
     model_hash,
     tensors_of,
 )
-from coterie.wire.blocks import Landing, reuse_blocks
+from coterie.wire.blocks import Landing, empty, reuse_blocks
 from coterie.wire.bundles import (
     MAX_BUNDLED,
     SHARED_BYTES,

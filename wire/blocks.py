@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from threading import Lock
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +88,17 @@ def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
         block[at : at + len(part)] = np.frombuffer(part, np.uint8)
         at += len(part)
     return memoryview(block)[:size].toreadonly()
+
+
+def empty(like: NDArray[Any]) -> NDArray[Any]:
+    """An array of the same shape and type, to be filled."""
+    if _blocks is None or like.nbytes < FROM_BYTES:
+        return np.empty(like.shape, like.dtype)
+    try:
+        block = _blocks.take(like.nbytes)
+    except OSError:
+        return np.empty(like.shape, like.dtype)
+    return block[: like.nbytes].view(like.dtype).reshape(like.shape)
 
 
 class Landing:

@@ -28,7 +28,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Send the model back with some bits changed, for objects that the SuperLink has are not sent. A
+    """Send the model back with some bits changed: objects that the SuperLink has are not sent. A
     training step needs torch, so it is imported: a resident silo does that once, a stock SuperNode
     in the new process of every message."""
     import torch
@@ -36,11 +36,21 @@ def train(message: Message, context: Context) -> Message:
     from coterie import wire
 
     torch.set_num_threads(1)
-    metrics = MetricRecord({"num-examples": 1, "seconds": 0.0})
-    sent = message.content.array_records["arrays"]
-    own = {name: _changed(a, context.node_id) for name, a in wire.decode_arrays(sent).items()}
-    arrays = wire.encode_arrays(own, packed=wire.is_packed(sent))
-    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+    metrics: dict[str, int | float] = {"num-examples": 1, "seconds": 0.0}
+    record = message.content.array_records["arrays"]
+    came = wire.decode_arrays(record)
+    sent = wire.restore_model(came, {name: (a.shape, "float32") for name, a in came.items()})
+    own = {name: _changed(array, context.node_id) for name, array in sent.items()}
+    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    wire_format = str(config.get(wire.WIRE_FORMAT, wire.FLOAT32))
+    if wire_format != wire.FLOAT32:
+        update = wire.round_update(own, sent, wire_format)
+        assert update is not None
+        own = update.arrays
+        metrics |= {wire.UPDATE_NORM: update.norm, wire.UPDATE_LOST: update.share}
+    arrays = wire.encode_arrays(own, packed=wire.is_packed(record))
+    content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
+    return Message(content, reply_to=message)
 
 
 def _changed(array: NDArray[Any], node_id: int) -> NDArray[Any]:
@@ -61,13 +71,12 @@ def describe(message: Message, context: Context) -> Message:
     return Message(wire.encode_description(description), reply_to=message)
 
 
-def arrays_of(megabytes: float) -> ArrayRecord:
-    """A model of eight layers."""
+def arrays_of(megabytes: float, kind: str = "float32") -> ArrayRecord:
+    """A model of eight layers, of so many megabytes in float32."""
     per_layer = int(megabytes * 1e6 / 4 / NUM_LAYERS)
     rng = np.random.default_rng(0)
-    return ArrayRecord(
-        [rng.standard_normal(per_layer, dtype=np.float32) for _ in range(NUM_LAYERS)]
-    )
+    layers = (rng.standard_normal(per_layer, dtype=np.float32) for _ in range(NUM_LAYERS))
+    return ArrayRecord([layer.astype(kind) for layer in layers])
 
 
 stock_app = ServerApp()
@@ -103,6 +112,7 @@ resident_app = ServerApp()
 @resident_app.main()
 def resident(grid: Grid, context: Context) -> None:
     """coterie's FedAvg with coterie's loop."""
+    from coterie import wire
     from coterie.server.machine.pulling import bounded
     from coterie.strategies import FedAvg
     from coterie.strategies.rounds.roster import DescribedRoster
@@ -119,9 +129,11 @@ def resident(grid: Grid, context: Context) -> None:
     )
     strategy.start(
         bounded(grid),
-        arrays_of(float(config["megabytes"])),
+        arrays_of(float(config["megabytes"]), str(config.get("kind", "float32"))),
         num_rounds=int(config["rounds"]),
-        train_config=ConfigRecord({}),
+        train_config=ConfigRecord(
+            {wire.WIRE_FORMAT: str(config["format"])} if "format" in config else {}
+        ),
     )
     _write(config, seconds)
 

@@ -68,6 +68,9 @@ OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
 
+PATIENCE_MS = 500
+"""How long the SuperLink may hold a call: a process that is told to end waits for it."""
+
 OBJECT_WAIT_S = 120.0
 """How long an announced object may take to arrive at the SuperLink."""
 
@@ -373,7 +376,7 @@ def connect(
 
     Args:
         how: to reach it.
-        cache: of objects that were pulled, shared with other connections.
+        cache: of objects that were pulled, shared with other connections; None if there are none.
         max_bytes: of a message; a larger one is refused before it is unpacked. 0: no limit.
         silos: how many share the connection.
 
@@ -394,7 +397,9 @@ def connect(
     entered = False
     with ExitStack() as stack:
         try:
-            opening = joined(how.address, certificates, how.keys, retry, failed)
+            # Where other nodes of this process have their turns, none of them may wait for its own.
+            patience = PATIENCE_MS if cache is None else 0
+            opening = joined(how.address, certificates, how.keys, retry, failed, patience)
             node_id, calls = stack.enter_context(opening)
         except grpc.RpcError:
             raise _refused(how.address, errors, tls=tls) from errors[-1]

@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Condition, Lock
 from typing import Any
 
 import grpc
@@ -38,6 +39,10 @@ from coterie.wire.flower import inflatable_utils
 
 log = logging.getLogger("flwr")
 
+Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+"""What answers a call."""
+MOST_HELD = 200
+"""Calls at once, of each kind: Flower's server has threads for a thousand."""
 FILED = b"filed"
 """In the store in place of a content: it is in a file. No object has this content."""
 
@@ -292,14 +297,79 @@ class Runtime(SuperLinkRuntimeServicer):
 # ---------------------------------------------------------------- in the places of Flower's
 
 
+class Arrivals:
+    """Holds calls that ask for what is not there yet, of callers who want that, until it may be.
+
+    A silo that waits for its next message would otherwise ask some fifty times in a round of a
+    second, and a ServerApp for its replies as often: each call costs both ends a millisecond.
+    """
+
+    def __init__(self) -> None:
+        self._changed, self._count, self._held = Condition(), 0, 0
+
+    def telling(self, behaviour: Behaviour) -> Behaviour:
+        """A call that brings something."""
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return behaviour(request, context)
+            finally:
+                with self._changed:
+                    self._count += 1
+                    self._changed.notify_all()
+
+        return call
+
+    def holding(
+        self, behaviour: Behaviour, lacks: Callable[[Any], bool], *, again: bool
+    ) -> Behaviour:
+        """A call that asks for it.
+
+        Args:
+            behaviour: what answers.
+            lacks: whether an answer has it not.
+            again: who was held has the answer that there is then. Otherwise it has the first, and
+                asks again: a message is handed out once, and whoever was held may be gone.
+        """
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            until = time.monotonic() + _patience(context)
+            while True:
+                seen = self._count
+                answer = behaviour(request, context)
+                left = until - time.monotonic()
+                if left <= 0 or not lacks(answer) or not self._wait(seen, left) or not again:
+                    return answer
+
+        return call
+
+    def _wait(self, seen: int, seconds: float) -> bool:
+        """Wait until there is more than was seen; whether there may be."""
+        with self._changed:
+            if self._held >= MOST_HELD:
+                return False
+            self._held += 1
+            try:
+                return self._changed.wait_for(lambda: self._count != seen, seconds)
+            finally:
+                self._held -= 1
+
+
+def _patience(context: grpc.ServicerContext) -> float:
+    """For how long a caller wants to be held."""
+    told = dict(context.invocation_metadata()).get(wire.PATIENCE, "0")
+    return min(int(told), wire.MOST_PATIENCE_MS) / 1000 if told.isdecimal() else 0.0
+
+
 class _Lean:
     """A gRPC server to which the handlers of a service are added.
 
-    Those of calls that carry objects read and write them without protobuf's copies.
+    Those of calls that carry objects read and write them without protobuf's copies. Those that ask
+    are held if they want.
     """
 
-    def __init__(self, server: grpc.Server) -> None:
-        self._server = server
+    def __init__(self, server: grpc.Server, messages: Arrivals, objects: Arrivals) -> None:
+        self._server, self._messages, self._objects = server, messages, objects
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """They follow, by name."""
@@ -308,14 +378,27 @@ class _Lean:
         self, service: str, methods: Mapping[str, grpc.RpcMethodHandler]
     ) -> None:
         """Add a service's methods."""
+        tell, ask = methods["PushMessages"], methods["PullMessages"]
         push, pull = methods["PushObject"], methods["PullObject"]
         own = {
             **methods,
+            "PushMessages": grpc.unary_unary_rpc_method_handler(
+                self._messages.telling(tell.unary_unary),
+                tell.request_deserializer,
+                tell.response_serializer,
+            ),
+            "PullMessages": grpc.unary_unary_rpc_method_handler(
+                self._messages.holding(ask.unary_unary, _is_empty, again=False),
+                ask.request_deserializer,
+                ask.response_serializer,
+            ),
             "PushObject": grpc.unary_unary_rpc_method_handler(
-                push.unary_unary, wire.read_push, push.response_serializer
+                self._objects.telling(push.unary_unary), wire.read_push, push.response_serializer
             ),
             "PullObject": grpc.unary_unary_rpc_method_handler(
-                pull.unary_unary, pull.request_deserializer, wire.write_pulled
+                self._objects.holding(pull.unary_unary, _is_on_its_way, again=True),
+                pull.request_deserializer,
+                wire.write_pulled,
             ),
         }
         handler = grpc.method_handlers_generic_handler(service, own)
@@ -323,8 +406,24 @@ class _Lean:
         self._server.add_registered_method_handlers(service, own)
 
 
-def _added(flowers: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    return lambda servicer, server: flowers(servicer, _Lean(server))
+def _is_empty(answer: Any) -> bool:
+    return not answer.messages_list
+
+
+def _is_on_its_way(answer: Any) -> bool:
+    return bool(answer.object_found and not answer.object_available)
+
+
+def added(
+    *flowers: Callable[[Any, Any], None],
+) -> list[Callable[[Any, Any], None]]:
+    """Flower's functions that add services to servers, for those that hold calls for each other."""
+    messages, objects = Arrivals(), Arrivals()
+
+    def of(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        return lambda servicer, server: add(servicer, _Lean(server, messages, objects))
+
+    return [of(add) for add in flowers]
 
 
 def install(home: Path) -> ExitStack:
@@ -336,12 +435,11 @@ def install(home: Path) -> ExitStack:
     stack = ExitStack()
     silos = import_module("flwr.superlink.cli.flower_superlink")
     apps = import_module("flwr.superlink.servicer.runtime.runtime_grpc")
-    replace_in(silos, add_FleetServicer_to_server=_added(silos.add_FleetServicer_to_server))
-    replace_in(
-        apps,
-        add_RuntimeServicer_to_server=_added(apps.add_RuntimeServicer_to_server),
-        SuperLinkRuntimeServicer=Runtime,
+    fleet_added, runtime_added = added(
+        silos.add_FleetServicer_to_server, apps.add_RuntimeServicer_to_server
     )
+    replace_in(silos, add_FleetServicer_to_server=fleet_added)
+    replace_in(apps, add_RuntimeServicer_to_server=runtime_added, SuperLinkRuntimeServicer=Runtime)
     fleet = import_module("flwr.server.superlink.fleet.message_handler.message_handler")
     for module in (fleet, import_module("flwr.superlink.servicer.runtime.runtime_handlers")):
         replace_in(module, PullObjectResponse=wire.Pulled)

@@ -65,6 +65,10 @@ log = logging.getLogger("coterie.run")
 
 CALL_DEADLINE_S = 60.0
 """Of a call to the SuperLink: longer than it needs for the replies of a thousand silos."""
+PATIENCE_MS = 500
+"""How long the SuperLink may hold the question for replies while none is on its way."""
+FEW = 100
+"""Replies for which it may."""
 AT_ONCE = 16
 """Objects that are fetched before their bytes are added up."""
 THREADS = 2
@@ -387,6 +391,13 @@ class _BoundedGrid(Grid):
 
     # ---------------------------------------------------------------- what is announced
 
+    def holds(self, count: int) -> bool:
+        """Whether a pull of so many replies waits for the next one, as long as none is on its way.
+
+        At coterie's SuperLink. Of very many some are always on their way.
+        """
+        return self._shelf is not None and not self._announced and count <= FEW
+
     def _ask(self, ids: Sequence[str]) -> Iterator[_Reply]:
         """Replies that the SuperLink has. It forgets those of a call that fails half-way."""
         if not ids:
@@ -410,8 +421,9 @@ class _BoundedGrid(Grid):
                 yield _Reply(message_id, "", [], why=why)
 
     def _announcements(self, ids: Sequence[str]) -> list[_Reply]:
+        patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if self.holds(len(ids)) else ()
         answer = self._stub.PullMessages(
-            PullAppMessagesRequest(message_ids=ids), timeout=CALL_DEADLINE_S
+            PullAppMessagesRequest(message_ids=ids), timeout=CALL_DEADLINE_S, more=patient
         )
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         found = [self._announced_reply(header.metadata, tree) for header, tree in pairs]
@@ -459,14 +471,13 @@ class _BoundedGrid(Grid):
             while reply.wanted:
                 if time.monotonic() > until:
                     return False
-                some = reply.wanted[:AT_ONCE]
-                missing = []
+                some, missing = self._next_of(reply), list[str]()
                 for object_id, content in zip(some, self._threads.map(pulled, some), strict=True):
                     if content is None:
                         missing.append(object_id)
                     else:
                         reply.take(object_id, content, self._folder)
-                reply.wanted[:AT_ONCE] = missing
+                reply.wanted = missing + [one for one in reply.wanted if one not in some]
                 if reply.num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
                     raise _TooLargeError(f"it holds more than {reply.most:,} bytes.")
                 if missing:
@@ -476,6 +487,17 @@ class _BoundedGrid(Grid):
         except (inflatable_utils.ObjectPullError, ValueError) as error:
             reply.why = str(error)
         return True
+
+    def _next_of(self, reply: _Reply) -> list[str]:
+        """The objects that are asked for now.
+
+        Those in files come first, and then one by a call, for silos send in order: if that is not
+        there yet, the rest is not.
+        """
+        some = reply.wanted[:AT_ONCE]
+        if self._shelf is None:
+            return some
+        return [one for one in some if self._shelf.has(one)] or some[:1]
 
     def _shown(self, reply: _Reply, object_id: str) -> wire.Piece | None:
         """An object that lies in a file of this machine; None if it does not."""
@@ -581,9 +603,14 @@ def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
     token = (("flwr-task-token", grid._token),)
     retry = Retry(partial(_is_lasting, grid), max_s=None, first_s=1.0, most_s=20.0)
     calls = calls_of(channel, "Runtime", ANSWERS)
-    return SimpleNamespace(
-        **{name: partial(retry.invoke, call, metadata=token) for name, call in calls.items()}
-    )
+
+    def calling(call: Callable[..., Any]) -> Callable[..., Any]:
+        def invoke(request: Any, *, more: tuple[tuple[str, str], ...] = (), **how: Any) -> Any:
+            return retry.invoke(call, request, metadata=(*token, *more), **how)
+
+        return invoke
+
+    return SimpleNamespace(**{name: calling(call) for name, call in calls.items()})
 
 
 def _is_lasting(grid: Any, error: grpc.RpcError) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -319,11 +320,11 @@ def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     fleet = FleetServicer(factory, objects, False)
     limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
     server = grpc.server(ThreadPoolExecutor(4), options=limits)
-    for add, api in (
-        (runtime_pb2_grpc.add_RuntimeServicer_to_server, lean.Runtime(factory, objects)),
-        (fleet_pb2_grpc.add_FleetServicer_to_server, fleet),
-    ):
-        lean._added(add)(api, server)
+    adding = lean.added(
+        runtime_pb2_grpc.add_RuntimeServicer_to_server, fleet_pb2_grpc.add_FleetServicer_to_server
+    )
+    for add, api in zip(adding, (lean.Runtime(factory, objects), fleet), strict=True):
+        add(api, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=limits) as channel:
@@ -455,6 +456,65 @@ def test_a_superlink_that_has_lost_its_folder_is_sent_objects_by_calls(superlink
     np.testing.assert_array_equal(
         wire.decode_arrays(fetched(superlink).content["arrays"])["w"], numbers(0)
     )
+
+
+@pytest.mark.parametrize("patience", ["", "0", "600", "5000", "x", "-1"])
+def test_a_silo_that_wants_it_is_held_until_there_may_be_a_message(
+    superlink: Any, patience: str
+) -> None:
+    told = ((wire.PATIENCE, patience),) if patience else ()
+    asked = fleet_pb2.PullMessagesRequest(node=superlink.node)
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(superlink.fleet.PullMessages, asked, metadata=told)
+        is_held = patience in ("600", "5000")
+        time.sleep(0.2)
+        assert held.done() is not is_held
+        before = time.monotonic()
+        grid_of(superlink).push_messages([message_to(superlink)])
+        answer = held.result(2)
+    assert not answer.messages_list
+    assert time.monotonic() - before < 0.7, "not as long as it would have been otherwise"
+    assert len(superlink.fleet.PullMessages(asked, metadata=told).messages_list) == 1, (
+        "whoever was held might be gone: a message goes to a call that begins when it is there"
+    )
+    began = time.monotonic()
+    assert not superlink.fleet.PullMessages(asked, metadata=told).messages_list
+    held_s = time.monotonic() - began
+    least = {"600": 0.6, "5000": 1.0}.get(patience, 0.0)
+    assert least <= held_s < least + 5
+
+
+def message_to(superlink: Any) -> Message:
+    content = RecordDict({"arrays": wire.encode_arrays({"w": np.zeros(3)}, packed=True)})
+    return Message(content, superlink.node.node_id, "train", ttl=60.0)
+
+
+def test_an_object_on_its_way_is_given_to_who_was_held_for_it() -> None:
+    arrivals = lean.Arrivals()
+    answers = iter([SimpleNamespace(object_found=True, object_available=there) for there in (0, 1)])
+    asking = arrivals.holding(lambda *_: next(answers), lean._is_on_its_way, again=True)
+    bringing = arrivals.telling(lambda *_: None)
+    patient = SimpleNamespace(invocation_metadata=lambda: ((wire.PATIENCE, "900"),))
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(asking, None, patient)
+        time.sleep(0.1)
+        assert not held.done()
+        bringing(None, patient)
+        assert held.result(0.5).object_available
+
+
+def test_only_so_many_calls_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "MOST_HELD", 1)
+    arrivals, patient = lean.Arrivals(), ((wire.PATIENCE, "400"),)
+    asking = arrivals.holding(lambda *_: None, lambda _: True, again=False)
+    context = SimpleNamespace(invocation_metadata=lambda: patient)
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(asking, None, context)
+        time.sleep(0.1)
+        began = time.monotonic()
+        asking(None, context)
+        assert time.monotonic() - began < 0.3
+        assert not held.done()
 
 
 def test_replies_of_other_apps_are_read_as_before(superlink: Any) -> None:
