@@ -9,9 +9,12 @@ says itself in its answer to ``query.describe``.
 from coterie.wire.arrays import (
     Model,
     Tensor,
+    array_records,
+    config_records,
     decode_arrays,
     encode_arrays,
     is_packed,
+    metric_records,
     model_hash,
     tensors_of,
 )

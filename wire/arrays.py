@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from coterie.wire.blocks import joined
@@ -175,6 +175,25 @@ def tensors_of(record: ArrayRecord) -> list[Tensor]:
         )
         for name in json.loads(bytes(data[8:start]))
     ]
+
+
+def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
+    """A message's records of arrays, by name.
+
+    The property of this name that Flower has leaves a circle of references, and all arrays in
+    memory until Python looks for such.
+    """
+    return {name: one for name, one in content.items() if isinstance(one, ArrayRecord)}
+
+
+def config_records(content: RecordDict) -> dict[str, ConfigRecord]:
+    """Its records of other entries; see ``array_records``."""
+    return {name: one for name, one in content.items() if isinstance(one, ConfigRecord)}
+
+
+def metric_records(content: RecordDict) -> dict[str, MetricRecord]:
+    """Its records of metrics; see ``array_records``."""
+    return {name: one for name, one in content.items() if isinstance(one, MetricRecord)}
 
 
 def model_hash(model: Model) -> str:

@@ -12,6 +12,7 @@ others a packed model is ``bytes``, as Flower's simulation sends it from process
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -29,6 +30,8 @@ FROM_BYTES = 2**20
 """From which on a model lies in a block."""
 UNIT_BYTES = 2**20
 """Blocks have a multiple of it, so that one fits the next model, whose head has another length."""
+WORTH_A_LOOK = 2**24
+"""Bytes that are worth a look for garbage before new memory is asked for."""
 KEPT_BYTES = 2**30
 """Of blocks that nobody uses, what is kept."""
 
@@ -49,6 +52,18 @@ class Blocks:
             OSError: there is no memory for it.
         """
         size = -(-max(size, 1) // UNIT_BYTES) * UNIT_BYTES
+        block = self._found(size)
+        if block is None and size >= WORTH_A_LOOK:
+            gc.collect()  # an app may have left its last message in a circle of references
+            block = self._found(size)
+        if block is None:
+            block = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        seen = np.frombuffer(block, np.uint8)
+        weakref.finalize(seen, self._returned.append, block).atexit = False
+        return seen
+
+    def _found(self, size: int) -> mmap | None:
+        """A free block that fits, which is not free any more."""
         with self._lock:
             while self._returned:
                 self._free.append(self._returned.popleft())
@@ -58,11 +73,7 @@ class Blocks:
                 self._free = [one for one in self._free if one is not block]
             while sum(map(len, self._free)) > self._kept:
                 del self._free[0]  # the longest unused
-        if block is None:
-            block = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-        seen = np.frombuffer(block, np.uint8)
-        weakref.finalize(seen, self._returned.append, block).atexit = False
-        return seen
+        return block
 
 
 _blocks: Blocks | None = None

@@ -37,11 +37,11 @@ def train(message: Message, context: Context) -> Message:
 
     torch.set_num_threads(1)
     metrics: dict[str, int | float] = {"num-examples": 1, "seconds": 0.0}
-    record = message.content.array_records["arrays"]
+    record = wire.array_records(message.content)["arrays"]
     came = wire.decode_arrays(record)
     sent = wire.restore_model(came, {name: (a.shape, "float32") for name, a in came.items()})
     own = {name: _changed(array, context.node_id) for name, array in sent.items()}
-    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
     wire_format = str(config.get(wire.WIRE_FORMAT, wire.FLOAT32))
     if wire_format != wire.FLOAT32:
         update = wire.round_update(own, sent, wire_format)

@@ -476,7 +476,7 @@ class Host:
 def _not_by_itself(received: Received, silos: int) -> Message:
     """What a process of several silos answers to a message that does not say whose it is."""
     (message,) = received.messages
-    content = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    content = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
     if content.get(wire.HOSTED) and message.metadata.message_type == wire.DESCRIBE:
         return Message(Error(wire.HOSTS, str(silos)), reply_to=message)
     why = (

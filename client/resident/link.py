@@ -320,7 +320,7 @@ def _reads_bundles(message: Message) -> bool:
     """Whether a message in Flower's form says that its sender reads bundles."""
     if message.metadata.message_type != wire.DESCRIBE or not message.has_content():
         return False
-    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
     return bool(config.get(wire.BUNDLES))
 
 

@@ -311,7 +311,7 @@ class _BoundedGrid(Grid):
     def _invite(self, message: Message) -> None:
         """Say in a question who one is that bundles are read here. No other app answers it."""
         if message.metadata.message_type == wire.DESCRIBE:
-            config = message.content.config_records[wire.CONFIG]
+            config = wire.config_records(message.content)[wire.CONFIG]
             config[wire.BUNDLES], config[wire.HOSTED] = True, self._hosts
 
     def _push_bundles(self, parcels: Sequence[_Parcel]) -> list[str]:

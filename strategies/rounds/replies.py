@@ -170,7 +170,7 @@ def check_reply(
             raised=reply.error.code in (wire.FAILED, RAISED),
         )
     try:
-        arrays = {k: wire.decode_arrays(r) for k, r in reply.content.array_records.items()}
+        arrays = {k: wire.decode_arrays(r) for k, r in wire.array_records(reply.content).items()}
     except wire.WireError as error:
         raise ReplyError(str(error)) from None
     received = num_bytes(*arrays.values())
