@@ -202,6 +202,9 @@ class Host:
                 seconds = time.monotonic() - started
                 job.answer.put((reply, seconds))
                 self.teller.answered(job.message, reply, seconds)
+                self._current = None
+                del reply  # the next message needs their memory
+            del job
         with ThreadPoolExecutor(self.num_threads) as threads:
             list(threads.map(_Node.disconnect, self._nodes))
         if self._failure is not None:

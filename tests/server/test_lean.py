@@ -294,8 +294,13 @@ def test_what_a_killed_process_put_there_is_forgotten(on: shelf.Shelf) -> None:
 
 
 @pytest.fixture
-def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def superlink(
+    request: Any, on: shelf.Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
     """Flower's APIs for silos and ServerApps over gRPC, with what ``lean`` puts in their places."""
+    state_in = getattr(request, "param", FLWR_IN_MEMORY_DB_NAME)
+    if state_in != FLWR_IN_MEMORY_DB_NAME:
+        state_in = str(tmp_path / state_in)
     inside = [
         import_module("flwr.server.superlink.fleet.message_handler.message_handler"),
         import_module("flwr.superlink.servicer.runtime.runtime_handlers"),
@@ -305,9 +310,11 @@ def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
         monkeypatch.setattr(module, "PullObjectResponse", wire.Pulled)
     monkeypatch.setattr(inside[0], "check_abort", lambda *_: None)  # the run goes on
     monkeypatch.setattr(inside[0], "push_object", lean.laying(inside[0].push_object))
-    objects = ObjectStoreFactory()
+    objects, held = ObjectStoreFactory(), ExitStack()
     objects.store_instance = FiledStore(on)
-    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    if state_in != FLWR_IN_MEMORY_DB_NAME:
+        objects.store_instance = held.enter_context(opened(Path(state_in)))
+    factory = LinkStateFactory(state_in, NoOpFederationManager(), objects)
     state = factory.state()
     run = state.create_run("", "", "", {}, "@none/default", None, "me", "serverapp")
     task = Task(type="flwr-serverapp", run_id=run)
@@ -336,6 +343,7 @@ def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
             store=objects.store(),
         )
     server.stop(None)
+    held.close()
 
 
 def grid_of(superlink: Any) -> Any:
@@ -392,6 +400,7 @@ def answered(superlink: Any, message: Message, seed: int) -> wire.Bundle:
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["same machine", "another machine"])
+@pytest.mark.parametrize("superlink", [FLWR_IN_MEMORY_DB_NAME, "state.db"], indirect=True)
 def test_models_travel_both_ways_by_files_or_by_calls(
     superlink: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
