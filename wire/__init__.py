@@ -29,6 +29,7 @@ from coterie.wire.bundles import (
     is_bundle,
     object_id,
     piece_of,
+    pieces_in,
     unbundle,
 )
 from coterie.wire.description import (

@@ -98,7 +98,7 @@ def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
     for part in filter(len, parts):
         block[at : at + len(part)] = np.frombuffer(part, np.uint8)
         at += len(part)
-    return memoryview(block)[:size].toreadonly()
+    return block.data[:size].toreadonly()
 
 
 def empty(like: NDArray[Any]) -> NDArray[Any]:
@@ -116,7 +116,7 @@ class Landing:
     """Where pieces of a message come to lie one behind the other while others are on their way.
 
     Args:
-        ids: of its objects, in order.
+        ids: of its pieces, in order.
         most: bytes that it may have; 0: no limit.
     """
 
@@ -144,4 +144,4 @@ class Landing:
         held = self._block[begin : begin + len(body)]
         held[:] = np.frombuffer(body, np.uint8)
         head = bytes(content[: len(content) - len(body)])
-        return Piece(head, memoryview(self._block)[begin : begin + len(body)].toreadonly())
+        return Piece(head, self._block.data[begin : begin + len(body)].toreadonly())

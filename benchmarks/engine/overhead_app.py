@@ -36,7 +36,7 @@ def train(message: Message, context: Context) -> Message:
     from coterie import wire
 
     torch.set_num_threads(1)
-    metrics: dict[str, int | float] = {"num-examples": 1, "seconds": 0.0}
+    metrics = MetricRecord({"num-examples": 1, "seconds": 0.0})
     record = wire.array_records(message.content)["arrays"]
     came = wire.decode_arrays(record)
     sent = wire.restore_model(came, {name: (a.shape, "float32") for name, a in came.items()})
@@ -47,9 +47,9 @@ def train(message: Message, context: Context) -> Message:
         update = wire.round_update(own, sent, wire_format)
         assert update is not None
         own = update.arrays
-        metrics |= {wire.UPDATE_NORM: update.norm, wire.UPDATE_LOST: update.share}
+        metrics[wire.UPDATE_NORM], metrics[wire.UPDATE_LOST] = update.norm, update.share
     arrays = wire.encode_arrays(own, packed=wire.is_packed(record))
-    content = RecordDict({"arrays": arrays, "metrics": MetricRecord(metrics)})
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
     return Message(content, reply_to=message)
 
 

@@ -15,7 +15,7 @@ import sys
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -232,7 +232,7 @@ class FleetLink:
         if len(ids) > wire.MAX_OBJECTS:
             raise UnreadableError(f"more than {wire.MAX_OBJECTS:,} objects.", header)
         pulled = dict[str, int]()
-        landing = wire.Landing(list(dict.fromkeys(ids)), most)
+        landing = wire.Landing((), 0)
 
         def pull(object_id: str) -> Any:
             content = self._pulled(run_id, message_id, object_id)
@@ -241,13 +241,18 @@ class FleetLink:
                 raise TooLargeError(too_large, header)
             return content if self._cache is not None else landing.lay(object_id, content)
 
-        contents: dict[str, Any] = inflatable_utils.pull_objects(
-            list(dict.fromkeys(ids)),
-            pull,
-            initial_backoff=OBJECT_PAUSE_S,
-            backoff_cap=0.5,
-            max_time=OBJECT_WAIT_S,
-        )
+        def pulled_all(names: Iterable[str]) -> dict[str, Any]:
+            return inflatable_utils.pull_objects(
+                list(names),
+                pull,
+                initial_backoff=OBJECT_PAUSE_S,
+                backoff_cap=0.5,
+                max_time=OBJECT_WAIT_S,
+            )
+
+        contents = pulled_all({message_id} & set(ids))
+        landing = wire.Landing(wire.pieces_in(contents.get(message_id, b"")), most)
+        contents |= pulled_all(one for one in dict.fromkeys(ids) if one != message_id)
         self._confirm(run_id, message_id)
         # An object that is named many times is unpacked as often.
         if most and sum(len(contents[one]) for one in ids) > most:
@@ -301,9 +306,8 @@ class FleetLink:
             header = _header_of(unsent.replies[0], several=unsent.to is not None)
             header.metadata.__dict__["_message_id"] = bundle.root
             wanted, session = self._send(header, bundle.tree, unsent.seconds)
-            objects: list[Any] = [(i, bundle.objects[i]) for i in bundle.objects if i in wanted]
             push = partial(self._push_object, header.metadata.run_id, session)
-            inflatable_utils.push_object_contents_from_iterable(objects, push)
+            inflatable_utils.push_object_contents_from_iterable(bundle.sent(wanted), push)
 
     def _send_as_flower(self, unsent: Unsent) -> None:
         (reply,) = unsent.replies

@@ -205,7 +205,7 @@ class SqlStore(_Filed, SqlObjectStore):
         with self.session() as session:
             super().delete(object_id)
             if self.shelf is not None and self.shelf.has(object_id) and object_id not in self:
-                event.listen(*(session, "after_commit", lambda _: self._drop(object_id)), once=True)
+                event.listen(session, "after_commit", lambda _: self._drop(object_id), once=True)
 
     def _drop(self, object_id: str) -> None:
         """Unless it was announced anew meanwhile. The session has just ended: this is another."""

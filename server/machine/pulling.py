@@ -98,7 +98,7 @@ class _Reply:
     Attributes:
         message_id: of the message, or bundle, that it answers.
         object_id: its own.
-        wanted: objects that have not been fetched, children first.
+        wanted: objects that have not been fetched, itself first.
         contents: those that have been.
         most: bytes that it may have.
         why: it is refused, in words.
@@ -119,11 +119,14 @@ class _Reply:
     room: shelf.Room | None = None
 
     def make_room(self) -> None:
-        """Before the first of its objects: large ones may lie in files of this machine."""
+        """Once it says which pieces it has: large ones may lie in files of this machine."""
         most = (self.most + wire.MAX_OBJECT_BYTES) // PIECE_BYTES + 1
-        self.places = {name: place for place, name in enumerate(self.wanted)}
+        named = wire.pieces_in(self.contents[self.object_id])
+        self.places = {name: place for place, name in enumerate(named[:most])}
+        if not self.places:
+            return
         with suppress(OSError):  # each is shown by itself then
-            self.room = shelf.Room(min(len(self.places), most))
+            self.room = shelf.Room(len(self.places))
 
     def take(self, object_id: str, content: wire.Content, folder: Path | None) -> None:
         """Hold an object that was fetched."""
@@ -319,7 +322,7 @@ class _BoundedGrid(Grid):
         if not parcels:
             return []
         run_id, objects = self.inner.run.run_id, dict[str, wire.Content]()
-        headers, trees, pieces = [], [], wire.Pieces()
+        headers, trees, roots, pieces = [], [], list[str](), wire.Pieces()
         for parcel in parcels:
             for message in parcel.messages:
                 message.metadata.__dict__["_run_id"] = run_id
@@ -330,12 +333,14 @@ class _BoundedGrid(Grid):
             headers.append(header)
             trees.append(made.tree)
             objects |= made.objects
+            roots.append(made.root)
         answer = self._stub.PushMessages(
             PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
         )
         wanted = set(answer.objects_to_push)
         self._find_shelf()
-        pushed: list[Any] = [(name, objects[name]) for name in objects if name in wanted]
+        ids_in_order = dict.fromkeys((*roots, *objects))
+        pushed: list[Any] = [(name, objects[name]) for name in ids_in_order if name in wanted]
         push = partial(self._push, answer.session_id)
         inflatable_utils.push_object_contents_from_iterable(pushed, push)
         ids = list(answer.message_ids)
@@ -433,7 +438,7 @@ class _BoundedGrid(Grid):
         reply = _Reply(metadata.reply_to_message_id, metadata.message_id, [])
         objects = inflatable_object.iterate_object_tree(tree)
         ids = [one.object_id for one in islice(objects, wire.MAX_OBJECTS + 1)]
-        reply.wanted = list(dict.fromkeys(ids))
+        reply.wanted = list(dict.fromkeys((reply.object_id, *ids)))
         reply.large = len(ids) > LARGE
         sent = self._sent.get(reply.message_id)
         if sent is not None:
@@ -464,8 +469,6 @@ class _BoundedGrid(Grid):
             except inflatable_utils.ObjectUnavailableError:
                 return None
 
-        if self._shelf is not None and not reply.places:
-            reply.make_room()
         until = time.monotonic() + FETCH_S
         try:
             while reply.wanted:
@@ -497,14 +500,19 @@ class _BoundedGrid(Grid):
         some = reply.wanted[:AT_ONCE]
         if self._shelf is None:
             return some
+        if reply.object_id in some:
+            return [reply.object_id]
+        if reply.room is None:
+            reply.make_room()
         return [one for one in some if self._shelf.has(one)] or some[:1]
 
     def _shown(self, reply: _Reply, object_id: str) -> wire.Piece | None:
         """An object that lies in a file of this machine; None if it does not."""
         if self._shelf is None:
             return None
+        place = reply.places.get(object_id)
         with suppress(OSError):
-            return self._shelf.shown(object_id, reply.room, reply.places[object_id])
+            return self._shelf.shown(object_id, None if place is None else reply.room, place or 0)
         return None
 
     def _let_go(self, reply: _Reply) -> None:

@@ -361,7 +361,7 @@ def fetched(superlink: Any) -> Message:
     answer = superlink.fleet.PullMessages(fleet_pb2.PullMessagesRequest(node=superlink.node))
     contents = {}
     tree = answer.message_object_trees[0]
-    for name in [one.object_id for one in tree.children] + [tree.object_id]:
+    for name in [tree.object_id] + [one.object_id for one in tree.children]:
         request = message_pb2.PullObjectRequest(
             node=superlink.node, run_id=superlink.run, object_id=name
         )
