@@ -15,7 +15,7 @@ from contextlib import suppress
 KEPT_BYTES = 2**30
 """Blocks up to this size come from memory that is kept, and at most so much of it stays unused."""
 SERVER_BYTES = 2**28
-"""What the SuperLink and the ServerApp keep unused: their models lie elsewhere (``wire.blocks``)."""
+"""What the SuperLink and the ServerApp keep unused: their models lie elsewhere."""
 GROWTH_BYTES = 2**26
 """By which the kept memory grows at least."""
 
