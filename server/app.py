@@ -20,7 +20,7 @@ from coterie.server.site.federation import ENVIRONMENT, load
 from coterie.strategies.errors import EXIT_RUN
 from coterie.strategies.rounds.secure import Enrolled
 from coterie.system import logs
-from coterie.system.memory import keep_freed_memory
+from coterie.system.memory import SERVER_BYTES, keep_freed_memory
 from coterie.system.processes import end_with_parent
 
 app = ServerApp()
@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     """Flower calls this once per run."""
     _log_to_stdout()
     end_with_parent(EXIT_RUN)
-    keep_freed_memory()
+    keep_freed_memory(SERVER_BYTES)
     config = RunConfig.read_from_flower(context.run_config)
     federation = load() if os.environ.get(ENVIRONMENT) else None
     folder = run_folder(config, run_id=context.run_id)

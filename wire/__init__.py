@@ -9,12 +9,16 @@ says itself in its answer to ``query.describe``.
 from coterie.wire.arrays import (
     Model,
     Tensor,
+    array_records,
+    config_records,
     decode_arrays,
     encode_arrays,
     is_packed,
+    metric_records,
     model_hash,
     tensors_of,
 )
+from coterie.wire.blocks import Landing, empty, reuse_blocks
 from coterie.wire.bundles import (
     MAX_BUNDLED,
     SHARED_BYTES,
@@ -25,6 +29,7 @@ from coterie.wire.bundles import (
     is_bundle,
     object_id,
     piece_of,
+    pieces_in,
     unbundle,
 )
 from coterie.wire.description import (

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from coterie.wire.blocks import joined
 from coterie.wire.errors import WireError
 from coterie.wire.limits import MAX_ARRAYS, MAX_NAME, is_plain_name
 from coterie.wire.names import PACKED_NAME
@@ -42,10 +43,12 @@ def encode_arrays(model: Model, *, packed: bool) -> ArrayRecord:
     if not packed:
         return ArrayRecord({name: Array(np.asarray(a, order="C")) for name, a in model.items()})
     blob = pack(model)
-    return ArrayRecord({PACKED_NAME: Array("uint8", (len(blob),), PACKED_NAME, blob)})
+    record = ArrayRecord({PACKED_NAME: Array("uint8", (len(blob),), PACKED_NAME, b"")})
+    record[PACKED_NAME].data = blob  # type: ignore[assignment]
+    return record
 
 
-def pack(model: Model) -> bytes:
+def pack(model: Model) -> bytes | memoryview:
     """The names in the model's order, then a safetensors file, every array's bytes copied once.
 
     safetensors sorts by type and name, which loses the order.
@@ -54,7 +57,7 @@ def pack(model: Model) -> bytes:
     if unknown := [name for name, a in arrays.items() if a.dtype not in _KIND_OF]:
         raise WireError(f"{unknown[0]!r} is of type {arrays[unknown[0]].dtype}.")
     header: dict[str, dict[str, object]] = {}
-    parts, at = [], 0
+    parts, at = list[memoryview](), 0
     for name in sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name)):
         array = arrays[name]
         kind, span = _KIND_OF[array.dtype], [at, at + array.nbytes]
@@ -65,7 +68,7 @@ def pack(model: Model) -> bytes:
     # As safetensors has it, blanks fill the header up; here so that arrays begin at eight bytes.
     told += b" " * (-(16 + len(order) + len(told)) % 8)
     lengths = (len(order).to_bytes(8, "little"), len(told).to_bytes(8, "little"))
-    return b"".join((lengths[0], order, lengths[1], told, *parts))
+    return joined((lengths[0], order, lengths[1], told, *parts))
 
 
 def _contiguous(array: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -172,6 +175,25 @@ def tensors_of(record: ArrayRecord) -> list[Tensor]:
         )
         for name in json.loads(bytes(data[8:start]))
     ]
+
+
+def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
+    """A message's records of arrays, by name.
+
+    The property of this name that Flower has leaves a circle of references, and all arrays in
+    memory until Python looks for such.
+    """
+    return {name: one for name, one in content.items() if isinstance(one, ArrayRecord)}
+
+
+def config_records(content: RecordDict) -> dict[str, ConfigRecord]:
+    """Its records of other entries; see ``array_records``."""
+    return {name: one for name, one in content.items() if isinstance(one, ConfigRecord)}
+
+
+def metric_records(content: RecordDict) -> dict[str, MetricRecord]:
+    """Its records of metrics; see ``array_records``."""
+    return {name: one for name, one in content.items() if isinstance(one, MetricRecord)}
 
 
 def model_hash(model: Model) -> str:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,11 +52,17 @@ class Bundle:
 
     Attributes:
         root: id of the object that holds them.
-        objects: id → content, the root last.
+        objects: id → content, the root last. It is sent first, for it says in which order the
+            others are.
     """
 
     root: str = ""
     objects: dict[str, Content] = field(default_factory=dict)
+
+    def sent(self, wanted: Container[str]) -> list[tuple[str, Any]]:
+        """Those of its objects that are wanted, in the order in which they are sent."""
+        ids = dict.fromkeys((self.root, *self.objects))
+        return [(one, self.objects[one]) for one in ids if one in wanted]
 
     @property
     def tree(self) -> ObjectTree:
@@ -76,7 +83,7 @@ class Pieces:
             data = memoryview(array.data)
             parts = (data[i : i + PIECE_BYTES] for i in range(0, len(data), PIECE_BYTES))
             contents = [piece_of(part) for part in parts]
-            ids = [object_id(content) for content in contents]
+            ids = _ids_of(contents)
             self._made[id(array)] = array, ids, dict(zip(ids, contents, strict=True))
         return self._made[id(array)][1:]
 
@@ -141,6 +148,14 @@ def object_id(content: Content) -> str:
     return digest.hexdigest()
 
 
+def _ids_of(contents: Sequence[Content]) -> list[str]:
+    """The id of each; of several in two threads, for hashlib lets go of Python's lock."""
+    if len(contents) < 2:
+        return [object_id(content) for content in contents]
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(object_id, contents))
+
+
 def piece_of(body: memoryview) -> Piece:
     """The object with this body."""
     return Piece(_head(len(body)), body)
@@ -158,6 +173,20 @@ def body_of(content: Content) -> memoryview:
     if not head.startswith(KIND) or b"\0" not in head:
         raise WireError("a part of a bundle is of another kind.")
     return memoryview(content)[head.index(b"\0") + 1 :]
+
+
+def pieces_in(content: Content) -> list[str]:
+    """Ids of the pieces that a bundle names, in the order of its arrays; none if it is no bundle.
+
+    A SuperLink with a database tells of a message's objects in another order.
+    """
+    try:
+        body = body_of(content)
+        index = json.loads(bytes(body[8 : 8 + int.from_bytes(body[:8], "little")]))
+        named = [piece for place in index["arrays"] if isinstance(place, list) for piece in place]
+        return list(dict.fromkeys(piece for piece in named if isinstance(piece, str)))
+    except Exception:  # it is read again, by who says what is wrong
+        return []
 
 
 def unbundle(

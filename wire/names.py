@@ -311,3 +311,9 @@ HOSTS: Final = 206
 Each is then asked by itself, all in one bundle."""
 UNREADABLE: Final = 202
 """Error code that the coordinator gives a reply which cannot be read, or holds too much."""
+
+# In the metadata of a call, not in a message.
+PATIENCE: Final = "coterie-patience"
+"""For how many milliseconds coterie's SuperLink may hold a call that asks for what is not there
+yet. Flower's answers at once."""
+MOST_PATIENCE_MS: Final = 1_000

@@ -1,7 +1,9 @@
 """Round overhead of a deployment: stock SuperNodes beside resident silos, in one run.
 
     python -m benchmarks.engine.overhead                  # everything; some minutes
-    python -m benchmarks.engine.overhead --parts rounds   # or apps, sizes, start, idle, training
+    python -m benchmarks.engine.overhead --parts rounds   # or one of the others
+
+Parts: training, rounds, apps, start, idle, sizes, halves.
 
 The training step is empty, so a round's time is overhead.
 """
@@ -520,6 +522,35 @@ def measure_sizes(folder: Path, sizes: Sequence[float]) -> Iterator[Entry]:
         }
 
 
+HALVES: dict[str, dict[str, str]] = {
+    "float32": {},
+    "16-bit arrays": {"kind": "float16"},
+    "`wire-format = delta-fp16`": {"format": "delta-fp16"},
+}
+"""How a model of as many numbers travels. numpy has no bfloat16; float16 has as many bytes."""
+
+
+def measure_halves(folder: Path, megabytes: float = 50) -> Iterator[Entry]:
+    """The same model in 32 and in 16 bits a number, in turn on one SuperLink.
+
+    Without the first three rounds of each: a coordinator rounds models once silos have shown that
+    they know how, and their memory is then what it is in later rounds.
+    """
+    seconds: dict[str, list[float]] = {what: [] for what in HALVES}
+    with (
+        SuperLink(folder / "superlink") as superlink,
+        processes(resident_nodes(superlink, NODES), folder),
+    ):
+        wait_online(superlink, NODES)
+        for what, how in [*HALVES.items()] * 3:
+            keys = {"nodes": NODES, "megabytes": megabytes, "rounds": 8, **how}
+            seconds[what] += round_times(superlink, "resident_app", deadline_s=900, **keys)[3:]
+    whole = statistics.median(seconds["float32"])
+    for what, own in seconds.items():
+        share = statistics.median(own) / whole
+        yield {"what": what, "megabytes": megabytes, "of float32": share, **spread(own)}
+
+
 def measure_idle(folder: Path, count: int = 50, seconds: float = 30.0) -> Entry:
     """Shares of a core that connected silos, which wait for work, cost: theirs, and all of them the
     SuperLink's."""
@@ -567,6 +598,8 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
         yield {"what": "stock SuperNode", **spread(stock)}
         own = rounds_of_app(app_nodes, NODES, rounds, folder / "apps-resident")
         yield {"what": "resident silo (`--app`)", **spread(own)}
+    elif part == "halves":
+        yield from measure_halves(folder / "halves")
     else:
         yield from measure_sizes(folder, sizes)
 
@@ -574,7 +607,7 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     rounds, sizes = select(entries, part="rounds"), select(entries, part="sizes")
-    apps = select(entries, part="apps")
+    apps, halves = select(entries, part="apps"), select(entries, part="halves")
     medians = [row["median"] for row in rounds]
     machines = dict.fromkeys(entry["machine"] for entry in entries)
     return page(
@@ -613,6 +646,17 @@ def document(entries: Sequence[Entry]) -> str:
                 ),
             },
         ),
+        columns(
+            halves,
+            {
+                "50 MB in float32, 4 silos": "{what}",
+                "round s": "{median:.2f}",
+                "90 % s": "{p90:.2f}",
+                "of float32": "{of float32:.2f}",
+            },
+        )
+        if halves
+        else "",
         *(
             "From `coterie run` to the first training message, "
             f"{row.get('what', f'{NODES} silos')}, warm SuperLink: median "
@@ -652,7 +696,7 @@ def main() -> None:
     given = read(
         STORE,
         __doc__,
-        parts=("training", "rounds", "apps", "start", "idle", "sizes"),
+        parts=("training", "rounds", "apps", "start", "idle", "sizes", "halves"),
         rounds=60,
         sizes={"default": "0.4,50,500", "help": "MB, of the part sizes"},
     )

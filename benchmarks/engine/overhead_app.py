@@ -10,38 +10,55 @@ import itertools
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from numpy.typing import NDArray
 
 NUM_LAYERS = 8
+CHANGED = 2**14
+"""Numbers of which one is changed."""
 
 client_app = ClientApp()
 
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Send the model back with a bit of each array changed: objects that the SuperLink has need not
-    be sent. A training step needs torch, so it is imported: a resident silo does that once, a stock
-    SuperNode in the new process of every message."""
+    """Send the model back with some bits changed: objects that the SuperLink has are not sent. A
+    training step needs torch, so it is imported: a resident silo does that once, a stock SuperNode
+    in the new process of every message."""
     import torch
+
+    from coterie import wire
 
     torch.set_num_threads(1)
     metrics = MetricRecord({"num-examples": 1, "seconds": 0.0})
-    sent = message.content.array_records["arrays"]
+    record = wire.array_records(message.content)["arrays"]
+    came = wire.decode_arrays(record)
+    sent = wire.restore_model(came, {name: (a.shape, "float32") for name, a in came.items()})
     own = {name: _changed(array, context.node_id) for name, array in sent.items()}
-    content = RecordDict({"arrays": ArrayRecord(own), "metrics": metrics})
+    config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
+    wire_format = str(config.get(wire.WIRE_FORMAT, wire.FLOAT32))
+    if wire_format != wire.FLOAT32:
+        update = wire.round_update(own, sent, wire_format)
+        assert update is not None
+        own = update.arrays
+        metrics[wire.UPDATE_NORM], metrics[wire.UPDATE_LOST] = update.norm, update.share
+    arrays = wire.encode_arrays(own, packed=wire.is_packed(record))
+    content = RecordDict({"arrays": arrays, "metrics": metrics})
     return Message(content, reply_to=message)
 
 
-def _changed(array: Array, node_id: int) -> Array:
-    """Another low byte of the last float."""
-    data = bytearray(array.data)
-    data[-4] ^= node_id % 255 + 1
-    return Array(array.dtype, tuple(array.shape), array.stype, bytes(data))
+def _changed(array: NDArray[Any], node_id: int) -> NDArray[Any]:
+    """Other low bits, in every piece of it that could be an object."""
+    made = array.copy()
+    low = made.reshape(-1).view(np.uint8)[:: CHANGED * made.itemsize]
+    low ^= np.resize(np.frombuffer(node_id.to_bytes(8, "little"), np.uint8), low.shape)
+    return made
 
 
 @client_app.query("describe")
@@ -54,13 +71,12 @@ def describe(message: Message, context: Context) -> Message:
     return Message(wire.encode_description(description), reply_to=message)
 
 
-def arrays_of(megabytes: float) -> ArrayRecord:
-    """A model of eight layers."""
+def arrays_of(megabytes: float, kind: str = "float32") -> ArrayRecord:
+    """A model of eight layers, of so many megabytes in float32."""
     per_layer = int(megabytes * 1e6 / 4 / NUM_LAYERS)
     rng = np.random.default_rng(0)
-    return ArrayRecord(
-        [rng.standard_normal(per_layer, dtype=np.float32) for _ in range(NUM_LAYERS)]
-    )
+    layers = (rng.standard_normal(per_layer, dtype=np.float32) for _ in range(NUM_LAYERS))
+    return ArrayRecord([layer.astype(kind) for layer in layers])
 
 
 stock_app = ServerApp()
@@ -96,6 +112,7 @@ resident_app = ServerApp()
 @resident_app.main()
 def resident(grid: Grid, context: Context) -> None:
     """coterie's FedAvg with coterie's loop."""
+    from coterie import wire
     from coterie.server.machine.pulling import bounded
     from coterie.strategies import FedAvg
     from coterie.strategies.rounds.roster import DescribedRoster
@@ -112,9 +129,11 @@ def resident(grid: Grid, context: Context) -> None:
     )
     strategy.start(
         bounded(grid),
-        arrays_of(float(config["megabytes"])),
+        arrays_of(float(config["megabytes"]), str(config.get("kind", "float32"))),
         num_rounds=int(config["rounds"]),
-        train_config=ConfigRecord({}),
+        train_config=ConfigRecord(
+            {wire.WIRE_FORMAT: str(config["format"])} if "format" in config else {}
+        ),
     )
     _write(config, seconds)
 

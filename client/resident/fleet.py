@@ -108,6 +108,7 @@ def joined(
     keys: Keys | None,
     retry: Retry,
     failed: Callable[[grpc.RpcError, bool], None],
+    patience_ms: int = 0,
 ) -> Iterator[tuple[int, Calls]]:
     """Be a node of a SuperLink: activated, with a heartbeat, and signed off at the end.
 
@@ -119,6 +120,7 @@ def joined(
             time for it that Flower's P-384 takes.
         retry: for all calls but heartbeats.
         failed: told of every error, and whether nothing was answered in time.
+        patience_ms: for how long the SuperLink may hold a call for an object that is on its way.
 
     Raises:
         grpc.RpcError: it cannot be reached, or refuses.
@@ -126,7 +128,7 @@ def joined(
     own = keys is None
     private, public = keys or _fresh_keys()
     channel = sharing.shared_channel(address, certificates)
-    node = _Node(channel, private, public_pem(public), retry, failed)
+    node = _Node(channel, private, public_pem(public), retry, failed, patience_ms)
     try:
         if own:
             node.call("RegisterNode", RegisterNodeFleetRequest(public_key=node.pem))
@@ -163,8 +165,10 @@ class _Node:
         pem: bytes,
         retry: Retry,
         failed: Callable[[grpc.RpcError, bool], None],
+        patience_ms: int,
     ) -> None:
         self.pem, self.retry, self.node = pem, retry, Node()
+        self._patience = ((wire.PATIENCE, str(patience_ms)),) if patience_ms else ()
         self._calls, self._key, self._failed = calls_of(channel, "Fleet", ANSWERS), key, failed
 
     def call(self, name: str, request: Any) -> Any:
@@ -176,7 +180,8 @@ class _Node:
         usual = WAIT_DEADLINE_S if name == wire.WAIT else usual
         try:
             call, timeout = self._calls[name], deadline_s or usual
-            return call(request, timeout=timeout, metadata=self._signed())
+            patience = self._patience if name == "PullObject" else ()
+            return call(request, timeout=timeout, metadata=self._signed() + patience)
         except grpc.RpcError as error:
             late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
             self._failed(error, late and not deadline_s)

@@ -184,7 +184,7 @@ def objection_to(message: Message, run_config: Mapping[str, object], policy: Pol
         run_config: of the run's FAB.
         policy: of the silo.
     """
-    records = message.content.config_records.values() if message.has_content() else ()
+    records = wire.config_records(message.content).values() if message.has_content() else ()
     asked = [
         (wire.spelled(key), value)
         for config in (run_config, *records)
@@ -205,7 +205,7 @@ def not_now_of(
     silo: SiloSettings, message: Message, run_config: Mapping[str, object]
 ) -> approvals.Later:
     """Why a message waits; a run is known to an app by its configuration at the SuperLink."""
-    own = message.content.config_records.get(wire.CONFIG) if message.has_content() else None
+    own = wire.config_records(message.content).get(wire.CONFIG) if message.has_content() else None
     meta, config = message.metadata, own or ConfigRecord()
     return approvals.not_now(
         silo, meta.message_type, config, str(meta.run_id), terms=run_config or None
@@ -213,14 +213,15 @@ def not_now_of(
 
 
 def _group_objection(message: Message, policy: Policy) -> str:
-    config = message.content.config_records.get(wire.CONFIG) if message.has_content() else None
+    records = wire.config_records(message.content) if message.has_content() else {}
+    config = records.get(wire.CONFIG)
     return policy.group_objection(config or {})
 
 
 def objection_to_reply(message: Message, reply: Message, policy: Policy) -> str:
     """Why an app's reply stays here; empty if it may leave."""
-    records = reply.content.array_records
-    sent = set(message.content.array_records) if message.has_content() else set()
+    records = wire.array_records(reply.content)
+    sent = set(wire.array_records(message.content)) if message.has_content() else set()
     if not policy.auxiliary and (extra := sorted(set(records) - sent)):
         return f"lets no model leave beside the one received; its app sends {extra[0]!r} too."
     layers = policy.keep_layers
@@ -236,15 +237,15 @@ def within(reply: Message, policy: Policy) -> Message:
     metrics but those that reveal how frequent the classes are.
     """
     content = reply.content
-    for name, record in list(content.metric_records.items()):
+    for name, record in list(wire.metric_records(content).items()):
         kept = {key: value for key, value in record.items() if may_leave(key, policy)}
         if len(kept) < len(record):
             content[name] = MetricRecord(kept)
     if policy.metrics is not None:
-        for name in list(content.config_records):
+        for name in list(wire.config_records(content)):
             content[name] = ConfigRecord()
-    if policy.min_group_size > 1 and content.array_records:
-        for record in content.metric_records.values():
+    if policy.min_group_size > 1 and wire.array_records(content):
+        for record in wire.metric_records(content).values():
             # For the server: of those that train, not all may answer.
             record[wire.MIN_GROUP_SIZE] = policy.min_group_size
     return reply

@@ -190,6 +190,7 @@ class Host:
             LinkError: the SuperLink refused in a way that trying again cannot mend.
         """
         keep_freed_memory()
+        wire.reuse_blocks()
         for _ in range(self.num_threads):
             Thread(target=self._serve, daemon=True).start()
         running = self.num_threads
@@ -203,6 +204,9 @@ class Host:
                 seconds = time.monotonic() - started
                 job.answer.put((reply, seconds))
                 self.teller.answered(job.message, reply, seconds)
+                self._current = None
+                del reply  # the next message needs their memory
+            del job
         with ThreadPoolExecutor(self.num_threads) as threads:
             list(threads.map(_Node.disconnect, self._nodes))
         if self._failure is not None:
@@ -504,7 +508,7 @@ class Host:
 def _not_by_itself(received: Received, silos: int) -> Message:
     """What a process of several silos answers to a message that does not say whose it is."""
     (message,) = received.messages
-    content = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    content = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
     if content.get(wire.HOSTED) and message.metadata.message_type == wire.DESCRIBE:
         return Message(Error(wire.HOSTS, str(silos)), reply_to=message)
     why = (

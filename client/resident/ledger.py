@@ -79,7 +79,8 @@ def _say_apart(silo: str, entry: Mapping[str, Any]) -> None:
 
 def _entry(message: Message) -> dict[str, Any]:
     meta = message.metadata
-    config = message.content.config_records.get(wire.CONFIG) if message.has_content() else None
+    records = wire.config_records(message.content) if message.has_content() else {}
+    config = records.get(wire.CONFIG)
     apart = None if config is None else config.get(wire.APART)
     return {
         "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -110,12 +111,12 @@ def _content(reply: Message) -> dict[str, Any]:
         return {"error": reply.error.reason}
     tensors = [
         {"record": name, "name": t.name, "type": t.dtype, "shape": list(t.shape), "bytes": t.bytes}
-        for name, record in reply.content.array_records.items()
+        for name, record in wire.array_records(reply.content).items()
         for t in wire.tensors_of(record)
     ]
     values = {
         record: {k: v.hex() if isinstance(v, bytes) else v for k, v in entries.items()}
-        for records in (reply.content.metric_records, reply.content.config_records)
+        for records in (wire.metric_records(reply.content), wire.config_records(reply.content))
         for record, entries in records.items()
     }
     return {"tensors": tensors, "values": values, "bytes": sum(t["bytes"] for t in tensors)}

@@ -15,7 +15,7 @@ import sys
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
@@ -70,6 +70,10 @@ OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
 
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
+
+PATIENCE_MS = 500
+"""How long the SuperLink may hold a call for an object that is on its way: a process that is told
+to end waits for it."""
 
 OBJECT_WAIT_S = 120.0
 """How long an announced object may take to arrive at the SuperLink."""
@@ -244,7 +248,7 @@ class FleetLink:
             raise UnreadableError(f"this process has {self._silos} silos.", header)
         return received
 
-    def _objects_of(self, header: Message, tree: ObjectTree) -> dict[str, bytes]:
+    def _objects_of(self, header: Message, tree: ObjectTree) -> dict[str, wire.Content]:
         run_id, message_id = header.metadata.run_id, header.metadata.message_id
         ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
         most = self._max_bytes * self._silos
@@ -252,21 +256,27 @@ class FleetLink:
         if len(ids) > wire.MAX_OBJECTS:
             raise UnreadableError(f"more than {wire.MAX_OBJECTS:,} objects.", header)
         pulled = dict[str, int]()
+        landing = wire.Landing((), 0)
 
-        def pull(object_id: str) -> bytes:
+        def pull(object_id: str) -> Any:
             content = self._pulled(run_id, message_id, object_id)
             pulled[object_id] = len(content)
             if most and sum(list(pulled.values())) > most:
                 raise TooLargeError(too_large, header)
-            return content
+            return content if self._cache is not None else landing.lay(object_id, content)
 
-        contents = inflatable_utils.pull_objects(
-            list(dict.fromkeys(ids)),
-            pull,
-            initial_backoff=OBJECT_PAUSE_S,
-            backoff_cap=0.5,
-            max_time=OBJECT_WAIT_S,
-        )
+        def pulled_all(names: Iterable[str]) -> dict[str, Any]:
+            return inflatable_utils.pull_objects(
+                list(names),
+                pull,
+                initial_backoff=OBJECT_PAUSE_S,
+                backoff_cap=0.5,
+                max_time=OBJECT_WAIT_S,
+            )
+
+        contents = pulled_all({message_id} & set(ids))
+        landing = wire.Landing(wire.pieces_in(contents.get(message_id, b"")), most)
+        contents |= pulled_all(one for one in dict.fromkeys(ids) if one != message_id)
         self._confirm(run_id, message_id)
         # An object that is named many times is unpacked as often.
         if most and sum(len(contents[one]) for one in ids) > most:
@@ -320,9 +330,8 @@ class FleetLink:
             header = _header_of(unsent.replies[0], several=unsent.to is not None)
             header.metadata.__dict__["_message_id"] = bundle.root
             wanted, session = self._send(header, bundle.tree, unsent.seconds)
-            objects: list[Any] = [(i, bundle.objects[i]) for i in bundle.objects if i in wanted]
             push = partial(self._push_object, header.metadata.run_id, session)
-            inflatable_utils.push_object_contents_from_iterable(objects, push)
+            inflatable_utils.push_object_contents_from_iterable(bundle.sent(wanted), push)
 
     def _send_as_flower(self, unsent: Unsent) -> None:
         (reply,) = unsent.replies
@@ -339,7 +348,7 @@ def _reads_bundles(message: Message) -> bool:
     """Whether a message in Flower's form says that its sender reads bundles."""
     if message.metadata.message_type != wire.DESCRIBE or not message.has_content():
         return False
-    config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+    config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
     return bool(config.get(wire.BUNDLES))
 
 
@@ -395,7 +404,7 @@ def connect(
 
     Args:
         how: to reach it.
-        cache: of objects that were pulled, shared with other connections.
+        cache: of objects that were pulled, shared with other connections; None if there are none.
         max_bytes: of a message; a larger one is refused before it is unpacked. 0: no limit.
         silos: how many share the connection.
 
@@ -416,7 +425,9 @@ def connect(
     entered = False
     with ExitStack() as stack:
         try:
-            opening = joined(how.address, certificates, how.keys, retry, failed)
+            # Where other nodes of this process have their turns, none of them may wait for its own.
+            patience = PATIENCE_MS if cache is None else 0
+            opening = joined(how.address, certificates, how.keys, retry, failed, patience)
             node_id, calls = stack.enter_context(opening)
         except grpc.RpcError:
             raise _refused(how.address, errors, tls=tls) from errors[-1]

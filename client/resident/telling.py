@@ -58,7 +58,7 @@ class Teller:
         if reply.has_error():
             self.tally.errors += 1
             return
-        config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+        config = wire.config_records(message.content).get(wire.CONFIG, ConfigRecord())
         if message.metadata.message_type == wire.DESCRIBE and _is_of_another_study(config, reply):
             log.debug("a run of task %.80r asked who is here", config[wire.TASK])
             return
@@ -112,7 +112,7 @@ def _size(num_bytes: int) -> str:
 
 def _is_of_another_study(asked: ConfigRecord, reply: Message) -> bool:
     """Whether the silo has only said which tasks it serves."""
-    said = reply.content.config_records.get(wire.CONFIG, ConfigRecord())
+    said = wire.config_records(reply.content).get(wire.CONFIG, ConfigRecord())
     return wire.TASK in asked and said.get(wire.TASK, asked[wire.TASK]) != asked[wire.TASK]
 
 

@@ -80,7 +80,7 @@ def _pairs(request: Request, *, labelled: bool) -> Pairs:
     labels = str(request.config.get(wire.PAIR_LABELS, ""))
     if set(labels) - {"0", "1"}:
         raise RefusedError(f"{wire.PAIR_LABELS} must be of the digits 0 and 1. Got {labels!r}.")
-    record = request.message.content.array_records.get(wire.DISCRIMINATORS)
+    record = wire.array_records(request.message.content).get(wire.DISCRIMINATORS)
     kept_out = request.kept_out_share()
     try:
         return open_pairs(

@@ -185,7 +185,7 @@ def count_labels(request: Request) -> RecordDict:
 
 
 def _members(request: Request) -> list[Model]:
-    records = request.message.content.array_records
+    records = wire.array_records(request.message.content)
     names = sorted((n for n in records if n.startswith(wire.MEMBER)), key=lambda n: (len(n), n))
     if not names:
         raise RefusedError(f"an ensemble needs records {wire.MEMBER}0, {wire.MEMBER}1, ….")

@@ -292,7 +292,7 @@ class Request:
         The personal ones are of the last round before ``before``. Returns whether the arrays came
         packed.
         """
-        record = self.message.content.array_records.get(wire.ARRAYS)
+        record = wire.array_records(self.message.content).get(wire.ARRAYS)
         own = self.own_model()
         if record is None and own is None:
             kind = self.message.metadata.message_type
@@ -618,7 +618,7 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
 
     @wraps(work)
     def handler(message: Message, context: Context) -> Message:
-        config = message.content.config_records.get(wire.CONFIG)
+        config = wire.config_records(message.content).get(wire.CONFIG)
         config = config or ConfigRecord()
         bench = workbench_of(context, str(config.get(wire.TASK, "")))
         request = Request(message, bench, config)

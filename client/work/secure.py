@@ -79,7 +79,7 @@ def keep_back(
     own, secrets = request.own_model(), _secrets(request)
     came = wire.model_hash(received) if own is None else own.received
     start = came if own is None else own.trained_as
-    records = request.message.content.array_records
+    records = wire.array_records(request.message.content)
     extras = {
         name: wire.model_hash(wire.decode_arrays(record))
         for name, record in records.items()

@@ -292,7 +292,7 @@ def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[s
 
 def _added_loss(request: Request) -> AddedLoss | None:
     """What a generator that came with the message adds to the loss."""
-    record = request.message.content.array_records.get(wire.GENERATOR)
+    record = wire.array_records(request.message.content).get(wire.GENERATOR)
     if record is None:
         return None
     try:

@@ -316,11 +316,11 @@ def main() -> None:
     inner = vars(place)["ControlAccountAuthInterceptor"]
     gate = {"ControlAccountAuthInterceptor": lambda plugin: GrpcGate(Gate(made), inner(plugin))}
     replace_in(place, **gate, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
-    limit_silos()
-    hold_silos()
     from coterie.server.machine import lean
 
     with lean.install(made.folder):
+        limit_silos()
+        hold_silos()
         sys.argv[0] = "flower-superlink"
         flower_command("flower-superlink")()
 

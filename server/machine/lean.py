@@ -3,10 +3,11 @@
     python -m coterie.server.machine.lean OPTIONS OF flower-superlink
 
 Its calls and what they mean are Flower's. In the places of Flower's by name are what reads and
-writes the two calls that carry objects (``coterie.wire.pulled``), and, where the state is in
-memory, the store: large objects lie in files, which ServerApps of this machine share
-(``coterie.server.machine.shelf``). A federation's SuperLink (``coterie.server.machine.gate``) has
-the same.
+writes the two calls that carry objects (``coterie.wire.pulled``), and the stores, that in memory as
+that in a database: large objects lie in files, which ServerApps of this machine share
+(``coterie.server.machine.shelf``). They are checked and written before Flower has its turn, which
+stores one object at a time: so those of several silos are at once. A federation's SuperLink
+(``coterie.server.machine.gate``) has the same.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from threading import Condition, Lock
 from typing import Any
 
 import grpc
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.servicer.runtime.runtime_servicer import SuperLinkRuntimeServicer
+from sqlalchemy import event, text
 
 from coterie import wire
 from coterie.server.machine import shelf
@@ -35,59 +40,98 @@ from coterie.wire.flower import inflatable_utils
 
 log = logging.getLogger("flwr")
 
+Behaviour = Callable[[Any, grpc.ServicerContext], Any]
+"""What answers a call."""
+MOST_HELD = 200
+"""Calls at once, of each kind: Flower's server has threads for a thousand."""
 FILED = b"filed"
 """In the store in place of a content: it is in a file. No object has this content."""
-LAID = wire.Piece(b"", memoryview(b""))
-"""In place of what a call brings: a ServerApp has put it there."""
 
 
-class FiledStore(InMemoryObjectStore):
-    """Flower's store, which has large objects in files.
+@dataclass(frozen=True)
+class Laid:
+    """In place of a content that was checked: it is in this file.
+
+    Attributes:
+        file: that takes its place among the objects if Flower stores it.
+        size: of the object; 0 of what a ServerApp has put there, which no call brought.
+    """
+
+    file: Path
+    size: int = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class _Filed:
+    """What both of Flower's stores have here: large objects are in files.
+
+    Attributes:
+        shelf: the folder; None: they stay where Flower has them.
+    """
+
+    shelf: shelf.Shelf | None = None
+
+    def lacks(self, object_id: str) -> bool:
+        """Whether it waits for this object."""
+        raise NotImplementedError
+
+    def written(self, object_id: str, content: wire.Content) -> Laid | None:
+        """An object that it waits for in a file; None if it is not what its name says, or small.
+
+        Flower stores one object at a time. What takes long is done before.
+        """
+        body = _body_of(content)
+        if self.shelf is None or body is None or not self.lacks(object_id):
+            return None
+        if object_id != wire.object_id(content):
+            return None  # which it is told by ``put``
+        try:
+            return Laid(self.shelf.write(object_id, body), len(content))
+        except OSError as error:
+            log.warning("an object is kept without a file: %s", why_unwritten(error))
+            return None
+
+    def _stored(self, object_id: str, content: wire.Content | Laid) -> bytes:
+        """What Flower is to keep of an object; ``Laid`` takes its place if it is waited for."""
+        if isinstance(content, Laid):
+            if self.shelf is not None and self.lacks(object_id):
+                self.shelf.adopt(object_id, content.file)
+            return FILED
+        whole = bytes(content)
+        if object_id != wire.object_id(whole):
+            raise ValueError(f"Object ID {object_id} does not match content hash")
+        inflatable_utils.validate_object_content(content=whole)
+        return whole
+
+    def _shown(self, object_id: str, content: bytes | None) -> Any:
+        """What Flower has kept of it as it is; None if its file is gone."""
+        if content != FILED:
+            return content
+        return self.shelf.shown(object_id) if self.shelf is not None else None
+
+
+class FiledStore(_Filed, InMemoryObjectStore):
+    """Flower's store in memory.
 
     Args:
-        on: the folder; None: they stay in memory.
+        on: the folder, for as long as this process lasts.
     """
 
     def __init__(self, on: shelf.Shelf | None) -> None:
         super().__init__(verify=False)  # done here: the contents may be no bytes
         self.shelf = on
 
-    def put(self, object_id: str, object_content: wire.Content) -> None:
-        """As Flower's; ``LAID`` alone, of what is empty, stands for a file."""
-        if object_content is LAID and self.shelf is not None:
-            with self.lock_store:
-                if self._lacks(object_id):
-                    self.shelf.adopt(object_id)
-                super().put(object_id, FILED)
-            return
-        if object_id != wire.object_id(object_content):
-            raise ValueError(f"Object ID {object_id} does not match content hash")
-        body = _body_of(object_content)
-        if self.shelf is None or body is None or not self._lacks(object_id):
-            content = bytes(object_content)
-            inflatable_utils.validate_object_content(content=content)
-            super().put(object_id, content)
-            return
-        try:
-            self.shelf.lay(object_id, body)
-        except OSError as error:
-            log.warning("an object is kept in memory: %s", why_unwritten(error))
-            super().put(object_id, bytes(object_content))
-            return
+    def put(self, object_id: str, object_content: wire.Content | Laid) -> None:
+        """As Flower's."""
         with self.lock_store:
-            try:
-                super().put(object_id, FILED)
-            except Exception:
-                self.shelf.drop(object_id)
-                raise
+            super().put(object_id, self._stored(object_id, object_content))
 
     def get(self, object_id: str) -> Any:
         """As Flower's, but what is in a file is shown from there."""
         with self.lock_store:
-            content = super().get(object_id)
-            if content is not FILED or self.shelf is None:
-                return content
-            return self.shelf.shown(object_id)
+            return self._shown(object_id, super().get(object_id))
 
     def delete(self, object_id: str) -> None:
         """As Flower's, which calls it for each object that nobody needs any more."""
@@ -105,22 +149,83 @@ class FiledStore(InMemoryObjectStore):
             super().clear()
 
     def _drop(self, object_id: str, content: bytes) -> None:
-        if content is FILED and self.shelf is not None:
+        if content == FILED and self.shelf is not None:
             self.shelf.drop(object_id)
 
-    def _lacks(self, object_id: str) -> bool:
-        """Whether it waits for this object."""
+    def lacks(self, object_id: str) -> bool:
+        """See ``_Filed``."""
         with self.lock_store:
             entry = self.store.get(object_id)
             return entry is not None and not entry.is_available
 
 
-class SqlStore(SqlObjectStore):
-    """Flower's store in a database, which takes bytes."""
+class SqlStore(_Filed, SqlObjectStore):
+    """Flower's store in a database, with a folder beside it, which is there after a restart.
 
-    def put(self, object_id: str, object_content: wire.Content) -> None:
+    Args:
+        database_path: as Flower's.
+        opened: what enters a folder; None if that fails.
+    """
+
+    def __init__(
+        self,
+        database_path: str,
+        opened: Callable[[AbstractContextManager[shelf.Shelf]], shelf.Shelf | None],
+    ) -> None:
+        super().__init__(database_path, verify=False)
+        self._opened, self._turn = opened, Lock()
+
+    def initialize(self, log_queries: bool = False) -> list[str]:
+        """As Flower's; files that are not what the database says of them go."""
+        tables = super().initialize(log_queries)
+        if self._engine is not None and not self._is_in_memory_sqlite:
+            folder = shelf.beside(Path(str(self._engine.url.database)))
+            self.shelf = self._opened(shelf.kept(folder, self._filed()))
+        return tables
+
+    def _filed(self) -> set[str]:
+        """Names of the objects that are in files."""
+        found = self.query(
+            "SELECT object_id FROM objects WHERE length(content) = :size AND content = :filed",
+            {"size": len(FILED), "filed": FILED},
+        )
+        return {str(row["object_id"]) for row in found}
+
+    def put(self, object_id: str, object_content: wire.Content | Laid) -> None:
         """As Flower's."""
-        super().put(object_id, bytes(object_content))
+        with self._turn:
+            content = self._stored(object_id, object_content)
+        super().put(object_id, content)
+
+    def get(self, object_id: str) -> Any:
+        """As Flower's, but what is in a file is shown from there."""
+        return self._shown(object_id, super().get(object_id))
+
+    def delete(self, object_id: str) -> None:
+        """As Flower's; a file goes when the database has it that the object is gone."""
+        with self.session() as session:
+            super().delete(object_id)
+            if self.shelf is not None and self.shelf.has(object_id) and object_id not in self:
+                event.listen(session, "after_commit", lambda _: self._drop(object_id), once=True)
+
+    def _drop(self, object_id: str) -> None:
+        """Unless it was announced anew meanwhile. The session has just ended: this is another."""
+        assert self.shelf is not None and self._engine is not None
+        there = text("SELECT 1 FROM objects WHERE object_id = :name")
+        with self._turn, self._engine.connect() as opened:
+            if opened.execute(there, {"name": object_id}).first() is None:
+                self.shelf.drop(object_id)
+
+    def clear(self) -> None:
+        """As Flower's."""
+        super().clear()
+        if self.shelf is not None:
+            self.shelf.keep(())
+
+    def lacks(self, object_id: str) -> bool:
+        """See ``_Filed``."""
+        asked = "SELECT is_available FROM objects WHERE object_id = :name"
+        return any(not row["is_available"] for row in self.query(asked, {"name": object_id}))
 
 
 def _body_of(content: wire.Content) -> memoryview | None:
@@ -139,13 +244,39 @@ def _begins(content: wire.Content, head: bytes) -> bool:
     return not isinstance(content, wire.Piece) and bytes(content[: len(head)]) == head
 
 
+@contextmanager
+def laid(store: object, request: Any) -> Iterator[None]:
+    """A request to store an object, which goes on with a file in the place of a large content."""
+    made = None
+    if isinstance(store, _Filed):
+        made = store.written(request.object_id, request.object_content)
+    if made is None:
+        yield
+        return
+    request.object_content = made
+    try:
+        yield
+    finally:
+        made.file.unlink(missing_ok=True)  # it was not taken
+
+
+def laying(flower: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's function for what a silo sends, with large contents in files before it begins."""
+
+    def push_object(request: Any, state: Any) -> Any:
+        with laid(state.object_store, request):
+            return flower(request=request, state=state)
+
+    return push_object
+
+
 class Runtime(SuperLinkRuntimeServicer):
     """Flower's API for ServerApps, which tells them of the folder and takes what they put there."""
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         """As Flower's."""
         store = self.objectstore_factory.store()
-        on = store.shelf if isinstance(store, FiledStore) else None
+        on = store.shelf if isinstance(store, _Filed) else None
         if request.object_id == shelf.WHERE and on is not None:
             on.forget_unannounced()
             return wire.Pulled(True, True, on.told())
@@ -153,22 +284,94 @@ class Runtime(SuperLinkRuntimeServicer):
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         """As Flower's."""
-        if not len(request.object_content):
-            request.object_content = LAID
-        return super().PushObject(request, context)
+        store = self.objectstore_factory.store()
+        if (
+            isinstance(store, _Filed)
+            and store.shelf is not None
+            and not len(request.object_content)
+        ):
+            request.object_content = Laid(store.shelf.offered(request.object_id))
+        with laid(store, request):
+            return super().PushObject(request, context)
 
 
 # ---------------------------------------------------------------- in the places of Flower's
 
 
+class Arrivals:
+    """Holds calls that ask for what is not there yet, of callers who want that, until it may be.
+
+    A ServerApp that waits for replies would otherwise ask some fifty times in a round of a second,
+    and whoever waits for an object as often: each call costs both ends a millisecond. A silo that
+    waits for its next message holds another call (``holding``), which takes no thread.
+    """
+
+    def __init__(self) -> None:
+        self._changed, self._count, self._held = Condition(), 0, 0
+
+    def telling(self, behaviour: Behaviour) -> Behaviour:
+        """A call that brings something."""
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return behaviour(request, context)
+            finally:
+                with self._changed:
+                    self._count += 1
+                    self._changed.notify_all()
+
+        return call
+
+    def holding(
+        self, behaviour: Behaviour, lacks: Callable[[Any], bool], *, again: bool
+    ) -> Behaviour:
+        """A call that asks for it.
+
+        Args:
+            behaviour: what answers.
+            lacks: whether an answer has it not.
+            again: who was held has the answer that there is then. Otherwise it has the first, and
+                asks again: a message is handed out once, and whoever was held may be gone.
+        """
+
+        def call(request: Any, context: grpc.ServicerContext) -> Any:
+            until = time.monotonic() + _patience(context)
+            while True:
+                seen = self._count
+                answer = behaviour(request, context)
+                left = until - time.monotonic()
+                if left <= 0 or not lacks(answer) or not self._wait(seen, left) or not again:
+                    return answer
+
+        return call
+
+    def _wait(self, seen: int, seconds: float) -> bool:
+        """Wait until there is more than was seen; whether there may be."""
+        with self._changed:
+            if self._held >= MOST_HELD:
+                return False
+            self._held += 1
+            try:
+                return self._changed.wait_for(lambda: self._count != seen, seconds)
+            finally:
+                self._held -= 1
+
+
+def _patience(context: grpc.ServicerContext) -> float:
+    """For how long a caller wants to be held."""
+    told = dict(context.invocation_metadata()).get(wire.PATIENCE, "0")
+    return min(int(told), wire.MOST_PATIENCE_MS) / 1000 if told.isdecimal() else 0.0
+
+
 class _Lean:
     """A gRPC server to which the handlers of a service are added.
 
-    Those of calls that carry objects read and write them without protobuf's copies.
+    Those of calls that carry objects read and write them without protobuf's copies. Those that ask
+    are held if they want.
     """
 
-    def __init__(self, server: grpc.Server) -> None:
-        self._server = server
+    def __init__(self, server: grpc.Server, messages: Arrivals, objects: Arrivals) -> None:
+        self._server, self._messages, self._objects = server, messages, objects
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """They follow, by name."""
@@ -177,14 +380,27 @@ class _Lean:
         self, service: str, methods: Mapping[str, grpc.RpcMethodHandler]
     ) -> None:
         """Add a service's methods."""
+        tell, ask = methods["PushMessages"], methods["PullMessages"]
         push, pull = methods["PushObject"], methods["PullObject"]
         own = {
             **methods,
+            "PushMessages": grpc.unary_unary_rpc_method_handler(
+                self._messages.telling(tell.unary_unary),
+                tell.request_deserializer,
+                tell.response_serializer,
+            ),
+            "PullMessages": grpc.unary_unary_rpc_method_handler(
+                self._messages.holding(ask.unary_unary, _is_empty, again=False),
+                ask.request_deserializer,
+                ask.response_serializer,
+            ),
             "PushObject": grpc.unary_unary_rpc_method_handler(
-                push.unary_unary, wire.read_push, push.response_serializer
+                self._objects.telling(push.unary_unary), wire.read_push, push.response_serializer
             ),
             "PullObject": grpc.unary_unary_rpc_method_handler(
-                pull.unary_unary, pull.request_deserializer, wire.write_pulled
+                self._objects.holding(pull.unary_unary, _is_on_its_way, again=True),
+                pull.request_deserializer,
+                wire.write_pulled,
             ),
         }
         handler = grpc.method_handlers_generic_handler(service, own)
@@ -192,8 +408,24 @@ class _Lean:
         self._server.add_registered_method_handlers(service, own)
 
 
-def _added(flowers: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    return lambda servicer, server: flowers(servicer, _Lean(server))
+def _is_empty(answer: Any) -> bool:
+    return not answer.messages_list
+
+
+def _is_on_its_way(answer: Any) -> bool:
+    return bool(answer.object_found and not answer.object_available)
+
+
+def added(
+    *flowers: Callable[[Any, Any], None],
+) -> list[Callable[[Any, Any], None]]:
+    """Flower's functions that add services to servers, for those that hold calls for each other."""
+    messages, objects = Arrivals(), Arrivals()
+
+    def of(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        return lambda servicer, server: add(servicer, _Lean(server, messages, objects))
+
+    return [of(add) for add in flowers]
 
 
 def install(home: Path) -> ExitStack:
@@ -205,32 +437,37 @@ def install(home: Path) -> ExitStack:
     stack = ExitStack()
     silos = import_module("flwr.superlink.cli.flower_superlink")
     apps = import_module("flwr.superlink.servicer.runtime.runtime_grpc")
-    replace_in(silos, add_FleetServicer_to_server=_added(silos.add_FleetServicer_to_server))
-    replace_in(
-        apps,
-        add_RuntimeServicer_to_server=_added(apps.add_RuntimeServicer_to_server),
-        SuperLinkRuntimeServicer=Runtime,
+    fleet_added, runtime_added = added(
+        silos.add_FleetServicer_to_server, apps.add_RuntimeServicer_to_server
     )
-    for module in (
-        import_module("flwr.server.superlink.fleet.message_handler.message_handler"),
-        import_module("flwr.superlink.servicer.runtime.runtime_handlers"),
-    ):
+    replace_in(silos, add_FleetServicer_to_server=fleet_added)
+    replace_in(apps, add_RuntimeServicer_to_server=runtime_added, SuperLinkRuntimeServicer=Runtime)
+    fleet = import_module("flwr.server.superlink.fleet.message_handler.message_handler")
+    for module in (fleet, import_module("flwr.superlink.servicer.runtime.runtime_handlers")):
         replace_in(module, PullObjectResponse=wire.Pulled)
-    try:
-        on = stack.enter_context(shelf.opened(home))
-    except (OSError, LockedError) as error:
-        log.warning("large objects are kept in memory: %s", why_unwritten(error))
-        on = None
+    replace_in(fleet, push_object=laying(fleet.push_object))
+
+    def opened(folder: AbstractContextManager[shelf.Shelf]) -> shelf.Shelf | None:
+        try:
+            return stack.enter_context(folder)
+        except (OSError, LockedError) as error:
+            log.warning("large objects are kept without files: %s", why_unwritten(error))
+            return None
+
     stores = import_module("flwr.supercore.object_store.object_store_factory")
-    replace_in(stores, InMemoryObjectStore=lambda: FiledStore(on), SqlObjectStore=SqlStore)
+    replace_in(
+        stores,
+        InMemoryObjectStore=lambda: FiledStore(opened(shelf.opened(home))),
+        SqlObjectStore=lambda database: SqlStore(database, opened),
+    )
     return stack
 
 
 def main() -> None:
     """Be ``flower-superlink``, with its arguments, in which silos are limited and may wait."""
-    limit_silos()
-    hold_silos()
     with install(Path(os.environ.get("COTERIE_HOME", "."))):
+        limit_silos()
+        hold_silos()
         sys.argv[0] = "flower-superlink"
         flower_command("flower-superlink")()
 

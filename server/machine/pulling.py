@@ -65,6 +65,10 @@ log = logging.getLogger("coterie.run")
 
 CALL_DEADLINE_S = 60.0
 """Of a call to the SuperLink: longer than it needs for the replies of a thousand silos."""
+PATIENCE_MS = 500
+"""How long the SuperLink may hold the question for replies while none is on its way."""
+FEW = 100
+"""Replies for which it may."""
 AT_ONCE = 16
 """Objects that are fetched before their bytes are added up."""
 THREADS = 2
@@ -94,7 +98,7 @@ class _Reply:
     Attributes:
         message_id: of the message, or bundle, that it answers.
         object_id: its own.
-        wanted: objects that have not been fetched, children first.
+        wanted: objects that have not been fetched, itself first.
         contents: those that have been.
         most: bytes that it may have.
         why: it is refused, in words.
@@ -115,11 +119,14 @@ class _Reply:
     room: shelf.Room | None = None
 
     def make_room(self) -> None:
-        """Before the first of its objects: large ones may lie in files of this machine."""
+        """Once it says which pieces it has: large ones may lie in files of this machine."""
         most = (self.most + wire.MAX_OBJECT_BYTES) // PIECE_BYTES + 1
-        self.places = {name: place for place, name in enumerate(self.wanted)}
+        named = wire.pieces_in(self.contents[self.object_id])
+        self.places = {name: place for place, name in enumerate(named[:most])}
+        if not self.places:
+            return
         with suppress(OSError):  # each is shown by itself then
-            self.room = shelf.Room(min(len(self.places), most))
+            self.room = shelf.Room(len(self.places))
 
     def take(self, object_id: str, content: wire.Content, folder: Path | None) -> None:
         """Hold an object that was fetched."""
@@ -203,7 +210,10 @@ def bounded(grid: Grid, *, hosts: bool = False, folder: Path | None = None) -> G
         hosts: one node may stand for several silos. Not where silos are enrolled: there a silo is
             a key.
     """
-    return _BoundedGrid(grid, hosts, folder) if hasattr(grid, "_token") else grid
+    if not hasattr(grid, "_token"):
+        return grid
+    wire.reuse_blocks()
+    return _BoundedGrid(grid, hosts, folder)
 
 
 class _BoundedGrid(Grid):
@@ -304,7 +314,7 @@ class _BoundedGrid(Grid):
     def _invite(self, message: Message) -> None:
         """Say in a question who one is that bundles are read here. No other app answers it."""
         if message.metadata.message_type == wire.DESCRIBE:
-            config = message.content.config_records[wire.CONFIG]
+            config = wire.config_records(message.content)[wire.CONFIG]
             config[wire.BUNDLES], config[wire.HOSTED] = True, self._hosts
 
     def _push_bundles(self, parcels: Sequence[_Parcel]) -> list[str]:
@@ -312,7 +322,7 @@ class _BoundedGrid(Grid):
         if not parcels:
             return []
         run_id, objects = self.inner.run.run_id, dict[str, wire.Content]()
-        headers, trees, pieces = [], [], wire.Pieces()
+        headers, trees, roots, pieces = [], [], list[str](), wire.Pieces()
         for parcel in parcels:
             for message in parcel.messages:
                 message.metadata.__dict__["_run_id"] = run_id
@@ -323,12 +333,14 @@ class _BoundedGrid(Grid):
             headers.append(header)
             trees.append(made.tree)
             objects |= made.objects
+            roots.append(made.root)
         answer = self._stub.PushMessages(
             PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
         )
         wanted = set(answer.objects_to_push)
         self._find_shelf()
-        pushed: list[Any] = [(name, objects[name]) for name in objects if name in wanted]
+        ids_in_order = dict.fromkeys((*roots, *objects))
+        pushed: list[Any] = [(name, objects[name]) for name in ids_in_order if name in wanted]
         push = partial(self._push, answer.session_id)
         inflatable_utils.push_object_contents_from_iterable(pushed, push)
         ids = list(answer.message_ids)
@@ -352,7 +364,7 @@ class _BoundedGrid(Grid):
         request = partial(wire.Pushed, self.inner.node, self.inner.run.run_id, object_id, session)
         if self._shelf is not None and isinstance(content, wire.Piece):
             try:
-                self._shelf.lay(object_id, content.body, new=True)
+                self._shelf.offer(object_id, content.body)
             except OSError as error:
                 log.warning("large objects are sent by calls: %s", why_unwritten(error))
                 self._shelf = None
@@ -384,6 +396,13 @@ class _BoundedGrid(Grid):
 
     # ---------------------------------------------------------------- what is announced
 
+    def holds(self, count: int) -> bool:
+        """Whether a pull of so many replies waits for the next one, as long as none is on its way.
+
+        At coterie's SuperLink. Of very many some are always on their way.
+        """
+        return self._shelf is not None and not self._announced and count <= FEW
+
     def _ask(self, ids: Sequence[str]) -> Iterator[_Reply]:
         """Replies that the SuperLink has. It forgets those of a call that fails half-way."""
         if not ids:
@@ -407,8 +426,9 @@ class _BoundedGrid(Grid):
                 yield _Reply(message_id, "", [], why=why)
 
     def _announcements(self, ids: Sequence[str]) -> list[_Reply]:
+        patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if self.holds(len(ids)) else ()
         answer = self._stub.PullMessages(
-            PullAppMessagesRequest(message_ids=ids), timeout=CALL_DEADLINE_S
+            PullAppMessagesRequest(message_ids=ids), timeout=CALL_DEADLINE_S, more=patient
         )
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         found = [self._announced_reply(header.metadata, tree) for header, tree in pairs]
@@ -418,7 +438,7 @@ class _BoundedGrid(Grid):
         reply = _Reply(metadata.reply_to_message_id, metadata.message_id, [])
         objects = inflatable_object.iterate_object_tree(tree)
         ids = [one.object_id for one in islice(objects, wire.MAX_OBJECTS + 1)]
-        reply.wanted = list(dict.fromkeys(ids))
+        reply.wanted = list(dict.fromkeys((reply.object_id, *ids)))
         reply.large = len(ids) > LARGE
         sent = self._sent.get(reply.message_id)
         if sent is not None:
@@ -449,21 +469,18 @@ class _BoundedGrid(Grid):
             except inflatable_utils.ObjectUnavailableError:
                 return None
 
-        if self._shelf is not None and not reply.places:
-            reply.make_room()
         until = time.monotonic() + FETCH_S
         try:
             while reply.wanted:
                 if time.monotonic() > until:
                     return False
-                some = reply.wanted[:AT_ONCE]
-                missing = []
+                some, missing = self._next_of(reply), list[str]()
                 for object_id, content in zip(some, self._threads.map(pulled, some), strict=True):
                     if content is None:
                         missing.append(object_id)
                     else:
                         reply.take(object_id, content, self._folder)
-                reply.wanted[:AT_ONCE] = missing
+                reply.wanted = missing + [one for one in reply.wanted if one not in some]
                 if reply.num_bytes > reply.most + wire.MAX_OBJECT_BYTES:
                     raise _TooLargeError(f"it holds more than {reply.most:,} bytes.")
                 if missing:
@@ -474,12 +491,28 @@ class _BoundedGrid(Grid):
             reply.why = str(error)
         return True
 
+    def _next_of(self, reply: _Reply) -> list[str]:
+        """The objects that are asked for now.
+
+        Those in files come first, and then one by a call, for silos send in order: if that is not
+        there yet, the rest is not.
+        """
+        some = reply.wanted[:AT_ONCE]
+        if self._shelf is None:
+            return some
+        if reply.object_id in some:
+            return [reply.object_id]
+        if reply.room is None:
+            reply.make_room()
+        return [one for one in some if self._shelf.has(one)] or some[:1]
+
     def _shown(self, reply: _Reply, object_id: str) -> wire.Piece | None:
         """An object that lies in a file of this machine; None if it does not."""
         if self._shelf is None:
             return None
+        place = reply.places.get(object_id)
         with suppress(OSError):
-            return self._shelf.shown(object_id, reply.room, reply.places[object_id])
+            return self._shelf.shown(object_id, None if place is None else reply.room, place or 0)
         return None
 
     def _let_go(self, reply: _Reply) -> None:
@@ -578,9 +611,14 @@ def runtime_calls(grid: Any, max_bytes: int = 2**31 - 1) -> Any:
     token = (("flwr-task-token", grid._token),)
     retry = Retry(partial(_is_lasting, grid), max_s=None, first_s=1.0, most_s=20.0)
     calls = calls_of(channel, "Runtime", ANSWERS)
-    return SimpleNamespace(
-        **{name: partial(retry.invoke, call, metadata=token) for name, call in calls.items()}
-    )
+
+    def calling(call: Callable[..., Any]) -> Callable[..., Any]:
+        def invoke(request: Any, *, more: tuple[tuple[str, str], ...] = (), **how: Any) -> Any:
+            return retry.invoke(call, request, metadata=(*token, *more), **how)
+
+        return invoke
+
+    return SimpleNamespace(**{name: calling(call) for name, call in calls.items()})
 
 
 def _is_lasting(grid: Any, error: grpc.RpcError) -> bool:

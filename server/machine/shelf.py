@@ -17,7 +17,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from mmap import ACCESS_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
@@ -32,9 +32,11 @@ WHERE = sha256(b"coterie: the folder of large objects").hexdigest()
 """Asked for like an object, it says where the folder is."""
 FROM_BYTES = 2**18
 """Of an object, from which it is worth a file."""
+HELD_S = 10.0
+"""How long a process that is about to end may still have it."""
 PREFIX, TOKEN, NEW, UNFINISHED = "objects-", "token", ".new", ".part"
 LEFT_S = 600.0
-"""After so long, what a ServerApp put there and did not announce belongs to one that was killed."""
+"""After so long, what a process put there and did not announce belongs to one that was killed."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 """Of Linux; Python does not name them."""
 
@@ -49,8 +51,8 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def lay(self, name: str, body: memoryview | bytes, *, new: bool = False) -> None:
-        """Write an object's body; ``new``: the SuperLink is to ``adopt`` it.
+    def write(self, name: str, body: memoryview | bytes) -> Path:
+        """Write an object's body into a file that ``adopt`` gives its name.
 
         Raises:
             OSError: there is no room for it, or the folder is gone.
@@ -64,14 +66,26 @@ class Shelf:
                     left = left[os.write(descriptor, left) :]
             finally:
                 os.close(descriptor)
-            unfinished.rename(self.folder / (name + NEW if new else name))
         except OSError:
             unfinished.unlink(missing_ok=True)
             raise
+        return unfinished
 
-    def adopt(self, name: str) -> None:
-        """Take what a ServerApp wrote. Raises ``OSError``: it is not there."""
-        (self.folder / (name + NEW)).rename(self.folder / name)
+    def offer(self, name: str, body: memoryview | bytes) -> None:
+        """Write an object's body where the SuperLink finds it when it is told (``offered``).
+
+        Raises:
+            OSError: see ``write``.
+        """
+        self.write(name, body).rename(self.offered(name))
+
+    def offered(self, name: str) -> Path:
+        """Where a ServerApp puts an object."""
+        return self.folder / (name + NEW)
+
+    def adopt(self, name: str, file: Path) -> None:
+        """Take what was written or offered. Raises ``OSError``: it is not there."""
+        file.rename(self.folder / name)
 
     def drop(self, name: str) -> None:
         """Delete an object; whoever looks at it still sees it."""
@@ -102,14 +116,32 @@ class Shelf:
             os.close(descriptor)
         return wire.piece_of(held)
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file of this object."""
+        return (self.folder / name).exists()
+
+    def is_whole(self, name: str) -> bool:
+        """Whether the file of an object has its content."""
+        with suppress(OSError, ValueError):  # an empty one cannot be shown
+            found = self.shown(name)
+            return found is not None and wire.object_id(found) == name
+        return False
+
+    def keep(self, names: Collection[str]) -> None:
+        """Delete all other objects, and what was left unfinished."""
+        self.forget_unannounced()
+        for file in self.folder.iterdir():
+            if len(file.name) == len(WHERE) and file.name not in names:
+                self.drop(file.name)
+
     def told(self) -> bytes:
         """What finds it: where it is, and a word that only who reads it knows."""
         word = (self.folder / TOKEN).read_text(encoding="ascii")
         return json.dumps({"place": str(self.folder), "word": word}).encode()
 
     def forget_unannounced(self) -> None:
-        """Delete what was left there by a ServerApp that was killed."""
-        for file in self.folder.glob(f"*{NEW}"):
+        """Delete what was left there by a process that was killed."""
+        for file in (*self.folder.glob(f"*{NEW}"), *self.folder.glob(f"*{UNFINISHED}")):
             with suppress(OSError):
                 if time.time() - file.stat().st_mtime > LEFT_S:
                     file.unlink()
@@ -174,3 +206,29 @@ def opened(home: Path) -> Iterator[Shelf]:
         held.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / TOKEN).write_text(secrets.token_hex(16), encoding="ascii")
         yield Shelf(folder)
+
+
+def beside(database: Path) -> Path:
+    """The folder of objects of a SuperLink that has its state in a database."""
+    return database.with_name(f"{database.name}.objects")
+
+
+@contextmanager
+def kept(folder: Path, names: Collection[str]) -> Iterator[Shelf]:
+    """A folder of objects that stays, while this process has it.
+
+    Args:
+        folder: see ``beside``.
+        names: of the objects that it should have. Others go, and those whose file is damaged: a
+            power cut may have cut it off.
+
+    Raises:
+        OSError: it cannot be made.
+        LockedError: another process has it.
+    """
+    make_folder(folder, private=True)
+    with locked(folder, deadline_s=HELD_S):
+        (folder / TOKEN).write_text(secrets.token_hex(16), encoding="ascii")
+        shelf = Shelf(folder)
+        shelf.keep({name for name in names if shelf.is_whole(name)})
+        yield shelf

@@ -109,9 +109,9 @@ def _read(reply: Message | None) -> Model:
         raise wire.WireError(SILENT)
     if reply.has_error():
         raise wire.WireError(str(reply.error.reason))
-    if wire.ARRAYS not in reply.content.array_records:
+    if wire.ARRAYS not in wire.array_records(reply.content):
         raise wire.WireError("no arrays in its answer.")
-    model = wire.decode_arrays(reply.content.array_records[wire.ARRAYS])
+    model = wire.decode_arrays(wire.array_records(reply.content)[wire.ARRAYS])
     if not model:
         raise wire.WireError("its model has no arrays.")
     for name, array in model.items():

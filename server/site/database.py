@@ -7,9 +7,10 @@ the SuperLink needs between runs are a few rows a silo and a run.
 Flower deletes the messages of a run that is stopped. Those of a run whose process was killed stay,
 and what was deleted leaves its bytes in the file. ``forget`` deletes the messages of chosen nodes,
 with those of all runs that are over, and the objects that they consisted of (a model is one message
-and many objects); then the file is written anew. Both are transactions of SQLite, so that a kill
-leaves the old state or the new one, and both can be done while the SuperLink works. The tables are
-those of Flower 1.34; ``tests/e2e/test_operators.py`` holds them against a real one.
+and many objects), also those in files beside the database; then the file is written anew. Both are
+transactions of SQLite, so that a kill leaves the old state or the new one, and both can be done
+while the SuperLink works. The tables are those of Flower 1.34; ``tests/e2e/test_operators.py``
+holds them against a real one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from coterie.server.machine import shelf
 from coterie.strategies.errors import FederationError
 
 DAMAGE = ("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")
@@ -190,6 +192,9 @@ def forget(database: Path, nodes: Sequence[int]) -> None:
         for statement in _statements(DELETED):
             opened.execute(statement)
         opened.execute("COMMIT")
+        left = {str(name) for (name,) in opened.execute("SELECT object_id FROM objects")}
+        if shelf.beside(database).is_dir():
+            shelf.Shelf(shelf.beside(database)).keep(left)
         opened.execute("VACUUM")
         deadline = time.monotonic() + DEADLINE_S
         while opened.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from flwr.app import Error, Message
 from flwr.serverapp import Grid
@@ -24,6 +25,14 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 1.0
 PULL_SHARE = 0.25
 """Most of the time that may go into pulls which bring nothing: asking after a thousand messages
 costs the SuperLink what it needs to pass them on."""
+
+
+@runtime_checkable
+class Holding(Protocol):
+    """A Grid whose pulls wait for a moment if there is nothing."""
+
+    def holds(self, count: int) -> bool:
+        """Whether one of so many replies does."""
 
 
 def exchange(
@@ -67,6 +76,8 @@ def exchange(
         if not waiting or waited >= deadline_s:
             break
         in_vain = time.monotonic() - pulled_at if len(waiting) == before else 0.0
+        if isinstance(grid, Holding) and grid.holds(len(waiting)):
+            in_vain = 0.0  # it has waited, and asked once
         pause = max(PAUSE_SHARE * waited, MIN_PAUSE_S, in_vain / PULL_SHARE)
         time.sleep(min(pause, MAX_PAUSE_S, deadline_s - waited))
     if seconds is not None:

@@ -29,12 +29,13 @@ from pydantic import Field
 from coterie import wire
 from coterie.strategies.partition._check import FloatArray
 from coterie.strategies.partition.gram import gram
-from coterie.strategies.rounds.algorithm import Update, Updates
+from coterie.strategies.rounds.algorithm import Update, Updates, num_bytes
 from coterie.strategies.rounds.models import (
     AGGREGATES,
     Aggregate,
     Unseen,
     difference,
+    each,
     is_seen,
     same_model,
 )
@@ -341,7 +342,10 @@ class _Clipped:
 
 
 def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
-    norms = {i: update_norm(u) for i, u in enumerate(updates) if _trains(u)}
+    trained = [i for i, u in enumerate(updates) if _trains(u)]
+    largest = max((num_bytes(updates[i].start) for i in trained), default=0)
+    found = each(update_norm, [updates[i] for i in trained], num_bytes=largest)
+    norms = dict(zip(trained, found, strict=True))
     medians: dict[int, float] = {}
     limits: dict[int, Limit] = {}
 

@@ -630,11 +630,14 @@ class GroupStrategy(Strategy):
         """What the record keeps of each silo's training; ``groups`` of several trained together."""
         held, together = self.algorithm.models(state), {n for group in groups for n in group}
         reports = {u.silo.name: kit.silo_report(u) for u in trained}
-        for u in trained:
-            name = u.silo.name
-            if name in together and name in held:
-                apart = kit.distance(u.model, held[name], u.silo.buffers)
-                reports[name] = replace(reports[name], discrepancy=apart)
+        shared = [u for u in trained if u.silo.name in together and u.silo.name in held]
+        apart = kit.each(
+            lambda u: kit.distance(u.model, held[u.silo.name], u.silo.buffers),
+            shared,
+            num_bytes=max((kit.num_bytes(u.start) for u in shared), default=0),
+        )
+        for u, far in zip(shared, apart, strict=True):
+            reports[u.silo.name] = replace(reports[u.silo.name], discrepancy=far)
         return reports
 
     def _outlook(

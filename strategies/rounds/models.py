@@ -7,16 +7,22 @@ means nothing, so the longest-training member's is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import nan, sqrt
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie import wire
 from coterie.wire import Model
 from coterie.wire.secure import Limit, shortened
+
+_T = TypeVar("_T")
+_S = TypeVar("_S")
 
 Aggregate = Literal["mean", "trimmed-mean", "median", "krum"]
 """How a group's model is made of its members'."""
@@ -171,6 +177,8 @@ def _krum(models: Sequence[Model]) -> int:
 
 COLUMNS = 2**15
 """Values of one array that are averaged at a time."""
+SHARE = 32 * COLUMNS
+"""Values that one thread averages before it takes others."""
 
 
 def _mean_array(
@@ -180,15 +188,39 @@ def _mean_array(
     if not np.issubdtype(first.dtype, np.floating):
         longest: NDArray[np.generic] = np.maximum.reduce(arrays)
         return longest
-    mean = np.empty(first.size, dtype=first.dtype)
-    flat = [array.reshape(-1) for array in arrays]
-    for begin in range(0, first.size, COLUMNS):  # of a size that stays in the processor's cache
-        part = slice(begin, begin + COLUMNS)
-        total = np.zeros(len(mean[part]))
-        for array, weight in zip(flat, weights, strict=True):
-            total += np.multiply(array[part], weight, dtype=np.float64)
-        mean[part] = total
-    return mean.reshape(first.shape)
+    mean = wire.empty(first)
+    into, flat = mean.reshape(-1), [array.reshape(-1) for array in arrays]
+
+    def fill(first_of: int) -> None:
+        for begin in range(first_of, min(first_of + SHARE, first.size), COLUMNS):
+            part = slice(begin, begin + COLUMNS)  # of a size that stays in the processor's cache
+            total = np.zeros(len(into[part]))
+            for array, weight in zip(flat, weights, strict=True):
+                total += np.multiply(array[part], weight, dtype=np.float64)
+            into[part] = total
+
+    each(fill, range(0, first.size, SHARE), num_bytes=first.nbytes)
+    return mean
+
+
+THREADS = 4
+"""At most, in which large models are worked on."""
+FROM_BYTES = 2**22
+"""Of a model, from which that is worth it."""
+
+
+def each(work: Callable[[_T], _S], items: Sequence[_T], *, num_bytes: int) -> list[_S]:
+    """What ``work`` gives of every item, in order: the same as one by one.
+
+    Args:
+        work: changes nothing that another looks at; numpy's, which lets go of Python's lock.
+        items: to work on.
+        num_bytes: of a model, or what it is about: small ones are not worth another thread.
+    """
+    if num_bytes < FROM_BYTES or len(items) < 2:
+        return [work(item) for item in items]
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1, len(items))) as threads:
+        return list(threads.map(work, items))
 
 
 def same_model(one: Model, other: Model) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from coterie import wire
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.algorithm import Answers, Order, Update, Updates, num_bytes
-from coterie.strategies.rounds.models import Unseen
+from coterie.strategies.rounds.models import Unseen, each
 from coterie.strategies.rounds.reports import (
     Evaluation,
     Figures,
@@ -126,13 +126,22 @@ def check_replies(
     asked: dict[str, Any] = {"sketches": sketches, "number": number, "wire_format": wire_format}
     updates: list[Update] = []
     failed: list[tuple[Order, ReplyError]] = []
-    for order, reply in zip(orders, replies, strict=True):
+
+    def checked(pair: tuple[Order, Message | None]) -> Update | ReplyError:
         try:
-            updates.append(check_reply(order, reply, names, **asked))
+            return check_reply(*pair, names, **asked)
         except ReplyError as error:
-            failed.append((order, error))
-            if order.purpose:
-                log.warning("%s: its %s is left out: %s", order.silo.name, order.purpose, error)
+            return error
+
+    pairs = list(zip(orders, replies, strict=True))
+    largest = max((order.num_bytes for order in orders), default=0)
+    for order, found in zip(orders, each(checked, pairs, num_bytes=largest), strict=True):
+        if isinstance(found, Update):
+            updates.append(found)
+            continue
+        failed.append((order, found))
+        if order.purpose:
+            log.warning("%s: its %s is left out: %s", order.silo.name, order.purpose, found)
     return Checked(sorted(updates, key=lambda u: (u.silo.name, u.purpose)), failed)
 
 
@@ -161,7 +170,7 @@ def check_reply(
             raised=reply.error.code in (wire.FAILED, RAISED),
         )
     try:
-        arrays = {k: wire.decode_arrays(r) for k, r in reply.content.array_records.items()}
+        arrays = {k: wire.decode_arrays(r) for k, r in wire.array_records(reply.content).items()}
     except wire.WireError as error:
         raise ReplyError(str(error)) from None
     received = num_bytes(*arrays.values())

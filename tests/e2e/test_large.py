@@ -15,6 +15,7 @@ import torch
 from coterie.client.app import app
 from coterie.server.machine import shelf
 from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.machine.superlink import SuperLink
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
@@ -54,7 +55,7 @@ def watched(home: Path) -> Iterator[set[str]]:
 
     def look() -> None:
         while not over.wait(0.002):
-            for folder in home.glob(f"{shelf.PREFIX}*"):
+            for folder in filter(Path.is_dir, home.glob(f"{shelf.PREFIX}*")):
                 seen.update(one.name for one in folder.iterdir() if len(one.name) == 64)
 
     thread = threading.Thread(target=look)
@@ -68,9 +69,17 @@ def watched(home: Path) -> Iterator[set[str]]:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(400)
-def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", ["in memory", "in a database"])
+def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(
+    tmp_path: Path, state: str
+) -> None:
     home = tmp_path / "federation" / "superlink"
-    with LocalFederation(tmp_path / "federation") as local:
+    database = home / f"{shelf.PREFIX}of.db"  # the folder beside it is found by the same name
+    local = LocalFederation(tmp_path / "federation")
+    if state == "in a database":
+        home.mkdir(parents=True)
+        local.superlink = SuperLink(home, options=["--database", str(database)])
+    with local:
         for spec in specs():
             local.start_silo(spec, environment={"PYTHONPATH": path()})
         local.wait_for_silos(2)
@@ -78,9 +87,12 @@ def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(tmp_path: Pa
             folder, last = local.run(**KEYS)
         assert last.status == "completed"
         assert len(seen) >= 3, "some of the pieces were seen in their files"
-        (shared,) = home.glob(f"{shelf.PREFIX}*")
+        (shared,) = filter(Path.is_dir, home.glob(f"{shelf.PREFIX}*"))
         until(lambda: {f.name for f in shared.iterdir()} == {shelf.TOKEN, "lock"}, "no object left")
-    assert not list(home.glob(f"{shelf.PREFIX}*")), "it goes with the SuperLink"
+    left = [one for one in home.glob(f"{shelf.PREFIX}*") if one.is_dir()]
+    assert left == ([shelf.beside(database)] if database.exists() else []), (
+        "it goes with the SuperLink, unless that is to go on from there"
+    )
     configs = [spec.node_config() for spec in specs()]
     execute(InProcessGrid(app, configs), RunConfig.read(KEYS), run_id=1, folder=tmp_path / "run")
     assert hashes_of(folder) == record_of(tmp_path / "run")["model-hashes"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,9 +33,11 @@ from flwr.superlink.grid.grpc_grid import GrpcGrid
 from coterie import wire
 from coterie.server.machine import lean, pulling, shelf
 from coterie.server.machine.allowance import HANDLERS, Limited
-from coterie.server.machine.lean import FiledStore
+from coterie.server.machine.lean import FiledStore, SqlStore
+from coterie.server.site import database
 from coterie.wire.bundles import PIECE_BYTES
 
+Store = FiledStore | SqlStore
 NUMBERS = 5_000_000
 """Of a model: three pieces of 8 MB and less."""
 
@@ -42,6 +46,29 @@ NUMBERS = 5_000_000
 def on(tmp_path: Path) -> Iterator[shelf.Shelf]:
     with shelf.opened(tmp_path) as folder:
         yield folder
+
+
+@contextmanager
+def opened(database: Path) -> Iterator[SqlStore]:
+    """The store of a SuperLink with a database, until that ends."""
+    with ExitStack() as held:
+        store = SqlStore(str(database), held.enter_context)
+        store.initialize()
+        yield store
+
+
+@pytest.fixture(params=["memory", "database"])
+def store(request: Any, tmp_path: Path, on: shelf.Shelf) -> Iterator[Store]:
+    if request.param == "memory":
+        yield FiledStore(on)
+        return
+    with opened(tmp_path / "state.db") as made:
+        yield made
+
+
+def folder_of(store: Store) -> shelf.Shelf:
+    assert store.shelf is not None
+    return store.shelf
 
 
 def names(on: shelf.Shelf) -> set[str]:
@@ -58,19 +85,26 @@ def numbers(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(NUMBERS, np.float32)
 
 
-def kept(store: FiledStore, made: wire.Bundle, run: int = 1) -> None:
+def kept(store: Store, made: wire.Bundle, run: int = 1) -> None:
     """Announce a bundle and push what is asked for."""
     for name in store.preregister(run, made.tree):
-        store.put(name, memoryview(bytes(made.objects[name])))
+        push(store, name, bytes(made.objects[name]))
+
+
+def push(store: Store, name: str, content: bytes) -> None:
+    """As the SuperLink does with what a silo sends."""
+    request = SimpleNamespace(object_id=name, object_content=memoryview(content))
+    with lean.laid(store, request):
+        store.put(name, request.object_content)
 
 
 # ---------------------------------------------------------------- the store
 
 
 def test_a_large_object_lies_in_a_file_and_goes_with_the_last_message_that_has_it(
-    on: shelf.Shelf,
+    store: Store,
 ) -> None:
-    store, made = FiledStore(on), order()
+    on, made = folder_of(store), order()
     other = wire.Bundle(made.root[::-1], {**made.objects})
     kept(store, made)
     pieces = set(made.objects) - {made.root}
@@ -90,8 +124,8 @@ def test_a_large_object_lies_in_a_file_and_goes_with_the_last_message_that_has_i
     assert bytes(seen) == bytes(made.objects[min(pieces)]), "who looks at it still sees it"
 
 
-def test_so_it_does_with_the_run_and_with_the_store(on: shelf.Shelf) -> None:
-    store = FiledStore(on)
+def test_so_it_does_with_the_run_and_with_the_store(store: Store) -> None:
+    on = folder_of(store)
     kept(store, order(0), run=1)
     kept(store, order(1), run=2)
     assert len(names(on)) == 6
@@ -102,66 +136,133 @@ def test_so_it_does_with_the_run_and_with_the_store(on: shelf.Shelf) -> None:
 
 
 @pytest.mark.parametrize("size", [10, PIECE_BYTES])
-def test_what_is_not_what_its_name_says_is_refused(on: shelf.Shelf, size: int) -> None:
-    store = FiledStore(on)
+def test_what_is_not_what_its_name_says_is_refused(store: Store, size: int) -> None:
+    on = folder_of(store)
     good = bytes(wire.piece_of(memoryview(bytes(size))))
     name, other = wire.object_id(good), good[:-1] + b"x"
     store.preregister(1, message_pb2.ObjectTree(object_id=name))
     with pytest.raises(ValueError, match="does not match content hash"):
-        store.put(name, memoryview(other))
+        push(store, name, other)
     with pytest.raises(NoObjectInStoreError):
-        store.put(wire.object_id(other), memoryview(other))
+        push(store, wire.object_id(other), other)
     assert names(on) == set() and store.get(name) == b""
-    store.put(name, memoryview(good))
-    assert bytes(store.get(name)) == good
+    push(store, name, good)
+    push(store, name, good)
+    assert bytes(store.get(name)) == good and len(names(on)) == (size > 10)
 
 
 @pytest.mark.parametrize(
     "head", [b"ArrayChunk  9\0", b"Message  400000\0", b"ArrayChunk  0400000\0"]
 )
 def test_an_object_with_another_head_stays_as_it_is_or_is_refused(
-    on: shelf.Shelf, head: bytes
+    store: Store, head: bytes
 ) -> None:
-    store, content = FiledStore(on), head + bytes(400_000)
+    content = head + bytes(400_000)
     name = wire.object_id(content)
     store.preregister(1, message_pb2.ObjectTree(object_id=name))
     try:
-        store.put(name, memoryview(content))
+        push(store, name, content)
     except Exception as error:
         assert "expected 9 bytes" in str(error)
     else:
         assert store.get(name) == content
-    assert names(on) == set()
+    assert names(folder_of(store)) == set()
 
 
-def test_only_the_process_of_a_run_says_that_an_object_is_there_already(on: shelf.Shelf) -> None:
-    store, body = FiledStore(on), memoryview(bytes(PIECE_BYTES))
+def test_only_the_process_of_a_run_says_that_an_object_is_there_already(store: Store) -> None:
+    on, body = folder_of(store), memoryview(bytes(PIECE_BYTES))
     name = wire.object_id(wire.piece_of(body))
     store.preregister(1, message_pb2.ObjectTree(object_id=name))
+    offered = lean.Laid(on.offered(name))
     with pytest.raises(FileNotFoundError):
-        store.put(name, lean.LAID)
-    on.lay(name, body, new=True)
+        store.put(name, offered)
+    on.offer(name, body)
     for empty in (b"", memoryview(b""), wire.Piece(b"", memoryview(b""))):  # as a silo sends it
         with pytest.raises(ValueError, match="does not match"):
             store.put(name, empty)
     assert store.get(name) == b""
-    store.put(name, lean.LAID)
+    store.put(name, offered)
     assert bytes(store.get(name)) == bytes(wire.piece_of(body))
 
 
-def test_where_there_is_no_room_objects_stay_in_memory(
-    on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch
+def test_where_there_is_no_room_objects_stay_where_flower_has_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(shelf.os, "write", full)
-    store, made = FiledStore(on), order()
+    made = order()
     kept(store, made)
-    assert names(on) == set()
+    assert names(folder_of(store)) == set()
     assert all(bytes(store.get(n)) == bytes(c) for n, c in made.objects.items())
     store.delete(made.root)
     assert len(store) == 0
+
+
+def test_what_flower_does_not_take_leaves_no_file(store: Store) -> None:
+    made = order()
+    store.preregister(1, made.tree)
+    name = min(set(made.objects) - {made.root})
+    request = SimpleNamespace(object_id=name, object_content=bytes(made.objects[name]))
+    with lean.laid(store, request):
+        assert isinstance(request.object_content, lean.Laid)
+        assert len(request.object_content) == len(made.objects[name]), "of which its traffic is"
+    assert names(folder_of(store)) == set() and store.get(name) == b""
+
+
+# ---------------------------------------------------------------- beside a database
+
+
+def test_objects_of_a_database_are_there_after_a_restart_and_only_they(tmp_path: Path) -> None:
+    file, made, gone = tmp_path / "state.db", order(0), order(1)
+    pieces = sorted(set(made.objects) - {made.root})
+    with opened(file) as store:
+        kept(store, made)
+        kept(store, gone)
+        store.preregister(2, order(2).tree)
+        size = file.stat().st_size
+        assert size < 2_000_000, "the database itself has none of them"
+    on = shelf.Shelf(shelf.beside(file))
+    assert len(names(on)) == 6 and on.folder.stat().st_mode & 0o777 == 0o700
+    # Killed after a file had its name and before the database had it; a disk that lost one's end.
+    on.write("f" * 64, b"x").rename(on.folder / ("f" * 64))
+    os.truncate(on.folder / pieces[0], 100)
+    with opened(file) as store:
+        assert names(on) == (set(made.objects) | set(gone.objects)) - {
+            *(made.root, gone.root, pieces[0])
+        }
+        assert store.get(pieces[0]) is None, "which is not there, rather than wrong"
+        for name in (*pieces[1:], made.root):
+            assert bytes(store.get(name)) == bytes(made.objects[name])
+        store.delete(gone.root)
+        store.delete(made.root)
+        assert names(on) == set()
+
+
+def test_a_file_stays_until_the_database_has_it_that_its_object_is_gone(tmp_path: Path) -> None:
+    made = order()
+    with opened(tmp_path / "state.db") as store:
+        kept(store, made)
+        with pytest.raises(ZeroDivisionError), store.session():
+            store.delete(made.root)
+            assert made.root not in store
+            raise ZeroDivisionError
+        on = folder_of(store)
+        assert len(names(on)) == 3 and made.root in store
+        name = min(names(on))
+        assert bytes(store.get(name)) == bytes(made.objects[name])
+
+
+def test_a_silo_that_is_deleted_for_good_leaves_no_file(tmp_path: Path) -> None:
+    file, made = tmp_path / "state.db", order()
+    stores = ObjectStoreFactory(str(file))
+    LinkStateFactory(str(file), NoOpFederationManager(), stores).state()
+    with opened(file) as store:
+        kept(store, made)
+        on = folder_of(store)
+        database.forget(file, [])
+        assert names(on) == set() and len(store) == 0, "of runs that are over nothing is kept"
 
 
 # ---------------------------------------------------------------- the folder
@@ -183,7 +284,7 @@ def test_the_folder_is_for_its_owner_and_goes_with_the_superlink(tmp_path: Path)
 
 def test_what_a_killed_process_put_there_is_forgotten(on: shelf.Shelf) -> None:
     for name in ("a" * 64, "b" * 64):
-        on.lay(name, b"x", new=True)
+        on.offer(name, b"x")
     os.utime(on.folder / ("a" * 64 + shelf.NEW), (0, 0))
     on.forget_unannounced()
     assert names(on) == {"b" * 64 + shelf.NEW}
@@ -193,8 +294,13 @@ def test_what_a_killed_process_put_there_is_forgotten(on: shelf.Shelf) -> None:
 
 
 @pytest.fixture
-def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def superlink(
+    request: Any, on: shelf.Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
     """Flower's APIs for silos and ServerApps over gRPC, with what ``lean`` puts in their places."""
+    state_in = getattr(request, "param", FLWR_IN_MEMORY_DB_NAME)
+    if state_in != FLWR_IN_MEMORY_DB_NAME:
+        state_in = str(tmp_path / state_in)
     inside = [
         import_module("flwr.server.superlink.fleet.message_handler.message_handler"),
         import_module("flwr.superlink.servicer.runtime.runtime_handlers"),
@@ -203,9 +309,12 @@ def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     for module in inside[:2]:
         monkeypatch.setattr(module, "PullObjectResponse", wire.Pulled)
     monkeypatch.setattr(inside[0], "check_abort", lambda *_: None)  # the run goes on
-    objects = ObjectStoreFactory()
+    monkeypatch.setattr(inside[0], "push_object", lean.laying(inside[0].push_object))
+    objects, held = ObjectStoreFactory(), ExitStack()
     objects.store_instance = FiledStore(on)
-    factory = LinkStateFactory(FLWR_IN_MEMORY_DB_NAME, NoOpFederationManager(), objects)
+    if state_in != FLWR_IN_MEMORY_DB_NAME:
+        objects.store_instance = held.enter_context(opened(Path(state_in)))
+    factory = LinkStateFactory(state_in, NoOpFederationManager(), objects)
     state = factory.state()
     run = state.create_run("", "", "", {}, "@none/default", None, "me", "serverapp")
     task = Task(type="flwr-serverapp", run_id=run)
@@ -218,11 +327,11 @@ def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     fleet = FleetServicer(factory, objects, False)
     limits = [(f"grpc.max_{way}_message_length", -1) for way in ("send", "receive")]
     server = grpc.server(ThreadPoolExecutor(4), options=limits)
-    for add, api in (
-        (runtime_pb2_grpc.add_RuntimeServicer_to_server, lean.Runtime(factory, objects)),
-        (fleet_pb2_grpc.add_FleetServicer_to_server, fleet),
-    ):
-        lean._added(add)(api, server)
+    adding = lean.added(
+        runtime_pb2_grpc.add_RuntimeServicer_to_server, fleet_pb2_grpc.add_FleetServicer_to_server
+    )
+    for add, api in zip(adding, (lean.Runtime(factory, objects), fleet), strict=True):
+        add(api, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{port}", options=limits) as channel:
@@ -234,6 +343,7 @@ def superlink(on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
             store=objects.store(),
         )
     server.stop(None)
+    held.close()
 
 
 def grid_of(superlink: Any) -> Any:
@@ -251,7 +361,7 @@ def fetched(superlink: Any) -> Message:
     answer = superlink.fleet.PullMessages(fleet_pb2.PullMessagesRequest(node=superlink.node))
     contents = {}
     tree = answer.message_object_trees[0]
-    for name in [one.object_id for one in tree.children] + [tree.object_id]:
+    for name in [tree.object_id] + [one.object_id for one in tree.children]:
         request = message_pb2.PullObjectRequest(
             node=superlink.node, run_id=superlink.run, object_id=name
         )
@@ -290,6 +400,7 @@ def answered(superlink: Any, message: Message, seed: int) -> wire.Bundle:
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["same machine", "another machine"])
+@pytest.mark.parametrize("superlink", [FLWR_IN_MEMORY_DB_NAME, "state.db"], indirect=True)
 def test_models_travel_both_ways_by_files_or_by_calls(
     superlink: Any, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +465,65 @@ def test_a_superlink_that_has_lost_its_folder_is_sent_objects_by_calls(superlink
     np.testing.assert_array_equal(
         wire.decode_arrays(fetched(superlink).content["arrays"])["w"], numbers(0)
     )
+
+
+@pytest.mark.parametrize("patience", ["", "0", "600", "5000", "x", "-1"])
+def test_a_silo_that_wants_it_is_held_until_there_may_be_a_message(
+    superlink: Any, patience: str
+) -> None:
+    told = ((wire.PATIENCE, patience),) if patience else ()
+    asked = fleet_pb2.PullMessagesRequest(node=superlink.node)
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(superlink.fleet.PullMessages, asked, metadata=told)
+        is_held = patience in ("600", "5000")
+        time.sleep(0.2)
+        assert held.done() is not is_held
+        before = time.monotonic()
+        grid_of(superlink).push_messages([message_to(superlink)])
+        answer = held.result(2)
+    assert not answer.messages_list
+    assert time.monotonic() - before < 0.7, "not as long as it would have been otherwise"
+    assert len(superlink.fleet.PullMessages(asked, metadata=told).messages_list) == 1, (
+        "whoever was held might be gone: a message goes to a call that begins when it is there"
+    )
+    began = time.monotonic()
+    assert not superlink.fleet.PullMessages(asked, metadata=told).messages_list
+    held_s = time.monotonic() - began
+    least = {"600": 0.6, "5000": 1.0}.get(patience, 0.0)
+    assert least <= held_s < least + 5
+
+
+def message_to(superlink: Any) -> Message:
+    content = RecordDict({"arrays": wire.encode_arrays({"w": np.zeros(3)}, packed=True)})
+    return Message(content, superlink.node.node_id, "train", ttl=60.0)
+
+
+def test_an_object_on_its_way_is_given_to_who_was_held_for_it() -> None:
+    arrivals = lean.Arrivals()
+    answers = iter([SimpleNamespace(object_found=True, object_available=there) for there in (0, 1)])
+    asking = arrivals.holding(lambda *_: next(answers), lean._is_on_its_way, again=True)
+    bringing = arrivals.telling(lambda *_: None)
+    patient = SimpleNamespace(invocation_metadata=lambda: ((wire.PATIENCE, "900"),))
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(asking, None, patient)
+        time.sleep(0.1)
+        assert not held.done()
+        bringing(None, patient)
+        assert held.result(0.5).object_available
+
+
+def test_only_so_many_calls_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lean, "MOST_HELD", 1)
+    arrivals, patient = lean.Arrivals(), ((wire.PATIENCE, "400"),)
+    asking = arrivals.holding(lambda *_: None, lambda _: True, again=False)
+    context = SimpleNamespace(invocation_metadata=lambda: patient)
+    with ThreadPoolExecutor(1) as threads:
+        held = threads.submit(asking, None, context)
+        time.sleep(0.1)
+        began = time.monotonic()
+        asking(None, context)
+        assert time.monotonic() - began < 0.3
+        assert not held.done()
 
 
 def test_replies_of_other_apps_are_read_as_before(superlink: Any) -> None:

@@ -1,0 +1,123 @@
+"""Memory in which models lie, which goes from one to the next."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from coterie import wire
+from coterie.wire import blocks
+from coterie.wire.blocks import Blocks, Landing
+from coterie.wire.bundles import PIECE_BYTES
+
+MB = 2**20
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Blocks:
+    """What a silo's process has, of this test alone."""
+    made = Blocks()
+    monkeypatch.setattr(blocks, "_blocks", made)
+    return made
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def test_a_block_goes_to_the_next_when_nobody_looks_at_it_and_not_before() -> None:
+    made = Blocks()
+    one = made.take(3 * MB)
+    first, seen = address(one), memoryview(one)[5:10].toreadonly()
+    array = np.frombuffer(memoryview(one)[MB:], np.float32)
+    del one
+    other = made.take(3 * MB)
+    assert address(other) != first
+    del seen
+    third = made.take(3 * MB)
+    assert address(third) != first, "an array still lies there"
+    del array
+    again = made.take(3 * MB - 1000)
+    assert address(again) == first and again.size == 3 * MB
+    del again
+    assert made.take(2 * MB).size == 2 * MB, "one that is much larger is for a larger model"
+
+
+def test_what_is_kept_unused_is_bounded() -> None:
+    made = Blocks(kept=4 * MB)
+    held = [made.take(2 * MB) for _ in range(5)]
+    held.clear()
+    last = made.take(8 * MB)
+    assert sum(map(len, made._free)) <= 4 * MB and last.size == 8 * MB
+
+
+def test_models_that_come_and_go_take_the_same_memory(own: Blocks) -> None:
+    """Packing, landing and reading: after the second round no new block is needed."""
+    model = {"w": np.arange(5 * MB, dtype=np.float32)}
+    places = set[int]()
+    for number in range(6):
+        model = {"w": model["w"] + np.float32(1)}
+        record = wire.encode_arrays(model, packed=True)
+        places.add(address(np.frombuffer(record["safetensors"].data, np.uint8)))
+        made = wire.bundle([Message(RecordDict({"arrays": record}), 1, "train")])
+        landing = Landing(list(made.objects), most=100 * MB)
+        landed = {n: landing.lay(n, memoryview(bytes(c))) for n, c in made.objects.items()}
+        (message,), _ = wire.unbundle(made.root, landed, max_bytes=0)
+        read = wire.decode_arrays(message.content["arrays"])
+        np.testing.assert_array_equal(read["w"], model["w"])
+        assert not read["w"].flags.writeable
+        places.add(address(read["w"]) // PIECE_BYTES * PIECE_BYTES)
+        assert landing._block is not None
+        assert np.shares_memory(read["w"], landing._block), "it was not copied once more"
+        if number == 1:
+            known = len(places)
+    assert len(places) == known
+
+
+@pytest.mark.parametrize("reuses", [True, False])
+def test_a_packed_model_is_the_same_bytes_either_way(
+    reuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "_blocks", Blocks() if reuses else None)
+    parts = [b"", b"abc", memoryview(bytes(range(256)) * 8192), b"", b"x"]
+    made = blocks.joined(parts)
+    assert bytes(made) == b"".join(parts)
+    assert isinstance(made, bytes) is not reuses, "as bytes it may go to another process"
+    with pytest.raises(TypeError):
+        made[0] = 1  # type: ignore[index]
+
+
+def test_only_pieces_that_fit_land(own: Blocks) -> None:
+    names = ["a", "b", "c"]
+    landing = Landing(names, most=PIECE_BYTES)  # two places
+    large, small = (wire.piece_of(memoryview(bytes(size))) for size in (PIECE_BYTES + 1, 10))
+    fits = bytes(wire.piece_of(memoryview(b"\1" * PIECE_BYTES)))
+    for content in (bytes(large), bytes(small), b"Message 2\0" + bytes(2 * MB), b""):
+        assert landing.lay("a", content) is content
+    assert landing.lay("c", fits) is fits and landing.lay("d", fits) is fits
+    landed = landing.lay("b", fits)
+    assert isinstance(landed, wire.Piece) and bytes(landed) == fits and landed.body.readonly
+
+
+def test_who_reads_a_message_with_ours_leaves_nothing_that_python_must_look_for() -> None:
+    """A silo's next model would lie elsewhere: with Flower's properties a block is held."""
+    kinds = (wire.array_records, wire.config_records, wire.metric_records)
+    gc.disable()
+    try:
+        made = Blocks()
+        first = address(made.take(20 * MB))
+        content = RecordDict({"arrays": ArrayRecord(), "config": ConfigRecord()})
+        content.__dict__["held"] = made.take(20 * MB)
+        assert [list(read(content)) for read in kinds] == [["arrays"], ["config"], []]
+        del content
+        assert address(made.take(20 * MB)) == first
+        content = RecordDict()
+        content.__dict__["held"] = made.take(20 * MB)
+        assert not content.array_records
+        del content
+        assert address(made.take(20 * MB)) == first, "before it asks for more, it looks for that"
+    finally:
+        gc.enable()

@@ -1,0 +1,147 @@
+"""Memory in which models lie, which goes from one to the next.
+
+To lay a model into memory that the process did not have costs several times what its copy does: the
+kernel clears every page, and a virtual machine may have to ask its host for it. And what malloc has
+left of a model that was freed gets holes, into which the next one does not fit, so that a process
+grows. So large blocks are apart from all other memory here, and go to whoever asks next once nobody
+looks at what is in them.
+
+A process that says so (``reuse_blocks``) packs models into them, and a silo receives into them. In
+others a packed model is ``bytes``, as Flower's simulation sends it from process to process.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.wire.bundles import PIECE_BYTES, body_of, is_bundle
+from coterie.wire.pulled import Content, Piece
+
+FROM_BYTES = 2**20
+"""From which on a model lies in a block."""
+UNIT_BYTES = 2**20
+"""Blocks have a multiple of it, so that one fits the next model, whose head has another length."""
+WORTH_A_LOOK = 2**24
+"""Bytes that are worth a look for garbage before new memory is asked for."""
+KEPT_BYTES = 2**30
+"""Of blocks that nobody uses, what is kept."""
+
+
+class Blocks:
+    """Blocks of memory, free and in use. May be called by any thread."""
+
+    def __init__(self, kept: int = KEPT_BYTES) -> None:
+        self._kept, self._lock = kept, Lock()
+        self._free: list[mmap] = []
+        # Whoever looks last gives a block back at any moment, also within a call of ``take``.
+        self._returned = deque[mmap]()
+
+    def take(self, size: int) -> NDArray[np.uint8]:
+        """A block of at least so many bytes. Others have it next when nobody looks at it any more.
+
+        Raises:
+            OSError: there is no memory for it.
+        """
+        size = -(-max(size, 1) // UNIT_BYTES) * UNIT_BYTES
+        block = self._found(size)
+        if block is None and size >= WORTH_A_LOOK:
+            gc.collect()  # an app may have left its last message in a circle of references
+            block = self._found(size)
+        if block is None:
+            block = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        seen = np.frombuffer(block, np.uint8)
+        weakref.finalize(seen, self._returned.append, block).atexit = False
+        return seen
+
+    def _found(self, size: int) -> mmap | None:
+        """A free block that fits, which is not free any more."""
+        with self._lock:
+            while self._returned:
+                self._free.append(self._returned.popleft())
+            fits = [block for block in self._free if size <= len(block) <= size + size // 4]
+            block = min(fits, key=len, default=None)
+            if block is not None:
+                self._free = [one for one in self._free if one is not block]
+            while sum(map(len, self._free)) > self._kept:
+                del self._free[0]  # the longest unused
+        return block
+
+
+_blocks: Blocks | None = None
+
+
+def reuse_blocks() -> None:
+    """From now on models of this process lie in blocks."""
+    global _blocks
+    _blocks = _blocks or Blocks()
+
+
+def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
+    """One behind the other, each copied once."""
+    size = sum(map(len, parts))
+    if _blocks is None or size < FROM_BYTES:
+        return b"".join(parts)
+    try:
+        block = _blocks.take(size)
+    except OSError:
+        return b"".join(parts)
+    at = 0
+    for part in filter(len, parts):
+        block[at : at + len(part)] = np.frombuffer(part, np.uint8)
+        at += len(part)
+    return block.data[:size].toreadonly()
+
+
+def empty(like: NDArray[Any]) -> NDArray[Any]:
+    """An array of the same shape and type, to be filled."""
+    if _blocks is None or like.nbytes < FROM_BYTES:
+        return np.empty(like.shape, like.dtype)
+    try:
+        block = _blocks.take(like.nbytes)
+    except OSError:
+        return np.empty(like.shape, like.dtype)
+    return block[: like.nbytes].view(like.dtype).reshape(like.shape)
+
+
+class Landing:
+    """Where pieces of a message come to lie one behind the other while others are on their way.
+
+    Args:
+        ids: of its pieces, in order.
+        most: bytes that it may have; 0: no limit.
+    """
+
+    def __init__(self, ids: Sequence[str], most: int) -> None:
+        places = min(len(ids), most // PIECE_BYTES + 1) if most else len(ids)
+        self._places = {one: place for place, one in enumerate(ids[:places])}
+        self._block: NDArray[np.uint8] | None = None
+        self._lock = Lock()
+
+    def lay(self, object_id: str, content: Content) -> Content:
+        """An object, at its place if it is a large piece."""
+        place = self._places.get(object_id)
+        if _blocks is None or place is None or len(content) < FROM_BYTES or not is_bundle(content):
+            return content
+        body = body_of(content)
+        if len(body) > PIECE_BYTES or isinstance(content, Piece):
+            return content
+        try:
+            with self._lock:
+                if self._block is None:
+                    self._block = _blocks.take(len(self._places) * PIECE_BYTES)
+        except OSError:
+            return content
+        begin = place * PIECE_BYTES
+        held = self._block[begin : begin + len(body)]
+        held[:] = np.frombuffer(body, np.uint8)
+        head = bytes(content[: len(content) - len(body)])
+        return Piece(head, self._block.data[begin : begin + len(body)].toreadonly())
