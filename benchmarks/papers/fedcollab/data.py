@@ -11,11 +11,21 @@ import torch
 from benchmarks.kit import Shared
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Option, SiloData
-from coterie.tasks.images.datasets import FashionMnist, finish, join
+from coterie.tasks.images.datasets import Cifar10, FashionMnist, finish, join
 from coterie.tasks.images.image_files import read_images
 
 fashion_mnist = partial(Shared, "fashion-mnist/mlp-200")
 cifar10 = partial(Shared, "cifar10/cnn-fedcollab")
+
+
+class BlackCorners(Cifar10):
+    """CIFAR-10 with black in the corners of turned images, which tells the angle."""
+
+    models = ("cnn-fedcollab",)
+    mirrored = False
+
+
+cifar10_corners = partial(Shared, f"{__name__}:BlackCorners")
 
 OWN_SHARE, SMALL_SHARE, TEST_SHARE = 0.25, np.exp(-5.0), 1 / 7
 """Of a label that one group alone holds; of a small silo; of a silo's samples, for testing."""

@@ -29,7 +29,8 @@ class Experiment:
         data: the task's options without folder, silo and seed.
         keys: of the run's configuration.
         rounds: of the paper.
-        paper: variant → accuracy, IPR, RSD in %; the last two NaN for Local.
+        paper: variant → accuracy, IPR, RSD in %, as far as they are at hand; the last two NaN for
+            Local.
         discriminators: how they are trained.
     """
 
@@ -51,13 +52,32 @@ class Experiment:
 
 LOCAL, GLOBAL = "Local", "FedAvg"
 COLLAB, TUNED, DITTO = "FedAvg + FedCollab", "Finetune + FedCollab", "Ditto + FedCollab"
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
+VARIANTS: dict[str, Mapping[str, Any]] = {
     LOCAL: {"strategy": "independent"},
     GLOBAL: {"strategy": "fedavg"},
     COLLAB: {"strategy": "fedcollab", "c": GIVEN_C},
     TUNED: {"strategy": "fedcollab", "c": GIVEN_C, "personalise": "finetune"},
     DITTO: {"strategy": "fedcollab", "c": GIVEN_C, "personalise": "ditto"},
 }
+_BASES: Mapping[str, Mapping[str, Any]] = {
+    "FedProx": {"proximal-mu": 0.1},
+    "FedNova": {"within": "fednova"},
+    "Per-FedAvg": {"within": "perfedavg"},
+    "pFedMe": {"within": "pfedme", "moreau-lambda": 1.0, "moreau-lr": 0.1, "inner-steps": 5},
+}
+"""With the options of the paper's code."""
+VARIANTS |= {
+    f"{name}{collab}": {**keys, "strategy": "fedcollab", "c": GIVEN_C}
+    if collab
+    else {
+        "strategy": keys.get("within", "fedavg"),
+        **{k: v for k, v in keys.items() if k != "within"},
+    }
+    for name, keys in _BASES.items()
+    for collab in ("", " + FedCollab")
+}
+ADAPTING = [name for name in VARIANTS if "Per-FedAvg" in name or "pFedMe" in name]
+"""Silos test what they make of their model, as these methods say."""
 
 
 def _read(discriminators: Mapping[str, Any] | None = None, **own: Any) -> Experiment:
