@@ -12,7 +12,8 @@ time      the discriminators' computing beside a sequential loop over pairs
 scheme    the discriminators beside the paper's scheme, against known distances
 known     estimated distances of silos whose total variation distance is known
 cifar10   CIFAR-10, feature shift (rotations), turned and scaled as in the paper's code
-cifar10-corners     the same with black corners and pixels from -1 to 1
+cifar10-corners   the same with black corners and pixels from -1 to 1
+cifar100  CIFAR-100's coarse labels, concept shift, for whoever has cifar100_coarse.npz
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ ORDER = tuple(dict.fromkeys((COLLAB, TUNED, LOCAL, GLOBAL, DITTO, *VARIANTS)))
 def find_structure(experiment: str, seed: int, folder: str) -> Entry:
     """Discriminators and structure, without training."""
     own = EXPERIMENTS[experiment]
-    found = measure_distances(own.nodes(folder, seed), own.discriminators, seed=seed)
+    found = measure_distances(own.nodes(folder, seed), own.discriminators, seed=seed, c=own.c)
     bound = found.structure["bound"]
     c, groups = _auto(found.sizes, found.distances)
     return {
@@ -129,9 +130,10 @@ def _trained(
         return state
 
     grouped = VARIANTS[variant]["strategy"] == "fedcollab"
+    given = {"c": own.c} if grouped else {}
     return train(
         own.nodes(folder, seed),
-        {**own.keys, **VARIANTS[variant], "seed": seed, "rounds": rounds},
+        {**own.keys, **VARIANTS[variant], **given, "seed": seed, "rounds": rounds},
         evaluate=variant in ADAPTING,
         resume=measured_before if grouped else None,
     )

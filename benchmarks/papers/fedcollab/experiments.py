@@ -14,7 +14,6 @@ from coterie.tasks.base import Option
 
 NAMES = tuple(f"silo-{i:02d}" for i in range(20))
 PAPER_STRUCTURE = [list(range(5)), list(range(5, 10)), list(range(10, 20))]
-GIVEN_C = 10.0
 MIN_AUTHORS_ROUNDS = 101
 """Of the released code, for every pair."""
 
@@ -32,6 +31,7 @@ class Experiment:
         paper: variant → accuracy, IPR, RSD in %, as far as they are at hand; the last two NaN for
             Local.
         discriminators: how they are trained.
+        c: FedCollab's preference for more data.
     """
 
     title: str
@@ -42,6 +42,7 @@ class Experiment:
     paper: Mapping[str, Sequence[float]]
     notes: str
     discriminators: Discriminators = field(default_factory=Discriminators)
+    c: float = 10.0
 
     def nodes(self, folder: str, seed: int) -> list[dict[str, Option]]:
         """The silos of a split."""
@@ -55,9 +56,9 @@ COLLAB, TUNED, DITTO = "FedAvg + FedCollab", "Finetune + FedCollab", "Ditto + Fe
 VARIANTS: dict[str, Mapping[str, Any]] = {
     LOCAL: {"strategy": "independent"},
     GLOBAL: {"strategy": "fedavg"},
-    COLLAB: {"strategy": "fedcollab", "c": GIVEN_C},
-    TUNED: {"strategy": "fedcollab", "c": GIVEN_C, "personalise": "finetune"},
-    DITTO: {"strategy": "fedcollab", "c": GIVEN_C, "personalise": "ditto"},
+    COLLAB: {"strategy": "fedcollab"},
+    TUNED: {"strategy": "fedcollab", "personalise": "finetune"},
+    DITTO: {"strategy": "fedcollab", "personalise": "ditto"},
 }
 _BASES: Mapping[str, Mapping[str, Any]] = {
     "FedProx": {"proximal-mu": 0.1},
@@ -67,7 +68,7 @@ _BASES: Mapping[str, Mapping[str, Any]] = {
 }
 """With the options of the paper's code."""
 VARIANTS |= {
-    f"{name}{collab}": {**keys, "strategy": "fedcollab", "c": GIVEN_C}
+    f"{name}{collab}": {**keys, "strategy": "fedcollab"}
     if collab
     else {
         "strategy": keys.get("within", "fedavg"),

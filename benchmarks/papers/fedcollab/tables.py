@@ -12,7 +12,6 @@ from benchmarks.papers.fedcollab.distances import KNOWN_BUDGETS, KNOWN_KINDS, KN
 from benchmarks.papers.fedcollab.experiments import (
     COLLAB,
     EXPERIMENTS,
-    GIVEN_C,
     LOCAL,
     MIN_AUTHORS_ROUNDS,
     PAPER_STRUCTURE,
@@ -58,10 +57,10 @@ def _accuracy_section(name: str, runs: Sequence[Entry]) -> list[str]:
         lines += [
             f"## {experiment.title}",
             "",
-            f"{experiment.notes} {rounds} rounds{short}. c = {GIVEN_C:g}. Accuracy: plain mean "
-            "over silos of the last round's, on each silo's own test data; IPR: share of silos "
-            "better than Local; RSD: standard deviation of the gain over Local. All in %, mean ± "
-            "standard deviation over seeds.",
+            f"{experiment.notes} {rounds} rounds{short}. c = {experiment.c:g}. Accuracy: plain "
+            "mean over silos of the last round's, on each silo's own test data; IPR: share of "
+            "silos better than Local; RSD: standard deviation of the gain over Local. All in %, mean "
+            "± standard deviation over seeds.",
             "",
             typed("fedcollab", name, made, rounds=experiment.rounds),
             "",
