@@ -59,8 +59,8 @@ def _accuracy_section(name: str, runs: Sequence[Entry]) -> list[str]:
             "",
             f"{experiment.notes} {rounds} rounds{short}. c = {experiment.c:g}. Accuracy: plain "
             "mean over silos of the last round's, on each silo's own test data; IPR: share of "
-            "silos better than Local; RSD: standard deviation of the gain over Local. All in %, mean "
-            "± standard deviation over seeds.",
+            "silos better than Local; RSD: standard deviation of the gain over Local. All in %, "
+            "mean ± standard deviation over seeds.",
             "",
             typed("fedcollab", name, made, rounds=experiment.rounds),
             "",
