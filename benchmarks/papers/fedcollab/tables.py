@@ -225,6 +225,8 @@ def draw_distances(entries: Sequence[Entry], file: Path) -> None:
             shown = panel.imshow(square(run["distances"]), vmin=0, vmax=1, cmap="viridis")
             panel.set_title(EXPERIMENTS[run["experiment"]].title, fontsize=9)
             panel.set_xlabel("silo")
+            panel.set_xticks(range(0, 20, 5))
+            panel.set_yticks(range(0, 20, 5))
         axes[0].set_ylabel("silo")
         panel.figure.colorbar(shown, ax=list(axes), label="distance")
 
