@@ -138,7 +138,7 @@ def measure(folder: str, setting: str, seed: int, draw: int) -> Entry:
     """Accuracy in % over all silos' test samples of one model per group, on its pooled data."""
     torch.set_num_threads(1)
     threadpool_limits(1)
-    chosen = {"m": GROUPS, "sample": draw, "measure": "edc", "centres": "means"}
+    chosen: dict[str, Any] = {"m": GROUPS, "sample": draw, "measure": "edc", "centres": "means"}
     chosen |= {"epochs": 1, "digits": False, **SETTINGS[setting]}
     chosen = {"silos": ALPHA * chosen["m"], "directions": chosen["m"], **chosen}
     epochs, digits = chosen.pop("epochs"), chosen.pop("digits")
