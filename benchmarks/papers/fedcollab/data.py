@@ -20,11 +20,11 @@ fashion_mnist = partial(Shared, "fashion-mnist/mlp-200")
 cifar10 = partial(Shared, "cifar10/cnn-fedcollab")
 
 
-class BlackCorners(Cifar10):
+def black_corners() -> Task:
     """CIFAR-10 with black in the corners of turned images, which tells the angle."""
-
-    models = ("cnn-fedcollab",)
-    mirrored = False
+    task = Cifar10(model="cnn-fedcollab")
+    task.mirrored = False
+    return task
 
 
 class CoarseCifar100(ImageTask):
@@ -44,13 +44,13 @@ class CoarseCifar100(ImageTask):
 
     def model(self) -> torch.nn.Module:
         """The paper's: all layers but the last know ImageNet."""
-        made = resnet18(weights="DEFAULT")
-        made.fc = torch.nn.Linear(made.fc.in_features, self.num_classes)
+        made: torch.nn.Module = resnet18(weights="DEFAULT")
+        made.fc = torch.nn.Linear(512, self.num_classes)
         return made
 
 
 cifar100 = partial(Shared, f"{__name__}:CoarseCifar100")
-cifar10_corners = partial(Shared, f"{__name__}:BlackCorners")
+cifar10_corners = partial(Shared, f"{__name__}:black_corners")
 
 OWN_SHARE, SMALL_SHARE, TEST_SHARE = 0.25, np.exp(-5.0), 1 / 7
 """Of a label that one group alone holds; of a small silo; of a silo's samples, for testing."""
