@@ -129,6 +129,7 @@ bench-fedgenp: setup ## FedGenP beside its baselines: make bench-fedgenp ARGS='-
 bench-fedgroup: setup ## FedGroup's Tables I and III, Figs. 1 and 3 to 5: make bench-fedgroup ARGS='--data FOLDER'
 	@$(BIN)/python -m benchmarks.papers.fedgroup $(ARGS)
 	@$(BIN)/python -m benchmarks.papers.fedgroup.measures $(ARGS)
+	@$(BIN)/python -m benchmarks.papers.fedgroup.groups $(ARGS)
 	@$(BIN)/python -m benchmarks.papers.fedgroup.discrepancy $(ARGS)
 
 bench-fedcollab: setup ## FedCollab's tables on real data: make bench-fedcollab ARGS='--data FOLDER'

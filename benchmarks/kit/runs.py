@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from coterie import wire
 from coterie.client.app import app as coterie_app
@@ -100,6 +101,7 @@ def train(
         resume: strategy and w⁰ → the state that it begins with.
     """
     torch.set_num_threads(1)
+    threadpool_limits(1)  # of numpy's BLAS, whose threads wait for each other in loops that spin
     task = {"task": nodes[0]["task"]} if "task" in nodes[0] else {}
     config = RunConfig.read({"min-silos": len(nodes), **task, **keys})
     grid = InProcessGrid(app, nodes)

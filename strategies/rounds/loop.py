@@ -583,12 +583,13 @@ class GroupStrategy(Strategy):
         # 6. The round is over.
         for name, reason in left_out.items():
             kit.log.warning("round %d: %s is left out: %s", number, name, reason)
-        was_here = [silo.name for silo in before.silos]
+        was_here = dict.fromkeys(silo.name for silo in before.silos)
+        is_here = dict.fromkeys(silo.name for silo in here)
         report = kit.RoundReport(
             round=number,
             groups=self._groups(state, everybody, conduct),
-            joined=tuple(silo.name for silo in here if silo.name not in was_here),
-            left=tuple(name for name in was_here if name not in {silo.name for silo in here}),
+            joined=tuple(name for name in is_here if name not in was_here),
+            left=tuple(name for name in was_here if name not in is_here),
             left_out=left_out,
             silos=self._silo_reports(state, trained, several),
             evaluated_round=evaluated,

@@ -95,9 +95,12 @@ class ImageTask(NamedNetwork):
 
     Attributes:
         standard: what ``normalise=standard`` does.
+        mirrored: a turned image has its reflection in its corners, as in FedCollab's code, and no
+            black, which is the background of digits and clothing and of no photograph.
     """
 
     standard: Scale
+    mirrored = False
     files: ImageFiles
     shape = (1, *GREY)
     first_label = 0
@@ -220,7 +223,8 @@ class ImageTask(NamedNetwork):
         turn = share.rotation + chosen["rotation"]
 
         def part(images: Images, indices: NDArray[np.int64]) -> Part:
-            return scaled(rotate(images.x[indices], turn), scale), names[images.y[indices]]
+            turned = rotate(images.x[indices], turn, mirrored=self.mirrored)
+            return scaled(turned, scale), names[images.y[indices]]
 
         key = (id(share.test), turn, names.tobytes())
         made = {} if made is None else made
@@ -276,6 +280,7 @@ class Cifar10(ImageTask):
     num_classes = 10
     models = ("cnn-hcct", "cnn-fedcollab", "mclr")
     shape = (3, 32, 32)
+    mirrored = True
     files = ImageFiles(
         ("cifar10.npz",), (32, 32, 3), batches="cifar-10-batches-py", torchvision=("CIFAR10", {})
     )

@@ -14,14 +14,16 @@ from numpy.typing import NDArray
 from coterie.tasks.base import TaskError
 
 
-def rotate(images: NDArray[Any], degrees: float) -> NDArray[Any]:
-    """Turn images anticlockwise about their middle; what comes from outside is 0.
+def rotate(images: NDArray[Any], degrees: float, *, mirrored: bool = False) -> NDArray[Any]:
+    """Turn images anticlockwise about their middle.
 
     Multiples of 90° are exact and keep the type; other angles are bilinear.
 
     Args:
         images: shape (n, H, W) or (n, H, W, C).
         degrees: any angle.
+        mirrored: what comes from outside is the image's reflection, as if its edges were mirrors,
+            and not 0: the black corners of a photograph would tell how far it is turned.
 
     Returns:
         Same shape (H and W change places at 90° and 270°); float32 where interpolated.
@@ -39,11 +41,16 @@ def rotate(images: NDArray[Any], degrees: float) -> NDArray[Any]:
     for row, by_row in ((top, 1 - down), (top + 1, down)):
         for column, by_column in ((left, 1 - right), (left + 1, right)):
             inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
-            weight = np.where(inside, by_row * by_column, np.float32(0)).reshape(
-                height, width, *tail
-            )
-            out += weight * images[:, row.clip(0, height - 1), column.clip(0, width - 1)]
+            weight = np.where(mirrored | inside, by_row * by_column, np.float32(0))
+            weight = weight.reshape(height, width, *tail)
+            out += weight * images[:, _reflected(row, height), _reflected(column, width)]
     return out
+
+
+def _reflected(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """The index that mirrors at both ends show at a place; those within are what they were."""
+    around = index % (2 * size)
+    return np.minimum(around, 2 * size - 1 - around)
 
 
 def _sources(

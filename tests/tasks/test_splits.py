@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.tasks import TaskError
+from coterie.tasks import TaskError, load_task
 from coterie.tasks import splits as s
 from coterie.tasks.splits import shares
 
@@ -374,6 +374,27 @@ def test_turning_is_anticlockwise_and_fills_with_black():
     row, column = np.unravel_index(s.rotate(image, 45.0)[0].argmax(), (21, 21))
     assert (row, column) == (4, 16)  # now above right
     assert s.rotate(np.full((1, 21, 21), 255, np.uint8), 45.0)[0, 0, 0] == 0
+
+
+def test_a_mirrored_turn_has_no_corners_that_tell_its_angle():
+    white = np.full((1, 20, 20, 3), 255, np.uint8)
+    turned = s.rotate(white, 25.0, mirrored=True)
+    assert np.abs(turned - 255).max() < 1e-2
+    image = rng().integers(0, 256, size=(1, 20, 20)).astype(np.uint8)
+    wide = np.pad(image, ((0, 0), (20, 20), (20, 20)), mode="symmetric")
+    inside = s.rotate(wide, 25.0)[:, 20:40, 20:40]
+    assert np.allclose(s.rotate(image, 25.0, mirrored=True), inside, atol=1e-3)
+
+
+def test_photographs_are_mirrored_where_they_are_turned(tmp_path):
+    """And not digits, whose background is black."""
+    white = np.full((40, 32, 32, 3), 255, np.uint8)
+    for task, images in (("cifar10", white), ("mnist", white[:, :28, :28, 0])):
+        y = np.arange(40) % 10
+        given = {"x_train": images, "y_train": y, "x_test": images, "y_test": y}
+        np.savez(tmp_path / f"{task}.npz", **given)
+        data = load_task(task).load({"data": str(tmp_path), "rotation": 25.0})
+        assert (data.x_train.min() > 0.99) == (task == "cifar10")
 
 
 def test_an_angle_that_is_no_number_is_refused():

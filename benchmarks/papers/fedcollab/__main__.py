@@ -11,7 +11,9 @@ fashion-drawn   the same with silos of our own drawing and pixels from -1 to 1
 time      the discriminators' computing beside a sequential loop over pairs
 scheme    the discriminators beside the paper's scheme, against known distances
 known     estimated distances of silos whose total variation distance is known
-cifar10   CIFAR-10, feature shift (rotations)
+cifar10   CIFAR-10, feature shift (rotations), turned and scaled as in the paper's code
+cifar10-corners   the same with black corners and pixels from -1 to 1
+cifar100  CIFAR-100's coarse labels, concept shift, for whoever has cifar100_coarse.npz
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from benchmarks.papers.fedcollab.distances import (
     time_pairs,
 )
 from benchmarks.papers.fedcollab.experiments import (
+    ADAPTING,
     COLLAB,
     DITTO,
     EXPERIMENTS,
@@ -46,7 +49,7 @@ from benchmarks.papers.fedcollab.experiments import (
     TUNED,
     VARIANTS,
 )
-from benchmarks.papers.fedcollab.tables import STORE, draw_known
+from benchmarks.papers.fedcollab.tables import STORE, draw_distances, draw_known, square, turned
 from coterie import wire
 from coterie.server.runs.config import train_config
 from coterie.strategies.fedcollab.algorithm import FedCollabState
@@ -55,14 +58,14 @@ from coterie.strategies.partition.distance import Distance
 from coterie.strategies.partition.fedcollab import auto_c
 from coterie.wire import Model
 
-ORDER = (COLLAB, TUNED, LOCAL, GLOBAL, DITTO)
+ORDER = tuple(dict.fromkeys((COLLAB, TUNED, LOCAL, GLOBAL, DITTO, *VARIANTS)))
 """In which variants are run: the first two share a training."""
 
 
 def find_structure(experiment: str, seed: int, folder: str) -> Entry:
     """Discriminators and structure, without training."""
     own = EXPERIMENTS[experiment]
-    found = measure_distances(own.nodes(folder, seed), own.discriminators, seed=seed)
+    found = measure_distances(own.nodes(folder, seed), own.discriminators, seed=seed, c=own.c)
     bound = found.structure["bound"]
     c, groups = _auto(found.sizes, found.distances)
     return {
@@ -77,14 +80,6 @@ def find_structure(experiment: str, seed: int, folder: str) -> Entry:
         "bytes": found.num_bytes,
         "seconds": found.seconds,
     }
-
-
-def square(triangle: Sequence[Sequence[float]]) -> np.ndarray:
-    """(N, N) from the N − 1 rows above the diagonal."""
-    matrix = np.zeros((len(triangle) + 1, len(triangle) + 1))
-    for i, row in enumerate(triangle):
-        matrix[i, i + 1 :] = matrix[i + 1 :, i] = row
-    return matrix
 
 
 def _auto(sizes: Sequence[int], distances: np.ndarray) -> tuple[float, list[list[int]]]:
@@ -104,7 +99,10 @@ def measure_accuracy(
     shared = COLLAB if variant == TUNED else variant
     known = tuple(map(tuple, structure["distances"]))
     done = _trained(experiment, shared, seed, rounds, folder, known)
-    errors = _final_errors(done, VARIANTS[variant].get("personalise", "none"))
+    if variant in ADAPTING:
+        errors = [round(100 * done.errors[name], 4) for name in sorted(done.errors)]
+    else:
+        errors = _final_errors(done, VARIANTS[variant].get("personalise", "none"))
     return {"errors": errors, "seconds": round(done.seconds, 1)}
 
 
@@ -132,10 +130,11 @@ def _trained(
         return state
 
     grouped = VARIANTS[variant]["strategy"] == "fedcollab"
+    given = {"c": own.c} if grouped else {}
     return train(
         own.nodes(folder, seed),
-        {**own.keys, **VARIANTS[variant], "seed": seed, "rounds": rounds},
-        evaluate=False,
+        {**own.keys, **VARIANTS[variant], **given, "seed": seed, "rounds": rounds},
+        evaluate=variant in ADAPTING,
         resume=measured_before if grouped else None,
     )
 
@@ -218,6 +217,8 @@ def main() -> None:
         given.store.fill(cells, lambda **cell: measure(given.data, given.store, **cell))
         if part == "known":
             draw_known(given.store.entries, given.results / "fedcollab_known.png")
+    if turned(given.store.entries):
+        draw_distances(given.store.entries, given.results / "fedcollab_distances.png")
     print(given.store.text())
 
 

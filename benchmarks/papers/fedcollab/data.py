@@ -7,15 +7,50 @@ from functools import lru_cache, partial
 
 import numpy as np
 import torch
+from torchvision.models import resnet18
 
 from benchmarks.kit import Shared
 from coterie.tasks import Task, load_task
 from coterie.tasks.base import Option, SiloData
-from coterie.tasks.images.datasets import FashionMnist, finish, join
-from coterie.tasks.images.image_files import read_images
+from coterie.tasks.images.datasets import Cifar10, FashionMnist, ImageTask, finish, join
+from coterie.tasks.images.image_files import ImageFiles, read_images
+from coterie.tasks.images.scale import per_channel
 
 fashion_mnist = partial(Shared, "fashion-mnist/mlp-200")
 cifar10 = partial(Shared, "cifar10/cnn-fedcollab")
+
+
+def black_corners() -> Task:
+    """CIFAR-10 with black in the corners of turned images, which tells the angle."""
+    task = Cifar10(model="cnn-fedcollab")
+    task.mirrored = False
+    return task
+
+
+class CoarseCifar100(ImageTask):
+    """CIFAR-100 by its 20 coarse labels; the network is torchvision's pre-trained ResNet-18.
+
+    ``cifar100_coarse.npz`` has ``x_train`` (50000, 32, 32, 3), ``y_train`` in [0, 20), ``x_test``
+    and ``y_test``. The weights are fetched by torchvision, or lie where it keeps them.
+    """
+
+    name = "cifar100-coarse"
+    num_classes = 20
+    models = ("resnet18",)
+    shape = (3, 32, 32)
+    mirrored = True
+    files = ImageFiles(("cifar100_coarse.npz",), (32, 32, 3))
+    standard = per_channel((0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762))
+
+    def model(self) -> torch.nn.Module:
+        """The paper's: all layers but the last know ImageNet."""
+        made: torch.nn.Module = resnet18(weights="DEFAULT")
+        made.fc = torch.nn.Linear(512, self.num_classes)
+        return made
+
+
+cifar100 = partial(Shared, f"{__name__}:CoarseCifar100")
+cifar10_corners = partial(Shared, f"{__name__}:black_corners")
 
 OWN_SHARE, SMALL_SHARE, TEST_SHARE = 0.25, np.exp(-5.0), 1 / 7
 """Of a label that one group alone holds; of a small silo; of a silo's samples, for testing."""

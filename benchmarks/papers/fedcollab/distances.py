@@ -63,14 +63,16 @@ class Measured:
         return np.array(self.structure["distances"])
 
 
-def measure_distances(silos: Sequence[Node], options: Discriminators, *, seed: int) -> Measured:
+def measure_distances(
+    silos: Sequence[Node], options: Discriminators, *, seed: int, c: float = 10.0
+) -> Measured:
     """The discriminators of a federation, and the structure solved from them; nobody trains."""
     sizes: dict[str, float] = {}
     done = train(
         silos,
         {"seed": seed, "rounds": 1},
         app=idle,
-        build=lambda config, common: FedCollab(discriminators=options, **common),
+        build=lambda config, common: FedCollab(c=c, discriminators=options, **common),
         evaluate=False,
         after_round=lambda number, state: sizes.update(state.members.sizes),
     )

@@ -14,7 +14,6 @@ from coterie.tasks.base import Option
 
 NAMES = tuple(f"silo-{i:02d}" for i in range(20))
 PAPER_STRUCTURE = [list(range(5)), list(range(5, 10)), list(range(10, 20))]
-GIVEN_C = 10.0
 MIN_AUTHORS_ROUNDS = 101
 """Of the released code, for every pair."""
 
@@ -29,8 +28,10 @@ class Experiment:
         data: the task's options without folder, silo and seed.
         keys: of the run's configuration.
         rounds: of the paper.
-        paper: variant → accuracy, IPR, RSD in %; the last two NaN for Local.
+        paper: variant → accuracy, IPR, RSD in %, as far as they are at hand; the last two NaN for
+            Local.
         discriminators: how they are trained.
+        c: FedCollab's preference for more data.
     """
 
     title: str
@@ -41,6 +42,7 @@ class Experiment:
     paper: Mapping[str, Sequence[float]]
     notes: str
     discriminators: Discriminators = field(default_factory=Discriminators)
+    c: float = 10.0
 
     def nodes(self, folder: str, seed: int) -> list[dict[str, Option]]:
         """The silos of a split."""
@@ -51,13 +53,32 @@ class Experiment:
 
 LOCAL, GLOBAL = "Local", "FedAvg"
 COLLAB, TUNED, DITTO = "FedAvg + FedCollab", "Finetune + FedCollab", "Ditto + FedCollab"
-VARIANTS: Mapping[str, Mapping[str, Any]] = {
+VARIANTS: dict[str, Mapping[str, Any]] = {
     LOCAL: {"strategy": "independent"},
     GLOBAL: {"strategy": "fedavg"},
-    COLLAB: {"strategy": "fedcollab", "c": GIVEN_C},
-    TUNED: {"strategy": "fedcollab", "c": GIVEN_C, "personalise": "finetune"},
-    DITTO: {"strategy": "fedcollab", "c": GIVEN_C, "personalise": "ditto"},
+    COLLAB: {"strategy": "fedcollab"},
+    TUNED: {"strategy": "fedcollab", "personalise": "finetune"},
+    DITTO: {"strategy": "fedcollab", "personalise": "ditto"},
 }
+_BASES: Mapping[str, Mapping[str, Any]] = {
+    "FedProx": {"proximal-mu": 0.1},
+    "FedNova": {"within": "fednova"},
+    "Per-FedAvg": {"within": "perfedavg"},
+    "pFedMe": {"within": "pfedme", "moreau-lambda": 1.0, "moreau-lr": 0.1, "inner-steps": 5},
+}
+"""With the options of the paper's code."""
+VARIANTS |= {
+    f"{name}{collab}": {**keys, "strategy": "fedcollab"}
+    if collab
+    else {
+        "strategy": keys.get("within", "fedavg"),
+        **{k: v for k, v in keys.items() if k != "within"},
+    }
+    for name, keys in _BASES.items()
+    for collab in ("", " + FedCollab")
+}
+ADAPTING = [name for name in VARIANTS if "Per-FedAvg" in name or "pFedMe" in name]
+"""Silos test what they make of their model, as these methods say."""
 
 
 def _read(discriminators: Mapping[str, Any] | None = None, **own: Any) -> Experiment:

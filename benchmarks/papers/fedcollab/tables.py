@@ -12,13 +12,16 @@ from benchmarks.papers.fedcollab.distances import KNOWN_BUDGETS, KNOWN_KINDS, KN
 from benchmarks.papers.fedcollab.experiments import (
     COLLAB,
     EXPERIMENTS,
-    GIVEN_C,
     LOCAL,
     MIN_AUTHORS_ROUNDS,
     PAPER_STRUCTURE,
     VARIANTS,
 )
 from coterie.server.runs.metrics import ipr, rsd
+
+TURNED = ("cifar10-corners", "cifar10")
+UNKNOWN = (np.nan, np.nan, np.nan)
+"""The figures of FedProx, FedNova, Per-FedAvg and pFedMe are not at hand."""
 
 
 def document(entries: Sequence[Entry]) -> str:
@@ -35,6 +38,8 @@ def document(entries: Sequence[Entry]) -> str:
         own = select(entries, experiment=name)
         lines += _accuracy_section(name, select(own, part="accuracy"))
         lines += _structures(name, own)
+    if turned(entries):
+        lines += ["![distances between turned silos](fedcollab_distances.png)", ""]
     lines += _cost_section(entries)
     lines += _known_section(select(entries, part="known"))
     return "\n".join(lines)
@@ -52,17 +57,17 @@ def _accuracy_section(name: str, runs: Sequence[Entry]) -> list[str]:
         lines += [
             f"## {experiment.title}",
             "",
-            f"{experiment.notes} {rounds} rounds{short}. c = {GIVEN_C:g}. Accuracy: plain mean "
-            "over silos of the last round's, on each silo's own test data; IPR: share of silos "
-            "better than Local; RSD: standard deviation of the gain over Local. All in %, mean ± "
-            "standard deviation over seeds.",
+            f"{experiment.notes} {rounds} rounds{short}. c = {experiment.c:g}. Accuracy: plain "
+            "mean over silos of the last round's, on each silo's own test data; IPR: share of "
+            "silos better than Local; RSD: standard deviation of the gain over Local. All in %, "
+            "mean ± standard deviation over seeds.",
             "",
             typed("fedcollab", name, made, rounds=experiment.rounds),
             "",
             *table(
                 ("", *heads),
                 (
-                    _accuracy_cells(variant, own, made, experiment.paper[variant])
+                    _accuracy_cells(variant, own, made, experiment.paper.get(variant, UNKNOWN))
                     for variant, own in rows.items()
                     if own
                 ),
@@ -102,12 +107,14 @@ def _structures(name: str, entries: Sequence[Entry]) -> list[str]:
     found = select(entries, part="structure")
     if not found:
         return []
+    runs, own = select(entries, part="accuracy"), EXPERIMENTS[name]
+    untrained = [] if runs else [f"{own.notes} Nobody has been trained on these silos yet.", ""]
     lines = [
-        f"### {EXPERIMENTS[name].title}: the structure, seed by seed",
+        f"### {own.title}: the structure, seed by seed",
         "",
+        *untrained,
         *columns(found, STRUCTURE),
     ]
-    runs = select(entries, part="accuracy")
     per_seed = select(runs, variant=COLLAB)
     if per_seed:
         lines += ["", f"{COLLAB}, seed by seed (accuracy, IPR, RSD): "]
@@ -202,6 +209,34 @@ def _known_rows(entries: Sequence[Entry], sizes: Sequence[int]) -> Iterable[list
             if own:
                 cells = ([e["estimate"] for e in select(own, samples=size)] for size in sizes)
                 yield [kind, f"{share:g}", *(spread(found, missing="") for found in cells)]
+
+
+def turned(entries: Sequence[Entry]) -> list[Entry]:
+    """The first structure of each experiment with turned photographs."""
+    found = select(entries, part="structure")
+    return [own[0] for name in TURNED if (own := select(found, experiment=name))]
+
+
+def draw_distances(entries: Sequence[Entry], file: Path) -> None:
+    """The paper's Fig. 4: a panel per way to turn photographs, distances of all pairs of silos."""
+    found = turned(entries)
+    with panels(file, 1, len(found), figsize=(4.2 * len(found), 3.8)) as (axes,):
+        for panel, run in zip(axes, found, strict=True):
+            shown = panel.imshow(square(run["distances"]), vmin=0, vmax=1, cmap="viridis")
+            panel.set_title(EXPERIMENTS[run["experiment"]].title, fontsize=9)
+            panel.set_xlabel("silo")
+            panel.set_xticks(range(0, 20, 5))
+            panel.set_yticks(range(0, 20, 5))
+        axes[0].set_ylabel("silo")
+        panel.figure.colorbar(shown, ax=list(axes), label="distance")
+
+
+def square(triangle: Sequence[Sequence[float]]) -> np.ndarray:
+    """(N, N) from the N − 1 rows above the diagonal."""
+    matrix = np.zeros((len(triangle) + 1, len(triangle) + 1))
+    for i, row in enumerate(triangle):
+        matrix[i, i + 1 :] = matrix[i + 1 :, i] = row
+    return matrix
 
 
 def draw_known(entries: Sequence[Entry], file: Path) -> None:

@@ -131,7 +131,7 @@ def measure(folder: str) -> Callable[..., Entry]:
     def one(column: str, arm: str, seed: int, rounds: int) -> Entry:
         own, silos = COLUMNS[column], OwnStatistics(app)
         keys = {
-            **{"seed": seed, "rounds": rounds, "local-steps": 20, "batch-size": 32},
+            **{"seed": seed, "rounds": rounds, "local-steps": own.steps, "batch-size": 32},
             **{"lr": 0.05 if own.task in SMALL else 0.01, "lr-decay": 1.0},
             "evaluate-trained": True,
         }

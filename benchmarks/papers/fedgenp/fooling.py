@@ -1,6 +1,6 @@
 """Can a generator fool its receiver's head and not the others'? What eq. 10 of FedGenP does.
 
-    python -m benchmarks.papers.fedgenp.fooling [--seeds 3] [--only ROWS]
+    python -m benchmarks.papers.fedgenp.fooling [--seeds 3] [--parts iid] [--only ROWS]
 
 Silos of scikit-learn's digits train alike (FedAvg) for some rounds; the heads that they then have
 of their own are those that FedGenP's server would see. On these, generators are trained for 2,000
@@ -122,7 +122,6 @@ def measure(shift: str, setting: str, seed: int) -> Entry:
 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
-    seeds = 1 + max((run["seed"] for run in entries), default=0)
     parts = []
     for shift, what in SHIFTS.items():
         rows = []
@@ -130,16 +129,17 @@ def document(entries: Sequence[Entry]) -> str:
             if runs := select(entries, shift=shift, setting=name):
                 shares = [spread([r[k] for r in runs], 1) for k in ("others", "own")]
                 sure = [f"{np.mean([r[k] for r in runs]):.2f}" for k in ("p others", "p own")]
-                rows.append([name, *shares, *sure])
-        heads = ("", "others right, %", "own right, %", "p(y) of others", "p(y) of own")
+                rows.append([name, *shares, *sure, str(len(runs))])
+        heads = ("", "others right, %", "own right, %", "p(y) of others", "p(y) of own", "seeds")
         if rows:
             parts.append(f"## {shift}: {what}\n\n" + "\n".join(table(heads, rows)))
     return page(
         "# Can a generator fool its receiver's head and not the others'?",
         f"Heads after {ROUNDS} rounds of FedAvg on scikit-learn's digits, generators of {STEPS:,} "
-        f"steps from scratch, {seeds} seed{'s' * (seeds > 1)}. Shares of\nlatents answered as "
-        "meant, mean over receivers; p(y): the probability of the label that was meant.\nMade by "
-        "`python -m benchmarks.papers.fedgenp.fooling`.",
+        "steps from scratch. Shares of latents\nanswered as meant, mean over receivers ± deviation "
+        "over seeds; p(y): the probability of the label that was meant.\nMade by `python -m "
+        "benchmarks.papers.fedgenp.fooling`. Rows of fewer than three seeds were not run again for "
+        "want of hours.",
         *parts,
     )
 
@@ -149,10 +149,10 @@ STORE = Store("fooling", document, keys=("shift", "setting", "seed"))
 
 def main() -> None:
     """Measure what is not stored yet."""
-    given = read(STORE, __doc__, rows=SETTINGS, seeds=3)
+    given = read(STORE, __doc__, parts=SHIFTS, rows=SETTINGS, seeds=3)
     cells = (
         {"shift": s, "setting": name, "seed": i}
-        for i, s, name in product(range(given.seeds), SHIFTS, given.only)
+        for i, s, name in product(range(given.seeds), given.parts, given.only)
     )
     given.store.fill(cells, measure)
     print(given.store.text())

@@ -26,7 +26,9 @@ from benchmarks.papers.fedgroup.tables import (
     ALPHA,
     BATCH,
     EPOCHS,
+    FIRST,
     METHODS,
+    MORE,
     POOLED_BATCH,
     POOLED_EPOCHS,
     ROUNDS,
@@ -140,15 +142,9 @@ def measure(folder: str) -> Callable[..., Entry]:
 
 
 def _fedgroup(data: Dataset, own: Mapping[str, Any], pretrain_epochs: int, seed: int) -> Build:
-    return lambda config, options: FedGroup(
-        num_groups=data.num_groups,
-        pretrain_silos=ALPHA * data.num_groups,
-        pretrain_epochs=pretrain_epochs,
-        sample=SAMPLE,
-        seed=seed,
-        **own,
-        **options,
-    )
+    made = {"num_groups": data.num_groups, "pretrain_silos": ALPHA * data.num_groups, **own}
+    made |= {"pretrain_epochs": pretrain_epochs, "sample": SAMPLE, "seed": seed}
+    return lambda config, options: FedGroup(**made, **options)
 
 
 def pooled(
@@ -198,6 +194,7 @@ def main() -> None:
             "pretrain_epochs": given.pretrain_epochs,
         }
         for row, seed, method in product(given.parts, range(given.seeds), given.only)
+        if row == FIRST or method not in MORE
     )
     given.store.fill(cells, measure(given.data))
     print(given.store.text())

@@ -69,16 +69,19 @@ def train(
     # Views of the model's own memory: it is changed in place.
     layers = [(one.weight.detach().numpy(), one.bias.detach().numpy()) for one in linear]
     anchors = [(w.copy(), b.copy()) for w, b in layers] if plan.proximal_mu else []
+    room = [(np.empty_like(w), np.empty_like(b)) for w, b in anchors]
     shuffle = torch.Generator().manual_seed(seed)
     x, y = data.x.flatten(1).numpy(), data.y.numpy()
+    targets = np.eye(len(layers[-1][1]), dtype=np.float32)[y]
     left, total, seen = plan.steps, 0.0, 0
     for _ in range(plan.steps or plan.epochs):
         total, seen = 0.0, 0
         order = torch.randperm(len(x), generator=shuffle).numpy()
+        shuffled, wanted = x[order], targets[order]
         for start in range(0, len(x), plan.batch_size):
-            batch = order[start : start + plan.batch_size]
-            total += _step(layers, anchors, x[batch], y[batch], plan)
-            seen += len(batch)
+            batch = slice(start, start + plan.batch_size)
+            total += _step(layers, anchors, room, shuffled[batch], wanted[batch], plan)
+            seen += len(wanted[batch])
             left -= 1
             if left == 0:
                 return total / seen
@@ -86,29 +89,40 @@ def train(
 
 
 def _step(
-    layers: Layers, anchors: Layers, x: Array, y: NDArray[np.int64], plan: TrainPlan
+    layers: Layers, anchors: Layers, room: Layers, x: Array, targets: Array, plan: TrainPlan
 ) -> float:
-    """One step of gradient descent on the mean cross entropy; returns the sum before it."""
+    """One step of gradient descent on the mean cross entropy; returns the sum before it.
+
+    In place, and with ``reduce`` rather than the methods that call it: half of a step is calls.
+    """
     inputs = [x]
     for weight, bias in layers[:-1]:
-        inputs.append(np.maximum(inputs[-1] @ weight.T + bias, 0))
-    logits = inputs[-1] @ layers[-1][0].T + layers[-1][1]
-    logits -= logits.max(axis=1, keepdims=True)
+        hidden = inputs[-1] @ weight.T
+        hidden += bias
+        inputs.append(np.maximum(hidden, 0, hidden))
+    logits = inputs[-1] @ layers[-1][0].T
+    logits += layers[-1][1]
+    logits -= np.maximum.reduce(logits, 1, keepdims=True)
     gradient = np.exp(logits)
-    sums = gradient.sum(axis=1)
-    rows = np.arange(len(y))
-    loss = float((np.log(sums) - logits[rows, y]).sum())
-    gradient /= sums[:, None]
-    gradient[rows, y] -= 1
-    gradient /= len(y)
+    sums = np.add.reduce(gradient, 1, keepdims=True)
+    loss = float(np.add.reduce(np.log(sums), None) - np.add.reduce(logits * targets, None))
+    gradient /= sums
+    gradient -= targets
+    gradient /= len(targets)
     for k in range(len(layers) - 1, -1, -1):
         weight, bias = layers[k]
-        below = (gradient @ weight) * (inputs[k] > 0) if k else gradient
-        for array, anchor in zip(layers[k], anchors[k] if anchors else (), strict=False):
-            array -= plan.lr * plan.proximal_mu * (array - anchor)
+        below = gradient
+        if k:
+            below = gradient @ weight
+            below *= inputs[k] > 0
+        if anchors:
+            for array, anchor, far in zip(layers[k], anchors[k], room[k], strict=True):
+                np.subtract(array, anchor, far)
+                far *= plan.lr * plan.proximal_mu
+                array -= far
         # W ← W − lr · gradientᵀ · input, in one pass over W (columns first, as BLAS sees it).
         sgemm(-plan.lr, inputs[k].T, gradient, beta=1.0, c=weight.T, overwrite_c=True)
-        bias -= plan.lr * gradient.sum(axis=0)
+        bias -= plan.lr * np.add.reduce(gradient, 0)
         gradient = below
     return loss
 
