@@ -90,6 +90,7 @@ def _pairs(request: Request, *, labelled: bool) -> Pairs:
             samples=request.integer(wire.SAMPLES, minimum=1, default=500),
             seed=request.run_seed,
             labelled=labelled,
+            most_bytes=request.integer(wire.MOST_BYTES, minimum=0, default=0),
         )
     except (wire.WireError, DiscriminatorError) as error:
         raise RefusedError(str(error)) from None

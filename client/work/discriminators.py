@@ -14,7 +14,7 @@ Differs from the paper, whose silos train one discriminator at a time, one mini-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,7 +35,9 @@ CHUNK = 1024
 """Held-out samples that are scored at once."""
 MOST_READ = 4096
 """Samples of a dataset that discriminators are trained and tested with."""
-PHASE = "discriminator"
+LEAST_FEATURES, LEAST_HIDDEN = 32, 4
+"""Of a discriminator that is made smaller."""
+PHASE, PROJECTION = "discriminator", "projection"
 
 Stack = dict[str, torch.Tensor]
 
@@ -80,6 +82,7 @@ class Pairs:
         labels: (K,) float32, the label, 1 or 0, of this silo's samples in each pair.
         pool: the silo's samples.
         received: the stack came with the message; otherwise it is K copies of the initial one.
+        short: it travels in 16 bits a number.
     """
 
     module: nn.Module
@@ -87,15 +90,17 @@ class Pairs:
     labels: torch.Tensor
     pool: Pool
     received: bool
+    short: bool = False
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of one discriminator's parameters."""
-        return sum(p.numel() * p.element_size() for p in self.module.parameters())
+        """Bytes of one discriminator's parameters on their way."""
+        return _num_bytes(self.module) // (2 if self.short else 1)
 
     def arrays(self) -> Model:
         """The stack for the wire."""
-        return {name: parameter.cpu().numpy() for name, parameter in self.stack.items()}
+        kind = np.float16 if self.short else np.float32
+        return {n: p.cpu().numpy().astype(kind, copy=False) for n, p in self.stack.items()}
 
 
 def open_pairs(
@@ -106,6 +111,7 @@ def open_pairs(
     samples: int,
     seed: int,
     labelled: bool = True,
+    most_bytes: int = 0,
 ) -> Pairs:
     """Make ready what a message asks for.
 
@@ -116,6 +122,7 @@ def open_pairs(
         samples: at most so many train; at least half of the silo's are held out.
         seed: of the run; gives the initial discriminator and, for good, what is held out.
         labelled: discriminators see the samples' labels; else all have the first one.
+        most_bytes: of one discriminator, which is made smaller until it fits if it can be; 0: any.
 
     Raises:
         DiscriminatorError: the arrays are not ``len(labels)`` discriminators of this task, or the
@@ -124,18 +131,54 @@ def open_pairs(
     drawn = seed_of(seed, bench.settings.name, 0, PHASE)
     pool = _pool(bench, samples=samples, seed=drawn, labelled=labelled)
     torch.manual_seed(seed_of(seed, "", 0, PHASE))
-    module = bench.task.discriminator(pool.x.shape[1]).to(bench.device)
+    module, num_features, short = _fitting(bench.task, pool.x.shape[1], most_bytes)
+    module = module.to(bench.device)
+    pool = _projected(pool, num_features, seed=seed_of(seed, "", 0, PROJECTION))
     if any(True for _ in module.buffers()):
         raise DiscriminatorError(
             "a task's discriminator must not have buffers, such as BatchNorm's."
         )
     return Pairs(
         module,
-        _stack(module, received, len(labels)),
+        _stack(module, received, len(labels), short=short),
         torch.tensor(labels, dtype=torch.float32, device=bench.device),
         pool,
         received=received is not None,
+        short=short,
     )
+
+
+def _fitting(task: Task, num_features: int, most_bytes: int) -> tuple[nn.Module, int, bool]:
+    """A discriminator of at most so many bytes, how many features it sees, and whether it is that
+    small in 16 bits a number. As small as it may be where it is too large even so."""
+    own, number = task.discriminator(num_features), num_features
+    if not most_bytes or _num_bytes(own) <= most_bytes:
+        return own, number, False
+    if type(own) is Discriminator and _num_bytes(own) > 2 * most_bytes:
+        classes, most = max(task.num_classes, 1), most_bytes // 2 - 1
+        least = min(LEAST_FEATURES, num_features)
+        hidden = min(own.output.in_features, max(most // (least + classes + 3), LEAST_HIDDEN))
+        number = min(num_features, max(most // hidden - classes - 3, least))
+        return Discriminator(number, classes, hidden=hidden), number, True
+    while _num_bytes(own) > 2 * most_bytes and number > LEAST_FEATURES:
+        number = max(number // 2, LEAST_FEATURES)
+        own = task.discriminator(number)
+    return own, number, True
+
+
+def _projected(pool: Pool, num_features: int, *, seed: int) -> Pool:
+    """The features along random directions, the same at every silo: as large as they were each,
+    so that they count as much beside the label (Johnson and Lindenstrauss, 1984)."""
+    if num_features == pool.x.shape[1]:
+        return pool
+    draw = torch.Generator().manual_seed(seed)
+    along = torch.randn(pool.x.shape[1], num_features, generator=draw) / pool.x.shape[1] ** 0.5
+    along = along.to(pool.x.device)
+    return replace(pool, x=pool.x @ along, x_held=pool.x_held @ along)
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in module.parameters())
 
 
 def _pool(bench: Workbench, *, samples: int, seed: int, labelled: bool) -> Pool:
@@ -174,7 +217,7 @@ def _no_labels(samples: torch.Tensor) -> torch.Tensor:
     return torch.zeros(len(samples), dtype=torch.int64, device=samples.device)
 
 
-def _stack(module: nn.Module, received: Model | None, num_pairs: int) -> Stack:
+def _stack(module: nn.Module, received: Model | None, num_pairs: int, *, short: bool) -> Stack:
     own = {name: parameter.detach() for name, parameter in module.named_parameters()}
     if received is None:
         return {n: p.expand(num_pairs, *p.shape).clone() for n, p in own.items()}
@@ -183,15 +226,15 @@ def _stack(module: nn.Module, received: Model | None, num_pairs: int) -> Stack:
         raise DiscriminatorError(
             f"the discriminators received have other arrays than the task's: {odd}"
         )
-    stack = {}
+    stack, kind = {}, np.dtype(np.float16 if short else np.float32)
     for name, parameter in own.items():
         array, shape = received[name], (num_pairs, *parameter.shape)
-        if array.shape != shape or array.dtype != np.float32:
+        if array.shape != shape or array.dtype != kind:
             raise DiscriminatorError(
-                f"discriminator array {name!r} must be float32 of shape {shape}. "
+                f"discriminator array {name!r} must be {kind} of shape {shape}. "
                 f"Got {array.dtype} of shape {array.shape}."
             )
-        stack[name] = torch.from_numpy(np.array(array)).to(parameter.device)
+        stack[name] = torch.from_numpy(array.astype(np.float32)).to(parameter.device)
     return stack
 
 

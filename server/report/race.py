@@ -211,6 +211,18 @@ class _Chosen:
                 f"Cost so far: {low if low == high else f'{low} to {high}'} passes over a silo's "
                 f"samples for each one that FedAvg makes{within}."
             )
+        traffic = self._last.grouping.traffic
+        if traffic is not None and traffic.usual:
+            yield (
+                f"Bytes so far: {traffic.moved / 1e6:.3g} MB, {traffic.moved / traffic.usual:.1f} "
+                f"times those of FedAvg (budget for the whole run: {traffic.budget:g}); "
+                f"{traffic.discriminators / 1e6:.3g} MB of them for discriminators."
+            )
+        for one in self.told:
+            work = None if one.final else one.grouping.discriminators
+            if work is not None and not work.pairs and work.missing:
+                why, _ = Counter(work.missing.values()).most_common(1)[0]
+                yield f"FedCollab's discriminators were left out in round {one.round}: {why}"
 
     def rows(self) -> Iterable[tuple[str, ...]]:
         """Every partition: the chosen one, those in the race to its end, the others."""
@@ -309,6 +321,12 @@ class _Chosen:
         own = "" if known is None else f" ({self._two(name, self.verdict.winner, known)})"
         count = wire.counted(round(trial.count), "sample")
         kept = "but keeps the model that it trained alone" if gain.own else "and holds its model"
+        if gain.share > 0:
+            part = round(100 * gain.share)
+            kept = (
+                f"and ends with a mean of two models: {100 - part} % that of its group, {part} % "
+                "what its last training made of it (as likely as that it is better off alone)"
+            )
         better = "better" if gain.expected >= 0 else "worse"
         return (
             f"grouped with {_listed(others)}, {kept}. On {count} that no model had seen "

@@ -65,9 +65,11 @@ from coterie.strategies.auto.state import (
     Measured,
     Placement,
     Verdict,
+    ending,
     group_of,
     handed_out,
     holding,
+    share_of,
     trained_together,
     without,
 )
@@ -80,6 +82,7 @@ from coterie.strategies.auto.told import (
 from coterie.strategies.baselines import probes
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
+from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
@@ -102,10 +105,17 @@ PROBATION = 2
 """Rounds that a newcomer trains beside a group before it counts there."""
 EXTRA = 2
 """Rounds' worth of epochs in a round of the winner, while the budget lets it."""
+PAIRED_SHARE = 1 / 6
+"""Of the bytes that a run may move, those for discriminators: what the races leave that the usual
+budget of trainings allows."""
+FEWEST_ROUNDS = 5
+"""Of discriminators: after fewer, distances say little."""
 MAX_PAIRED = 24
 """Silos up to which every pair of them is compared by a discriminator."""
 CHURN = 0.25
 """Share of silos, and at least two, that must have come or gone for another race."""
+AS_IT_IS = "as it is"
+"""Who proposes the partition that holds when a race is run again."""
 ALONE, GROUP = "alone", "group"
 """Purposes of what a silo trains beside the model that it holds."""
 
@@ -120,11 +130,18 @@ class Auto(kit.Algorithm[AutoState]):
         description="Trainings that a silo does at most, as a multiple of those of FedAvg in as "
         "many rounds.",
     )
+    byte_budget: float = Field(
+        3.0,
+        ge=1.5,
+        le=1000,
+        description="Bytes of models and discriminators that a run moves at most, as a multiple "
+        "of those of FedAvg in as many rounds.",
+    )
     discriminators: bool = Field(
         True,
         description="Whether silos that allow it (`auxiliary` in silo.toml) train FedCollab's "
-        "discriminators too, of up to 24 silos: one more candidate. They have a size of their "
-        "own, and are most of a run's bytes where the model is small.",
+        "discriminators too, of up to 24 silos: one more candidate. They are made so small that "
+        "they take a sixth of the bytes that a run may move.",
     )
     seed: kit.Seed = 0
     remembers = AutoState
@@ -181,9 +198,16 @@ class Auto(kit.Algorithm[AutoState]):
             state = self._again(state, now)
         return state
 
-    @property
-    def _fedcollab(self) -> FedCollab:
-        return FedCollab(c="auto", seed=self.seed)
+    def _most_bytes(self, state: AutoState, now: kit.Round) -> float:
+        """What the run may move in all: what FedAvg has moved by now, and would in the rounds that
+        are left, so many times."""
+        each = state.each or _bytes_each(state.members.initial, now)
+        ahead = (now.rounds - state.number) * len(now.silos) * each
+        return self.byte_budget * (state.usual + ahead)
+
+    def _within_bytes(self, state: AutoState, now: kit.Round, exchanges: float) -> bool:
+        """Whether so many more models may go to silos and come back."""
+        return state.moved + exchanges * state.each <= self._most_bytes(state, now)
 
     def _again(self, state: AutoState, now: kit.Round) -> AutoState:
         """Look anew where many have come or gone, and there is time and budget for it."""
@@ -195,6 +219,8 @@ class Auto(kit.Algorithm[AutoState]):
             return state
         most = max((state.trainings.get(name, 0) for name in here), default=0)
         if most + rounds_left + 2 * LEAST_ROUNDS > self.budget * now.rounds:
+            return state
+        if not self._within_bytes(state, now, (rounds_left + 2 * LEAST_ROUNDS) * len(here)):
             return state
         kit.log.info(
             "auto: %d silos came, went or have other data since the race: it is run again", changed
@@ -210,14 +236,20 @@ class Auto(kit.Algorithm[AutoState]):
         if state.phase == "look" and asks and 2 < len(now.silos) <= MAX_PAIRED:
             before = state.pairs or FedCollabState(state.members)
             before = replace(before, members=state.members)
-            compared = yield from self._fedcollab.prepare(before, now)
-            state = replace(state, pairs=replace(compared, members=kit.Members({})))
+            most = PAIRED_SHARE * self._most_bytes(state, now) - state.paired
+            if most > 0:
+                limit = Discriminators(gigabytes=most / 1e9, fewest=FEWEST_ROUNDS)
+                fedcollab = FedCollab(c="auto", seed=self.seed, discriminators=limit)
+                compared = yield from fedcollab.prepare(before, now)
+                state = _with_pairs(state, compared, now)
         offered = sorted(group for group in state.held if group in state.group_models)
         new = [s for s in now.silos if s.name in state.probation and s.name not in state.beside]
         new = [silo for silo in new if silo.described]
         if not new or not offered:
             return state
         found = yield from probes.ask(new, [state.group_models[group] for group in offered])
+        moved = sum(_bytes_of(answer) for own in found.values() for answer in own.values())
+        state = replace(state, moved=state.moved + moved)
         beside = dict(state.beside)
         for name, answers in found.items():
             own = [
@@ -284,7 +316,8 @@ class Auto(kit.Algorithm[AutoState]):
         if name not in state.own:
             return [shared]
         left = now.rounds - now.number + 1
-        if state.trainings.get(name, 0) + 2 * left <= self.budget * now.rounds:
+        affordable = self._within_bytes(state, now, (len(now.silos) + len(state.own)) * left)
+        if affordable and state.trainings.get(name, 0) + 2 * left <= self.budget * now.rounds:
             return [alone, replace(shared, purpose=GROUP)]
         return [alone]
 
@@ -303,13 +336,23 @@ class Auto(kit.Algorithm[AutoState]):
         return handed_out(state, now)
 
     def _with_cost(self, state: AutoState, updates: kit.Updates, now: kit.Round) -> AutoState:
-        """What was trained in this round, by passes over a silo's samples."""
-        done = dict(state.trainings)
+        """What was trained in this round, by passes over a silo's samples, and what was moved."""
+        done, moved, usual, trained = dict(state.trainings), 0, 0, 0
         for update in updates:
-            name, spared = update.silo.name, measurement(update) is not None
-            passes = (1 - HOLDOUT) if spared else float(self._times(state, name, now))
-            done[name] = done.get(name, 0.0) + passes
-        return replace(state, trainings=done)
+            name = update.silo.name
+            comparing = state.phase != "hold" or name in state.probation
+            times = _pass(update.silo) if comparing else float(self._times(state, name, now))
+            done[name] = done.get(name, 0.0) + times
+            moved += _bytes_of(update)
+            if not update.purpose:
+                usual, trained = usual + _bytes_of(update), trained + 1
+        return replace(
+            state,
+            trainings=done,
+            moved=state.moved + moved,
+            usual=state.usual + usual,
+            each=usual / trained if trained else state.each,
+        )
 
     def _longer(self, state: AutoState, name: str, now: kit.Round) -> dict[str, kit.Scalar]:
         times, key = self._times(state, name, now), wire.LOCAL_EPOCHS
@@ -358,6 +401,7 @@ class Auto(kit.Algorithm[AutoState]):
                 "FedCollab, c auto",
                 whole=not structure.alone and set(names) <= set(structure.silos),
             )
+        candidates = self._affordable(state, candidates, now)
         groups = {group for c in candidates for group in c.groups if len(group) > 1}
         models = {group: _mean_alone(state, group) for group in sorted(groups)}
         kit.log.info("auto races %s", "; ".join(c.source for c in candidates))
@@ -372,6 +416,30 @@ class Auto(kit.Algorithm[AutoState]):
             raced=frozenset(names),
             drifted=frozenset(),
         )
+
+    def _affordable(
+        self, state: AutoState, found: Sequence[Candidate], now: kit.Round
+    ) -> tuple[Candidate, ...]:
+        """The candidates that can be raced for as long as it takes to measure them; the weakest
+        goes first, of those that few propose. Alone and all together are always raced."""
+        left = now.rounds - now.number - MEASURES
+        kept = list(found)
+        while True:
+            groups = {group for c in kept for group in c.groups if len(group) > 1}
+            arms = {n: 1 + sum(n in group for group in groups) for n in now.names}
+            fits = self._within_bytes(
+                state, now, MEASURES * sum(arms.values()) + left * len(now.names)
+            ) and all(
+                state.trainings.get(n, 0.0) + MEASURES * arms[n] * _pass(now.here[n]) + left
+                <= self.budget * now.rounds
+                for n in now.names
+            )
+            spare = [c for c in kept if not (c.is_trivial or c.source == AS_IT_IS)]
+            if fits or not spare:
+                return tuple(kept)
+            weakest = min(spare, key=lambda c: (c.supported, c.num_sources, -kept.index(c)))
+            kept.remove(weakest)
+            kit.log.info("auto does not race %s: the budget does not allow it", weakest.source)
 
     def _suggested(
         self, state: AutoState, names: Sequence[str], now: kit.Round
@@ -422,12 +490,13 @@ class Auto(kit.Algorithm[AutoState]):
         if raced > MEASURES and not judges_of(state):
             return False
         groups = {group for c in kept for group in c.groups if len(group) > 1}
+        all_arms = 0
         for name in now.names:
             arms = 1 + sum(name in group for group in groups)
-            cost = arms * (1 - HOLDOUT) + left - 1
+            cost, all_arms = arms * _pass(now.here[name]) + left - 1, all_arms + arms
             if state.trainings.get(name, 0.0) + cost > self.budget * now.rounds:
                 return False
-        return True
+        return self._within_bytes(state, now, all_arms + (left - 1) * len(now.names))
 
     def _decided(self, state: AutoState, now: kit.Round, *, complete: bool) -> AutoState:
         """Take the winner's groups; who loses by its group keeps its own model."""
@@ -435,6 +504,10 @@ class Auto(kit.Algorithm[AutoState]):
         number = choose(state.candidates, found, state.members.sizes) if judges else 0
         winner = state.candidates[number]
         gains = gains_of(state, winner) if judges else {}
+        # What a silo makes of its group's model gets no share where nobody sees it, and none where
+        # it has noise that only the mean of many takes away (privacy).
+        blind = gains if now.secure else gains.keys() & state.noise.keys()
+        gains |= {name: replace(gains[name], doubt=0.0) for name in blind}
         own = frozenset(name for name, gain in gains.items() if gain.own)
         raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
         verdict = Verdict(
@@ -517,9 +590,10 @@ class Auto(kit.Algorithm[AutoState]):
         )
 
     def finish(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
-        """A race that is open ends with what is best by now."""
+        """A race that is open ends with what is best by now; who is in doubt about its group ends
+        with a share of its own."""
         if state.phase == "hold" or state.held:
-            return state
+            return replace(state, members=state.members.holding(ending(state)))
         if state.phase == "race" and judges_of(state):
             state = handed_out(self._decided(state, now, complete=False), now)
         kit.log.warning(
@@ -541,7 +615,15 @@ class Auto(kit.Algorithm[AutoState]):
         told: dict[str, Any] = {
             "phase": state.phase,
             "trainings": {name: round(n, 1) for name, n in sorted(state.trainings.items())},
+            "bytes": {
+                "moved": state.moved,
+                "usual": state.usual,
+                "discriminators": state.paired,
+                "budget": self.byte_budget,
+            },
         }
+        if state.pairs is not None and state.paired_in == state.number:
+            told |= FedCollab().details(replace(state.pairs, structure=None))
         if state.phase == "race":
             told["began"] = state.since
             told["candidates"] = [entrant_entry(one) for one in entrants_of(state)]
@@ -557,6 +639,27 @@ class Auto(kit.Algorithm[AutoState]):
         if fresh := {n: p for n, p in state.placed.items() if p.round == state.number}:
             told["placed"] = {name: placement_entry(fresh[name]) for name in sorted(fresh)}
         return told
+
+
+def _bytes_each(model: Model, now: kit.Round) -> float:
+    """Of a model to a silo and back, in the run's format."""
+    how = now.config.get(wire.WIRE_FORMAT, wire.FLOAT32)
+    if how == wire.FLOAT32:
+        return 2 * kit.num_bytes(model)
+    return 2 * wire.num_rounded_bytes(model) * (0.75 if how == "delta-int8" else 1)
+
+
+def _bytes_of(update: kit.Update) -> int:
+    return update.bytes_sent + update.bytes_received
+
+
+def _with_pairs(state: AutoState, compared: FedCollabState, now: kit.Round) -> AutoState:
+    """What FedCollab knows now, and what it has cost."""
+    state = replace(state, pairs=replace(compared, members=kit.Members({})))
+    if (found := compared.measured) is None:
+        return state
+    total = state.paired + found.bytes
+    return replace(state, paired=total, paired_in=now.number, moved=state.moved + found.bytes)
 
 
 def _size_here(group: kit.Group, now: kit.Round) -> int:
@@ -584,6 +687,11 @@ def _now_in(group: kit.Group, held: Sequence[kit.Group]) -> kit.Group:
 def _holdout(silo: kit.Silo) -> dict[str, kit.Scalar]:
     """What keeps samples out of a training; of very few none can be spared."""
     return {wire.HOLDOUT: HOLDOUT} if silo.num_examples >= FEWEST else {}
+
+
+def _pass(silo: kit.Silo) -> float:
+    """A training in look and race, as a share of one with all of a silo's samples."""
+    return 1 - HOLDOUT if _holdout(silo) else 1.0
 
 
 def _race_orders(state: AutoState, silo: kit.Silo, now: kit.Round) -> list[kit.Order]:
@@ -629,7 +737,13 @@ def _with_held(state: AutoState, updates: kit.Updates) -> AutoState:
         mean = kit.average(mine)
         if mean is not None:
             models[group] = mean
-    state = replace(state, group_models=models)
+    latest = {
+        u.silo.name: u.model
+        for u in updates
+        if state.phase == "hold" and kit.is_seen(u.model) and _of_group(state, u)
+        if share_of(state, u.silo.name) > 0 and group_of(state.held, u.silo.name) in models
+    }
+    state = replace(state, group_models=models, latest=latest)
     for update in updates:
         name = update.silo.name
         if name in state.probation and name in state.beside and not update.purpose:
@@ -705,5 +819,5 @@ def _distinct_held(
     if state.held:
         now = kit.present_groups(state.held, names)
         if now not in {c.groups for c in found}:
-            found = (*found, Candidate(now, "as it is"))
+            found = (*found, Candidate(now, AS_IT_IS))
     return tuple(found)

@@ -62,6 +62,11 @@ class Candidate:
         return {CLUSTERS, PATH} <= {source.split(",")[0] for source in self._sources}
 
     @property
+    def num_sources(self) -> int:
+        """How many propose it."""
+        return len(self._sources)
+
+    @property
     def _sources(self) -> list[str]:
         return self.source.split("; ")
 

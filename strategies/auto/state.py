@@ -122,8 +122,14 @@ class AutoState:
         pairs: what FedCollab knows of the silos, by their discriminators; None if it was not asked.
         untrained: silo → its error of w⁰.
         trainings: silo → how many passes over its samples it has made, a round's as one.
+        moved: bytes of all models and discriminators, to silos and back.
+        usual: of them, those that FedAvg would have moved: one model for each silo that trained.
+        each: of one model to a silo and back, as of the last round; 0 before the first.
+        paired: of ``moved``, the discriminators'; ``paired_in``: the last round with some.
         held: the partition that holds, silos that are away included; empty before the first race.
         group_models: group of ``held`` with several members → its model.
+        latest: silo → what it made of its group's model in the last round, of those that end with
+            a share of that.
         own: silos that keep their own model although they have a group.
         probation: newcomer → rounds that it has been here, since there are groups.
         beside: newcomer → the group that it is measured against.
@@ -146,8 +152,14 @@ class AutoState:
     pairs: FedCollabState | None = None
     untrained: Mapping[str, float] = field(default_factory=dict)
     trainings: Mapping[str, float] = field(default_factory=dict)
+    moved: int = 0
+    usual: int = 0
+    each: float = 0.0
+    paired: int = 0
+    paired_in: int = 0
     held: tuple[kit.Group, ...] = ()
     group_models: Mapping[kit.Group, Model] = field(default_factory=dict)
+    latest: Mapping[str, Model] = field(default_factory=dict)
     own: frozenset[str] = frozenset()
     probation: Mapping[str, int] = field(default_factory=dict)
     beside: Mapping[str, kit.Group] = field(default_factory=dict)
@@ -208,6 +220,22 @@ def trained_together(state: AutoState, here: Iterable[str]) -> tuple[kit.Group, 
         groups += [present] if present else []
     placed = {name for group in groups for name in group}
     return tuple(sorted([*groups, *((name,) for name in names - placed)]))
+
+
+def share_of(state: AutoState, name: str) -> float:
+    """Of a silo's own last training in the model that it ends with."""
+    gain = None if state.verdict is None else state.verdict.gains.get(name)
+    return 0.0 if gain is None or name in state.own else gain.share
+
+
+def ending(state: AutoState) -> dict[str, Model]:
+    """Silo → the model that it ends with, where that is not its group's alone."""
+    mixed = {}
+    for name, own in state.latest.items():
+        shared, share = state.group_models.get(group_of(state.held, name)), share_of(state, name)
+        if shared is not None and share > 0:
+            mixed[name] = kit.weighted_mean([shared, own], [1 - share, share])
+    return mixed
 
 
 def handed_out(state: AutoState, now: kit.Round) -> AutoState:

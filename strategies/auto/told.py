@@ -65,6 +65,7 @@ def verdict_entry(verdict: Verdict) -> dict[str, Any]:
                 "expected": plain(gain.expected),
                 "standard-error": plain(gain.standard_error),
                 "own": gain.own,
+                "share": plain(gain.share),
             }
             for name, gain in sorted(verdict.gains.items())
         },

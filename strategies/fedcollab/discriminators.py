@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from pydantic import Field
@@ -40,7 +41,8 @@ Pair = tuple[str, str]
 
 
 class Discriminators(kit.Options):
-    """How discriminators are trained."""
+    """How discriminators are trained; where the budget of bytes does not allow ``fewest`` rounds,
+    they are not."""
 
     rounds: kit.Times = Field(
         10,
@@ -80,6 +82,7 @@ class Discriminators(kit.Options):
         "of one half on the other.",
     )
     min_rounds: int = Field(5, ge=1)
+    fewest: int = Field(1, ge=1)
     batch_size: int = Field(32, ge=1)
 
 
@@ -133,6 +136,7 @@ class _Work:
     active: list[Pair]
     options: Discriminators
     bytes_each: int
+    most_bytes: int
     models: dict[Pair, Model] = field(default_factory=dict)
     hits: dict[Pair, list[np.ndarray]] = field(default_factory=dict)
     counts: dict[str, np.ndarray] = field(default_factory=dict)
@@ -188,14 +192,15 @@ def measure(
     }
     open_pairs = [pair for pair in wanted if not aside.keys() & set(pair)]
     names = _silos_of(open_pairs)
-    questions = [_order(here[name], evaluate, [], options) for name in names]
+    most = _most_bytes_each(len(open_pairs), options)
+    questions = [_order(here[name], evaluate, [], options, most_bytes=most) for name in names]
     asked = (yield questions) if questions else kit.Answers()
     held_out, bytes_each, unready = _ready(names, asked)
     missing = aside | unready
     for name, reason in missing.items():
         kit.log.warning("discriminators: silo %s is not measured: %s", name, reason)
     active = [pair for pair in open_pairs if not missing.keys() & set(pair)]
-    work = _Work(active, options, bytes_each, missing=missing, refused=set(asked.refused))
+    work = _Work(active, options, bytes_each, most, missing=missing, refused=set(asked.refused))
     budget = _budget(work) if active else None
     if budget is not None:
         announce(budget)
@@ -242,6 +247,7 @@ def _order(
     labels: Sequence[int],
     options: Discriminators,
     *,
+    most_bytes: int,
     purpose: str = PURPOSE,
     stack: Model | None = None,
 ) -> kit.Order:
@@ -257,6 +263,7 @@ def _order(
             wire.LR: options.lr,
             wire.LR_DECAY: 1.0,
             wire.SAMPLES: options.samples,
+            wire.MOST_BYTES: most_bytes,
             wire.GROUP_SIZE: PAIR_SIZE,
         },
         extras={} if stack is None else {wire.DISCRIMINATORS: stack},
@@ -315,10 +322,21 @@ def _budget(work: _Work) -> Budget:
     return Budget(pairs, silos, options.rounds, bytes=min(most, limit) if limit else most)
 
 
+def _most_bytes_each(num_pairs: int, options: Discriminators) -> int:
+    """Of one discriminator, if all rounds are to fit into the budget of bytes; 0: any.
+
+    A round takes a pair's two silos' there and back; the first goes out without, the last
+    evaluation with them.
+    """
+    if not options.gigabytes or not num_pairs:
+        return 0
+    return max(int(1e9 * options.gigabytes / (4 * num_pairs * options.rounds)), 1)
+
+
 def _affordable(work: _Work) -> bool:
     """Whether one more round, and the last evaluation after it, fit into the budget of bytes."""
     one_way = 2 * work.bytes_each * len(work.active)
-    ahead = (3 if work.models else 2) * one_way
+    ahead = (3 if work.models else 2 * work.options.fewest) * one_way
     limit = 1e9 * work.options.gigabytes
     if limit and work.bytes + ahead > limit:
         kit.log.warning(
@@ -326,9 +344,11 @@ def _affordable(work: _Work) -> bool:
             work.options.gigabytes,
             work.rounds,
         )
-        if not work.models:  # not even one round
+        if not work.models:  # not even that
+            fewest = work.options.fewest
+            enough = "a single round" if fewest == 1 else f"the {fewest} rounds that they take"
             for name in work.silos():
-                work.missing[name] = "the budget of bytes does not allow a single round."
+                work.missing[name] = f"the budget of bytes does not allow {enough}."
             work.active = []
         return False
     return True
@@ -341,7 +361,8 @@ def _orders(work: _Work, here: Mapping[str, kit.Silo], kind: str, purpose: str) 
         models = [work.models[pair] for pair in mine if pair in work.models]
         stack = {key: np.stack([m[key] for m in models]) for key in models[0]} if models else None
         labels = [int(pair[0] == name) for pair in mine]
-        orders.append(_order(here[name], kind, labels, work.options, purpose=purpose, stack=stack))
+        order = partial(_order, here[name], kind, labels, work.options, purpose=purpose)
+        orders.append(order(most_bytes=work.most_bytes, stack=stack))
     return orders
 
 
@@ -443,4 +464,9 @@ def _counts(work: _Work, pair: Pair) -> np.ndarray:
 def _average(rows: Sequence[tuple[kit.Update, int]]) -> Model:
     """The plain mean of a pair's two discriminators (the paper's, whatever the silos' sizes)."""
     (one, k), (other, m) = ((update.extras[wire.DISCRIMINATORS], at) for update, at in rows)
-    return {key: (0.5 * (one[key][k] + other[key][m])).astype(one[key].dtype) for key in one}
+    return {
+        key: np.asarray(
+            np.mean([one[key][k], other[key][m]], axis=0, dtype=np.float32), dtype=one[key].dtype
+        )
+        for key in one
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import erfc, sqrt
 
 import numpy as np
 
@@ -21,6 +22,8 @@ SURE_OF_OWN = 1.0
 whose training is farther along when the two are measured."""
 SURE = 0.975
 """One-sided probability at which a partition is out of the race."""
+LEAST_DOUBT = 0.05
+"""Probability below which a silo is not thought to be better off alone."""
 
 
 @dataclass(frozen=True)
@@ -107,17 +110,26 @@ class Gain:
         noise: standard error of ``measured``; NaN where nobody can say.
         expected: the same, drawn towards the mean over silos by how noisy its own is.
         standard_error: of ``expected``.
+        doubt: how likely it is that the silo is better off alone. Beside ``standard_error`` it
+            counts that nobody knows well how much silos differ.
     """
 
     measured: float
     noise: float
     expected: float
     standard_error: float
+    doubt: float = 0.0
 
     @property
     def own(self) -> bool:
         """The silo is better off with its own model, beyond doubt enough to keep it."""
         return self.expected < -SURE_OF_OWN * self.standard_error
+
+    @property
+    def share(self) -> float:
+        """Of what the silo's own training makes of its group's model, in the model that it ends
+        with: as much as it is in doubt that the group's is better for it."""
+        return 0.0 if self.own or self.doubt < LEAST_DOUBT else self.doubt
 
 
 def shrunken_gains(
@@ -144,11 +156,12 @@ def shrunken_gains(
     seen = float(differences.var(ddof=1)) if len(differences) > 1 else 0.0
     if shares:
         noise = sampling_variances(one, other, np.array(counts, dtype=np.float64))
-        between = _between(differences, noise)
+        between, between_error = _between(differences, noise)
         weights = 1 / (between + noise)
         mean_variance = 1 / float(weights.sum())
     else:
-        noise, between = np.full(len(differences), seen), 0.0
+        noise = np.full(len(differences), seen)
+        between, between_error = 0.0, _between(differences, noise)[1] if seen > 0 else 0.0
         weights, mean_variance = np.ones(len(differences)), seen / len(differences)
     mean = max(float(np.average(differences, weights=weights)), 0.0)
     belief = between / (between + noise) if between > 0 else np.zeros_like(noise)
@@ -156,15 +169,21 @@ def shrunken_gains(
     errors = np.sqrt(belief * noise + (1 - belief) ** 2 * mean_variance)
     own = np.sqrt(noise) if shares or len(differences) > 1 else np.full(1, np.nan)
     return [
-        Gain(float(d), float(n), float(e), float(s))
+        Gain(float(d), float(n), float(e), float(s), _below_zero(float(e), s**2 + between_error))
         for d, n, e, s in zip(differences, own, expected, errors, strict=True)
     ]
 
 
-def _between(differences: FloatArray, noise: FloatArray) -> float:
-    """Variance between silos by the estimate of DerSimonian and Laird; 0 of a single one."""
-    weights = 1 / noise
+def _below_zero(mean: float, variance: float) -> float:
+    """How likely a normal variable is to be below zero."""
+    return 0.5 * erfc(mean / sqrt(2 * variance)) if variance > 0 else float(mean < 0)
+
+
+def _between(differences: FloatArray, noise: FloatArray) -> tuple[float, float]:
+    """Variance between silos by the estimate of DerSimonian and Laird, and the standard error that
+    this has where silos do not differ; 0 of a single one."""
+    weights, freedom = 1 / noise, len(differences) - 1
     mean = float(np.average(differences, weights=weights))
-    excess = float((weights * (differences - mean) ** 2).sum()) - (len(differences) - 1)
+    excess = float((weights * (differences - mean) ** 2).sum()) - freedom
     scale = float(weights.sum() - (weights**2).sum() / weights.sum())
-    return max(excess / scale, 0.0) if scale > 0 else 0.0
+    return (max(excess / scale, 0.0), sqrt(2 * freedom) / scale) if scale > 0 else (0.0, 0.0)

@@ -33,6 +33,7 @@ from tests.conftest import assert_equal_models, digits_config
 
 LABELS = [1, 0, 0]
 PLAN = DiscriminatorPlan(steps=7, batch_size=4, lr=0.05)
+OPTIONS: dict[str, Any] = {"samples": 500, "seed": 0}
 
 
 @pytest.fixture(autouse=True)
@@ -198,20 +199,25 @@ def test_no_sample_is_both_trained_with_and_held_out_and_the_cut_stays() -> None
     assert not torch.equal(one.x_held, other.x_held)
 
 
-def test_two_silos_of_one_task_learn_to_tell_each_other_apart() -> None:
-    """Federated averaging by hand: upright and turned digits."""
+@pytest.mark.parametrize("most", [0, 8_000, 1_500])
+def test_two_silos_of_one_task_learn_to_tell_each_other_apart(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Federated averaging by hand: upright and turned digits; FedCollab's made smaller, too."""
+    if most:
+        monkeypatch.setattr(Digits, "discriminator", Task.discriminator)
     benches = [bench_of(**{"data.train": 60}), workbench_of(context(TURNED))]
     stack: Model | None = None
     for number in range(8):
         trained = []
         for bench, label in zip(benches, (1, 0), strict=True):
-            pairs = open_pairs(bench, stack, [label], samples=500, seed=0)
+            pairs = open_pairs(bench, stack, [label], **OPTIONS, most_bytes=most)
             train_stack(pairs, DiscriminatorPlan(20, 16, 0.01), seed=number)
             trained.append(pairs.arrays())
         stack = {name: (trained[0][name] + trained[1][name]) / 2 for name in trained[0]}
     rates = []
     for bench, label in zip(benches, (1, 0), strict=True):
-        found = count_hits(open_pairs(bench, stack, [label], samples=500, seed=0))
+        found = count_hits(open_pairs(bench, stack, [label], **OPTIONS, most_bytes=most))
         rates.append(found["hits"].sum() / found["counts"].sum())
     assert sum(rates) - 1 > 0.6
 
@@ -282,6 +288,35 @@ def test_nothing_but_weights_hits_and_counts_leaves_the_silo() -> None:
     assert set(reply.content[wire.METRICS]) == {
         wire.NUM_EXAMPLES, wire.HELD_OUT, wire.DISCRIMINATOR_BYTES, wire.SECONDS
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [40_000, 5_000, 600])
+def test_a_discriminator_is_made_as_small_as_it_must_be(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FedCollab's, of 64 pixels and ten digits, has 61,604 bytes."""
+    monkeypatch.setattr(Digits, "discriminator", Task.discriminator)
+    assert open_pairs(bench_of(), None, [1], **OPTIONS).bytes_each == 61_604
+    one = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=most)
+    sent = one.arrays()
+    assert sum(array.nbytes for array in sent.values()) == one.bytes_each <= most
+    assert one.bytes_each > 0.75 * most
+    assert {array.dtype for array in sent.values()} == {np.dtype(np.float16)}
+    other = open_pairs(workbench_of(context(TURNED)), sent, [0], **OPTIONS, most_bytes=most)
+    assert_equal_models(other.arrays(), sent)
+    assert one.pool.x.shape[1] == other.pool.x.shape[1] == one.module.features.in_features
+
+
+def test_one_that_fits_stays_as_it_is_and_one_of_a_task_s_own_sees_fewer_features() -> None:
+    whole = open_pairs(bench_of(), None, [1], **OPTIONS)
+    same = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=whole.bytes_each)
+    assert_equal_models(same.arrays(), whole.arrays())
+    half = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=whole.bytes_each // 2)
+    assert half.short and half.pool.x.shape == whole.pool.x.shape
+    less = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=whole.bytes_each // 3)
+    assert isinstance(less.module, LabelwiseDiscriminator) and less.pool.x.shape[1] == 32
+    least = open_pairs(bench_of(), None, [1], **OPTIONS, most_bytes=10)
+    assert least.bytes_each == less.bytes_each, "for the coordinator to see that it is too large"
 
 
 def test_asked_without_pairs_a_silo_says_what_it_can_hold_out() -> None:

@@ -88,6 +88,12 @@ def run_with(told: dict[str, Any] | None, **more: Any) -> Run:
             "phase": phase,
             "groups": [list(g) for g in (PAIRS if number > 3 else ALONE)],
             "trainings": dict.fromkeys(NAMES, 1.5 * number),
+            "bytes": {
+                "moved": 5_000_000 * number,
+                "usual": 2_000_000 * number,
+                "discriminators": 2_000_000,
+                "budget": 3.0,
+            },
             "silos": {name: {} for name in NAMES},
         }
         for number, phase in enumerate(("look", "race", "race", "hold", "hold"), start=1)
@@ -120,6 +126,17 @@ def test_a_silo_is_told_what_it_measured_how_sure_that_is_and_what_would_change_
     assert "expected to be 30.0 ± " in text and "points better for it" in text
 
 
+def test_a_silo_in_doubt_is_told_of_which_two_models_it_ends_with_a_mean() -> None:
+    close: Errors = {ALONE: (0.3, 0.3, 0.3, 0.3), PAIRS: (0.25, 0.25, 0.25, 0.25)}
+    told = verdict(close, winner=PAIRS)
+    share = told["gains"]["a"]["share"]
+    assert 0.05 < share < 0.5
+    text = explain_race(run_with(told)).silos["a"]
+    said = re.search(r"a mean of two models: (\d+) % that of its group, (\d+) % what its", text)
+    assert said and int(said[2]) == round(100 * share) == 100 - int(said[1])
+    assert "and holds its model" not in text
+
+
 def test_the_answers_that_would_change_a_place_are_the_fewest_that_do() -> None:
     """Checked with the strategy's own rule."""
     found = explain_race(run_with(verdict(CLEAR, winner=PAIRS)))
@@ -140,12 +157,25 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     assert "A race of 3 partitions in rounds 3–4 decided, judged by 4 silos on 20 to 40" in text
     assert "Chosen: 2 groups: {a, b} {c, d}. It had 10.0 % on average over silos; all oth" in text
     assert "1.5 passes over a silo's samples for each one that FedAvg makes (budget: 2)" in text
+    assert "Bytes so far: 25 MB, 2.5 times those of FedAvg (budget for the whole run: 3); " in text
+    assert "2 MB of them for discriminators." in text
     rows = {row[0]: row for row in found.rows}
     assert list(rows) == ["2 groups – chosen", "everybody alone", "all together"]
     assert rows["everybody alone"][1:3] == ("40.0 %", rows["everybody alone"][2])
     assert rows["everybody alone"][2].startswith("30.0 ± ")
     assert rows["everybody alone"][4].startswith("no: out after round 4, as it was more than ")
     assert rows["all together"][4].startswith("no: out after round 3, as it was more than ")
+
+
+def test_discriminators_that_were_left_out_are_said_to_be_with_the_reason() -> None:
+    why = "the budget of bytes does not allow the 5 rounds that they take."
+    work = {"pairs": 0, "rounds": 0, "bytes": 0, "missing": dict.fromkeys(NAMES, why)}
+    text = " ".join(
+        explain_race(
+            run_with(verdict(CLEAR, winner=PAIRS), rounds={1: {"discriminators": work}})
+        ).race
+    )
+    assert f"FedCollab's discriminators were left out in round 1: {why}" in text
 
 
 def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() -> None:

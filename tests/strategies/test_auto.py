@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from scipy.stats import norm
 
 from coterie import wire
 from coterie.client.app import app
@@ -21,9 +22,10 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import Auto, FederationError, RunResult
 from coterie.strategies.auto import candidates, evidence
 from coterie.strategies.auto.candidates import Candidate, between, nested, trivial
-from coterie.strategies.auto.state import AutoState, Measured
+from coterie.strategies.auto.state import AutoState, Measured, Verdict
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import (
+    Gain,
     Standing,
     sampling_variances,
     shrunken_gains,
@@ -114,9 +116,6 @@ def test_the_kinds_of_silos_are_found_without_being_told(two_kinds: RunResult) -
         ("s3-by-5", "s4-by-5", "s5-by-5"),
     )
     assert len(two_kinds.models) == 6
-    members = two_kinds.rounds[-1].groups[0]
-    for name in members[1:]:
-        assert_equal_models(two_kinds.models[members[0]], two_kinds.models[name])
 
 
 def test_the_record_says_what_was_raced_and_what_it_cost(two_kinds: RunResult) -> None:
@@ -130,6 +129,19 @@ def test_the_record_says_what_was_raced_and_what_it_cost(two_kinds: RunResult) -
     assert tuple(map(tuple, winner["groups"])) == two_kinds.rounds[-1].groups
     assert all(gain["expected"] > 0 for gain in verdict["gains"].values())
     assert max(two_kinds.rounds[-1].details["trainings"].values()) <= 2 * ROUNDS
+    told = two_kinds.rounds[-1].details["bytes"]
+    reports = two_kinds.rounds[:-1]  # after the last round models are handed out, as FedAvg's are
+    phases = [cost for report in reports for cost in report.phases.values()]
+    moved = sum(
+        one.bytes_sent + one.bytes_received
+        for one in (*phases, *(silo for report in reports for silo in report.silos.values()))
+    )
+    model = sum(array.nbytes for array in wire.decode_arrays(two_kinds.models["s0-by-0"]).values())
+    assert told["usual"] == ROUNDS * 6 * 2 * model
+    hits = 100_000  # what is counted of discriminators beside weights
+    assert told["moved"] == pytest.approx(moved, abs=hits)
+    assert 0 < told["discriminators"] <= told["usual"] / 2
+    assert told["moved"] <= told["budget"] * told["usual"] and told["budget"] == 3
 
 
 def test_the_record_has_the_evidence_of_every_silo_once(two_kinds: RunResult) -> None:
@@ -531,6 +543,97 @@ def test_sums_over_the_groups_of_a_secure_race_show_nobody() -> None:
 
 def _group(candidate: Candidate, name: str) -> tuple[str, ...]:
     return next(group for group in candidate.groups if name in group)
+
+
+def test_who_is_in_doubt_about_its_group_ends_with_a_share_of_its_own_training() -> None:
+    """Once the run is over; until then the group's model is what everybody trains."""
+    auto, state, now = _held(9)
+    sure, unsure = Gain(0.3, 0.1, 0.3, 0.05, 0.001), Gain(0.0, 0.1, 0.02, 0.05, 0.4)
+    gains = {**dict.fromkeys("abcdf", sure), "e": unsure}
+    state = replace(state, verdict=Verdict(2, 5, (), (), 0, gains), own=frozenset({"f"}), number=8)
+    trained = {"w": np.full(2, 3, np.float32)}
+    updates = [
+        Update(silo, state.group_models[state.held[0]], trained, 50.0, {})
+        for silo in now().silos
+        if silo.name in "abde"
+    ]
+    state = auto.absorb(state, updates, now())
+    assert_equal_models(state.members.models["e"], trained)
+    _, work = auto.orders(state, replace(now(), number=10))
+    (order,) = [one for one in work if one.silo.name == "e"]
+    assert_equal_models(order.model, trained)
+    state = replace(state, group_models={g: {"w": np.zeros(2, np.float32)} for g in state.held})
+    with pytest.raises(StopIteration) as end:
+        next(auto.finish(state, now()))
+    done = end.value.value
+    np.testing.assert_allclose(done.members.models["e"]["w"], 0.4 * 3, rtol=1e-6)
+    for name in "acd":  # sure, and away in the last round
+        assert done.members.models[name] is state.members.models[name]
+    assert done.group_models is state.group_models
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_what_nobody_sees_or_has_noise_gets_no_share(secure: bool) -> None:
+    names = ("a", "b", "c", "d")
+    alone, together = trivial(names, {})
+    measured = {
+        group: {name: (Measured(0.3, 0.6, 20),) * evidence.MEASURES for name in group}
+        for candidate in (alone, together)
+        for group in candidate.groups
+    }
+    model = {"w": np.zeros(2, np.float32)}
+    state = AutoState(
+        members=Members(model, sizes=dict.fromkeys(names, 50.0)),
+        phase="race",
+        since=1,
+        alone=dict.fromkeys(names, model),
+        noise={"b": 2.0},
+        candidates=(alone, together),
+        models={names: model},
+        measured=measured,
+        raced=frozenset(names),
+    )
+    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(names))
+    auto = Auto(train_config=TRAINING).algorithm
+    state = auto.absorb(state, [], Round(7, silos, {"rounds": ROUNDS}, secure=secure))
+    shares = {name: gain.share for name, gain in state.verdict.gains.items()}
+    half = 0 if secure else pytest.approx(0.5)
+    assert shares == {"a": half, "b": 0, "c": half, "d": half}
+
+
+def test_doubt_is_half_without_evidence_and_nobody_is_sure_how_much_silos_differ() -> None:
+    counts = [20.0] * 10
+    same = shrunken_gains([0.3] * 10, [0.3] * 10, counts, shares=True)
+    assert all(gain.doubt == pytest.approx(0.5) for gain in same)
+    better = shrunken_gains([0.3] * 10, [0.2] * 10, counts, shares=True)
+    much = shrunken_gains([0.6] * 10, [0.1] * 10, counts, shares=True)
+    sure = shrunken_gains([0.3] * 10, [0.2] * 10, [200.0] * 10, shares=True)
+    assert 0.5 > better[0].share > 0.05 and much[0].share == 0 == sure[0].share
+    assert better[0].doubt > norm.sf(better[0].expected / better[0].standard_error)
+    (single,) = shrunken_gains([0.5], [0.4], [20.0], shares=True)
+    assert 0 < single.doubt < 0.5
+    worse = shrunken_gains([0.1] * 3 + [0.1], [0.1] * 3 + [0.9], [400.0] * 4, shares=True)[3]
+    assert worse.own and worse.share == 0, "it keeps its own model, and no mean"
+
+
+def test_candidates_that_the_budgets_do_not_allow_are_not_raced() -> None:
+    """Alone and all together always are; of the others the weakest goes first."""
+    auto, state, now = _held(12)
+    names = now().names
+    agreed = Candidate(state.held, "clusters, 2 groups; HCCT, α 5")
+    weak = Candidate((("a", "b"), ("c",), ("d", "e", "f")), "HCCT, α 50")
+    found = (*trivial(names, {}), weak, agreed)
+    each = {"moved": 6 * 6, "usual": 6 * 6, "each": 1.0, "number": 6}
+    state = replace(state, trainings=dict.fromkeys(names, 5.0), **each)
+    at = replace(now(), number=6)
+    assert auto._affordable(state, found, at) == found
+    # Two rounds of a race of all are 40 models there and back, of all but the weak one 36, and the
+    # four rounds after it 24; in all 3 · (36 + 36) may be.
+    most, without = 3 * (36 + 36), (*found[:2], agreed)
+    for ahead, left in ((64, found), (63, without), (60, without), (59, found[:2]), (0, found[:2])):
+        assert auto._affordable(replace(state, moved=most - ahead), found, at) == left
+    tired = replace(state, trainings={**state.trainings, "a": 2 * 12 - 4 - 2 * 3.5 * 0.8})
+    assert auto._affordable(tired, found, at) == without
 
 
 def test_a_lie_beyond_what_an_error_can_be_is_no_measurement() -> None:

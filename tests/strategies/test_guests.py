@@ -200,7 +200,10 @@ def test_it_is_one_mechanism_for_all_that_form_groups(
     group = tuple(told["group"])
     assert group in result.rounds[-1].groups
     kept = load_file(tmp_path / "home" / "models" / "r.safetensors")
-    assert model_hash(kept) == model_hash(wire.decode_arrays(result.models[group[0]]))
+    held = [wire.decode_arrays(result.models[name]) for name in group]  # of silos of one size
+    for name, array in kept.items():
+        mean = np.mean([one[name] for one in held], axis=0, dtype=np.float64)
+        np.testing.assert_allclose(array, mean, rtol=1e-5, atol=1e-7, err_msg=name)
 
 
 def test_where_there_is_one_group_nothing_is_compared(tmp_path: Path) -> None:

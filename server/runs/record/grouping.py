@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,24 @@ class Structure:
 
 @dataclass(frozen=True)
 class DiscriminatorWork:
-    """What FedCollab's measurement of distances took: pairs, rounds, bytes of weights."""
+    """What FedCollab's measurement of distances took: pairs, rounds, bytes of weights; and silo →
+    why it has (some) distances missing."""
 
     pairs: int
     rounds: int
     bytes: int
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of ``auto`` so far: all, what FedAvg would have moved, the discriminators' of all; and
+    the most in the whole run, as a multiple of FedAvg's."""
+
+    moved: int
+    usual: int
+    discriminators: int
+    budget: float
 
 
 @dataclass(frozen=True)
@@ -189,6 +202,12 @@ class Grouping:
     def trainings(self) -> Mapping[str, float]:
         """Passes over its samples that each silo has made."""
         return self._whole("trainings", Fields.numbers)
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What ``auto`` has moved; None in older records."""
+        told = self._whole("bytes", Fields.inside)
+        return told.read(Traffic) if told.values else None
 
     @property
     def probation(self) -> Mapping[str, tuple[str, ...]]:

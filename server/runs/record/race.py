@@ -49,13 +49,15 @@ class Entrant:
 @dataclass(frozen=True)
 class Gain:
     """What a silo gains by its group over training alone: as it measured it, and as expected
-    together with what the others measured; ``own``: it keeps its own model."""
+    together with what the others measured; ``own``: it keeps its own model; ``share``: of its own
+    last training in the model that it ends with."""
 
     measured: float = math.nan
     noise: float = math.nan
     expected: float = math.nan
     standard_error: float = math.nan
     own: bool = False
+    share: float = 0.0
 
 
 @dataclass(frozen=True)
