@@ -78,7 +78,7 @@ def _is_head(task: Task, model: nn.Module, head: nn.Module, layers: Layers) -> b
     tried = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> torch.Tensor:
-        values = torch.randn(shape, generator=tried) / shape[-1] ** 0.5
+        values: torch.Tensor = torch.randn(shape, generator=tried) / shape[-1] ** 0.5
         return values.to(like.device, like.dtype)
 
     weights = {id(parameter): drawn(*parameter.shape) for parameter in head.parameters()}
