@@ -133,7 +133,7 @@ class Auto(kit.Algorithm[AutoState]):
     byte_budget: float = Field(
         3.0,
         ge=1.5,
-        le=1000,
+        le=1e6,
         description="Bytes of models and discriminators that a run moves at most, as a multiple "
         "of those of FedAvg in as many rounds.",
     )
