@@ -341,11 +341,15 @@ def test_a_projection_follows_from_few_random_sums_and_their_sketches():
 
 
 def test_every_attack_that_costs_more_than_a_point_is_named_with_its_reason():
-    """In docs/explanation/security.md: a row for each, with the figures that are stored."""
+    """In docs/explanation/security.md: strategies have rows, with the figures that are stored."""
     text = (Path(__file__).parents[1] / "docs/explanation/security.md").read_text("utf-8")
     (part,) = (p for p in text.split("\n## ") if p.startswith("What one attacker still achieves"))
     rows = [line.strip("| ").split(" | ") for line in part.splitlines() if line.startswith("| `")]
-    named = {(own.strip("`"), kinds, attack): told for own, kinds, attack, told, _ in rows}
+    named = {
+        (own.strip("`"), kinds, attack): told
+        for own, kinds, cell, _ in rows
+        for attack, told in (one.split(": ") for one in cell.split("; "))
+    }
     assert named == {
         key: f"{before:.1f} → {after:.1f}"
         for key, (before, after) in poison.above(poison.STORE.entries).items()
