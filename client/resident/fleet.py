@@ -165,7 +165,7 @@ class _Node:
         pem: bytes,
         retry: Retry,
         failed: Callable[[grpc.RpcError, bool], None],
-        patience_ms: int,
+        patience_ms: int = 0,
     ) -> None:
         self.pem, self.retry, self.node = pem, retry, Node()
         self._patience = ((wire.PATIENCE, str(patience_ms)),) if patience_ms else ()
