@@ -529,7 +529,7 @@ class DescribedRoster:
         ours, theirs = map(_WEIGHTS.search, (self.schema, described.schema))
         here = ", ".join(sorted(silo.name for silo in self._by_node.values())) or "the run's silos"
         if described.schema == self.schema and self._agreed is not None:
-            pairs = zip(described.common, self._agreed.common, _NAMED, strict=True)
+            pairs = zip(described.common[1:], self._agreed.common[1:], _NAMED, strict=True)
             other = [name for own, agreed, name in pairs if own != agreed]
             return (
                 f"it states {' and '.join(other)} than {here} for the same task. Give every silo "
@@ -562,12 +562,11 @@ class DescribedRoster:
 
 
 _NAMED = (
-    "another schema",
     "other arrays as statistics",
     "another number of columns to scale",
     "another leading metric",
 )
-"""What two descriptions of one task may differ in, as in ``wire.Description.common``."""
+"""In what two descriptions of one schema may differ, as in ``wire.Description.common``."""
 _WEIGHTS = re.compile(r"/([\w.-]{1,64}):([0-9a-f]{16})$")
 """The end of a schema whose model begins from a file, or has a frozen part: what, its SHA-256."""
 
