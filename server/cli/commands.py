@@ -129,10 +129,11 @@ def stop_run(name: str, options: Given) -> int:
                 f"the SuperLink at {address} does not know run {run_id}. `coterie status` lists "
                 "the runs that it knows; --federation or --superlink choose another SuperLink."
             )
+        if not known[0].ended and not calls.stop(run_id):  # it ended by itself meanwhile
+            known = calls.runs(run_id)
         if known[0].ended:
             console.print(f"run {run_id} has already ended: {known[0].sub_status}.")
             return 0
-        calls.stop(run_id)
     if folder is None:
         console.print(f"run {run_id} is stopped; its record is at the coordinator.")
         return 0

@@ -133,9 +133,16 @@ class Control:
             for run in sorted(found, key=lambda run: str(run.pending_at))
         ]
 
-    def stop(self, run_id: int) -> None:
-        """End a run."""
-        self._call("StopRun", run_id=run_id)
+    def stop(self, run_id: int) -> bool:
+        """End a run; False if it had already ended."""
+        try:
+            self._method("StopRun", run_id=run_id)(timeout=CALL_DEADLINE_S)
+        except grpc.RpcError as error:
+            refused = error.code() == grpc.StatusCode.FAILED_PRECONDITION
+            if refused and all(run.ended for run in self.runs(run_id)):
+                return False
+            raise _translated(error, self._address) from error
+        return True
 
     def num_online(self) -> int:
         """Connected nodes."""

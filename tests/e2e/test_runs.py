@@ -289,6 +289,8 @@ def test_a_run_goes_on_after_ctrl_c_is_stopped_by_command_and_resumed(trio: Trio
     assert record["status"] == "stopped" and record["error"].startswith("stopped by `coterie stop`")
     again = trio.control("stop", str(folder))
     assert (again.returncode, "has already ended: stopped" in again.stdout) == (0, True)
+    with control(address) as calls:
+        assert not calls.stop(int(record["run-id"]))
 
     resumed = trio.resume(folder)
     until(lambda: record_of(folder).get("run-id") == str(resumed), "the resumption")

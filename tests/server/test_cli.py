@@ -206,19 +206,26 @@ class Calls:
     def __init__(self) -> None:
         self.submitted: list[RunConfig] = []
         self.stopped: list[int] = []
+        self.ends_first = self.over = False
 
     def submit(self, config: RunConfig) -> int:
         self.submitted.append(config)
         return 8
 
-    def runs(self) -> list[RunInfo]:
-        return [
+    def runs(self, run_id: int | None = None) -> list[RunInfo]:
+        known = [
             RunInfo(7, "finished", "completed", "", ""),
-            RunInfo(8, "running", "", "", ""),
+            RunInfo(8, "finished", "completed", "", "")
+            if self.over
+            else RunInfo(8, "running", "", "", ""),
         ]
+        return [run for run in known if run_id in (None, run.run_id)]
 
-    def stop(self, run_id: int) -> None:
-        self.stopped.append(run_id)
+    def stop(self, run_id: int) -> bool:
+        self.over = self.ends_first
+        if not self.over:
+            self.stopped.append(run_id)
+        return not self.over
 
 
 @pytest.fixture
@@ -369,6 +376,14 @@ def test_how_to_go_on_names_the_options_that_were_given(
     done = CliRunner().invoke(app, ["run", "fedavg", "--federation", str(tmp_path)])
     assert done.exit_code == 3
     assert f"coterie run --resume fedavg-8 --federation {tmp_path}\n" in done.stdout
+
+
+def test_a_run_that_ends_by_itself_while_it_is_stopped_is_no_error(
+    calls: Calls, tmp_path: Path
+) -> None:
+    calls.ends_first = True
+    done = CliRunner().invoke(app, ["stop", "8", "--runs-dir", str(tmp_path)])
+    assert (done.exit_code, done.stdout) == (0, "run 8 has already ended: completed.\n")
 
 
 @pytest.mark.parametrize("named", ["8", "fedavg-8", "recorded-2", "./recorded-2"])

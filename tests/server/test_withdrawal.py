@@ -142,10 +142,11 @@ class _SuperLink:
     def runs(self) -> list[Any]:
         return [SimpleNamespace(run_id=number, ended=False) for number in (1, 2, 3)]
 
-    def stop(self, run_id: int) -> None:
+    def stop(self, run_id: int) -> bool:
         self.stopped.append(run_id)
         if not self.stubborn:
             next(s for f, s in self.holding.items() if f.name.endswith(f"-{run_id}")).close()
+        return True
 
     def __enter__(self) -> _SuperLink:
         return self
