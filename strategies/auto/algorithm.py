@@ -509,9 +509,8 @@ class Auto(kit.Algorithm[AutoState]):
         blind = gains if now.secure else gains.keys() & state.noise.keys()
         gains |= {name: replace(gains[name], doubt=0.0) for name in blind}
         own = frozenset(name for name, gain in gains.items() if gain.own)
+        # Of a group that most of its silos leave, what the others measured says nothing any more.
         deserted = [group for group in winner.groups if 2 * len(own & set(group)) > len(group)]
-        # What the others measured was of a model that most have left: no evidence for what becomes
-        # of it without these.
         left = sorted(name for group in deserted for name in group if name not in own)
         gains |= {name: replace(gains[name], doubt=0.0) for name in left if name in gains}
         raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
