@@ -161,7 +161,8 @@ def test_the_papers_silos_beside_auto_are_the_papers_fewer():
 
 def test_who_loses_beside_alone_is_told_from_who_is_unlucky():
     def run(seed, **right):
-        return {"seed": seed, "right": {n: "1" * r + "0" * (50 - r) for n, r in right.items()}}
+        told = {n: auto.packed("1" * r + "0" * (50 - r)) for n, r in right.items()}
+        return {"seed": seed, "right": told}
 
     rng = np.random.default_rng(1)
     alone = [run(seed, loses=40, lucky=40, wins=30) for seed in range(12)]
@@ -184,6 +185,17 @@ def test_who_loses_beside_alone_is_told_from_who_is_unlucky():
     assert np.std(auto.largest_by_chance([unlucky])) == pytest.approx(spread_of_luck, rel=0.1), (
         "silos of one run have one luck"
     )
+
+
+def test_every_test_sample_has_a_bit_also_where_the_first_were_wrong():
+    def one(digits):
+        return [{"seed": 0, "right": {"a": auto.packed(digits)}}]
+
+    assert len(auto.packed("0" * 400)) == 101
+    assert [auto.error_of(auto.packed(d)) for d in ("0001", "1", "00", "10")] == [0.75, 0, 1, 0.5]
+    assert auto.paired(one("000110"), one("001010")) == {"a": {0: (1, 1)}}
+    with pytest.raises(ValueError, match="a: of two numbers of test samples in seed 0"):
+        auto.paired(one("0110"), one("00110"))
 
 
 STORES = {store.name: store for store in stores()}

@@ -160,15 +160,6 @@ was looked how much of its own a silo best ends with."""
 CHANCE = 0.05
 """Of one silo among all of a set being called worse than alone though it is not."""
 
-
-BEFORE = (
-    "The row of auto where a third of the silos tell no errors, and auto's cells of FashionMNIST "
-    "and Digit-five,\nare from before auto had a budget of bytes, and silos a share of their own "
-    "in the model that they end with.\nAll else of auto was measured after that; the other "
-    "strategies are as they were."
-)
-"""What is stored of an earlier state; to be taken out when that is measured again."""
-
 Pair = tuple[int, int]
 """Test samples that one model answers rightly and another does not, and the other way round."""
 
@@ -190,7 +181,7 @@ def federation(on: str, seed: int, data: str) -> tuple[Sequence[Node], Mapping[s
 
 
 def measure(on: str, setting: str, seed: int, data: str) -> Entry:
-    """Error of every silo, and which of its test samples its model answers rightly."""
+    """Which of its test samples every silo's model answers rightly, and what that cost."""
     close_all()
     silos, run = federation(on, seed, data)
     if setting.endswith("tell no errors"):
@@ -200,10 +191,9 @@ def measure(on: str, setting: str, seed: int, data: str) -> Entry:
         ]
     of_run = seed + OTHER_SEED if setting == AGAIN else seed
     done = train(silos, {"seed": of_run, **run, **SETTINGS[setting]})
-    reports, right = done.result.rounds, rights(done, silos)
+    reports = done.result.rounds
     return {
-        "errors": {name: round(own.count("0") / len(own), 6) for name, own in right.items()},
-        "right": right,
+        "right": {name: packed(digits) for name, digits in rights(done, silos).items()},
         "groups": [list(group) for group in reports[-1].groups],
         "bytes": sum(
             silo.bytes_sent + silo.bytes_received for r in reports for silo in r.silos.values()
@@ -240,12 +230,24 @@ def rights(done: Trained, nodes: Sequence[Node]) -> dict[str, str]:
     return found
 
 
+def packed(digits: str) -> str:
+    """A bit for each digit, in hexadecimal, after a 1 that keeps zeros at the beginning."""
+    return f"{int('1' + digits, 2):x}"
+
+
+def error_of(right: str) -> float:
+    """Share of zeros in what is packed."""
+    bits = int(right, 16)
+    count = bits.bit_length() - 1
+    return (count - bits.bit_count() + 1) / count
+
+
 # --- the tables -----------------------------------------------------------------------------------
 
 
 def mean_error(runs: Iterable[Entry]) -> list[float]:
     """Mean over silos of every run, in %."""
-    return [100 * float(np.mean(list(run["errors"].values()))) for run in runs]
+    return [100 * float(np.mean([error_of(own) for own in run["right"].values()])) for run in runs]
 
 
 def paired(runs: Sequence[Entry], alone: Sequence[Entry]) -> dict[str, dict[int, Pair]]:
@@ -254,10 +256,11 @@ def paired(runs: Sequence[Entry], alone: Sequence[Entry]) -> dict[str, dict[int,
     found: dict[str, dict[int, Pair]] = {}
     for run in runs:
         for name, own in run["right"].items() if run["seed"] in by_seed else ():
-            other = by_seed[run["seed"]]["right"][name]
-            pairs = list(zip(own, other, strict=True))
-            lost, won = pairs.count(("0", "1")), pairs.count(("1", "0"))
-            found.setdefault(name, {})[run["seed"]] = (lost, won)
+            mine, other = (int(x, 16) for x in (own, by_seed[run["seed"]]["right"][name]))
+            if mine.bit_length() != other.bit_length():
+                raise ValueError(f"{name}: of two numbers of test samples in seed {run['seed']}.")
+            pair = (other & ~mine).bit_count(), (mine & ~other).bit_count()
+            found.setdefault(name, {})[run["seed"]] = pair
     return found
 
 
@@ -325,7 +328,6 @@ def document(entries: Sequence[Entry]) -> str:
         "Made by `python -m benchmarks.papers.auto`; 15 rounds of 3 epochs. Error in %, mean "
         "over silos ± standard\ndeviation over seeds. *Mean*: of the five shifts. *Oracles* choose "
         "by the test data, which nobody can.",
-        BEFORE,
         table(head, [*_rows(first, SETS, SHIFTS), *_oracles(first, SETS, SHIFTS)]),
         f"Auto's own constants were chosen on seeds 0 to {UNSEEN - 1} of these silos; of three "
         "ways to find a silo's share\nof its own the one that is used was taken after a look at "
@@ -505,9 +507,13 @@ def _oracles(
         best_of_set.append(f"{min(float(np.mean(mean_error(own))) for own in runs.values()):.1f}")
         seeds = set.intersection(*({run["seed"] for run in own} for own in runs.values()))
         silos = [
-            min(run["errors"][silo] for own in runs.values() for run in select(own, seed=seed))
+            min(
+                error_of(run["right"][silo])
+                for own in runs.values()
+                for run in select(own, seed=seed)
+            )
             for seed in sorted(seeds)
-            for silo in next(iter(runs.values()))[0]["errors"]
+            for silo in next(iter(runs.values()))[0]["right"]
         ]
         best_of_silo.append(f"{100 * float(np.mean(silos)):.1f}" if silos else "–")
     both = (best_of_set, best_of_silo)

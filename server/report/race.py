@@ -151,6 +151,8 @@ class _Chosen:
             )
         if verdict.own:
             yield f"Keeping the model trained alone: {_listed(verdict.own)}."
+        if verdict.left:
+            yield f"Alone because most of their group are: {_listed(verdict.left)}."
         if waiting := self.told[-1].grouping.probation or self._last.grouping.probation:
             yield f"Newcomers on probation: {_listed(sorted(waiting))}."
         yield from self._cost()
@@ -309,10 +311,14 @@ class _Chosen:
         others = [other for other in group if other != name]
         if not others:
             return " ".join(("trains alone.", *self._lone(name)))
-        gain = self.verdict.gains.get(name)
+        gain, left = self.verdict.gains.get(name), name in self.verdict.left
+        place = f"grouped with {_listed(others)}"
+        if left:
+            with_whom = _listed(others)
+            place = f"trains alone, as most of its group with {with_whom} keep their own models"
         if gain is None or name not in self.verdict.trials:
             return (
-                f"grouped with {_listed(others)}. It did not measure the two models, so it is "
+                f"{place}. It did not measure the two models, so it is "
                 "placed by what the others measured; its own errors would count if its policy let "
                 "them leave."
             )
@@ -320,21 +326,23 @@ class _Chosen:
         known = self.verdict.alone
         own = "" if known is None else f" ({self._two(name, self.verdict.winner, known)})"
         count = wire.counted(round(trial.count), "sample")
-        kept = "but keeps the model that it trained alone" if gain.own else "and holds its model"
+        kept = (
+            ", but keeps the model that it trained alone" if gain.own else ", and holds its model"
+        )
         if gain.share > 0:
             part = round(100 * gain.share)
             kept = (
-                f"and ends with a mean of two models: {100 - part} % that of its group, {part} % "
+                f", and ends with a mean of two models: {100 - part} % that of its group, {part} % "
                 "what its last training made of it (as likely as that it is better off alone)"
             )
         better = "better" if gain.expected >= 0 else "worse"
         return (
-            f"grouped with {_listed(others)}, {kept}. On {count} that no model had seen "
+            f"{place}{'' if left else kept}. On {count} that no model had seen "
             f"{self.lead.compared(gain.measured, gain.noise)} in its group than alone{own}. With "
             f"what the other silos measured, its group is expected to be "
             f"{self.lead.gain(abs(gain.expected), sign='')} ± "
-            f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it. "
-            f"{self._turning(name)}"
+            f"{self.lead.gain(gain.standard_error, sign='')} {self.lead.points} {better} for it."
+            + ("" if left else f" {self._turning(name)}")
         )
 
     def _two(self, name: str, one: int, other: int) -> str:

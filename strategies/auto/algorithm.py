@@ -509,6 +509,10 @@ class Auto(kit.Algorithm[AutoState]):
         blind = gains if now.secure else gains.keys() & state.noise.keys()
         gains |= {name: replace(gains[name], doubt=0.0) for name in blind}
         own = frozenset(name for name, gain in gains.items() if gain.own)
+        # Of a group that most of its silos leave, what the others measured says nothing any more.
+        deserted = [group for group in winner.groups if 2 * len(own & set(group)) > len(group)]
+        left = sorted(name for group in deserted for name in group if name not in own)
+        gains |= {name: replace(gains[name], doubt=0.0) for name in left if name in gains}
         raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
         verdict = Verdict(
             state.since,
@@ -520,19 +524,21 @@ class Auto(kit.Algorithm[AutoState]):
             trials=trials_of(state, [entrant.candidate for entrant in raced]),
             shares=all(m.share for of in state.measured.values() for n in of for m in of[n]),
             complete=complete,
+            left=tuple(left),
         )
         kit.log.info("auto: %s", verdict_text(verdict, own))
-        several = [group for group in winner.groups if len(group) > 1]
+        several = [group for group in winner.groups if len(group) > 1 and group not in deserted]
         away = [n for g in state.held for n in g if n not in state.raced]
+        single = state.raced.difference(*several).union(away)
         models = {group: self._model_to_hold(state, group) for group in several}
         return replace(
             state,
             phase="hold",
             since=now.number,
             verdict=verdict,
-            held=tuple(sorted((*winner.groups, *((name,) for name in away)))),
+            held=tuple(sorted((*several, *((name,) for name in single)))),
             group_models=models,
-            own=own,
+            own=own.difference(*deserted),
             models={},
             measured={},
             candidates=(),

@@ -72,6 +72,7 @@ class Verdict:
         trials: silo → what it measured, of those that did.
         shares: errors are shares of samples.
         complete: the race was over; otherwise the run ended before.
+        left: silos that are alone because most of their group keep their own models.
     """
 
     began: int
@@ -83,6 +84,7 @@ class Verdict:
     trials: Mapping[str, Trial] = field(default_factory=dict)
     shares: bool = True
     complete: bool = True
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
     winner = verdict.entrants[verdict.winner].candidate
     groups = "; ".join(", ".join(group) for group in winner.groups)
     keeping = f". They keep their own models: {', '.join(sorted(own))}" if own else ""
+    if verdict.left:
+        keeping += f", and so do they whose groups these leave: {', '.join(verdict.left)}"
     return (
         f"{wire.counted(len(winner.groups), 'group')}: {groups}. Held-out errors of "
         f"{wire.counted(len(verdict.judges), 'silo')}: {', '.join(parts) or 'none'}{keeping}"
@@ -56,6 +58,7 @@ def verdict_entry(verdict: Verdict) -> dict[str, Any]:
         "complete": verdict.complete,
         "shares": verdict.shares,
         "judges": list(verdict.judges),
+        **({"left": list(verdict.left)} if verdict.left else {}),
         "winner": verdict.winner,
         "candidates": [entrant_entry(one) for one in verdict.entrants],
         "gains": {

@@ -167,6 +167,19 @@ def test_the_race_is_told_with_who_was_out_when_and_what_it_cost() -> None:
     assert rows["all together"][4].startswith("no: out after round 3, as it was more than ")
 
 
+def test_who_is_left_behind_by_most_of_its_group_is_told_so() -> None:
+    told = verdict(CLEAR, winner=ALL, left=("c", "d"))
+    found = explain_race(run_with(told))
+    assert "Alone because most of their group are: c and d." in found.race
+    why = "trains alone, as most of its group with a, b and d keep their own models. On 40 samples"
+    assert found.silos["c"].startswith(why)
+    assert "a mean of two models" not in found.silos["c"]
+    assert "would have" not in found.silos["c"], "its own errors did not decide it"
+    del told["trials"]["d"]
+    silent = explain_race(run_with(told)).silos["d"]
+    assert silent.startswith("trains alone, as most of its group with a, b and c keep their own")
+
+
 def test_discriminators_that_were_left_out_are_said_to_be_with_the_reason() -> None:
     why = "the budget of bytes does not allow the 5 rounds that they take."
     work = {"pairs": 0, "rounds": 0, "bytes": 0, "missing": dict.fromkeys(NAMES, why)}

@@ -433,23 +433,21 @@ def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held(
     assert chosen == [1, 0, 0]
 
 
-def test_who_loses_by_the_winner_s_group_keeps_its_own_model() -> None:
-    """Its group is the best for all others: one model cannot be right for everybody."""
+def _decided(worse: Mapping[str, float]) -> tuple[Any, AutoState, Round]:
+    """A race of six silos that all together has won, and who is how much worse off in it."""
     names = ("a", "b", "c", "d", "e", "f")
     alone, together = trivial(names, {})
 
     def times(error: float) -> tuple[Measured, ...]:
         return (Measured(error, 2 * error, 4000),) * evidence.MEASURES
 
-    worse = {"f": 0.9}
     measured = {(name,): {name: times(0.5)} for name in names}
     measured[names] = {name: times(worse.get(name, 0.1)) for name in names}
-    own = {name: {"w": np.full(2, number, np.float32)} for number, name in enumerate(names)}
     state = AutoState(
         members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(names, 50.0)),
         phase="race",
         since=3,
-        alone=own,
+        alone={name: {"w": np.full(2, number, np.float32)} for number, name in enumerate(names)},
         candidates=(alone, together),
         models={names: {"w": np.full(2, 9, np.float32)}},
         measured=measured,
@@ -458,14 +456,36 @@ def test_who_loses_by_the_winner_s_group_keeps_its_own_model() -> None:
     silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(names))
     now = Round(6, silos, {"rounds": ROUNDS})
     auto = Auto(train_config=TRAINING).algorithm
-    state = auto.absorb(state, [], now)
-    assert state.phase == "hold" and state.held == (names,) and state.own == {"f"}
-    assert_equal_models(state.members.models["f"], own["f"])
+    return auto, auto.absorb(state, [], now), replace(now, number=7)
+
+
+def test_who_loses_by_the_winner_s_group_keeps_its_own_model() -> None:
+    """Its group is the best for all others: one model cannot be right for everybody."""
+    auto, state, now = _decided({"f": 0.9})
+    assert state.phase == "hold" and state.held == (tuple("abcdef"),) and state.own == {"f"}
+    assert_equal_models(state.members.models["f"], {"w": np.full(2, 5, np.float32)})
     assert_equal_models(state.members.models["a"], {"w": np.full(2, 9, np.float32)})
-    _, work = auto.orders(state, replace(now, number=7))
+    _, work = auto.orders(state, now)
     (first, *_) = [order for order in work if order.silo.name == "f"]
     assert not first.purpose
-    assert_equal_models(first.model, own["f"])
+    assert_equal_models(first.model, {"w": np.full(2, 5, np.float32)})
+
+
+def test_of_a_group_that_most_of_its_silos_leave_nothing_is_left() -> None:
+    """What the others measured was of a model that these trained too: one honest silo would stay
+    with one that lies, in a group that nobody has raced."""
+    auto, state, now = _decided({"a": 0.9, "b": 0.9, "c": 0.9})
+    assert state.held == (tuple("abcdef"),) and state.own == set("abc"), "half of them stay"
+    auto, state, now = _decided({"a": 0.6, "b": 0.6, "c": 0.6, "d": 0.6, "e": 0.1, "f": 0.1})
+    assert state.held == tuple((name,) for name in "abcdef")
+    assert not state.own and not state.group_models
+    assert state.verdict is not None and state.verdict.left == ("e", "f")
+    assert auto.details(replace(state, number=6))["verdict"]["left"] == ["e", "f"]
+    for name, model in state.alone.items():
+        assert_equal_models(state.members.models[name], model)
+    assert all(gain.share == 0 for gain in state.verdict.gains.values())
+    _, work = auto.orders(state, now)
+    assert [(order.silo.name, order.purpose) for order in work] == [(n, "") for n in "abcdef"]
 
 
 @pytest.mark.parametrize(("secure", "group_error"), [(True, 0.6), (True, 0.1), (False, 0.6)])

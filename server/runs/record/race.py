@@ -70,7 +70,8 @@ class Trial:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a race ended. ``began`` is the round after which it was opened."""
+    """How a race ended. ``began`` is the round after which it was opened; ``left`` are silos that
+    are alone because most of their group keep their own models."""
 
     began: int
     round: int
@@ -81,6 +82,7 @@ class Verdict:
     entrants: tuple[Entrant, ...]
     gains: Mapping[str, Gain]
     trials: Mapping[str, Trial]
+    left: tuple[str, ...] = ()
 
     @property
     def chosen(self) -> Entrant:
