@@ -238,7 +238,7 @@ COLUMNS = {
 }
 
 COLUMNS |= {
-    f"5 % α=10, {steps} steps": replace(
+    f"5 % α=10 {steps} steps": replace(
         COLUMNS["5 % α=10"],
         title=f"{COLUMNS['5 % α=10'].title}, {steps} mini-batches (Table 6)",
         paper={"FedGenP": (accuracy, np.nan)},
