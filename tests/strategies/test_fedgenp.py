@@ -939,9 +939,9 @@ def test_the_paper_to_the_letter_can_be_asked_for_and_is_another_training(tmp_pa
     letter |= {"generator-lr": 0.01, "reversal": "unbounded", "reversal-weight": 1.0}
     plan = RunConfig.read({"strategy": "fedgenp", **letter}).algorithm.plan  # type: ignore[attr-defined]
     assert (plan.objective, plan.optimiser, plan.lr) == ("sum", "sgd", 0.01)
-    ours = run(tmp_path / "ours", rounds=3)
+    ours = run(tmp_path / "ours", rounds=2)
     changed = [
-        run(tmp_path / key, rounds=3, **{key: letter[key]})
+        run(tmp_path / key, rounds=2, **{key: letter[key]})
         for key in ("generator-objective", "generator-optimiser")
     ]
     models = [arrays_of(result.models["a"]) for result in (ours, *changed)]

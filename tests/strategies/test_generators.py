@@ -429,17 +429,6 @@ def test_a_generator_that_would_not_be_finite_stays_as_it_was() -> None:
     assert [new is old for new, old in zip(after, before, strict=True)] == [True, True]
 
 
-def test_heads_that_hardly_differ_are_parted_by_both_terms_at_once_and_not_by_turns() -> None:
-    """In turns Adam gives the term against the own head steps as long as the others'."""
-    heads, layers = [head(i) for i in range(3)], LAYERS[1:]
-    own = {}
-    for objective in ("mean", "both"):
-        plan = GeneratorPlan(hidden=16, lr=1e-2, objective=objective)  # type: ignore[arg-type]
-        others, own[objective] = trained(heads, 5, plan, layers)
-        assert others > 0.9
-    assert own["mean"] > 0.9 and own["both"] < 0.5
-
-
 @pytest.mark.parametrize("objective", ["mean", "both"])
 def test_no_weight_on_the_reversal_is_no_reversal(objective: Objective) -> None:
     heads = [head(i) for i in range(3)]

@@ -167,6 +167,7 @@ SMALL_ARMS = (
     "FedGen",
     "FedGenP",
     "FedGenP, λ = 1",
+    "FedGenP, λ = 0.5, 500 steps",
     "FedGenP, no reversal",
 )
 """Of the columns that ask where generators help."""

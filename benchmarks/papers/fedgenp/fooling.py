@@ -47,12 +47,9 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "no reversal": {"reversal": "none"},
     "λ 0.1 (default)": {},
     "λ 0.5": {"reversal-weight": 0.5},
-    "λ 0.9": {"reversal-weight": 0.9},
     "λ 1": {"reversal-weight": 1.0},
     "λ 3": {"reversal-weight": 3.0},
     "λ 1, J1 a sum": {"reversal-weight": 1.0, "generator-objective": "sum"},
-    "λ 3, J1 a sum": {"reversal-weight": 3.0, "generator-objective": "sum"},
-    "λ 0.1, both in one step": {"generator-objective": "both"},
     "λ 1, both in one step": {"reversal-weight": 1.0, "generator-objective": "both"},
     "λ 1, SGD 0.01": {
         "reversal-weight": 1.0,
@@ -82,6 +79,7 @@ RUNS: dict[str, Mapping[str, Any]] = {
     "no reversal, 500 steps": {**SETTINGS["no reversal"], **LONG},
     "λ 0.5, 500 steps": {**SETTINGS["λ 0.5"], **LONG},
     "λ 1, 500 steps": {**SETTINGS["λ 1"], **LONG},
+    "λ 1, 500 steps, lr·2": {**SETTINGS["λ 1"], **LONG, "lr": 0.2},
     "λ 1, both in one step, 500 steps": {**SETTINGS["λ 1, both in one step"], **LONG},
     "the paper to the letter": SETTINGS["the paper to the letter"],
 }
