@@ -90,8 +90,6 @@ SHIFTS = {
     "concept": "other labels",
 }
 RUN = " run"
-EARLIER = "earlier"
-"""Marks a stored measurement of an earlier form of ``on_heads``."""
 PARTS = (
     "agreeing",
     "iid",
@@ -182,22 +180,8 @@ def document(entries: Sequence[Entry]) -> str:
         "over seeds; p(y): the probability of the label that was meant.\nMade by `python -m "
         "benchmarks.papers.fedgenp.fooling`. Rows of fewer than three seeds, and those that are "
         "missing, are not finished.",
-        _earlier(entries),
         *(_heads(shift, entries) for shift in SHIFTS if select(entries, shift=shift)),
         *(_runs(p, entries) for p in PARTS if p.endswith(RUN) and select(entries, shift=p)),
-    )
-
-
-def _earlier(entries: Sequence[Entry]) -> str:
-    old, on_heads = (
-        sum(test(e) for e in entries)
-        for test in (lambda e: EARLIER in e, lambda e: not e["shift"].endswith(RUN))
-    )
-    return (
-        f"{old} of the {on_heads} measurements on heads are of an earlier form of the same steps, "
-        "with other random numbers; the command\nmakes them again."
-        if old
-        else ""
     )
 
 
@@ -241,7 +225,6 @@ STORE = Store("fooling", document, keys=("shift", "setting", "seed"))
 def main() -> None:
     """Measure what is not stored yet."""
     given = read(STORE, __doc__, parts=PARTS, rows=dict.fromkeys([*SETTINGS, *RUNS]), seeds=3)
-    given.store.keep(lambda entry: EARLIER not in entry)
     cells = (
         {"shift": s, "setting": name, "seed": i}
         for i, s, name in product(range(given.seeds), given.parts, given.only)
