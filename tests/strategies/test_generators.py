@@ -189,7 +189,8 @@ TO_THE_LETTER: dict[str, Any] = {
 )
 def test_stacked_training_is_separate_training(own: dict[str, Any]) -> None:
     """Each generator alone against the same heads, with the same random numbers."""
-    plan = GeneratorPlan(**{"steps": 20, "hidden": 16, "lr": 1e-3, **own})
+    keys: dict[str, Any] = {"steps": 20, "hidden": 16, "lr": 1e-3}
+    plan = GeneratorPlan(**(keys | own))
     heads = [head(i, turn=i % 2) for i in range(5)]
     start = fresh(5)
     start[2] = train_generators(start[2:4], heads[2:4], LAYERS, plan=plan, rngs=rngs(2))[0][0]

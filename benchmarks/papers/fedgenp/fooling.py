@@ -126,7 +126,8 @@ def measure(shift: str, setting: str, seed: int) -> Entry | None:
 def on_heads(shift: str, setting: str, seed: int) -> Entry:
     """Shares in % of latents that the others' heads, and the own, answer as meant; and p(y)."""
     heads, layers = heads_of(shift, seed)
-    plan = RunConfig.read({"strategy": "fedgenp", **SETTINGS[setting]}).algorithm.plan
+    config = RunConfig.read({"strategy": "fedgenp", **SETTINGS[setting]})
+    plan = config.algorithm.plan  # type: ignore[attr-defined]
     latent, classes = predictor_shape({str(i): head for i, head in enumerate(heads)}, layers)
     rngs = [np.random.default_rng([seed, 1, i]) for i in range(len(heads))]
     made = [
@@ -163,11 +164,11 @@ def in_a_run(shift: str, setting: str, seed: int) -> Entry:
     per = [[e for _, e in r.personalised.values()] for r in reports if r.personalised]
     told = [r.details.get("generators", {}).get("receivers", {}).values() for r in reports]
     shares = [[(r["others-agree"], r["own-agrees"]) for r in one] for one in told if one]
-    said = 100 * np.mean(shares[-LAST:], axis=(0, 1)) if shares else ()
+    said: list[float] = (100 * np.mean(shares[-LAST:], axis=(0, 1))).tolist() if shares else []
     return {
         "global": float(np.mean([error for _, error in done.curve()[-LAST:]])),
         "per": float(100 * np.mean(per[-LAST:])),
-        **{key: float(share) for key, share in zip(("others", "own"), said, strict=False)},
+        **dict(zip(("others", "own"), said, strict=False)),
     }
 
 
@@ -198,7 +199,8 @@ def _heads(shift: str, entries: Sequence[Entry]) -> str:
 
 def _runs(part: str, entries: Sequence[Entry]) -> str:
     """Errors beside FedAvg's of the same seed."""
-    rows, base = [], {r["seed"]: r for r in select(entries, shift=part, setting=FEDAVG)}
+    rows = []
+    base = {r["seed"]: r for r in select(entries, shift=part, setting=FEDAVG)}
     for name in RUNS:
         if runs := select(entries, shift=part, setting=name):
             both = [
