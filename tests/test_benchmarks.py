@@ -99,6 +99,13 @@ def test_silos_that_keep_their_statistics_train_and_test_with_them():
     assert send(wire.TRAIN, 2) == 0, "another silo has none of them"
 
 
+def test_every_column_of_fedgenp_can_be_named_on_the_command_line(monkeypatch):
+    for columns in (["rotated", "5 % α=10 30 steps"], list(fedgenp.COLUMNS)):
+        parts = ["--parts", ",".join(columns)] if len(columns) == 2 else []
+        monkeypatch.setattr(sys, "argv", ["fedgenp", *parts])
+        assert command.read(None, "Doc.", parts=fedgenp.COLUMNS).parts == columns
+
+
 def celeba(folder: Path, *, people: int = 7, images: int = 5, names: str = "Male Smiling") -> None:
     """A folder in the layout of CelebA: who has an even number smiles, and is bright."""
     root = folder / "celeba"

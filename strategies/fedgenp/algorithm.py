@@ -12,7 +12,8 @@ nothing about a silo's labels is asked.
 
 Differs from the paper:
 
-- J1 is a mean, J2 is maximised in a bounded way, Adam trains (``strategies.fedgenp.generators``).
+- J1 is a mean, J2 is maximised in a bounded way, Adam trains; ``GeneratorPlan`` says what to set
+  for the paper's sum, plain reversal and SGD.
 - *Receivers* may be groups (the paper's future work): around a strategy that groups, a group's
   generator learns from the other groups' heads, so that grouping does not cut knowledge off.
 - Aggregation is size-weighted, as in every strategy here, where the paper writes a plain mean.
@@ -53,7 +54,7 @@ class FedGenP(Generative):
     def problems(self, training: kit.Config) -> Iterator[str]:
         """What generators need, and what makes them go wrong."""
         yield from super().problems(training)
-        if self.plan.steps < 2 and self.plan.reverses:
+        if self.plan.steps < 2 and self.plan.alternates:
             yield (
                 f"every second step of a generator is reversal = {self.plan.reversal}, so "
                 f"generator-steps must be at least 2. Got {self.plan.steps}. Or take "

@@ -8,12 +8,13 @@ Federated Learning" (FedGen), ICML 2021, https://arxiv.org/abs/2105.10056, eq. 4
 Shapes: R receivers, each with its head and its generator; B latents of a step; C classes; n noise;
 d latent width. Parameters of all generators are stacked, (R, in, out), and one batched product is
 one step of all of them; a product over all heads gives every head's opinion of every latent. The
-sum of the R losses has no term in common to two generators, and Adam works element by element, so
-stacked training is R separate trainings. It runs in one CPU thread, or on the GPU, so that a run's
-models depend on its seed alone.
+sum of the R losses has no term in common to two generators, and Adam works element by element (as
+SGD does), so stacked training is R separate trainings. It runs in one CPU thread, or on the GPU, so
+that a run's models depend on its seed alone.
 
-Differs from the paper: J1 is the mean over the other heads, not their sum, which would outweigh J2;
-J2 is unbounded above and maximised in a bounded way (``reversed_loss``).
+Differs from the paper, unless the plan says so: J1 is the mean over the other heads, not their sum,
+which would outweigh J2; J2 is unbounded above and maximised in a bounded way (``reversed_loss``);
+Adam trains, not SGD.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ def train_generators(
     """One round of FedGenP's server stage.
 
     Time and memory are linear in R: with so many receivers or classes that all heads' logits would
-    be more than ``MAX_LOGITS``, each step's J1 is the mean over heads that are drawn anew.
+    be more than ``MAX_LOGITS``, each step's J1 is of heads that are drawn anew.
 
     Args:
         generators: of the R ≥ 2 receivers.
         heads: arrays of the receivers' predictors, in the same order and of the same shapes.
         layers: what the predictors compute.
-        plan: steps, batch, learning rate, reversal.
+        plan: steps, batch, optimiser, what each step minimises.
         rngs: one for each receiver; all its randomness.
         drawing: draws heads, where there are too many.
         device: ``auto`` takes a GPU if there is one.
@@ -96,11 +97,19 @@ def train_generators(
             rows = np.sort(drawing.choice(len(heads), size=most, replace=False))
         return torch.from_numpy(rows).to(where)
 
-    def loss(step: int, latents: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        if not plan.reverses or step % 2 == 0:
-            return others_loss(stacked, layers, latents, labels, some(labels.numel()))
+    def taught(latents: Tensor, labels: Tensor) -> Tensor:
+        mean = others_loss(stacked, layers, latents, labels, some(labels.numel()))
+        return (len(heads) - 1) * mean if plan.objective == "sum" else mean
+
+    def against(latents: Tensor, labels: Tensor) -> Tensor:
         own = predict(stacked, layers, latents.mT)
         return plan.reversal_weight * reversed_loss(own, labels, plan.reversal)
+
+    def loss(step: int, latents: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
+        if plan.alternates:
+            return against(latents, labels) if step % 2 else taught(latents, labels)
+        alone = taught(latents, labels)
+        return alone + against(latents, labels) if plan.reverses else alone
 
     with _one_thread(where):
         labels = [
@@ -130,7 +139,7 @@ def train_shared_generator(
         layers: what the predictors compute.
         counts: shape (R, C), label counts of the silos; every label is drawn as often as it
             occurs, and a head counts for a label by its silo's share of it.
-        plan: steps, batch, learning rate.
+        plan: steps, batch, optimiser.
         rng: all its randomness.
         device: as above.
     """
@@ -274,7 +283,7 @@ def _train(
     device: torch.device,
     loss: Loss,
 ) -> list[Generator]:
-    """All generators for ``plan.steps`` steps of Adam; labels of shape (steps, R, B)."""
+    """All generators for ``plan.steps`` steps; labels of shape (steps, R, B)."""
     size = (plan.steps, plan.batch)
     latent = generators[0].weights["mean.bias"].shape[0]
     noise = _drawn([rng.random((*size, wire.NOISE), dtype=np.float32) for rng in rngs], device)
@@ -291,7 +300,10 @@ def _train(
         objective = loss(step, latents, wanted[step], noise[step]).sum()
         gradients = torch.autograd.grad(objective, list(weights.values()))
         taken = taken + 1
-        _adam(weights, gradients, mean, square, taken, plan.lr)
+        if plan.optimiser == "sgd":
+            _sgd(weights, gradients, plan.lr)
+        else:
+            _adam(weights, gradients, mean, square, taken, plan.lr)
     done = [_unstack(stack, len(generators)) for stack in (weights, mean, square)]
     trained = [
         Generator(own, mean=first, square=second, steps=g.steps + plan.steps)
@@ -304,6 +316,13 @@ def _finite(one: Generator) -> bool:
     """Whether it can be used and trained on."""
     parts = (one.weights, one.mean, one.square)
     return all(np.isfinite(array).all() for part in parts for array in part.values())
+
+
+@torch.no_grad()
+def _sgd(weights: Weights, gradients: Sequence[Tensor], lr: float) -> None:
+    """One step, in place, without momentum."""
+    for weight, gradient in zip(weights.values(), gradients, strict=True):
+        weight.sub_(gradient, alpha=lr)
 
 
 @torch.no_grad()

@@ -23,6 +23,8 @@ from coterie.strategies.rounds import kit
 from coterie.wire import Layers, Model
 
 Reversal = Literal["log1mp", "clip", "unbounded", "none"]
+Objective = Literal["mean", "sum", "both"]
+Optimiser = Literal["adam", "sgd"]
 MAX_TIMES = 10.0
 """A predictor is out of line whose norm is more than so many times the usual one."""
 HOW_TO_ADD = (
@@ -36,20 +38,34 @@ HOW_TO_ADD = (
 class GeneratorPlan(kit.Options):
     """How generators are trained, on the server.
 
-    J1 and the reversed J2 take turns, so a plan that reverses needs two steps. Where all heads
-    agree, as when they start every round from one model, the two terms settle at p = 1 / (1 + λ):
-    with λ = 1, every latent lies on the border between two classes, and training on such latents
-    was seen to break down for some rounds after a hundred.
+    J1 and the reversed J2 take turns, so a plan that reverses needs two steps, unless every step
+    has both. Where all heads agree, as when they start every round from one model, the two terms
+    settle at p = 1 / (1 + λ): with λ = 1, every latent lies on the border between two classes, and
+    training on such latents was seen to break down for some rounds after a hundred.
+
+    The paper to the letter is ``objective = "sum"``, ``optimiser = "sgd"``, ``lr = 0.01``,
+    ``reversal = "unbounded"`` and ``reversal_weight = 1``.
     """
 
     steps: kit.Count = Field(
         50,
         alias="generator-steps",
-        description="Optimiser steps a round; with a reversal at least 2, for every second one is "
-        "its own.",
+        description="Optimiser steps a round; with a reversal that has every second one, at "
+        "least 2.",
+    )
+    optimiser: Optimiser = Field(
+        "adam",
+        alias="generator-optimiser",
+        description="What trains generators; `sgd` is the paper's, with `generator-lr` 0.01.",
     )
     lr: kit.Positive = Field(
-        3e-4, le=1, alias="generator-lr", description="Learning rate of Adam on the server."
+        3e-4, le=1, alias="generator-lr", description="Learning rate of the server's optimiser."
+    )
+    objective: Objective = Field(
+        "mean",
+        alias="generator-objective",
+        description="What FedGenP's steps minimise: in turns the `mean` of the others' losses, or "
+        "the paper's `sum`, and the term against the own head; or `both`, mean and term, at once.",
     )
     hidden: int = Field(
         256,
@@ -70,8 +86,13 @@ class GeneratorPlan(kit.Options):
 
     @property
     def reverses(self) -> bool:
-        """Whether every second step is against the own head."""
+        """Whether anything is against the own head."""
         return self.reversal != "none" and self.reversal_weight > 0
+
+    @property
+    def alternates(self) -> bool:
+        """Whether every second step is against the own head."""
+        return self.reverses and self.objective != "both"
 
 
 @dataclass(frozen=True)
@@ -80,7 +101,7 @@ class Generator:
 
     Attributes:
         weights: as on the wire (``wire.GENERATOR_ARRAYS``).
-        mean, square: Adam's moments, same names and shapes.
+        mean, square: Adam's moments, same names and shapes; plain SGD leaves them at 0.
         steps: taken so far.
     """
 

@@ -934,8 +934,29 @@ def test_configurations_that_do_not_fit_are_refused(keys: dict[str, Any], said: 
         RunConfig.read(keys)
 
 
-def test_one_step_is_enough_without_a_reversal() -> None:
-    for keys in ({"reversal": "none"}, {"reversal-weight": 0}, {"strategy": "fedgen"}):
+def test_the_paper_to_the_letter_can_be_asked_for_and_is_another_training(tmp_path: Path) -> None:
+    letter: dict[str, Any] = {"generator-objective": "sum", "generator-optimiser": "sgd"}
+    letter |= {"generator-lr": 0.01, "reversal": "unbounded", "reversal-weight": 1.0}
+    plan = RunConfig.read({"strategy": "fedgenp", **letter}).algorithm.plan  # type: ignore[attr-defined]
+    assert (plan.objective, plan.optimiser, plan.lr) == ("sum", "sgd", 0.01)
+    ours = run(tmp_path / "ours", rounds=2)
+    changed = [
+        run(tmp_path / key, rounds=2, **{key: letter[key]})
+        for key in ("generator-objective", "generator-optimiser")
+    ]
+    models = [arrays_of(result.models["a"]) for result in (ours, *changed)]
+    for i, one in enumerate(models):
+        for other in models[:i]:
+            assert any(not np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_one_step_is_enough_without_a_reversal_of_its_own_step() -> None:
+    for keys in (
+        {"reversal": "none"},
+        {"reversal-weight": 0},
+        {"generator-objective": "both"},
+        {"strategy": "fedgen"},
+    ):
         RunConfig.read({"strategy": "fedgenp", "generator-steps": 1, **keys})
     with pytest.raises(FederationError, match=r"steps must be at least 2\. Got 1"):
         FedGenP(plan=GeneratorPlan(steps=1))

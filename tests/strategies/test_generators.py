@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from coterie.strategies.fedgenp.generators import others_loss, reversed_loss, tr
 from coterie.strategies.fedgenp.latent import (
     Generator,
     GeneratorPlan,
+    Objective,
     common_layers,
     fresh_generator,
     linear_head,
@@ -166,10 +168,29 @@ def test_long_training_stays_finite_however_sure_the_heads_are() -> None:
 # ---------------------------------------------------------------- all at once
 
 
-@pytest.mark.parametrize("reversal", ["log1mp", "none"])
-def test_stacked_training_is_separate_training(reversal: str) -> None:
+TO_THE_LETTER: dict[str, Any] = {
+    **{"objective": "sum", "optimiser": "sgd", "lr": 0.01},
+    **{"reversal": "unbounded", "reversal_weight": 1},
+}
+"""The paper's eqs. 9 and 10, and its optimiser."""
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {},
+        {"reversal": "none"},
+        {"objective": "sum"},
+        {"objective": "both", "reversal_weight": 1},
+        {"optimiser": "sgd", "lr": 0.01},
+        TO_THE_LETTER,
+    ],
+    ids=["default", "no reversal", "sum", "both", "sgd", "the paper"],
+)
+def test_stacked_training_is_separate_training(own: dict[str, Any]) -> None:
     """Each generator alone against the same heads, with the same random numbers."""
-    plan = GeneratorPlan(steps=20, hidden=16, lr=1e-3, reversal=reversal)  # type: ignore[arg-type]
+    keys: dict[str, Any] = {"steps": 20, "hidden": 16, "lr": 1e-3}
+    plan = GeneratorPlan(**(keys | own))
     heads = [head(i, turn=i % 2) for i in range(5)]
     start = fresh(5)
     start[2] = train_generators(start[2:4], heads[2:4], LAYERS, plan=plan, rngs=rngs(2))[0][0]
@@ -187,14 +208,16 @@ def one_by_one(
     plan: GeneratorPlan,
     rng: np.random.Generator,
 ) -> Model:
-    """The same training written plainly: one generator, torch's Adam, a loop over the heads."""
+    """The same training written plainly: one generator, torch's own, a loop over the heads."""
     size = (plan.steps, plan.batch)
     labels = torch.from_numpy(rng.integers(CLASSES, size=size))
     noise = torch.from_numpy(rng.random((*size, 32), dtype=np.float32))
     normal = torch.from_numpy(rng.standard_normal((*size, LATENT), dtype=np.float32))
     weights = {n: torch.tensor(a, requires_grad=True) for n, a in generator.weights.items()}
-    optimiser = torch.optim.Adam(list(weights.values()), lr=plan.lr)
-    for name, weight in weights.items():
+    adam = plan.optimiser == "adam"
+    kind: Any = torch.optim.Adam if adam else torch.optim.SGD
+    optimiser = kind(list(weights.values()), lr=plan.lr)
+    for name, weight in weights.items() if adam else ():
         optimiser.state[weight] = {
             "step": torch.tensor(float(generator.steps)),
             "exp_avg": torch.tensor(generator.mean[name]),
@@ -212,16 +235,18 @@ def one_by_one(
         logits = [
             z @ torch.tensor(one["head.weight"]).T + torch.tensor(one["head.bias"]) for one in heads
         ]
-        if plan.reversal == "none" or step % 2 == 0:
-            losses = [
-                torch.nn.functional.cross_entropy(one, y)
-                for i, one in enumerate(logits)
-                if i != own
-            ]
-            loss = torch.stack(losses).mean()
+        wrong = torch.stack([torch.nn.functional.cross_entropy(one, y) for one in logits])
+        others = torch.cat([wrong[:own], wrong[own + 1 :]])
+        taught = others.sum() if plan.objective == "sum" else others.mean()
+        p = torch.softmax(logits[own], dim=1)[torch.arange(len(y)), y]
+        own_term = -wrong[own] if plan.reversal == "unbounded" else -torch.log1p(-p).mean()
+        against = plan.reversal_weight * own_term
+        if plan.reversal == "none":
+            loss = taught
+        elif plan.objective == "both":
+            loss = taught + against
         else:
-            p = torch.softmax(logits[own], dim=1)[torch.arange(len(y)), y]
-            loss = -plan.reversal_weight * torch.log1p(-p).mean()
+            loss = against if step % 2 else taught
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -345,6 +370,8 @@ def test_a_prefix_must_name_a_linear_head(prefix: str) -> None:
         ({"lr": 0.0}, "lr"),
         ({"reversal": "backwards"}, "reversal must be log1mp, clip, unbounded or none"),
         ({"reversal_weight": -1.0}, "reversal_weight"),
+        ({"objective": "median"}, "objective must be mean, sum or both"),
+        ({"optimiser": "lion"}, "optimiser must be adam or sgd"),
     ],
 )
 def test_plans_out_of_bounds_are_refused(wrong: dict[str, float], text: str) -> None:
@@ -403,13 +430,14 @@ def test_a_generator_that_would_not_be_finite_stays_as_it_was() -> None:
     assert [new is old for new, old in zip(after, before, strict=True)] == [True, True]
 
 
-def test_no_weight_on_the_reversal_is_no_reversal() -> None:
+@pytest.mark.parametrize("objective", ["mean", "both"])
+def test_no_weight_on_the_reversal_is_no_reversal(objective: Objective) -> None:
     heads = [head(i) for i in range(3)]
     results = [
         train_generators(fresh(3), heads, LAYERS, plan=plan, rngs=rngs(3))[0][0].weights
         for plan in (
             GeneratorPlan(steps=6, hidden=16, reversal="none"),
-            GeneratorPlan(steps=6, hidden=16, reversal_weight=0),
+            GeneratorPlan(steps=6, hidden=16, reversal_weight=0, objective=objective),
         )
     ]
     for name, array in results[0].items():

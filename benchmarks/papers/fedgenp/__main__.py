@@ -110,6 +110,9 @@ ARMS: dict[str, Build] = {
     "FedGenP": lambda c, s, k: _fedgenp(c, s, k),
     "FedGenP, a_t": lambda c, s, k: _fedgenp(c, s, k, RELEASED),
     "FedGenP, λ = 1": lambda c, s, k: _fedgenp(c, s, k, reversal_weight=1.0),
+    "FedGenP, λ = 0.5, 500 steps": lambda c, s, k: _fedgenp(
+        c, s, k, reversal_weight=0.5, steps=500
+    ),
     "FedGenP, no reversal": lambda c, s, k: _fedgenp(c, s, k, reversal="none"),
     "fixed groups": lambda c, s, k: _fixed(c, k),
     "fixed groups, lr·2": lambda c, s, k: _fixed(c, k, 2.0),

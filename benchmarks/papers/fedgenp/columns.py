@@ -167,6 +167,7 @@ SMALL_ARMS = (
     "FedGen",
     "FedGenP",
     "FedGenP, λ = 1",
+    "FedGenP, λ = 0.5, 500 steps",
     "FedGenP, no reversal",
 )
 """Of the columns that ask where generators help."""
@@ -238,7 +239,7 @@ COLUMNS = {
 }
 
 COLUMNS |= {
-    f"5 % α=10, {steps} steps": replace(
+    f"5 % α=10 {steps} steps": replace(
         COLUMNS["5 % α=10"],
         title=f"{COLUMNS['5 % α=10'].title}, {steps} mini-batches (Table 6)",
         paper={"FedGenP": (accuracy, np.nan)},
