@@ -104,7 +104,7 @@ def round_update(
         if name not in exact and _is_rounded(start):
             if before is not None:
                 wanted += before[name]
-            if not np.abs(wanted).max(initial=0.0) < HUGE:
+            if not largest_of(wanted) < HUGE:
                 return None
             arrays[name], own_scales = _round(wanted, kind)
             lost[name] = wanted - _restored(arrays[name], own_scales)
@@ -162,9 +162,14 @@ def round_model(model: Model, *, exact: Collection[str] = ()) -> Model:
     Returns:
         Arrays and ``SCALES``; the model as it is if it holds what none should.
     """
-    nothing: Model = {name: np.zeros_like(array) for name, array in model.items()}
-    update = round_update(model, nothing, OF_MODELS, exact=exact)
-    return model if update is None else update.arrays
+    rounded, scales = dict(model), [np.zeros(0, np.float32)]
+    for name, array in model.items():
+        if array.dtype.kind == "f" and not largest_of(array) < HUGE:
+            return model
+        if name not in exact and _is_rounded(array):
+            rounded[name], own_scales = _round(array, KINDS[OF_MODELS])
+            scales.append(own_scales)
+    return {**rounded, SCALES: np.concatenate(scales)}
 
 
 def restore_model(arrays: Model, like: Mapping[str, tuple[tuple[int, ...], str]]) -> Model:
