@@ -478,7 +478,7 @@ class _BoundedGrid(Grid):
             try:
                 return (
                     self._shown(reply, object_id)
-                    or (self._shelf and self._pulled(object_id, (wire.IN_FILE, "1")))
+                    or (self._pulled(object_id, (wire.IN_FILE, "1")) if self._shelf else None)
                     # It came while that was asked. Shown, it lies beside the others.
                     or self._shown(reply, object_id)
                     or self._pulled(object_id)

@@ -145,7 +145,7 @@ def test_a_kill_while_objects_are_on_their_way_leaves_none_behind(
         else:
             kill_server_app(folder)
             process.send_signal(signal.SIGCONT)
-            until(lambda: ended(local, run_id), "the SuperLink knows that the run is over")
+            until(lambda: ended(local, run_id), "the run's end at the SuperLink", deadline_s=150)
         again = local.resume(folder)
         assert local.follow(again, folder, lambda event: None).status == "completed"
         until(lambda: {file.name for file in shared.iterdir()} <= rest, "no object left")
