@@ -281,8 +281,8 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     return wide
 
 
-def narrowed(array: NDArray[np.float32]) -> NDArray[np.float16]:
-    """The nearest numbers of 16 bits, of two the even one; of numbers of at most 1."""
+def narrowed(array: Floats) -> NDArray[np.float16]:
+    """The nearest numbers of 16 bits, of two the even one; of float32 of at most 1."""
     bits = np.ascontiguousarray(array).view(np.uint32)
     size = bits & np.uint32(2**31 - 1)
     normal = (size >> 13) & np.uint32(1)
