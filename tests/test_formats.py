@@ -18,7 +18,16 @@ from coterie.wire import (
     round_model,
     round_update,
 )
-from coterie.wire.formats import HUGE, KINDS, LEAST_VECTOR, SCALES, Rounded
+from coterie.wire.formats import (
+    HUGE,
+    KINDS,
+    LEAST_VECTOR,
+    SCALES,
+    Rounded,
+    largest_of,
+    narrowed,
+    widened,
+)
 from tests.conftest import assert_equal_models
 
 EACH = pytest.mark.parametrize("how", KINDS)
@@ -193,3 +202,45 @@ def test_whatever_arrives_is_restored_left_or_refused(
     except WireError:
         return
     assert set(arrived) == set(sent) and arrived["head"].size <= 120
+
+
+# ---------------------------------------------------------------- numbers of 16 bits
+
+HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16)
+"""All that there are."""
+
+
+def bits(array: np.ndarray) -> np.ndarray:
+    return array.view(np.uint16 if array.dtype == np.float16 else np.uint32)
+
+
+def test_all_numbers_of_16_bits_are_widened_as_numpy_does() -> None:
+    finite = HALVES[np.isfinite(HALVES)]
+    np.testing.assert_array_equal(bits(widened(finite)), bits(finite.astype(np.float32)))
+    np.testing.assert_array_equal(widened(HALVES), HALVES.astype(np.float32))
+    twice = np.stack([finite, finite])[:, ::3]  # not one behind the other
+    np.testing.assert_array_equal(widened(twice), twice.astype(np.float32))
+    assert widened(np.zeros((0, 2), np.float16)).dtype == np.float32
+    other = np.ones(3)
+    assert widened(other) is other
+
+
+def test_numbers_are_narrowed_as_numpy_does() -> None:
+    exact = np.sort(HALVES[np.abs(HALVES) <= 1].astype(np.float32))
+    between = (exact[1:] + exact[:-1]) / 2
+    rng = np.random.default_rng(0)
+    small = rng.uniform(-1, 1, 10**5) * 2.0 ** -rng.integers(0, 150, 10**5)
+    for values in (exact, between, *(np.nextafter(between, np.float32(x)) for x in (-2, 2)), small):
+        own = values.astype(np.float32)
+        np.testing.assert_array_equal(bits(narrowed(own)), bits(own.astype(np.float16)))
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.int8, np.bool_])
+def test_the_largest_size_is_found_and_so_is_what_is_no_number(kind: type) -> None:
+    assert largest_of(np.zeros(0, kind)) == 0
+    assert largest_of(np.array([0, 1, 0], kind)) == 1
+    if kind is not np.bool_:
+        assert largest_of(np.array([[3, -7], [0, 2]], kind)) == 7
+    if np.issubdtype(kind, np.floating):
+        assert largest_of(np.array([1, -np.inf], kind)) == np.inf
+        assert np.isnan(largest_of(np.array([np.inf, np.nan, 1], kind)))

@@ -49,11 +49,13 @@ from coterie.wire.formats import (
     FLOAT32,
     WIRE_FORMATS,
     WireFormat,
+    largest_of,
     num_rounded_bytes,
     restore_model,
     restore_update,
     round_model,
     round_update,
+    widened,
 )
 from coterie.wire.limits import (
     FLOOR_BYTES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256 as _sha256
 from typing import Final
 
 PROTOCOL: Final[int] = 1
@@ -319,3 +320,11 @@ PATIENCE: Final = "coterie-patience"
 """For how many milliseconds coterie's SuperLink may hold a call that asks for what is not there
 yet. Flower's answers at once."""
 MOST_PATIENCE_MS: Final = 1_000
+
+WAITING: Final = _sha256(b"coterie: nodes that wait").hexdigest()
+"""Asked for like an object by a ServerApp: JSON, the nodes that hold a call ``WAIT``. Whoever knows
+that call reads bundles."""
+
+IN_FILE: Final = "coterie-in-file"
+"""In the metadata of a ServerApp's call for an object: "1": without its content if that lies in a
+file that both can see."""

@@ -320,7 +320,7 @@ def main() -> None:
 
     with lean.install(made.folder):
         limit_silos()
-        hold_silos()
+        lean.Runtime.room = hold_silos()
         sys.argv[0] = "flower-superlink"
         flower_command("flower-superlink")()
 

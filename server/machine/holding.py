@@ -70,6 +70,11 @@ class Room:
         self._thread: Thread | None = None
         self._closed = False
 
+    def nodes(self) -> list[int]:
+        """Whose calls are held."""
+        with self._changed:
+            return list(self._held)
+
     def looks(self, node: int) -> None:
         """A node is about to look: of what comes from now on it has to be told."""
         with self._changed:

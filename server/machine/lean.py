@@ -12,6 +12,7 @@ stores one object at a time: so those of several silos are at once. A federation
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from threading import Condition, Lock
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
@@ -33,7 +34,7 @@ from sqlalchemy import event, text
 from coterie import wire
 from coterie.server.machine import shelf
 from coterie.server.machine.allowance import limit_silos
-from coterie.server.machine.holding import hold_silos
+from coterie.server.machine.holding import Room, hold_silos
 from coterie.server.machine.superlink import flower_command, replace_in
 from coterie.system.files import LockedError, why_unwritten
 from coterie.wire.flower import inflatable_utils
@@ -271,7 +272,13 @@ def laying(flower: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Runtime(SuperLinkRuntimeServicer):
-    """Flower's API for ServerApps, which tells them of the folder and takes what they put there."""
+    """Flower's API for ServerApps, which tells them of the folder and takes what they put there.
+
+    Attributes:
+        room: where silos wait.
+    """
+
+    room: ClassVar[Room | None] = None
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         """As Flower's."""
@@ -280,7 +287,12 @@ class Runtime(SuperLinkRuntimeServicer):
         if request.object_id == shelf.WHERE and on is not None:
             on.forget_unannounced()
             return wire.Pulled(True, True, on.told())
-        return super().PullObject(request, context)
+        if request.object_id == wire.WAITING and self.room is not None:
+            return wire.Pulled(True, True, json.dumps(self.room.nodes()).encode())
+        answer = super().PullObject(request, context)
+        if isinstance(answer.object_content, wire.Piece) and _told(context, wire.IN_FILE):
+            return wire.Pulled(True, True)
+        return answer
 
     def PushObject(self, request: Any, context: grpc.ServicerContext) -> Any:
         """As Flower's."""
@@ -359,8 +371,13 @@ class Arrivals:
 
 def _patience(context: grpc.ServicerContext) -> float:
     """For how long a caller wants to be held."""
-    told = dict(context.invocation_metadata()).get(wire.PATIENCE, "0")
+    told = _told(context, wire.PATIENCE) or "0"
     return min(int(told), wire.MOST_PATIENCE_MS) / 1000 if told.isdecimal() else 0.0
+
+
+def _told(context: grpc.ServicerContext, name: str) -> str:
+    """What a call says beside its request; empty: nothing."""
+    return str(dict(context.invocation_metadata()).get(name, ""))
 
 
 class _Lean:
@@ -467,7 +484,7 @@ def main() -> None:
     """Be ``flower-superlink``, with its arguments, in which silos are limited and may wait."""
     with install(Path(os.environ.get("COTERIE_HOME", "."))):
         limit_silos()
-        hold_silos()
+        Runtime.room = hold_silos()
         sys.argv[0] = "flower-superlink"
         flower_command("flower-superlink")()
 

@@ -15,6 +15,7 @@ has a node id of its own here; what is for them travels in bundles.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -274,8 +275,9 @@ class _BoundedGrid(Grid):
         parcels = self._parcels(messages)
         ids: dict[int, str] = {}
         plain = [parcel.messages[0] for parcel in parcels if not parcel.bundled]
-        for message in plain:
-            self._invite(message)
+        for parcel in parcels:
+            if parcel.to is None:
+                self._invite(parcel.messages[0])
         pushed = [*self.inner.push_messages(plain)] if plain else []
         roots = iter(pushed + [""] * (len(plain) - len(pushed)))  # none of what was too large
         bundled = iter(self._push_bundles([parcel for parcel in parcels if parcel.bundled]))
@@ -291,11 +293,14 @@ class _BoundedGrid(Grid):
         """Messages to silos of one process together, as many as a bundle takes."""
         parcels: list[_Parcel] = []
         filling: dict[int, tuple[_Parcel, int]] = {}
-        for message in messages:
-            node, describe = message.metadata.dst_node_id, wire.DESCRIBE
+        asked = [message.metadata.message_type == wire.DESCRIBE for message in messages]
+        waiting = self._waiting() if any(asked) else set()
+        for message, describe in zip(messages, asked, strict=True):
+            node = message.metadata.dst_node_id
             hosted = self._hosted.get(node)
             if hosted is None:
-                bundled = node in self._bundling and message.metadata.message_type != describe
+                # Another app may have come in its place.
+                bundled = node in (waiting if describe else self._bundling)
                 parcels.append(_Parcel([message], bundled=bundled))
                 continue
             size = wire.num_array_bytes(message.content)
@@ -310,6 +315,16 @@ class _BoundedGrid(Grid):
             message.metadata.dst_node_id = hosted.node
             filling[hosted.node] = parcel, held + size
         return parcels
+
+    def _waiting(self) -> set[int]:
+        """Nodes that read bundles before they have said so, as far as coterie's SuperLink knows."""
+        request = PullObjectRequest(
+            node=self.inner.node, run_id=self.inner.run.run_id, object_id=wire.WAITING
+        )
+        with suppress(grpc.RpcError, ValueError, TypeError):
+            answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
+            return set(json.loads(bytes(answer.object_content)))
+        return set()
 
     def _invite(self, message: Message) -> None:
         """Say in a question who one is that bundles are read here. No other app answers it."""
@@ -384,7 +399,7 @@ class _BoundedGrid(Grid):
         for root in set(self._announced) - roots:
             self._let_go(self._announced.pop(root))
         self._sent = {root: parcel for root, parcel in self._sent.items() if root in roots}
-        for reply in self._ask(sorted(roots - set(self._announced))):
+        for reply in self._ask(sorted(self._sent.keys() - set(self._announced))):
             self._announced[reply.message_id] = reply
         whole: list[Message] = []
         for reply in list(self._announced.values()):
@@ -392,6 +407,7 @@ class _BoundedGrid(Grid):
                 del self._announced[reply.message_id]
                 self._let_go(reply)
                 whole += self._read(reply)
+                del self._sent[reply.message_id]  # what was sent is as large as the next
         return [one for one in whole if one.metadata.reply_to_message_id in asked]
 
     # ---------------------------------------------------------------- what is announced
@@ -457,15 +473,16 @@ class _BoundedGrid(Grid):
 
     def _fetch(self, reply: _Reply) -> bool:
         """Fetch what is there of a reply; return whether that is all, or it is refused."""
-        pull = make_pull_object_fn_protobuf(
-            lambda request: self._objects.PullObject(request, timeout=CALL_DEADLINE_S),
-            self.inner.node,
-            self.inner.run.run_id,
-        )
 
         def pulled(object_id: str) -> wire.Content | None:
             try:
-                return self._shown(reply, object_id) or pull(object_id)
+                return (
+                    self._shown(reply, object_id)
+                    or (self._pulled(object_id, (wire.IN_FILE, "1")) if self._shelf else None)
+                    # It came while that was asked. Shown, it lies beside the others.
+                    or self._shown(reply, object_id)
+                    or self._pulled(object_id)
+                )
             except inflatable_utils.ObjectUnavailableError:
                 return None
 
@@ -490,6 +507,13 @@ class _BoundedGrid(Grid):
         except (inflatable_utils.ObjectPullError, ValueError) as error:
             reply.why = str(error)
         return True
+
+    def _pulled(self, object_id: str, *more: tuple[str, str]) -> wire.Content:
+        """An object's content by a call; empty if it is in a file and ``more`` says so."""
+        call = partial(self._objects.PullObject, timeout=CALL_DEADLINE_S, more=more)
+        pull = make_pull_object_fn_protobuf(call, self.inner.node, self.inner.run.run_id)
+        content: wire.Content = pull(object_id)
+        return content
 
     def _next_of(self, reply: _Reply) -> list[str]:
         """The objects that are asked for now.

@@ -13,16 +13,20 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import secrets
 import shutil
 import time
+from collections import deque
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from hashlib import sha256
 from mmap import ACCESS_READ, MAP_ANONYMOUS, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, mmap
 from pathlib import Path
 from tempfile import mkdtemp
+from threading import Lock, Timer
 
 from coterie import wire
 from coterie.system.files import held_by, locked, make_folder
@@ -34,9 +38,16 @@ FROM_BYTES = 2**18
 """Of an object, from which it is worth a file."""
 HELD_S = 10.0
 """How long a process that is about to end may still have it."""
-PREFIX, TOKEN, NEW, UNFINISHED = "objects-", "token", ".new", ".part"
+PREFIX, TOKEN, NEW, UNFINISHED, SPARE = "objects-", "token", ".new", ".part", "spare"
 LEFT_S = 600.0
 """After so long, what a process put there and did not announce belongs to one that was killed."""
+MOST_SPARE, SPARE_S = 512, 60.0
+"""Files that are kept to be written again, of ``PIECE_BYTES`` at most each, and for how long after
+the last object went."""
+SPARE_FREE_BYTES = 2**33
+"""None are kept where the disk has less room than that."""
+TRIES, LOOK_S = 8, 0.5
+"""How many of them are tried for one that nobody looks at, and how often it is looked for more."""
 MAP_FIXED, MAP_NORESERVE = 0x10, 0x4000
 """Of Linux; Python does not name them."""
 
@@ -50,6 +61,7 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._spare = _Spare(folder / SPARE)
 
     def write(self, name: str, body: memoryview | bytes) -> Path:
         """Write an object's body into a file that ``adopt`` gives its name.
@@ -59,8 +71,11 @@ class Shelf:
         """
         unfinished = self.folder / f"{name}.{secrets.token_hex(4)}{UNFINISHED}"
         try:
-            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = self._spare.taken(unfinished)
+            if descriptor is None:
+                descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
             try:
+                os.ftruncate(descriptor, len(body))
                 left = memoryview(body)
                 while left:
                     left = left[os.write(descriptor, left) :]
@@ -90,7 +105,7 @@ class Shelf:
     def drop(self, name: str) -> None:
         """Delete an object; whoever looks at it still sees it."""
         with suppress(OSError):
-            (self.folder / name).unlink()
+            self._spare.add(self.folder / name)
 
     def shown(self, name: str, room: Room | None = None, place: int = 0) -> wire.Piece | None:
         """An object where its file is shown in memory, or None if it has none.
@@ -108,6 +123,8 @@ class Shelf:
         except FileNotFoundError:
             return None
         try:
+            if not _held(descriptor, self.folder / name):
+                return None
             size = os.fstat(descriptor).st_size
             held = room.show(descriptor, size, place) if room is not None else None
             if held is None:
@@ -130,6 +147,7 @@ class Shelf:
     def keep(self, names: Collection[str]) -> None:
         """Delete all other objects, and what was left unfinished."""
         self.forget_unannounced()
+        shutil.rmtree(self.folder / SPARE, ignore_errors=True)
         for file in self.folder.iterdir():
             if len(file.name) == len(WHERE) and file.name not in names:
                 self.drop(file.name)
@@ -145,6 +163,98 @@ class Shelf:
             with suppress(OSError):
                 if time.time() - file.stat().st_mtime > LEFT_S:
                     file.unlink()
+
+
+class _Spare:
+    """Files of objects that are gone, which others are written into.
+
+    To write over pages of memory that are there takes a tenth of what new ones cost, which the
+    kernel has to find, and a virtual machine to ask its host for. Whoever shows a file has a shared
+    lock on it, which goes when nobody looks any more: until then it is not written into.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._lock = folder, Lock()
+        self._files = deque[Path]()
+        self._timer: Timer | None = None
+        self._added = self._looked = -math.inf
+
+    def add(self, file: Path) -> None:
+        """Keep the file of an object that is gone, or delete it. Raises ``OSError``."""
+        with self._lock:
+            full = len(self._files) >= MOST_SPARE
+        if full or shutil.disk_usage(file.parent).free < SPARE_FREE_BYTES:
+            file.unlink()
+            return
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        kept = self._folder / secrets.token_hex(8)
+        file.rename(kept)
+        with self._lock:
+            self._files.append(kept)
+            self._added = time.monotonic()
+            if self._timer is None:
+                self._clear_in(SPARE_S)
+
+    def taken(self, name: Path) -> int | None:
+        """One that nobody looks at, under this name, open to be written; None if there is none."""
+        for _ in range(TRIES):
+            file = self._next()
+            if file is None:
+                return None
+            with suppress(FileNotFoundError):  # a ServerApp, or the SuperLink, has taken it
+                descriptor = os.open(file, os.O_WRONLY | os.O_NOFOLLOW)
+                try:
+                    flock(descriptor, LOCK_EX | LOCK_NB)
+                    file.rename(name)
+                    return descriptor
+                except BlockingIOError:
+                    with self._lock:
+                        self._files.append(file)
+                    os.close(descriptor)
+                except OSError:
+                    os.close(descriptor)
+                    raise
+        return None
+
+    def _next(self) -> Path | None:
+        with self._lock:
+            now = time.monotonic()
+            if not self._files and now - self._looked > LOOK_S:
+                self._looked = now
+                with suppress(FileNotFoundError):
+                    self._files.extend(self._folder.iterdir())
+            return self._files.popleft() if self._files else None
+
+    def _clear_in(self, seconds: float) -> None:
+        self._timer = Timer(seconds, self._clear)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _clear(self) -> None:
+        """Delete them when no object has gone for a while."""
+        with self._lock:
+            left = self._added + SPARE_S - time.monotonic()
+            if left > 0:
+                self._clear_in(left)
+                return
+            self._timer = None
+            for file in self._files:
+                file.unlink(missing_ok=True)
+            self._files.clear()
+
+
+def _held(descriptor: int, file: Path) -> bool:
+    """Keep a file from being written into while this or what is shown of it is open.
+
+    Returns whether it still is the one of that name.
+    """
+    with suppress(OSError):
+        try:
+            flock(descriptor, LOCK_SH | LOCK_NB)
+        except BlockingIOError:  # another object is written into it
+            return False
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    return False
 
 
 class Room:

@@ -63,6 +63,8 @@ ROUNDING = 1e-12
 """Equal weights are not to be cut by the last bit of a sum."""
 COLUMNS = 2**17
 """Of updates that are multiplied with each other at a time."""
+SHARE = 8 * COLUMNS
+"""Of these, what one thread multiplies before it takes others."""
 AWAY = 5
 """Rounds that a silo trains alone the first time; each further time they are twice as many."""
 
@@ -412,15 +414,24 @@ def _products(updates: Sequence[Update]) -> FloatArray:
     total = np.zeros((len(updates), len(updates)))
     if not all(is_seen(u.model) for u in updates):
         return total + gram([difference(u.model, u.start) for u in updates])
-    for name, first in updates[0].model.items():
-        if not np.issubdtype(first.dtype, np.floating) or not first.size:
-            continue
-        kind = np.result_type(first, np.float32)
+    model = updates[0].model
+    sizes = {n: a.size for n, a in model.items() if np.issubdtype(a.dtype, np.floating)}
+
+    def of(span: tuple[str, int]) -> list[FloatArray]:
+        name, first = span
+        kind, found = np.result_type(model[name], np.float32), []
         flat = [(u.model[name].reshape(-1), u.start[name].reshape(-1)) for u in updates]
-        for begin in range(0, first.size, COLUMNS):
+        for begin in range(first, min(first + SHARE, sizes[name]), COLUMNS):
             part = slice(begin, begin + COLUMNS)
-            steps = [np.subtract(new[part], old[part], dtype=kind) for new, old in flat]
-            total += gram(np.stack(steps))
+            parts = [(wire.widened(new[part]), wire.widened(old[part])) for new, old in flat]
+            steps = [np.subtract(new, old, dtype=kind) for new, old in parts]
+            found.append(gram(np.stack(steps)))
+        return found
+
+    spans = [(name, first) for name, size in sizes.items() for first in range(0, size, SHARE)]
+    for found in each(of, spans, num_bytes=num_bytes(model)):
+        for products in found:  # in their order, whoever was first
+            total += products
     return total
 
 

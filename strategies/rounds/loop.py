@@ -448,6 +448,7 @@ class GroupStrategy(Strategy):
             counted = counted or bool(updates) or not report.left_out
             result.stand(self.algorithm, standing)
             _note(result, report, updates)
+            del updates  # which are as large as the next round's
             _evaluate_on_server(evaluate_fn, standing.round, result)
             _evaluate_groups(evaluate_group_fn, report, result)
             on_round(report)
@@ -534,7 +535,10 @@ class GroupStrategy(Strategy):
             secure=self._entries(run, state),
         )
         clock.lap("prepare")
-        checked = self._checked(run, orders, run.exchange(messages), state, number)
+        replies = run.exchange(messages)
+        del messages  # their models, encoded, need not be there beside the mean
+        checked = self._checked(run, orders, replies, state, number)
+        del replies
         require_understood(orders, checked, number, type(algorithm).__name__)
         if checked.left_out and all(u.purpose for u in checked.updates):
             why = "; ".join(f"{n}: {w}" for n, w in checked.left_out.items())

@@ -196,7 +196,7 @@ def _mean_array(
             part = slice(begin, begin + COLUMNS)  # of a size that stays in the processor's cache
             total = np.zeros(len(into[part]))
             for array, weight in zip(flat, weights, strict=True):
-                total += np.multiply(array[part], weight, dtype=np.float64)
+                total += np.multiply(wire.widened(array[part]), weight, dtype=np.float64)
             into[part] = total
 
     each(fill, range(0, first.size, SHARE), num_bytes=first.nbytes)
@@ -306,7 +306,7 @@ def _square_apart(one: NDArray[Any], other: NDArray[Any]) -> float:
     total = 0.0
     for begin in range(0, one.size, SUMMED):
         part = slice(begin, begin + SUMMED)
-        apart = np.asarray(one[part] - other[part], np.float64)
+        apart = np.asarray(wire.widened(one[part]) - wire.widened(other[part]), np.float64)
         total += float(apart @ apart)
     return total
 

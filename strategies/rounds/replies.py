@@ -312,7 +312,7 @@ def _check_like(model: Model, sent: Model) -> None:
 
 
 def _check_values(name: str, array: NDArray[np.generic]) -> None:
-    largest = max(float(array.max()), -float(array.min())) if array.size else 0.0
+    largest = wire.largest_of(array)
     if not math.isfinite(largest):  # a NaN is the largest and the smallest of its array
         raise ReplyError(f"array {name!r} holds NaN or infinity. A smaller lr may help.")
     if largest > MAX_VALUE:

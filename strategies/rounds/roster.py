@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
@@ -576,6 +577,7 @@ def _describe(node: int, config: Mapping[str, Any]) -> Message:
     return Message(content, dst_node_id=node, message_type=wire.DESCRIBE, group_id="0")
 
 
+@cache
 def own_release() -> str:
     """Of coterie here; empty if it runs from its source."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,12 +15,15 @@ import torch
 
 from coterie.client.app import app
 from coterie.server.machine import shelf
+from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import SuperLink
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
+from coterie.system.files import held_by
 from coterie.tasks.base import Option, SiloData
+from tests.e2e.crashes import committed, kill_server_app
 from tests.e2e.planted import Towards
 from tests.e2e.runs import ROOT, hashes_of, record_of, until
 
@@ -88,7 +92,8 @@ def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(
         assert last.status == "completed"
         assert len(seen) >= 3, "some of the pieces were seen in their files"
         (shared,) = filter(Path.is_dir, home.glob(f"{shelf.PREFIX}*"))
-        until(lambda: {f.name for f in shared.iterdir()} == {shelf.TOKEN, "lock"}, "no object left")
+        rest = {shelf.TOKEN, shelf.SPARE, "lock"}
+        until(lambda: {f.name for f in shared.iterdir()} <= rest, "no object left")
     left = [one for one in home.glob(f"{shelf.PREFIX}*") if one.is_dir()]
     assert left == ([shelf.beside(database)] if database.exists() else []), (
         "it goes with the SuperLink, unless that is to go on from there"
@@ -96,6 +101,57 @@ def test_models_in_files_are_the_same_bit_for_bit_and_leave_nothing(
     configs = [spec.node_config() for spec in specs()]
     execute(InProcessGrid(app, configs), RunConfig.read(KEYS), run_id=1, folder=tmp_path / "run")
     assert hashes_of(folder) == record_of(tmp_path / "run")["model-hashes"]
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("killed", ["SuperLink", "ServerApp"])
+def test_a_kill_while_objects_are_on_their_way_leaves_none_behind(
+    tmp_path: Path, killed: str
+) -> None:
+    home = tmp_path / "federation" / "superlink"
+    home.mkdir(parents=True)
+    database, keys = home / "state.db", KEYS | {"rounds": 12}
+    local = LocalFederation(tmp_path / "federation")
+    local.superlink = SuperLink(home, options=["--database", str(database)])
+    with local:
+        for spec in specs():
+            local.start_silo(spec, environment={"PYTHONPATH": path()})
+        local.wait_for_silos(2)
+        run_id, folder = local.submit(**keys)
+        committed(folder, 1)
+        shared, rest = shelf.beside(database), {shelf.TOKEN, shelf.SPARE, "lock"}
+        process = local.superlink.program.process
+
+        def caught() -> bool:
+            process.send_signal(signal.SIGSTOP)
+            if {file.name for file in shared.iterdir()} - rest:
+                return True
+            process.send_signal(signal.SIGCONT)
+            return False
+
+        until(caught, "an object in its file")
+        if killed == "SuperLink":
+            process.kill()
+            process.wait()
+            until(lambda: held_by(folder) is None, "the orphaned ServerApp's end")
+            local.superlink.start()
+            local.wait_for_silos(2)
+        else:
+            kill_server_app(folder)
+            process.send_signal(signal.SIGCONT)
+            until(lambda: ended(local, run_id), "the run's end at the SuperLink", deadline_s=150)
+        again = local.resume(folder)
+        assert local.follow(again, folder, lambda event: None).status == "completed"
+        until(lambda: {file.name for file in shared.iterdir()} <= rest, "no object left")
+    configs, config = [spec.node_config() for spec in specs()], RunConfig.read(keys)
+    execute(InProcessGrid(app, configs), config, run_id=1, folder=tmp_path / "run")
+    assert hashes_of(folder) == record_of(tmp_path / "run")["model-hashes"]
+
+
+def ended(local: LocalFederation, run_id: int) -> bool:
+    with control(local.superlink.control_address) as calls:
+        return all(run.ended for run in calls.runs(run_id))
 
 
 def path() -> str:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from fcntl import LOCK_EX, flock
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_to_proto
 from flwr.proto import fleet_pb2, fleet_pb2_grpc, message_pb2, runtime_pb2_grpc
@@ -33,6 +34,7 @@ from flwr.superlink.grid.grpc_grid import GrpcGrid
 from coterie import wire
 from coterie.server.machine import lean, pulling, shelf
 from coterie.server.machine.allowance import HANDLERS, Limited
+from coterie.server.machine.holding import Room
 from coterie.server.machine.lean import FiledStore, SqlStore
 from coterie.server.site import database
 from coterie.wire.bundles import PIECE_BYTES
@@ -73,7 +75,7 @@ def folder_of(store: Store) -> shelf.Shelf:
 
 def names(on: shelf.Shelf) -> set[str]:
     """Of the objects in the folder."""
-    return {file.name for file in on.folder.iterdir()} - {shelf.TOKEN, "lock"}
+    return {file.name for file in on.folder.iterdir()} - {shelf.TOKEN, "lock", shelf.SPARE}
 
 
 def order(seed: int = 0) -> wire.Bundle:
@@ -290,6 +292,65 @@ def test_what_a_killed_process_put_there_is_forgotten(on: shelf.Shelf) -> None:
     assert names(on) == {"b" * 64 + shelf.NEW}
 
 
+def test_a_file_is_written_into_again_when_nobody_looks_at_it(on: shelf.Shelf) -> None:
+    bodies = [bytes([number]) * shelf.FROM_BYTES for number in range(3)]
+    names_of = [wire.object_id(wire.piece_of(memoryview(body))) for body in bodies]
+
+    def put(number: int) -> int:
+        on.adopt(names_of[number], on.write(names_of[number], bodies[number]))
+        return (on.folder / names_of[number]).stat().st_ino
+
+    first = put(0)
+    room = shelf.Room(1)
+    views = [on.shown(names_of[0]), on.shown(names_of[0], room, 0)]
+    on.drop(names_of[0])
+    assert names(on) == set() and on.shown(names_of[0]) is None
+    second = put(1)
+    assert second != first and all(view and view.body == bodies[0] for view in views)
+    views.pop()
+    assert put(2) != first, "a second one still looks"
+    del views, room
+    on.drop(names_of[1])
+    other = shelf.Shelf(on.folder)  # a ServerApp's
+    taken = {other.write(names_of[0], bodies[0]).stat().st_ino for _ in range(2)}
+    assert taken == {first, second}, "either end takes them"
+    assert len({other.write(names_of[0], body).stat().st_ino for body in bodies} | taken) == 5
+
+
+def test_what_is_being_written_into_is_not_shown(on: shelf.Shelf) -> None:
+    body = bytes(shelf.FROM_BYTES)
+    for name in ("a" * 64, "b" * 64):
+        on.adopt(name, on.write(name, body))
+    descriptor = os.open(on.folder / ("a" * 64), os.O_RDONLY)
+    with os.fdopen(os.open(on.folder / ("a" * 64), os.O_WRONLY)) as writer:
+        flock(writer, LOCK_EX)
+        assert on.shown("a" * 64) is None
+    assert on.shown("a" * 64) is not None
+    assert not shelf._held(descriptor, on.folder / ("b" * 64)), "it has become another's"
+    os.close(descriptor)
+
+
+def test_files_that_are_not_written_again_go(
+    on: shelf.Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shelf, "SPARE_S", 0.3)
+    monkeypatch.setattr(shelf, "MOST_SPARE", 2)
+    for name in ("a" * 64, "b" * 64, "c" * 64):
+        on.adopt(name, on.write(name, bytes(shelf.FROM_BYTES)))
+    for name in ("a" * 64, "b" * 64, "c" * 64):
+        on.drop(name)
+    spare = on.folder / shelf.SPARE
+    assert len([*spare.iterdir()]) == 2 and names(on) == set()
+    deadline = time.monotonic() + 5
+    while [*spare.iterdir()] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [*spare.iterdir()]
+    monkeypatch.setattr(shelf, "SPARE_FREE_BYTES", 2**80)
+    on.adopt("a" * 64, on.write("a" * 64, bytes(shelf.FROM_BYTES)))
+    on.drop("a" * 64)
+    assert not [*spare.iterdir()], "where the disk is full"
+
+
 # ---------------------------------------------------------------- with a ServerApp
 
 
@@ -435,6 +496,68 @@ def test_models_travel_both_ways_by_files_or_by_calls(
         del reply
         gc.collect()
         np.testing.assert_array_equal(update, numbers(7))
+
+
+def test_pieces_that_come_while_they_are_asked_for_lie_beside_the_others(
+    superlink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid, late = grid_of(superlink), set[str]()
+    arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
+    sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
+    (asked,) = grid.push_messages([sent])
+    message = fetched(superlink)
+    message.metadata.__dict__["_message_id"] = asked
+    answered(superlink, message, 7)
+    inner = grid._shown
+
+    def shown(reply: Any, name: str) -> Any:
+        if name in late:
+            return inner(reply, name)
+        late.add(name)
+        return None
+
+    monkeypatch.setattr(grid, "_shown", shown)
+    brought = list[int]()
+    pull = grid._objects.PullObject
+
+    def noting(request: Any, **how: Any) -> Any:
+        answer = pull(request, **how)
+        brought.append(len(answer.object_content))
+        return answer
+
+    grid._objects.PullObject = noting
+    (reply,) = grid.pull_messages([asked])
+    assert len(late) == len(brought) == 4 and sum(size > 0 for size in brought) == 1
+    assert "mmap" in str(type(owner_of(reply.content["arrays"]["safetensors"]))), "not copied"
+    assert not grid._sent, "what was sent is let go"
+    update = wire.decode_arrays(reply.content["arrays"])["w"]
+    np.testing.assert_array_equal(update, numbers(7))
+
+
+def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(
+    superlink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, node = Room(), superlink.node.node_id
+    grid, calls = grid_of(superlink), list[str]()
+    grid._bundling.clear()
+    noted(grid._stub, "PushObject", calls)
+
+    def question() -> Message:
+        content = RecordDict({wire.CONFIG: ConfigRecord({wire.TASK: "t"})})
+        return Message(content, node, wire.DESCRIBE, ttl=60.0)
+
+    assert all(grid.push_messages([question()])) and not calls, "as Flower has it: it may be any"
+    asked = fleet_pb2.PullMessagesRequest(node=superlink.node)
+    superlink.fleet.PullMessages(asked)
+    monkeypatch.setattr(lean.Runtime, "room", room)
+    room.looks(node)
+    room.hold(node, lambda why: None)
+    assert all(grid.push_messages([question()])) and len(calls) == 1
+    config = fetched(superlink).content[wire.CONFIG]
+    assert config[wire.TASK] == "t" and config[wire.BUNDLES]
+    calls.clear()
+    room.came([node])
+    assert all(grid.push_messages([question()])) and not calls, "it does not wait any more"
 
 
 def owner_of(array: Array) -> object:

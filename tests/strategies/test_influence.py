@@ -343,3 +343,24 @@ def test_where_directions_are_spread_only_one_far_from_all_is_out_of_line() -> N
     assert moved_out_of(honest) == set()
     assert moved_out_of([*honest, -0.9]) == {"s12"}
     assert moved_out_of([*[0.9] * 12, -0.1]) == {"s12"}, "among silos of one mind"
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_products_of_large_updates_are_the_same_bit_for_bit_in_several_threads(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+
+    def model() -> wire.Model:
+        return {"w": rng.normal(size=3 * influence.SHARE).astype(kind), "n": np.array(3)}
+
+    start = model()
+    silos = [kit.Silo(f"s{i}", i, 5) for i in range(3)]
+    updates = [kit.Update(silo, start, model(), 5.0, {}) for silo in silos]
+    found = influence._products(updates)
+    one_by_one = influence._products([updates[1]])
+    assert found[1, 1] == pytest.approx(one_by_one[0, 0], rel=1e-6)
+    changed = [u.model["w"].astype(np.float64) - start["w"].astype(np.float64) for u in updates]
+    np.testing.assert_allclose(found, np.array(changed) @ np.array(changed).T, rtol=1e-4)
+    monkeypatch.setattr(influence, "each", lambda work, items, **_: [work(one) for one in items])
+    np.testing.assert_array_equal(found, influence._products(updates))
