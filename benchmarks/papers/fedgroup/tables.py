@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,9 +135,9 @@ def _section(row: str, runs: Sequence[Entry]) -> list[Any]:
     data, common = DATASETS[row], min(run["rounds"] for run in runs)
     ordered = [run for name in METHODS for run in select(runs, method=name)]
     rounds = [r for r in CURVE if r <= max(run["rounds"] for run in runs)]
-    curve = {str(r): partial(_best_text, rounds=r) for r in rounds}
     alike = dict.fromkeys((_name(run), run["rounds"]) for run in ordered)
     made = [[r for r in ordered if (_name(r), r["rounds"]) == key] for key in alike]
+    curves = ([_name(own[0]), _seeds(own), *(_best_text(own, r) for r in rounds)] for own in made)
     return [
         f"## {row}",
         f"{data.silos} silos, η = {data.lr:g}, m = {data.num_groups}. {data.notes}".rstrip(),
@@ -151,7 +150,7 @@ def _section(row: str, runs: Sequence[Entry]) -> list[Any]:
         "Seed by seed:",
         columns(ordered, RUN),
         "Best so far, after so many rounds, mean over seeds:",
-        columns(made, {"": lambda own: _name(own[0]), "seeds": _seeds, **curve}),
+        table(("", "seeds", *map(str, rounds)), curves),
     ]
 
 
@@ -187,7 +186,7 @@ def _target(run: Entry) -> str:
     return f"≥ {target}: {'met' if best(run) >= target else 'missed'}"
 
 
-def _best_text(runs: Sequence[Entry], *, rounds: int) -> str:
+def _best_text(runs: Sequence[Entry], rounds: int) -> str:
     told = [best(run, rounds) for run in runs if rounds <= run["rounds"]]
     return f"{np.mean(told):.1f}" if told else ""
 
