@@ -16,12 +16,13 @@ from benchmarks.engine import poison, small
 from benchmarks.kit import command
 from benchmarks.kit.__main__ import stores
 from benchmarks.kit.store import RESULTS, Store, select
-from benchmarks.kit.tables import spread, table
+from benchmarks.kit.tables import spread, table, unfinished
 from benchmarks.papers import auto
 from benchmarks.papers.fedcollab.data import published_silos
 from benchmarks.papers.fedgenp import __main__ as fedgenp
 from benchmarks.papers.fedgenp import published as fedgenp_published
 from benchmarks.papers.fedgenp.celeba import CelebA, celeba_data
+from benchmarks.papers.fedgroup.tables import longest
 from benchmarks.papers.hcct import digits
 from benchmarks.privacy import attacks, inversion, noise, projection
 from coterie import wire
@@ -231,6 +232,22 @@ def test_a_stored_comparison_is_what_its_figures_give(file):
         for row in told
     ]
     assert markdown(rows, Lead()) in file.with_suffix(".md").read_text("utf-8")
+
+
+def test_what_is_not_finished_is_named_by_how_much_of_it_there_is():
+    done = {"FedAvg": 3, "IFCA": 0, "{1,2}, {3}": 1, "FLSC": 0, "HCCT": 5}
+    assert unfinished(done) == (
+        "**Not finished**, runs of full length: 1 of 3: {1,2}, {3}. 0 of 3: IFCA; FLSC."
+    )
+    assert not unfinished({"FedAvg": 3, "HCCT": 5})
+
+
+def test_a_run_that_was_made_again_with_more_rounds_replaces_the_shorter_one():
+    short, other, long = (
+        {"row": "a", "method": "IFCA", "seed": seed, "pretrain_epochs": 1, "rounds": rounds}
+        for seed, rounds in ((0, 150), (1, 150), (0, 300))
+    )
+    assert longest([short, other, long]) == [other, long]
 
 
 def tiny(folder: Path) -> Store:

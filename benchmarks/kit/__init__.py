@@ -18,7 +18,7 @@ from benchmarks.kit.runs import (
 from benchmarks.kit.silos import Remembering, Shared, Watched, idle
 from benchmarks.kit.store import RESULTS, Entry, Store, select
 from benchmarks.kit.strategies import FixedGroups, Sampled
-from benchmarks.kit.tables import Column, braces, columns, page, ranking, spread, table
+from benchmarks.kit.tables import Column, braces, columns, page, ranking, spread, table, unfinished
 
 __all__ = [
     "RESULTS", "Entry", "Store", "read", "select",
@@ -26,4 +26,5 @@ __all__ = [
     "best_so_far", "mean_error", "nodes", "numbered_groups", "say", "train",
     "FixedGroups", "Remembering", "Sampled", "Shared", "Watched", "idle",
     "Column", "braces", "columns", "page", "panels", "ranking", "spread", "table", "typed",
+    "unfinished",
 ]  # fmt: skip

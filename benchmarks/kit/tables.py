@@ -9,6 +9,9 @@ import numpy as np
 
 from benchmarks.kit.store import Entry
 
+SEEDS = 3
+"""Of every row of a table, at least."""
+
 Column = str | Callable[[Any], str]
 """How an entry is shown: a format of its fields, or a function."""
 
@@ -39,6 +42,21 @@ def ranking(scores: dict[str, float], digits: int | None = None) -> str:
     ordered = sorted(scores, key=lambda name: -scores[name])
     shown = "" if digits is None else f" {{:.{digits}f}}"
     return " > ".join(name + shown.format(scores[name]) for name in ordered)
+
+
+def unfinished(done: Mapping[str, int], *, of: int = SEEDS) -> str:
+    """A sentence that names what has fewer runs than it should; empty if nothing has.
+
+    Args:
+        done: what is shown → its runs of full length.
+        of: how many each should have.
+    """
+    short: dict[int, list[str]] = {}
+    for name, count in sorted(done.items(), key=lambda item: -item[1]):
+        if count < of:
+            short.setdefault(count, []).append(name)
+    told = (f"{count} of {of}: {'; '.join(names)}" for count, names in short.items())
+    return f"**Not finished**, runs of full length: {'. '.join(told)}." if short else ""
 
 
 def braces(groups: Iterable[Iterable[int]]) -> str:

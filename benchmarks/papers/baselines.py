@@ -33,6 +33,8 @@ from benchmarks.kit import (
     spread,
     table,
     train,
+    typed,
+    unfinished,
 )
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
 from coterie.server.runs.metrics import ipr, rsd
@@ -194,7 +196,11 @@ def _section(part: Part, runs: Sequence[Entry]) -> list[Any]:
     shortened = "" if common >= part.rounds else f" **{common} rounds** (the paper: {part.rounds})."
     scores = {name: _scores(part, name, runs, common) for name in part.methods}
     scores = {name: rows for name, rows in scores.items() if rows}
-    heads = [head for column in part.columns for head in (column, "the paper's")]
+    heads = [head for column in part.columns for head in (column, "the paper's", "gap")]
+    full = {
+        name: sum(run["rounds"] >= part.rounds for run in select(runs, method=name))
+        for name in part.methods
+    }
     cells = (
         _cells(name, rows, select(runs, method=name), part.paper[name])
         for name, rows in scores.items()
@@ -204,6 +210,8 @@ def _section(part: Part, runs: Sequence[Entry]) -> list[Any]:
     return [
         f"## {part.title}",
         f"{part.notes}{shortened}",
+        unfinished(full),
+        typed("baselines", runs[0]["part"], runs, rounds=part.rounds),
         table(("method", "seeds", *heads, "groups, last round", "MB", "s"), cells),
         f"Order of methods, ours: {ranking(ours)}.\n"
         f"In the paper: {ranking({name: part.paper[name][0] for name in scores})}.",
@@ -218,7 +226,8 @@ def _cells(
 ) -> list[str]:
     figures = []
     for ours, theirs in zip(zip(*scores, strict=True), paper, strict=True):
-        figures += [spread(ours), "–" if np.isnan(theirs) else f"{theirs:g}"]
+        gap = f"{np.mean(ours) - theirs:+.2f}"
+        figures += [spread(ours), *(("–", "–") if np.isnan(theirs) else (f"{theirs:g}", gap))]
     cost = (f"{np.mean([run[key] for run in runs]):.0f}" for key in ("megabytes", "seconds"))
     return [name, str(len(runs)), *figures, _groups(runs[0]["groups"]), *cost]
 

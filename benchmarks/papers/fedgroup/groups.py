@@ -186,8 +186,8 @@ def document(entries: Sequence[Entry]) -> str:
         f"deviation within a seed. The paper's FedGroup has {PAPER:g}\nafter 300 rounds. "
         f"{THEIRS.capitalize()}: m = {GROUPS}, {ALPHA * GROUPS} silos of one epoch, {GROUPS} "
         "directions, EDC. Where nothing else is said, the rest is as in the paper. Rows of "
-        f"fewer than {3 * DRAWS} runs were not run\nagain for want of time, but for those by the "
-        "digits, which have no draws.",
+        f"fewer than {3 * DRAWS} runs (by the\ndigits, which have no draws: of three) were not "
+        "run again for want of time.",
         table(heads, rows),
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.kit import Entry, Store, braces, select, spread, table
+from benchmarks.kit import Entry, Store, braces, select, spread, table, unfinished
 from benchmarks.papers.hcct.experiments import EXPERIMENTS, Experiment, Variant, hcct
 from benchmarks.papers.hcct.observe import ENDLESS
 
@@ -37,6 +37,7 @@ def document(entries: Sequence[Entry]) -> str:
         "round's updates, greedy merging. Groups are those of the last round, silos numbered from "
         "1. Seconds are the silos' own, one thread, mean over seeds.",
         "",
+        *_missing(entries),
     ]
     for name in EXPERIMENTS:
         own = select(entries, experiment=name)
@@ -45,6 +46,21 @@ def document(entries: Sequence[Entry]) -> str:
             if setting not in settings[:i]:
                 lines += _section(setting, select(own, **setting))
     return "\n".join(lines)
+
+
+def _missing(entries: Sequence[Entry]) -> list[str]:
+    """What is not finished, experiment by experiment, in its setting with the most runs."""
+    lines = []
+    for name, experiment in EXPERIMENTS.items():
+        full = select(entries, experiment=name, rounds=experiment.rounds)
+        done = dict.fromkeys(experiment.variants, 0)
+        for run in full:
+            setting = {key: run[key] for key in ("variant", "data", "precision")}
+            if run["variant"] in done:
+                done[run["variant"]] = max(done[run["variant"]], len(select(full, **setting)))
+        if text := unfinished(done):
+            lines.append(f"- {experiment.title}. {text}")
+    return [*lines, ""]
 
 
 def _section(setting: Mapping[str, Any], runs: Sequence[Entry]) -> list[str]:
