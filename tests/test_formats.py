@@ -221,6 +221,8 @@ def test_all_numbers_of_16_bits_are_widened_as_numpy_does() -> None:
     twice = np.stack([finite, finite])[:, ::3]  # not one behind the other
     np.testing.assert_array_equal(widened(twice), twice.astype(np.float32))
     assert widened(np.zeros((0, 2), np.float16)).dtype == np.float32
+    one = widened(np.array(-1.5, np.float16))
+    assert (one.shape, one) == ((), -1.5)
     other = np.ones(3)
     assert widened(other) is other
 
@@ -233,6 +235,8 @@ def test_numbers_are_narrowed_as_numpy_does() -> None:
     for values in (exact, between, *(np.nextafter(between, np.float32(x)) for x in (-2, 2)), small):
         own = values.astype(np.float32)
         np.testing.assert_array_equal(bits(narrowed(own)), bits(own.astype(np.float16)))
+    one = narrowed(np.array(-0.5, np.float32))
+    assert (one.shape, one) == ((), -0.5)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.int8, np.bool_])

@@ -267,7 +267,7 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     """Numbers of 16 bits in float32, each as it is; all others as they came."""
     if array.dtype != np.float16:
         return array
-    bits = array.view(np.uint16)
+    bits = array.reshape(-1).view(np.uint16)  # of no axis, numpy would make copies
     size = bits & np.uint16(_SIGN - 1)
     if size.max(initial=0) >= INFINITE:
         return array.astype(np.float32)
@@ -278,12 +278,12 @@ def widened(array: NDArray[Any]) -> NDArray[Any]:
     signs = (bits & np.uint16(_SIGN)).astype(np.uint32)
     signs <<= 16
     made |= signs
-    return wide
+    return wide.reshape(array.shape)
 
 
 def narrowed(array: Floats) -> NDArray[np.float16]:
     """The nearest numbers of 16 bits, of two the even one; of float32 of at most 1."""
-    bits = np.ascontiguousarray(array).view(np.uint32)
+    bits = array.reshape(-1).view(np.uint32)
     size = bits & np.uint32(2**31 - 1)
     normal = (size >> 13) & np.uint32(1)
     normal += size
@@ -294,7 +294,7 @@ def narrowed(array: Floats) -> NDArray[np.float16]:
     small -= np.float32(0.5).view(np.uint32)
     made = np.where(size < _SMALLEST, small, normal)
     made |= (bits >> 16) & np.uint32(_SIGN)
-    return made.astype(np.uint16).view(np.float16)
+    return made.astype(np.uint16).view(np.float16).reshape(array.shape)
 
 
 def largest_of(array: NDArray[Any]) -> float:

@@ -150,7 +150,7 @@ class Shelf:
         shutil.rmtree(self.folder / SPARE, ignore_errors=True)
         for file in self.folder.iterdir():
             if len(file.name) == len(WHERE) and file.name not in names:
-                self.drop(file.name)
+                file.unlink(missing_ok=True)
 
     def told(self) -> bytes:
         """What finds it: where it is, and a word that only who reads it knows."""

@@ -351,6 +351,16 @@ def test_files_that_are_not_written_again_go(
     assert not [*spare.iterdir()], "where the disk is full"
 
 
+def test_what_is_forgotten_is_in_no_file_that_is_written_again(on: shelf.Shelf) -> None:
+    """A silo that withdraws is promised that nothing of it is left."""
+    for name in ("a" * 64, "b" * 64, "c" * 64):
+        on.adopt(name, on.write(name, bytes(shelf.FROM_BYTES)))
+    on.drop("a" * 64)
+    shelf.Shelf(on.folder).keep({"c" * 64})
+    left = {file.name for file in on.folder.rglob("*") if file.is_file()}
+    assert left - {shelf.TOKEN, "lock"} == {"c" * 64}
+
+
 # ---------------------------------------------------------------- with a ServerApp
 
 
