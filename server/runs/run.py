@@ -223,9 +223,8 @@ def execute(
                     *(grid, config, record, tracking, checkpoints, standing),
                     *(enrolled, vouching, known, more_terms),
                 )
-            models = {n: wire.decode_arrays(arrays) for n, arrays in result.models.items()}
             errors = None if alone is None else alone.final_errors
-            record.finish(models, common=result.common, alone=errors)
+            record.finish(result.held, common=result.common, alone=errors)
         except OSError as error:
             failure = FederationError(
                 f"the record in {folder} cannot be written: {why_unwritten(error)}. Committed "

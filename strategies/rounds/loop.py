@@ -124,12 +124,19 @@ class RunResult(Result):
     def arrays(self, value: ArrayRecord) -> None:
         """Flower's own class sets an empty record."""
 
+    @property
+    def held(self) -> dict[str, Model]:
+        """Silo → its own final model, which others may share and nobody may change.
+
+        Of a secure run without those that only a silo has.
+        """
+        own = {**self._shared, **self._apart}
+        return {n: model for n, model in own.items() if kit.is_seen(model)}
+
     @cached_property
     def models(self) -> dict[str, ArrayRecord]:
-        """Silo → its own final model; of a secure run without those that only a silo has."""
-        own = {**self._shared, **self._apart}
-        seen = {n: model for n, model in own.items() if kit.is_seen(model)}
-        return {n: wire.encode_arrays(m, packed=False) for n, m in seen.items()}
+        """The same, each copied for Flower."""
+        return {n: wire.encode_arrays(m, packed=False) for n, m in self.held.items()}
 
     @property
     def common(self) -> Model | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
@@ -13,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 import coterie.server.runs.record.recorder
-import coterie.system.files
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.paths import default_runs_dir
@@ -37,9 +36,8 @@ from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.system import files
 from coterie.wire import model_hash
-from tests.conftest import arrays_of, digits_config
+from tests.conftest import arrays_of, assert_equal_models, digits_config
 
 SHORT = {
     "rounds": 3,
@@ -452,15 +450,28 @@ def test_an_interrupted_run_is_recorded_as_stopped(tmp_path: Path) -> None:
 def test_a_run_whose_models_cannot_be_written_is_recorded_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(target: Path, content: bytes) -> None:
-        if target.suffix == ".safetensors":
-            raise OSError(errno.ENOSPC, "No space left on device", str(target))
-        files.write_atomically(target, content)
+    def full(arrays: Any, file: Path) -> None:
+        raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
-    monkeypatch.setattr(coterie.server.runs.record.recorder, "write_atomically", full)
+    monkeypatch.setattr(coterie.server.runs.record.recorder, "save_file", full)
     with pytest.raises(FederationError, match=r"the disk is full.*coterie run --resume run"):
         execute_in(tmp_path / "run", rounds=1)
     assert record(tmp_path / "run")["status"] == "failed"
+
+
+def test_models_are_written_as_they_are_however_they_lie(tmp_path: Path) -> None:
+    kept = Recorder(tmp_path / "run", RunConfig.read({}).plain(), run_id=1)
+    turned = {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T, "n": np.array(7)}
+    kept.finish({"a": turned}, common=turned)
+    for file in ("models/a.safetensors", "common.safetensors"):
+        np.testing.assert_equal(load_file(tmp_path / "run" / file), turned)
+
+
+def test_final_models_that_silos_share_are_not_copied_for_each(tmp_path: Path) -> None:
+    result = execute_in(tmp_path / "run", rounds=1, strategy="fedavg")
+    assert len(result.held) == 3 and len({id(model) for model in result.held.values()}) == 1
+    for name, model in result.held.items():
+        assert_equal_models(model, arrays_of(result.models[name]))
 
 
 @pytest.mark.parametrize("name", ["../../outside", "../run"])

@@ -142,7 +142,9 @@ def watched(
         patched.enter_context(mock.patch.multiple(os, **{name: wrapped(name) for name in CALLS}))
         for module in (io, builtins):
             patched.enter_context(mock.patch.object(module, "open", _reading_only(open)))
-        patched.enter_context(mock.patch("coterie.server.runs.checkpoint.save_file", save_in_steps))
+        for module in ("checkpoint", "record.recorder"):
+            name = f"coterie.server.runs.{module}.save_file"
+            patched.enter_context(mock.patch(name, save_in_steps))
         yield
 
 
@@ -157,7 +159,9 @@ def _reading_only(inner: Callable[..., Any]) -> Callable[..., Any]:
     return opened
 
 
-def save_in_steps(arrays: dict[str, np.ndarray], file: Path, metadata: dict[str, str]) -> None:
+def save_in_steps(
+    arrays: dict[str, np.ndarray], file: Path, metadata: dict[str, str] | None = None
+) -> None:
     """``safetensors.numpy.save_file``, which is C code, as calls that can be stopped between."""
     content = save(arrays, metadata=metadata)
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

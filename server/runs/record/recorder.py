@@ -26,7 +26,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import save
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
 
 from coterie import wire
 from coterie.server.runs.metrics import collaboration
@@ -36,7 +38,7 @@ from coterie.server.runs.record.reading import EVENTS, RECORD
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Silo
 from coterie.system import logs
-from coterie.system.files import write_atomically
+from coterie.system.files import replacing, write_atomically
 from coterie.wire import Model, model_hash
 
 COMMON = "common.safetensors"
@@ -149,10 +151,10 @@ class Recorder:
         """
         hashes = {}
         for name, model in sorted(models.items()):
-            write_atomically(self.folder / "models" / f"{name}.safetensors", save(dict(model)))
+            _write_model(self.folder / "models" / f"{name}.safetensors", model)
             hashes[name] = model_hash(model)
         if common is not None:
-            write_atomically(self.folder / COMMON, save(dict(common)))
+            _write_model(self.folder / COMMON, common)
         beside = None if alone is None else collaboration(self.run.final_errors, alone)
         self._close(status="completed", model_hashes=hashes, collaboration=beside)
 
@@ -216,6 +218,17 @@ class Recorder:
         ended = time.monotonic()
         wait_s = (ended - started) / WRITING_SHARE if len(text) > LARGE_BYTES else 0.0
         self._due = ended + wait_s
+
+
+def _write_model(file: Path, model: Model) -> None:
+    """Without a copy in memory, whole or not at all. Raises ``OSError``."""
+    # Of an array that is not C-contiguous safetensors would write the memory as it lies.
+    arrays = {name: np.asarray(array, order="C") for name, array in model.items()}
+    with replacing(file) as unfinished:
+        try:
+            save_file(arrays, unfinished)
+        except SafetensorError as error:  # also of a full disk
+            raise OSError(str(error)) from error
 
 
 def _evaluated(one: Round, report: RoundReport) -> Round:
