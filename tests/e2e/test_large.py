@@ -6,15 +6,17 @@ import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from coterie.client.app import app
-from coterie.server.machine import shelf
+from coterie.server.machine import executor, shelf
 from coterie.server.machine.link import control
 from coterie.server.machine.local import LocalFederation, SiloSpec
 from coterie.server.machine.superlink import SuperLink
@@ -30,6 +32,8 @@ from tests.e2e.runs import ROOT, hashes_of, record_of, until
 TASK = "tests.e2e.test_large:Wide"
 LENGTH = 5_000_000
 """Numbers: three pieces of 8 MB and less."""
+MODELS = 5
+"""The first, the round's, that one encoded, the next, and less than one of all else."""
 KEYS: dict[str, Any] = {
     **{"task": TASK, "strategy": "fedavg", "seed": 5, "min-silos": 2, "rounds": 3},
     **{"local-epochs": 1, "batch-size": 64, "lr": 0.1},
@@ -152,6 +156,44 @@ def test_a_kill_while_objects_are_on_their_way_leaves_none_behind(
 def ended(local: LocalFederation, run_id: int) -> bool:
     with control(local.superlink.control_address) as calls:
         return all(run.ended for run in calls.runs(run_id))
+
+
+class Wider(Wide):
+    """Many more numbers."""
+
+    begin = torch.linspace(0.0, 1.0, 8 * LENGTH)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(400)
+def test_the_coordinator_holds_few_models_at_a_time(tmp_path: Path) -> None:
+    """Of its own memory: replies are in the SuperLink's files, which it shows. Final models too,
+    however many silos there are."""
+    size, peaks, over = 4 * 8 * LENGTH, dict[int, list[int]](), threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.02):
+            for process in psutil.process_iter(["cmdline"]):
+                if executor.NEXT in (process.info["cmdline"] or ()):
+                    with suppress(psutil.Error):
+                        seen = process.memory_info()
+                        peaks.setdefault(process.pid, []).append(seen.rss - seen.shared)
+
+    thread = threading.Thread(target=look)
+    with LocalFederation(tmp_path / "federation") as local:
+        for spec in specs():
+            wider = replace(spec, task="tests.e2e.test_large:Wider")
+            local.start_silo(wider, environment={"PYTHONPATH": path()})
+        local.wait_for_silos(2)
+        thread.start()
+        try:
+            _, last = local.run(**KEYS | {"task": "tests.e2e.test_large:Wider", "rounds": 6})
+        finally:
+            over.set()
+            thread.join()
+    assert last.status == "completed"
+    grown = max(max(seen) - min(seen) for seen in peaks.values())
+    assert 2 * size < grown < MODELS * size, f"{grown / size:.1f} models"
 
 
 def path() -> str:
