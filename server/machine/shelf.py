@@ -341,4 +341,7 @@ def kept(folder: Path, names: Collection[str]) -> Iterator[Shelf]:
         (folder / TOKEN).write_text(secrets.token_hex(16), encoding="ascii")
         shelf = Shelf(folder)
         shelf.keep({name for name in names if shelf.is_whole(name)})
-        yield shelf
+        try:
+            yield shelf
+        finally:  # what silos sent is not to lie there while nobody would delete it
+            shutil.rmtree(folder / SPARE, ignore_errors=True)

@@ -351,6 +351,14 @@ def test_files_that_are_not_written_again_go(
     assert not [*spare.iterdir()], "where the disk is full"
 
 
+def test_no_file_that_is_written_again_outlives_the_superlink(tmp_path: Path) -> None:
+    with shelf.kept(tmp_path / "objects", ()) as on:
+        on.adopt("a" * 64, on.write("a" * 64, bytes(shelf.FROM_BYTES)))
+        on.drop("a" * 64)
+        assert [*(on.folder / shelf.SPARE).iterdir()]
+    assert not (on.folder / shelf.SPARE).exists()
+
+
 def test_what_is_forgotten_is_in_no_file_that_is_written_again(on: shelf.Shelf) -> None:
     """A silo that withdraws is promised that nothing of it is left."""
     for name in ("a" * 64, "b" * 64, "c" * 64):
