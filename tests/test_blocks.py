@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import numpy as np
 import pytest
@@ -51,7 +52,25 @@ def test_what_is_kept_unused_is_bounded() -> None:
     held = [made.take(2 * MB) for _ in range(5)]
     held.clear()
     last = made.take(8 * MB)
-    assert sum(map(len, made._free)) <= 4 * MB and last.size == 8 * MB
+    assert sum(len(one) for one, _ in made._free) <= 4 * MB and last.size == 8 * MB
+
+
+def test_blocks_that_nobody_wants_any_more_go_back_to_the_kernel() -> None:
+    made = Blocks(unused_s=0.4)
+    held = made.take(2 * MB)
+    held[:] = 7
+    made.take(3 * MB)
+    deadline = time.monotonic() + 10
+    assert made.take(3 * MB).size == 3 * MB and made._watched, "in the next round it is there"
+    while made._free or made._returned:
+        assert time.monotonic() < deadline, "it is kept"
+        time.sleep(0.05)
+    assert made._watched and (held == 7).all(), "one is in use"
+    del held
+    while made._watched:
+        assert time.monotonic() < deadline, "its thread goes on without any block"
+        time.sleep(0.05)
+    assert made.take(2 * MB).size == 2 * MB and made._watched
 
 
 def test_models_that_come_and_go_take_the_same_memory(own: Blocks) -> None:

@@ -24,14 +24,14 @@ from coterie.wire.formats import (
     LEAST_VECTOR,
     SCALES,
     Rounded,
-    largest_of,
-    narrowed,
-    widened,
 )
+from coterie.wire.halves import PART, largest_of, narrow, widened
 from tests.conftest import assert_equal_models
 
 EACH = pytest.mark.parametrize("how", KINDS)
 SHAPES = {"conv": (8, 4, 3, 3), "head": (3, 40), "narrow": (5, 4), "long": (LEAST_VECTOR,)}
+MANY = {"rows": (7, PART // 3), "row": (2, PART + 5), "large": (2 * PART + 1,)}
+"""Arrays that are worked on in parts: of some rows, of one row, of none."""
 SHARE = {"delta-fp16": 4e-4, "delta-int8": 2e-2}
 """Of a normally distributed update, what is rounded away at most."""
 
@@ -234,9 +234,44 @@ def test_numbers_are_narrowed_as_numpy_does() -> None:
     small = rng.uniform(-1, 1, 10**5) * 2.0 ** -rng.integers(0, 150, 10**5)
     for values in (exact, between, *(np.nextafter(between, np.float32(x)) for x in (-2, 2)), small):
         own = values.astype(np.float32)
-        np.testing.assert_array_equal(bits(narrowed(own)), bits(own.astype(np.float16)))
-    one = narrowed(np.array(-0.5, np.float32))
-    assert (one.shape, one) == ((), -0.5)
+        made = np.empty(own.shape, np.float16)
+        narrow(own, made)
+        np.testing.assert_array_equal(bits(made), bits(own.astype(np.float16)))
+    long = np.resize(HALVES[np.isfinite(HALVES)], 3 * PART + 1)
+    np.testing.assert_array_equal(bits(widened(long)), bits(long.astype(np.float32)))
+    assert largest_of(np.append(long, np.float16(np.inf))) == np.inf
+
+
+@EACH
+def test_what_is_rounded_in_parts_is_what_the_whole_array_would_be(how: str) -> None:
+    rng = np.random.default_rng(3)
+    sent: Model = {k: rng.normal(size=s).astype(np.float32) for k, s in MANY.items()}
+    trained: Model = {k: a + rng.normal(size=a.shape).astype(a.dtype) for k, a in sent.items()}
+    before: Model = {k: np.full_like(a, 1e-3) for k, a in sent.items()}
+    update = rounded(trained, sent, how, before=before)
+    arrived, begin, squares = restore_update(update.arrays, sent, how), 0, [0.0, 0.0]
+    for name, start in sent.items():
+        wanted: Any = trained[name] - start + before[name]  # type: ignore[operator]
+        rows = start.shape[0] if how == "delta-int8" and start.ndim > 1 else 1
+        scales = update.arrays[SCALES][begin : begin + rows]
+        begin += rows
+        largest = np.abs(wanted).reshape(rows, -1).max(axis=1)
+        if how == "delta-int8":
+            np.testing.assert_array_equal(scales, largest / np.float32(127))
+        else:
+            assert scales / 2 <= largest <= scales and np.log2(scales) % 1 == 0
+        each = scales.reshape(-1, *[1] * (start.ndim - 1))
+        numbers: Any = update.arrays[name]
+        nearest = np.rint(wanted / each) if how == "delta-int8" else (wanted / each)
+        np.testing.assert_array_equal(numbers, nearest.astype(numbers.dtype))
+        value = numbers.astype(np.float32) * each
+        np.testing.assert_array_equal(update.lost[name], wanted - value)
+        np.testing.assert_array_equal(arrived[name], start + value)
+        squares[0] += float(np.square(wanted, dtype=float).sum())
+        squares[1] += float(np.square(wanted - value, dtype=float).sum())
+    assert begin == update.arrays[SCALES].size
+    np.testing.assert_allclose(update.norm**2, squares[0])
+    np.testing.assert_allclose((update.norm * update.share) ** 2, squares[1])
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.int8, np.bool_])

@@ -6,6 +6,7 @@ out), so that any Flower ClientApp can take part; what a coterie silo understand
 says itself in its answer to ``query.describe``.
 """
 
+from coterie.wire.along import ALONG_BYTES, attach, attached, small
 from coterie.wire.arrays import (
     Model,
     Tensor,
@@ -49,14 +50,13 @@ from coterie.wire.formats import (
     FLOAT32,
     WIRE_FORMATS,
     WireFormat,
-    largest_of,
     num_rounded_bytes,
     restore_model,
     restore_update,
     round_model,
     round_update,
-    widened,
 )
+from coterie.wire.halves import largest_of, narrow, widen, widened
 from coterie.wire.limits import (
     FLOOR_BYTES,
     MAX_MODEL_BYTES,

@@ -4,7 +4,7 @@ To lay a model into memory that the process did not have costs several times wha
 kernel clears every page, and a virtual machine may have to ask its host for it. And what malloc has
 left of a model that was freed gets holes, into which the next one does not fit, so that a process
 grows. So large blocks are apart from all other memory here, and go to whoever asks next once nobody
-looks at what is in them.
+looks at what is in them. Those that nobody asked for in a minute go back to the kernel.
 
 A process that says so (``reuse_blocks``) packs models into them, and a silo receives into them. In
 others a packed model is ``bytes``, as Flower's simulation sends it from process to process.
@@ -13,11 +13,12 @@ others a packed model is ``bytes``, as Flower's simulation sends it from process
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -34,16 +35,20 @@ WORTH_A_LOOK = 2**24
 """Bytes that are worth a look for garbage before new memory is asked for."""
 KEPT_BYTES = 2**30
 """Of blocks that nobody uses, what is kept."""
+UNUSED_S = 60.0
+"""For so long: in a run the next round uses them. A silo may then wait for days."""
 
 
 class Blocks:
     """Blocks of memory, free and in use. May be called by any thread."""
 
-    def __init__(self, kept: int = KEPT_BYTES) -> None:
-        self._kept, self._lock = kept, Lock()
-        self._free: list[mmap] = []
+    def __init__(self, kept: int = KEPT_BYTES, unused_s: float = UNUSED_S) -> None:
+        self._kept, self._unused_s, self._lock = kept, unused_s, Lock()
+        self._free: list[tuple[mmap, float]] = []
+        """With the times at which they were given back, the longest unused first."""
         # Whoever looks last gives a block back at any moment, also within a call of ``take``.
-        self._returned = deque[mmap]()
+        self._returned = deque[tuple[mmap, float]]()
+        self._in_use, self._watched = 0, False
 
     def take(self, size: int) -> NDArray[np.uint8]:
         """A block of at least so many bytes. Others have it next when nobody looks at it any more.
@@ -59,19 +64,43 @@ class Blocks:
         if block is None:
             block = mmap(-1, size, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         seen = np.frombuffer(block, np.uint8)
-        weakref.finalize(seen, self._returned.append, block).atexit = False
+        with self._lock:
+            self._in_use += 1
+            if not self._watched:
+                self._watched = True
+                Thread(target=self._free_unused, name="unused memory", daemon=True).start()
+        weakref.finalize(seen, self._give_back, block).atexit = False
         return seen
+
+    def _give_back(self, block: mmap) -> None:
+        self._returned.append((block, time.monotonic()))
+
+    def _take_back(self) -> None:
+        while self._returned:
+            self._free.append(self._returned.popleft())
+            self._in_use -= 1
+
+    def _free_unused(self) -> None:
+        """A thread, as long as there are blocks."""
+        while True:
+            time.sleep(self._unused_s / 4)
+            with self._lock:
+                self._take_back()
+                until = time.monotonic() - self._unused_s
+                self._free = [one for one in self._free if one[1] > until]
+                if not self._free and not self._in_use:
+                    self._watched = False
+                    return
 
     def _found(self, size: int) -> mmap | None:
         """A free block that fits, which is not free any more."""
         with self._lock:
-            while self._returned:
-                self._free.append(self._returned.popleft())
-            fits = [block for block in self._free if size <= len(block) <= size + size // 4]
+            self._take_back()
+            fits = [block for block, _ in self._free if size <= len(block) <= size + size // 4]
             block = min(fits, key=len, default=None)
             if block is not None:
-                self._free = [one for one in self._free if one is not block]
-            while sum(map(len, self._free)) > self._kept:
+                self._free = [one for one in self._free if one[0] is not block]
+            while sum(len(free) for free, _ in self._free) > self._kept:
                 del self._free[0]  # the longest unused
         return block
 

@@ -24,7 +24,7 @@ vectors (biases), of which the bytes are few.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -32,7 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coterie.wire.arrays import Model
+from coterie.wire.blocks import empty
 from coterie.wire.errors import WireError
+from coterie.wire.halves import PART, largest_of, narrow, parts, widen
 
 WireFormat = Literal["float32", "delta-fp16", "delta-int8"]
 WIRE_FORMATS: tuple[WireFormat, ...] = get_args(WireFormat)
@@ -52,7 +54,8 @@ LEAST_VECTOR = 1024
 TINY, HUGE = 1e-30, 1e30
 """What is below changes no model. What is above no model holds, and is sent as it is."""
 
-Floats = NDArray[Any]
+Span = tuple[slice, slice]
+"""Rows and columns."""
 
 
 @dataclass(frozen=True)
@@ -99,18 +102,17 @@ def round_update(
     for name, start in sent.items():
         if start.dtype.kind != "f":
             continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            wanted: Floats = trained[name] - start  # type: ignore[operator]
-        if name not in exact and _is_rounded(start):
-            if before is not None:
-                wanted += before[name]
-            if not largest_of(wanted) < HUGE:
-                return None
-            arrays[name], own_scales = _round(wanted, kind)
-            lost[name] = wanted - _restored(arrays[name], own_scales)
-            scales.append(own_scales)
-            lost_squares += _square(lost[name])
-        squares += _square(wanted)
+        if name in exact or not _is_rounded(start):
+            squares += _square_between(trained[name], start)
+            continue
+        last = None if before is None else before[name]
+        wanted, largest = _wanted(trained[name], start, last, kind)
+        if not (largest < HUGE).all():
+            return None
+        rounded = _round(wanted, kind, largest, lost=True)
+        arrays[name], lost[name] = rounded.numbers, wanted
+        scales.append(rounded.scales)
+        squares, lost_squares = squares + rounded.square, lost_squares + rounded.lost_square
     if not math.isfinite(squares):
         return None
     arrays[SCALES] = np.concatenate([np.zeros(0, np.float32), *scales])
@@ -140,13 +142,12 @@ def restore_update(arrays: Model, sent: Model, wire_format: str) -> Model:
         got = restored.get(name)
         if got is None or got.dtype != kind or got.shape != start.shape or not _is_rounded(start):
             continue
-        own = scales[used : used + _num_scales(got)]
-        used += _num_scales(got)
+        count = _num_scales(got.shape, kind)
+        own = scales[used : used + count]
+        used += count
         if used > scales.size:
             break
-        with np.errstate(over="ignore", invalid="ignore"):
-            made = start + _restored(got, own)  # type: ignore[operator]
-            restored[name] = made.astype(start.dtype, copy=False)
+        restored[name] = _restored(got, own, start)
     if used != scales.size:
         raise WireError(f"its update needs {used} scales. Got {scales.size}.")
     return restored
@@ -164,11 +165,22 @@ def round_model(model: Model, *, exact: Collection[str] = ()) -> Model:
     """
     rounded, scales = dict(model), [np.zeros(0, np.float32)]
     for name, array in model.items():
-        if array.dtype.kind == "f" and not largest_of(array) < HUGE:
-            return model
-        if name not in exact and _is_rounded(array):
-            rounded[name], own_scales = _round(array, KINDS[OF_MODELS])
-            scales.append(own_scales)
+        if array.dtype.kind != "f":
+            continue
+        if name in exact or not _is_rounded(array):
+            if not largest_of(array) < HUGE:
+                return model
+        else:
+            kind = KINDS[OF_MODELS]
+            rows = _in_rows(array, kind)
+            largest = np.zeros(len(rows), np.float32)
+            for span in _spans(rows):
+                _raise_to(largest, rows, span)
+            if not (largest < HUGE).all():
+                return model
+            made = _round(array, kind, largest)
+            rounded[name] = made.numbers
+            scales.append(made.scales)
     return {**rounded, SCALES: np.concatenate(scales)}
 
 
@@ -184,8 +196,13 @@ def restore_model(arrays: Model, like: Mapping[str, tuple[tuple[int, ...], str]]
     """
     if SCALES not in arrays:
         return arrays
-    nothing: Model = {n: np.zeros(*like[n]) for n in arrays if n in like}
+    nothing: Model = {n: _zeros(*like[n]) for n in arrays if n in like}
     return restore_update(arrays, nothing, OF_MODELS)
+
+
+def _zeros(shape: tuple[int, ...], kind: str) -> NDArray[np.generic]:
+    """Of any shape in the memory of one number."""
+    return np.broadcast_to(np.zeros((), kind), shape)
 
 
 def num_rounded_bytes(model: Model, *, exact: Collection[str] = ()) -> int:
@@ -215,98 +232,134 @@ def _is_rounded(array: NDArray[np.generic]) -> bool:
     return array.dtype.kind == "f" and array.itemsize >= 4 and long
 
 
-def _num_scales(rounded: NDArray[np.generic]) -> int:
-    rows = rounded.shape[0]
-    has_rows = rounded.ndim >= 2 and rounded.dtype == np.int8 and rounded.size >= LEAST_ROW * rows
-    return rows if has_rows else 1
+def _num_scales(shape: tuple[int, ...], kind: type[np.generic]) -> int:
+    rows = shape[0] if len(shape) >= 2 else 1
+    return rows if kind is np.int8 and math.prod(shape) >= LEAST_ROW * rows else 1
 
 
-def _round(wanted: Floats, kind: type[np.generic]) -> tuple[NDArray[Any], NDArray[np.float32]]:
-    """Numbers of a kind, of the same shape, and their scales."""
+@dataclass(frozen=True)
+class _Numbers:
+    """An array that was rounded, and its scales; sums of squares of what was to be rounded, and of
+    what was lost, both float64."""
+
+    numbers: NDArray[Any]
+    scales: NDArray[np.float32]
+    square: float
+    lost_square: float
+
+
+def _wanted(
+    trained: NDArray[Any],
+    start: NDArray[Any],
+    before: NDArray[Any] | None,
+    kind: type[np.generic],
+) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """What is to be sent of an array, and the largest size of a number that has one scale."""
+    wanted = empty(start)
+    into, new, old = (_in_rows(one, kind) for one in (wanted, trained, start))
+    last = None if before is None else _in_rows(before, kind)
+    largest = np.zeros(len(into), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for span in _spans(into):
+            np.subtract(new[span], old[span], out=into[span])
+            if last is not None:
+                into[span] += last[span]
+            _raise_to(largest, into, span)
+    return wanted, largest
+
+
+def _raise_to(largest: NDArray[np.float32], rows: NDArray[Any], span: Span) -> None:
+    """With a part's numbers; NaN where one is."""
+    own, part = largest[span[0]], rows[span]
+    for found in (part.max(axis=1), -part.min(axis=1)):
+        np.maximum(own, found.astype(np.float32), out=own)
+
+
+def _round(
+    wanted: NDArray[Any],
+    kind: type[np.generic],
+    largest: NDArray[np.float32],
+    *,
+    lost: bool = False,
+) -> _Numbers:
+    """Numbers of a kind, of the same shape.
+
+    Args:
+        wanted: what is rounded.
+        kind: of ``KINDS``.
+        largest: size of those that have one scale.
+        lost: what was rounded away takes its place, and squares are added up.
+    """
     numbers = np.empty(wanted.shape, kind)
-    largest = np.abs(wanted).reshape(_num_scales(numbers), -1).max(axis=1).astype(np.float32)
+    flat, into = _in_rows(wanted, kind), _in_rows(numbers, kind)
     if kind is np.float16:
         scales = np.ldexp(np.float32(1), np.frexp(largest)[1])
     else:
         scales = largest / np.float32(LARGEST)
     # What is smaller than that becomes 0 whatever it is divided by.
     scales = np.where(largest < TINY, np.float32(0), scales).astype(np.float32)
-    parts = wanted / _as_rows(np.where(scales > 0, scales, np.float32(1)), numbers)
-    if kind is np.int8:
-        numbers[...] = np.rint(parts)
-    else:
-        numbers[...] = narrowed(parts) if parts.dtype == np.float32 else parts
-    return numbers, scales
+    divisors = np.where(scales > 0, scales, np.float32(1)).reshape(-1, 1)
+    square = lost_square = 0.0
+    for span in _spans(flat):
+        part, own, rows = flat[span], into[span], span[0]
+        scaled: NDArray[Any] = part / divisors[rows]
+        if kind is np.int8:
+            np.rint(scaled, out=scaled)
+        if kind is np.float16 and scaled.dtype == np.float32:
+            narrow(scaled.reshape(-1), own.reshape(-1))
+        else:
+            own[...] = scaled
+        if lost:
+            square += _square(part)
+            part -= _values(own, scales[rows])
+            lost_square += _square(part)
+    return _Numbers(numbers, scales, square, lost_square)
 
 
-def _restored(numbers: NDArray[np.generic], scales: NDArray[np.float32]) -> NDArray[np.float32]:
-    """What rounded numbers stand for: the same bits at the silo and at the coordinator."""
-    wide = widened(numbers) if numbers.dtype == np.float16 else numbers.astype(np.float32)
-    return wide * _as_rows(scales, numbers)
-
-
-def _as_rows(scales: NDArray[np.float32], like: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Scales in a shape that goes with the numbers that they are of."""
-    return scales.reshape(-1, *([1] * (like.ndim - 1)))
-
-
-# ---------------------------------------------------------------- numbers of 16 bits
-#
-# numpy takes them one by one, at 3 ns for a cast and 14 for a maximum. Their bits it takes many at
-# a time. Subnormal numbers are exact as well: a product with a power of two is.
-
-INFINITE: Final = 0x7C00
-"""The bits of an infinite number; those of NaN are beyond."""
-_SIGN, _MORE = 0x8000, 127 - 15
-"""The bit of the sign, and by how much float32 adds more to exponents."""
-_SMALLEST = (_MORE + 1) << 23
-"""float32's bits of the smallest normal number."""
-
-
-def widened(array: NDArray[Any]) -> NDArray[Any]:
-    """Numbers of 16 bits in float32, each as it is; all others as they came."""
-    if array.dtype != np.float16:
-        return array
-    bits = array.reshape(-1).view(np.uint16)  # of no axis, numpy would make copies
-    size = bits & np.uint16(_SIGN - 1)
-    if size.max(initial=0) >= INFINITE:
-        return array.astype(np.float32)
-    made = size.astype(np.uint32)
-    made <<= 13
-    wide = made.view(np.float32)
-    wide *= np.float32(2.0**_MORE)
-    signs = (bits & np.uint16(_SIGN)).astype(np.uint32)
-    signs <<= 16
-    made |= signs
-    return wide.reshape(array.shape)
-
-
-def narrowed(array: Floats) -> NDArray[np.float16]:
-    """The nearest numbers of 16 bits, of two the even one; of float32 of at most 1."""
-    bits = array.reshape(-1).view(np.uint32)
-    size = bits & np.uint32(2**31 - 1)
-    normal = (size >> 13) & np.uint32(1)
-    normal += size
-    normal += np.uint32(2**32 - (_MORE << 23) + 2**12 - 1)  # which goes round
-    normal >>= 13
-    # The sum has the last bits of a subnormal number where float32 rounds, to the nearest.
-    small = (size.view(np.float32) + np.float32(0.5)).view(np.uint32)
-    small -= np.float32(0.5).view(np.uint32)
-    made = np.where(size < _SMALLEST, small, normal)
-    made |= (bits >> 16) & np.uint32(_SIGN)
-    return made.astype(np.uint16).view(np.float16).reshape(array.shape)
-
-
-def largest_of(array: NDArray[Any]) -> float:
-    """The largest size of a number, NaN or infinity where there is one; 0 of none."""
-    if not array.size:
-        return 0.0
-    if array.dtype != np.float16:
-        return max(float(array.max()), -float(array.min()))
-    size = array.view(np.uint16) & np.uint16(_SIGN - 1)
-    return float(size.max().view(np.float16))
-
-
-def _square(array: Floats) -> float:
+def _restored(
+    numbers: NDArray[Any], scales: NDArray[np.float32], start: NDArray[Any]
+) -> NDArray[Any]:
+    """What rounded numbers make of an array: the same bits at the silo and at the coordinator."""
+    made = empty(start)
+    kind = numbers.dtype.type
+    flat, before, got = (_in_rows(one, kind) for one in (made, start, numbers))
     with np.errstate(over="ignore", invalid="ignore"):
-        return float(np.square(array, dtype=np.float64).sum())
+        for span in _spans(flat):
+            np.add(before[span], _values(got[span], scales[span[0]]), out=flat[span])
+    return made
+
+
+def _values(numbers: NDArray[Any], scales: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a part of some rows stands for, their scales given."""
+    wide = np.empty(numbers.shape, np.float32)
+    if numbers.dtype == np.float16:
+        widen(numbers.reshape(-1), wide.reshape(-1))
+    else:
+        wide[...] = numbers
+    wide *= scales.reshape(-1, 1)
+    return wide
+
+
+def _in_rows(array: NDArray[Any], kind: type[np.generic]) -> NDArray[Any]:
+    """Flat, with a row for each scale that numbers of a kind have of it."""
+    return array.reshape(_num_scales(array.shape, kind), -1)
+
+
+def _spans(rows: NDArray[Any]) -> Iterator[Span]:
+    """Of an array of two axes, parts that stay in the cache: some whole rows, or part of one."""
+    count, length = rows.shape
+    some = max(1, PART // max(length, 1))
+    for first in range(0, count, some):
+        for columns in parts(length):
+            yield slice(first, first + some), columns
+
+
+def _square_between(one: NDArray[Any], other: NDArray[Any]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _square(one - other)
+
+
+def _square(array: NDArray[Any]) -> float:
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = array.reshape(-1).astype(np.float64)
+        return float(np.einsum("i,i->", wide, wide))

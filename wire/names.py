@@ -328,3 +328,7 @@ that call reads bundles."""
 IN_FILE: Final = "coterie-in-file"
 """In the metadata of a ServerApp's call for an object: "1": without its content if that lies in a
 file that both can see."""
+
+ALONG: Final = "coterie-along"
+"""In the metadata of a call that asks for messages: "1": the answer may have small objects of them
+in it (``coterie.wire.along``)."""

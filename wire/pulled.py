@@ -71,7 +71,7 @@ def write_pulled(answer: Any) -> bytes:
     """An answer to PullObject, its content copied once; of Flower's or ours."""
     content = answer.object_content
     if answer.object_found and answer.object_available and len(content):
-        return b"".join((_HEAD, _as_varint(len(content)), *parts_of(content)))
+        return b"".join((_HEAD, as_varint(len(content)), *parts_of(content)))
     known = PullObjectResponse(
         object_found=answer.object_found,
         object_available=answer.object_available,
@@ -102,7 +102,7 @@ class Pushed:
             session_id=self.session_id,
         ).SerializeToString()
         content = self.object_content
-        return b"".join((told, _PUSHED, _as_varint(len(content)), *parts_of(content)))
+        return b"".join((told, _PUSHED, as_varint(len(content)), *parts_of(content)))
 
 
 def read_push(data: bytes) -> Pushed:
@@ -133,7 +133,7 @@ def read_push(data: bytes) -> Pushed:
 # ---------------------------------------------------------------- protobuf's numbers
 
 
-def _as_varint(number: int) -> bytes:
+def as_varint(number: int) -> bytes:
     """Seven bits a byte, the lowest first."""
     made = bytearray()
     while number > 127:

@@ -7,7 +7,7 @@ same from 1.34 to 1.42, and a SuperLink need not compare.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from datetime import UTC, datetime
@@ -76,13 +76,17 @@ ANSWERS: dict[str, Callable[[bytes], Any]] = {
 """Call → what reads its answer."""
 
 
+Announced = tuple[Message, ObjectTree, Mapping[str, bytes]]
+
+
 class Calls(NamedTuple):
     """What a silo asks of a SuperLink. ``grpc.RpcError`` if it fails, over HTTP as over gRPC.
 
     Attributes:
-        receive: the next message and the tree of its objects, or None.
-        send: a reply, the tree of its objects, seconds it took → ids that are wanted, and a
-            number for what pushes them.
+        receive: the next message, the tree of its objects, and those that came along, by id; or
+            None. A message of which all came needs not to be confirmed.
+        send: a reply, the tree of its objects, seconds it took, small objects that may go along →
+            ids that are wanted, and a number for what pushes them.
         run: run → as ``flwr.proto.run_pb2.Run``.
         fab: digest, run → as ``flwr.proto.fab_pb2.Fab``.
         pull_object: run, id → content.
@@ -91,8 +95,8 @@ class Calls(NamedTuple):
         wait: until there is a message for this node, or for ``wire.WAIT_S``.
     """
 
-    receive: Callable[[], tuple[Message, ObjectTree] | None]
-    send: Callable[[Message, ObjectTree, float], tuple[set[str], str]]
+    receive: Callable[[], Announced | None]
+    send: Callable[[Message, ObjectTree, float, Mapping[str, bytes]], tuple[set[str], str]]
     run: Callable[[int], Any]
     fab: Callable[[str, int], Any]
     pull_object: Callable[[int, str], bytes | memoryview]
@@ -109,6 +113,8 @@ def joined(
     retry: Retry,
     failed: Callable[[grpc.RpcError, bool], None],
     patience_ms: int = 0,
+    *,
+    along: bool = False,
 ) -> Iterator[tuple[int, Calls]]:
     """Be a node of a SuperLink: activated, with a heartbeat, and signed off at the end.
 
@@ -121,6 +127,7 @@ def joined(
         retry: for all calls but heartbeats.
         failed: told of every error, and whether nothing was answered in time.
         patience_ms: for how long the SuperLink may hold a call for an object that is on its way.
+        along: small objects may come in the call that tells of their message.
 
     Raises:
         grpc.RpcError: it cannot be reached, or refuses.
@@ -128,7 +135,7 @@ def joined(
     own = keys is None
     private, public = keys or _fresh_keys()
     channel = sharing.shared_channel(address, certificates)
-    node = _Node(channel, private, public_pem(public), retry, failed, patience_ms)
+    node = _Node(channel, private, public_pem(public), retry, failed, patience_ms, along)
     try:
         if own:
             node.call("RegisterNode", RegisterNodeFleetRequest(public_key=node.pem))
@@ -166,9 +173,13 @@ class _Node:
         retry: Retry,
         failed: Callable[[grpc.RpcError, bool], None],
         patience_ms: int = 0,
+        along: bool = False,
     ) -> None:
         self.pem, self.retry, self.node = pem, retry, Node()
         self._patience = ((wire.PATIENCE, str(patience_ms)),) if patience_ms else ()
+        self._along = ((wire.ALONG, "1"),) if along else ()
+        self._takes_along = False
+        """The SuperLink has shown that it knows of this."""
         self._calls, self._key, self._failed = calls_of(channel, "Fleet", ANSWERS), key, failed
 
     def call(self, name: str, request: Any) -> Any:
@@ -180,8 +191,8 @@ class _Node:
         usual = WAIT_DEADLINE_S if name == wire.WAIT else usual
         try:
             call, timeout = self._calls[name], deadline_s or usual
-            patience = self._patience if name == "PullObject" else ()
-            return call(request, timeout=timeout, metadata=self._signed() + patience)
+            more = {"PullObject": self._patience, "PullMessages": self._along}.get(name, ())
+            return call(request, timeout=timeout, metadata=self._signed() + more)
         except grpc.RpcError as error:
             late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
             self._failed(error, late and not deadline_s)
@@ -234,16 +245,21 @@ class _Node:
     def _wait(self) -> None:
         self._once(wire.WAIT, self._sign_of_life())
 
-    def _receive(self) -> tuple[Message, ObjectTree] | None:
+    def _receive(self) -> Announced | None:
         answer = self.call("PullMessages", PullMessagesRequest(node=self.node))
         if not answer.messages_list:
             return None
+        came = wire.attached(answer) if self._along else {}
+        self._takes_along |= bool(came)
         return (
             flower.message_from_proto(answer.messages_list[0]),
             answer.message_object_trees[0],
+            came,
         )
 
-    def _send(self, reply: Message, tree: ObjectTree, seconds: float) -> tuple[set[str], str]:
+    def _send(
+        self, reply: Message, tree: ObjectTree, seconds: float, along: Mapping[str, bytes]
+    ) -> tuple[set[str], str]:
         if reply.has_content():  # which goes as objects
             bare = Message.__new__(Message)
             bare.__dict__.update(_metadata=copy(reply.metadata), _content=RecordDict(), _error=None)
@@ -254,6 +270,8 @@ class _Node:
             message_object_trees=[tree],
             clientapp_runtime_list=[seconds],
         )
+        if self._takes_along:
+            wire.attach(request, along.values())
         answer = self.call("PushMessages", request)
         return set(answer.objects_to_push), answer.session_id
 

@@ -31,7 +31,7 @@ from flwr.proto.message_pb2 import ObjectTree
 
 from coterie import wire
 from coterie.client.resident import sharing
-from coterie.client.resident.fleet import joined
+from coterie.client.resident.fleet import Announced, joined
 from coterie.client.resident.outbox import Unsent
 from coterie.system.calls import Retry
 from coterie.wire.flower import (
@@ -176,7 +176,7 @@ class FleetLink:
         self._cache = cache
         self._max_bytes = max_bytes
         self._silos = silos
-        self._claimed: tuple[Message, ObjectTree] | None = None
+        self._claimed: Announced | None = None
         self._receive, self._send, self._run, self._fab = calls[:4]
         self._pull_object, self._push_object, self._confirm, self._wait = calls[4:]
         self.tells = True
@@ -227,9 +227,9 @@ class FleetLink:
                 self.tells = False
         return self.tells
 
-    def _content_of(self, header: Message, tree: ObjectTree) -> Received:
+    def _content_of(self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]) -> Received:
         message_id = header.metadata.message_id
-        contents = self._objects_of(header, tree)
+        contents = self._objects_of(header, tree, came)
         try:
             if not wire.is_bundle(contents.get(message_id, b"")):
                 message = wire.put_together(message_id, contents, max_bytes=self._max_bytes)
@@ -248,7 +248,9 @@ class FleetLink:
             raise UnreadableError(f"this process has {self._silos} silos.", header)
         return received
 
-    def _objects_of(self, header: Message, tree: ObjectTree) -> dict[str, wire.Content]:
+    def _objects_of(
+        self, header: Message, tree: ObjectTree, came: Mapping[str, bytes]
+    ) -> dict[str, wire.Content]:
         run_id, message_id = header.metadata.run_id, header.metadata.message_id
         ids = [node.object_id for node in inflatable_object.iterate_object_tree(tree)]
         most = self._max_bytes * self._silos
@@ -259,7 +261,7 @@ class FleetLink:
         landing = wire.Landing((), 0)
 
         def pull(object_id: str) -> Any:
-            content = self._pulled(run_id, message_id, object_id)
+            content = came.get(object_id) or self._pulled(run_id, message_id, object_id)
             pulled[object_id] = len(content)
             if most and sum(list(pulled.values())) > most:
                 raise TooLargeError(too_large, header)
@@ -277,7 +279,8 @@ class FleetLink:
         contents = pulled_all({message_id} & set(ids))
         landing = wire.Landing(wire.pieces_in(contents.get(message_id, b"")), most)
         contents |= pulled_all(one for one in dict.fromkeys(ids) if one != message_id)
-        self._confirm(run_id, message_id)
+        if not came.keys() >= set(ids):  # otherwise the SuperLink knows
+            self._confirm(run_id, message_id)
         # An object that is named many times is unpacked as often.
         if most and sum(len(contents[one]) for one in ids) > most:
             raise TooLargeError(too_large, header)
@@ -329,7 +332,8 @@ class FleetLink:
             bundle = wire.bundle(unsent.replies, unsent.to)
             header = _header_of(unsent.replies[0], several=unsent.to is not None)
             header.metadata.__dict__["_message_id"] = bundle.root
-            wanted, session = self._send(header, bundle.tree, unsent.seconds)
+            along = wire.small(bundle.sent(bundle.objects))
+            wanted, session = self._send(header, bundle.tree, unsent.seconds, along)
             push = partial(self._push_object, header.metadata.run_id, session)
             inflatable_utils.push_object_contents_from_iterable(bundle.sent(wanted), push)
 
@@ -339,7 +343,7 @@ class FleetLink:
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects = inflatable_object.get_all_nested_objects(reply)
             tree = inflatable_object.get_object_tree(reply)
-            wanted, session = self._send(reply, tree, unsent.seconds)
+            wanted, session = self._send(reply, tree, unsent.seconds, {})
             push = partial(self._push_object, reply.metadata.run_id, session)
             inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
 
@@ -427,7 +431,9 @@ def connect(
         try:
             # Where other nodes of this process have their turns, none of them may wait for its own.
             patience = PATIENCE_MS if cache is None else 0
-            opening = joined(how.address, certificates, how.keys, retry, failed, patience)
+            opening = joined(
+                *(how.address, certificates, how.keys, retry, failed, patience), along=cache is None
+            )
             node_id, calls = stack.enter_context(opening)
         except grpc.RpcError:
             raise _refused(how.address, errors, tls=tls) from errors[-1]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from threading import Condition, Thread
+from threading import Condition, Thread, local
 from typing import Any
 
 import grpc
@@ -69,6 +69,7 @@ class Room:
         self._changed = Condition()
         self._thread: Thread | None = None
         self._closed = False
+        self._later = local()
 
     def nodes(self) -> list[int]:
         """Whose calls are held."""
@@ -83,8 +84,21 @@ class Room:
             while len(self._in_vain) > REMEMBERED:
                 self._in_vain.popitem(last=False)
 
+    @contextmanager
+    def telling_later(self) -> Iterator[None]:
+        """What comes from this thread is told of at the end: objects follow their messages."""
+        self._later.nodes = list[int]()
+        try:
+            yield
+        finally:
+            nodes = self._later.__dict__.pop("nodes")
+            self.came(nodes)
+
     def came(self, nodes: Iterable[int]) -> None:
         """There is a message for these nodes, or may be."""
+        if "nodes" in self._later.__dict__:
+            self._later.nodes += nodes
+            return
         with self._changed:
             for node in nodes:
                 self._in_vain.pop(node, None)

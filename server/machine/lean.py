@@ -18,14 +18,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from threading import Condition, Lock
 from typing import Any, ClassVar
 
 import grpc
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree, PullObjectRequest
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.servicer.runtime.runtime_servicer import SuperLinkRuntimeServicer
@@ -37,7 +40,7 @@ from coterie.server.machine.allowance import limit_silos
 from coterie.server.machine.holding import Room, hold_silos
 from coterie.server.machine.superlink import flower_command, replace_in
 from coterie.system.files import LockedError, why_unwritten
-from coterie.wire.flower import inflatable_utils
+from coterie.wire.flower import inflatable_object, inflatable_utils
 
 log = logging.getLogger("flwr")
 
@@ -45,6 +48,8 @@ Behaviour = Callable[[Any, grpc.ServicerContext], Any]
 """What answers a call."""
 MOST_HELD = 200
 """Calls at once, of each kind: Flower's server has threads for a thousand."""
+MOST_ALONG = 50
+"""Objects of a message, of which some may go along with it."""
 FILED = b"filed"
 """In the store in place of a content: it is in a file. No object has this content."""
 
@@ -380,15 +385,122 @@ def _told(context: grpc.ServicerContext, name: str) -> str:
     return str(dict(context.invocation_metadata()).get(name, ""))
 
 
+def _node_of(request: Any) -> Any:
+    """Who calls, where a request says so, which Flower has checked; of a ServerApp's, None."""
+    return request.node if "node" in request.DESCRIPTOR.fields_by_name else None
+
+
+def taking_along(tell: Behaviour, push: Behaviour) -> Behaviour:
+    """A call that tells of messages, and stores those of their objects that came along.
+
+    Args:
+        tell: Flower's.
+        push: Flower's, for one object.
+    """
+
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        came = wire.attached(request)
+        if not came or not request.messages_list:
+            return tell(request, context)
+        room = Runtime.room
+        with room.telling_later() if room is not None else nullcontext():
+            answer = tell(request, context)
+            about, node = request.messages_list[0].metadata, _node_of(request)
+            node = node or Node(node_id=about.src_node_id)
+            left = []
+            for name in answer.objects_to_push:
+                # Of nobody else: Flower has just said of these that it waits for them.
+                if (
+                    name not in came
+                    or not push(
+                        wire.Pushed(node, about.run_id, name, answer.session_id, came[name]),
+                        context,
+                    ).stored
+                ):
+                    left.append(name)
+            del answer.objects_to_push[:]
+            answer.objects_to_push.extend(left)
+        return answer
+
+    return call
+
+
+def giving_along(
+    ask: Behaviour, pull: Behaviour, confirm: Behaviour, store: Callable[[], Any]
+) -> Behaviour:
+    """A call that asks for messages, and gets those of their objects that are small and there.
+
+    Of a message that is whole then, it is as if whoever asked had said that it is.
+
+    Args:
+        ask: Flower's.
+        pull: Flower's, for one object.
+        confirm: Flower's, of a message whose objects were received.
+        store: where objects are.
+    """
+
+    def small_of(
+        tree: ObjectTree, node: Node, run_id: int, filed: shelf.Shelf, most: int, context: Any
+    ) -> tuple[list[bytes], bool]:
+        """Contents of a message's objects, and whether these are all."""
+        objects = islice(inflatable_object.iterate_object_tree(tree), wire.MAX_OBJECTS + 1)
+        ids = dict.fromkeys(one.object_id for one in objects)  # itself first
+        if len(ids) > MOST_ALONG:
+            return [], False
+        found: dict[str, bytes] = {}
+        for name in ids:
+            if filed.has(name):
+                continue
+            request = PullObjectRequest(node=node, run_id=run_id, object_id=name)
+            pulled = pull(request, context)
+            if pulled.object_available:
+                found[name] = bytes(pulled.object_content)
+        fit = wire.small(found.items(), most)
+        return list(fit.values()), len(fit) == len(ids)
+
+    def call(request: Any, context: grpc.ServicerContext) -> Any:
+        answer = ask(request, context)
+        objects = store()
+        filed = objects.shelf if isinstance(objects, _Filed) else None
+        if not answer.messages_list or filed is None or not _told(context, wire.ALONG):
+            return answer
+        left = wire.ALONG_BYTES
+        for header, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            if left < wire.ALONG_BYTES // 2:  # what is read might not fit
+                break
+            about = header.metadata
+            node = _node_of(request) or Node(node_id=about.dst_node_id)
+            try:
+                own, whole = small_of(tree, node, about.run_id, filed, left, context)
+                if whole:
+                    confirm(
+                        ConfirmMessageReceivedRequest(
+                            node=node, run_id=about.run_id, message_object_id=tree.object_id
+                        ),
+                        context,
+                    )
+            except Exception as error:  # whoever asks for them by calls is told
+                log.debug("objects do not go along with their message: %s", error)
+                continue
+            wire.attach(answer, own)
+            left -= sum(map(len, own))
+        return answer
+
+    return call
+
+
 class _Lean:
     """A gRPC server to which the handlers of a service are added.
 
     Those of calls that carry objects read and write them without protobuf's copies. Those that ask
-    are held if they want.
+    are held if they want. Small objects go along with their messages.
     """
 
-    def __init__(self, server: grpc.Server, messages: Arrivals, objects: Arrivals) -> None:
+    def __init__(
+        self, server: grpc.Server, messages: Arrivals, objects: Arrivals, servicer: Any
+    ) -> None:
         self._server, self._messages, self._objects = server, messages, objects
+        self._servicer = servicer
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
         """They follow, by name."""
@@ -399,15 +511,19 @@ class _Lean:
         """Add a service's methods."""
         tell, ask = methods["PushMessages"], methods["PullMessages"]
         push, pull = methods["PushObject"], methods["PullObject"]
+        confirm = methods["ConfirmMessageReceived"].unary_unary
+        store = self._servicer.objectstore_factory.store
+        taking = taking_along(tell.unary_unary, self._objects.telling(push.unary_unary))
+        giving = giving_along(ask.unary_unary, pull.unary_unary, confirm, store)
         own = {
             **methods,
             "PushMessages": grpc.unary_unary_rpc_method_handler(
-                self._messages.telling(tell.unary_unary),
+                self._messages.telling(taking),
                 tell.request_deserializer,
                 tell.response_serializer,
             ),
             "PullMessages": grpc.unary_unary_rpc_method_handler(
-                self._messages.holding(ask.unary_unary, _is_empty, again=False),
+                self._messages.holding(giving, _is_empty, again=False),
                 ask.request_deserializer,
                 ask.response_serializer,
             ),
@@ -440,7 +556,7 @@ def added(
     messages, objects = Arrivals(), Arrivals()
 
     def of(add: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        return lambda servicer, server: add(servicer, _Lean(server, messages, objects))
+        return lambda servicer, server: add(servicer, _Lean(server, messages, objects, servicer))
 
     return [of(add) for add in flowers]
 

@@ -19,7 +19,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -105,6 +105,7 @@ class _Reply:
         why: it is refused, in words.
         large: its pieces go to a file, ``spool``, if they come by calls.
         places: of its objects in ``room``, where those are shown that lie in files.
+        received: all of it came along with what told of it, and the SuperLink knows.
     """
 
     message_id: str
@@ -118,6 +119,7 @@ class _Reply:
     spool: _Spool | None = None
     places: dict[str, int] = field(default_factory=dict)
     room: shelf.Room | None = None
+    received: bool = False
 
     def make_room(self) -> None:
         """Once it says which pieces it has: large ones may lie in files of this machine."""
@@ -143,6 +145,14 @@ class _Reply:
                 self.large = False
                 log.warning("large replies are held in memory: %s", why_unwritten(error))
         self.contents[object_id] = content
+
+    def take_along(self, came: Mapping[str, bytes], folder: Path | None) -> None:
+        """Hold those of its objects that came with what told of it."""
+        own = [name for name in self.wanted if name in came and not self.why]
+        for name in own:
+            self.take(name, came[name], folder)
+        self.wanted = [name for name in self.wanted if name not in own]
+        self.received = not self.wanted
 
     def all_contents(self) -> dict[str, wire.Content]:
         """What it consists of."""
@@ -238,6 +248,8 @@ class _BoundedGrid(Grid):
         self._objects = runtime_calls(inner, wire.MAX_OBJECT_BYTES)
         self._shelf: shelf.Shelf | None = None
         self._asked = False
+        self._along = False
+        """The SuperLink, coterie's, takes small objects along with messages."""
 
     @property
     def run(self) -> Any:
@@ -323,7 +335,9 @@ class _BoundedGrid(Grid):
         )
         with suppress(grpc.RpcError, ValueError, TypeError):
             answer = self._objects.PullObject(request, timeout=CALL_DEADLINE_S)
-            return set(json.loads(bytes(answer.object_content)))
+            waiting = set(json.loads(bytes(answer.object_content)))
+            self._along = True
+            return waiting
         return set()
 
     def _invite(self, message: Message) -> None:
@@ -349,12 +363,14 @@ class _BoundedGrid(Grid):
             trees.append(made.tree)
             objects |= made.objects
             roots.append(made.root)
-        answer = self._stub.PushMessages(
-            PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
-        )
+        ids_in_order = dict.fromkeys((*roots, *objects))
+        request = PushAppMessagesRequest(messages_list=headers, message_object_trees=trees)
+        if self._along:
+            along = wire.small((name, objects[name]) for name in ids_in_order)
+            wire.attach(request, along.values())
+        answer = self._stub.PushMessages(request)
         wanted = set(answer.objects_to_push)
         self._find_shelf()
-        ids_in_order = dict.fromkeys((*roots, *objects))
         pushed: list[Any] = [(name, objects[name]) for name in ids_in_order if name in wanted]
         push = partial(self._push, answer.session_id)
         inflatable_utils.push_object_contents_from_iterable(pushed, push)
@@ -408,16 +424,31 @@ class _BoundedGrid(Grid):
                 self._let_go(reply)
                 whole += self._read(reply)
                 del self._sent[reply.message_id]  # what was sent is as large as the next
+        if not whole and self._announced and self.holds(len(asked)):
+            self._wait_for_more()
         return [one for one in whole if one.metadata.reply_to_message_id in asked]
 
     # ---------------------------------------------------------------- what is announced
 
     def holds(self, count: int) -> bool:
-        """Whether a pull of so many replies waits for the next one, as long as none is on its way.
+        """Whether a pull of so many replies waits at the SuperLink, coterie's, for more of them.
 
-        At coterie's SuperLink. Of very many some are always on their way.
+        Of very many some are always there.
         """
-        return self._shelf is not None and not self._announced and count <= FEW
+        return self._shelf is not None and count <= FEW
+
+    def _wait_for_more(self) -> None:
+        """Have the SuperLink hold a question for the rest of a reply that is on its way.
+
+        Of one at a time, in turn, so that a silo that sends no more delays the others' for
+        ``PATIENCE_MS`` at most.
+        """
+        message_id, reply = next(iter(self._announced.items()))
+        more = (wire.IN_FILE, "1"), (wire.PATIENCE, str(PATIENCE_MS))
+        unanswered = inflatable_utils.ObjectUnavailableError, inflatable_utils.ObjectPullError
+        with suppress(grpc.RpcError, *unanswered):  # what is wrong the next fetch finds out
+            self._pulled(reply.wanted[0], *more)
+        self._announced[message_id] = self._announced.pop(message_id)
 
     def _ask(self, ids: Sequence[str]) -> Iterator[_Reply]:
         """Replies that the SuperLink has. It forgets those of a call that fails half-way."""
@@ -442,12 +473,18 @@ class _BoundedGrid(Grid):
                 yield _Reply(message_id, "", [], why=why)
 
     def _announcements(self, ids: Sequence[str]) -> list[_Reply]:
-        patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if self.holds(len(ids)) else ()
+        waits = self.holds(len(ids)) and not self._announced
+        patient = ((wire.PATIENCE, str(PATIENCE_MS)),) if waits else ()
         answer = self._stub.PullMessages(
-            PullAppMessagesRequest(message_ids=ids), timeout=CALL_DEADLINE_S, more=patient
+            PullAppMessagesRequest(message_ids=ids),
+            timeout=CALL_DEADLINE_S,
+            more=(*patient, (wire.ALONG, "1")),
         )
+        came = wire.attached(answer)
         pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
         found = [self._announced_reply(header.metadata, tree) for header, tree in pairs]
+        for reply in found:
+            reply.take_along(came, self._folder)
         return [reply for reply in found if reply.message_id in ids]
 
     def _announced_reply(self, metadata: Any, tree: ObjectTree) -> _Reply:
@@ -541,7 +578,7 @@ class _BoundedGrid(Grid):
 
     def _let_go(self, reply: _Reply) -> None:
         """The SuperLink may delete the objects of this reply."""
-        if not reply.object_id:
+        if not reply.object_id or reply.received:
             return
         request = ConfirmMessageReceivedRequest(
             node=self.inner.node,

@@ -76,9 +76,9 @@ def exchange(
         if not waiting or waited >= deadline_s:
             break
         in_vain = time.monotonic() - pulled_at if len(waiting) == before else 0.0
-        if isinstance(grid, Holding) and grid.holds(len(waiting)):
-            in_vain = 0.0  # it has waited, and asked once
         pause = max(PAUSE_SHARE * waited, MIN_PAUSE_S, in_vain / PULL_SHARE)
+        if isinstance(grid, Holding) and grid.holds(len(waiting)):
+            pause = MIN_PAUSE_S  # it waits itself, until there is more
         time.sleep(min(pause, MAX_PAUSE_S, deadline_s - waited))
     if seconds is not None:
         for message_id in waiting:

@@ -9,8 +9,8 @@ knows of it and any ClientApp is covered:
   with, up to twice that where the silo has more samples than most (Sun, Kairouz, Suresh, McMahan:
   "Can You Really Backdoor Federated Learning?", 2019, https://arxiv.org/abs/1911.07963, with the
   median in the place of a fixed bound).
-- *Directions*. Where most members of a group agree, one whose updates keep away from the others'
-  mean direction is moved out: it trains alone, and comes back on probation.
+- *Directions*, of updates as they came. Where most members of a group agree, one whose updates keep
+  away from the others' mean direction is moved out: it trains alone, and comes back on probation.
 
 Nothing is changed where nobody is out of line: the very same updates go on.
 """
@@ -61,10 +61,12 @@ SHORT = 0.5
 """Multiple of the median norm below which an update does too little to matter."""
 ROUNDING = 1e-12
 """Equal weights are not to be cut by the last bit of a sum."""
-COLUMNS = 2**17
-"""Of updates that are multiplied with each other at a time."""
-SHARE = 8 * COLUMNS
-"""Of these, what one thread multiplies before it takes others."""
+SHARE = 2**20
+"""Values of each update that one thread multiplies with the others' before it takes more."""
+AT_ONCE = 2**18
+"""Of all updates together, what is multiplied at a time: it stays in the processor's cache."""
+FEWEST_COLUMNS = 2**11
+"""Of each, where they are very many."""
 AWAY = 5
 """Rounds that a silo trains alone the first time; each further time they are twice as many."""
 
@@ -204,8 +206,9 @@ def bound(
     """
     counted, conduct = _with_first_counts(updates, conduct)
     started = _Starts()
-    clipped = _clipped(counted, influence.clip_updates, started)
-    found = _directions(clipped.updates, groups, started)
+    voting = _voting(counted, groups, started)
+    clipped = _clipped(counted, influence.clip_updates, started, _norms(counted, voting))
+    found = _directions(voting)
     conduct, moved_out = _judged(found, conduct, influence.quarantine_after, number)
     kept = [u for u in clipped.updates if u.silo.name not in moved_out]
     kept = _capped_by_group(kept, influence.max_share, started)
@@ -343,11 +346,18 @@ class _Clipped:
     lengths: Mapping[str, float]
 
 
-def _clipped(updates: list[Update], most: float, started: _Starts) -> _Clipped:
-    trained = [i for i, u in enumerate(updates) if _trains(u)]
-    largest = max((num_bytes(updates[i].start) for i in trained), default=0)
-    found = each(update_norm, [updates[i] for i in trained], num_bytes=largest)
-    norms = dict(zip(trained, found, strict=True))
+def _norms(updates: Updates, voting: Sequence[_Voting]) -> dict[int, float]:
+    """Position → its norm, of all trainings."""
+    norms = {i: n for group in voting for i, n in zip(group.positions, group.norms, strict=True)}
+    rest = [i for i, u in enumerate(updates) if _trains(u) and i not in norms]
+    largest = max((num_bytes(updates[i].start) for i in rest), default=0)
+    found = each(update_norm, [updates[i] for i in rest], num_bytes=largest)
+    return norms | dict(zip(rest, found, strict=True))
+
+
+def _clipped(
+    updates: list[Update], most: float, started: _Starts, norms: Mapping[int, float]
+) -> _Clipped:
     medians: dict[int, float] = {}
     limits: dict[int, Limit] = {}
 
@@ -417,15 +427,20 @@ def _products(updates: Sequence[Update]) -> FloatArray:
     model = updates[0].model
     sizes = {n: a.size for n, a in model.items() if np.issubdtype(a.dtype, np.floating)}
 
+    columns = max(AT_ONCE // len(updates), FEWEST_COLUMNS)
+
     def of(span: tuple[str, int]) -> list[FloatArray]:
         name, first = span
         kind, found = np.result_type(model[name], np.float32), []
         flat = [(u.model[name].reshape(-1), u.start[name].reshape(-1)) for u in updates]
-        for begin in range(first, min(first + SHARE, sizes[name]), COLUMNS):
-            part = slice(begin, begin + COLUMNS)
-            parts = [(wire.widened(new[part]), wire.widened(old[part])) for new, old in flat]
-            steps = [np.subtract(new, old, dtype=kind) for new, old in parts]
-            found.append(gram(np.stack(steps)))
+        held, now, then = (np.empty((rows, columns), kind) for rows in (len(updates), 1, 1))
+        for begin in range(first, min(first + SHARE, sizes[name]), columns):
+            part = slice(begin, min(begin + columns, first + SHARE, sizes[name]))
+            steps = held[:, : part.stop - begin]
+            for step, (new, old) in zip(steps, flat, strict=True):
+                wide = wire.widened(new[part], now[0]), wire.widened(old[part], then[0])
+                np.subtract(*wide, out=step)
+            found.append(gram(steps))
         return found
 
     spans = [(name, first) for name, size in sizes.items() for first in range(0, size, SHARE)]
@@ -447,28 +462,50 @@ class _Direction:
     out_of_line: bool
 
 
-def _directions(updates: Updates, groups: Sequence[Group], started: _Starts) -> list[_Direction]:
-    """Of every group of four and more that trained the same model in the round's own training.
+@dataclass(frozen=True)
+class _Voting:
+    """Four and more silos of a group that trained the same model in the round's own training.
 
-    Every silo has one vote, whatever its length and its samples, so that one cannot turn the mean.
+    Attributes:
+        positions: of their updates.
+        updates: as they came.
+        products: (n, n), inner products of what these changed.
+        norms: of that.
     """
+
+    positions: Sequence[int]
+    updates: Updates
+    products: FloatArray
+    norms: Sequence[float]
+
+
+def _voting(updates: Updates, groups: Sequence[Group], started: _Starts) -> list[_Voting]:
+    """Who is compared with whom by direction."""
     together = {name for group in groups if len(group) > 1 for name in group}
     found = []
     for group in _alike(updates, lambda u: (u.purpose, started(u.start))):
-        own = [updates[i] for i in group]
-        own = [u for u in own if not u.purpose and u.silo.name in together]
-        if len(own) >= FEWEST_VOTES:
-            found += _beside_others(own)
+        at = [i for i in group if not updates[i].purpose and updates[i].silo.name in together]
+        if len(at) >= FEWEST_VOTES:
+            own = [updates[i] for i in at]
+            products = _products(own)
+            norms = [float(norm) for norm in np.sqrt(products.diagonal())]
+            if not all(is_seen(u.model) for u in own):  # products of sketches; lengths are told
+                norms = [update_norm(u) for u in own]
+            found.append(_Voting(at, own, products, norms))
+    return found
+
+
+def _directions(voting: Sequence[_Voting]) -> list[_Direction]:
+    """Every silo has one vote, whatever its length and its samples, so that one cannot turn the
+    mean."""
+    found = [one for group in voting for one in _beside_others(group)]
     return sorted(found, key=lambda one: one.update.silo.name)
 
 
-def _beside_others(updates: Sequence[Update]) -> list[_Direction]:
-    products = _products(updates)
-    norms = np.sqrt(products.diagonal())
-    if not all(is_seen(u.model) for u in updates):  # products of sketches, of lengths that are told
-        norms = np.array([update_norm(u) for u in updates])
+def _beside_others(group: _Voting) -> list[_Direction]:
+    norms = np.array(group.norms)
     scale = np.where(norms > 0, norms, 1.0)
-    directions = products / np.outer(scale, scale)
+    directions = group.products / np.outer(scale, scale)
     square = math.fsum(directions.ravel())
     cosines = []
     for norm, row in zip(norms, directions, strict=True):
@@ -480,7 +517,7 @@ def _beside_others(updates: Sequence[Update]) -> list[_Direction]:
     least = min(AGAINST, usual - SPREAD * spread) if usual >= AGREEMENT else -math.inf
     return [
         _Direction(u, cosine, cosine < least and norm >= SHORT * median)
-        for u, cosine, norm in zip(updates, cosines, norms, strict=True)
+        for u, cosine, norm in zip(group.updates, cosines, norms, strict=True)
     ]
 
 

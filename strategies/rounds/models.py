@@ -192,12 +192,18 @@ def _mean_array(
     into, flat = mean.reshape(-1), [array.reshape(-1) for array in arrays]
 
     def fill(first_of: int) -> None:
+        whole, weighted, wide = np.empty(COLUMNS), np.empty(COLUMNS), np.empty(COLUMNS, np.float32)
         for begin in range(first_of, min(first_of + SHARE, first.size), COLUMNS):
             part = slice(begin, begin + COLUMNS)  # of a size that stays in the processor's cache
-            total = np.zeros(len(into[part]))
+            total, own = whole[: into[part].size], weighted[: into[part].size]
+            total[...] = 0
             for array, weight in zip(flat, weights, strict=True):
-                total += np.multiply(wire.widened(array[part]), weight, dtype=np.float64)
-            into[part] = total
+                np.multiply(wire.widened(array[part], wide), weight, out=own, dtype=float)
+                total += own
+            if first.dtype == np.float16:  # none is larger than the largest
+                wire.narrow(total.astype(np.float32), into[part])
+            else:
+                into[part] = total
 
     each(fill, range(0, first.size, SHARE), num_bytes=first.nbytes)
     return mean

@@ -345,7 +345,8 @@ def test_a_run_waits_for_the_hours_of_its_silos_and_goes_on_then(
     clock = iter([*[21] * 3, *[7] * 3])
     monkeypatch.setattr(hours, "now", lambda: datetime(2026, 11, 23, next(clock, 21)))
     grid = _Acting([digits_config("a", hours="20:00-06:00")], {})
-    execute(grid, config(), run_id=9, folder=tmp_path / "run-9")
+    patient = config(**{"wait-for-silos": 20.0})  # also on a machine that is slow
+    execute(grid, patient, run_id=9, folder=tmp_path / "run-9")
     record = read_run(tmp_path / "run-9")
     assert [sorted(entry.silos) for entry in record.rounds] == [["a"]] * 4
     assert record.status == "completed"

@@ -9,14 +9,20 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesResponse
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUnavailableError
 
 import coterie.client.resident.link
+from coterie import wire
+from coterie.client.resident.fleet import _Node
 from coterie.client.resident.link import FleetLink, LinkError, UnreadableError, _retry
 from coterie.client.resident.outbox import Unsent
 from coterie.client.resident.sharing import ObjectCache
+from coterie.wire.flower import message_to_proto
 
 
 class CallError(grpc.RpcError):
@@ -98,7 +104,7 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
     pushed: dict[str, bytes] = {}
     confirmed: list[tuple[int, str]] = []
 
-    def send(reply: Message, told: Any, seconds: float) -> tuple[set[str], str]:
+    def send(reply: Message, told: Any, seconds: float, along: Any) -> tuple[set[str], str]:
         assert (told.object_id, seconds) == (reply.object_id, 1.5)
         return set(get_all_nested_objects(reply)), "session"
 
@@ -109,7 +115,7 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
     link = FleetLink(
         1,
         [
-            lambda: (asked, tree),
+            lambda: (asked, tree, {}),
             send,
             None,  # of a run
             None,  # of a run's code
@@ -129,6 +135,64 @@ def test_a_message_is_fetched_and_its_reply_sent_object_by_object(cache: Any) ->
     reply = Message(RecordDict(), reply_to=received)
     link.send(Unsent((reply,), 1.5, 1))
     assert set(pushed) == set(get_all_nested_objects(reply))
+
+
+@pytest.mark.parametrize("all_of_it", [True, False])
+def test_objects_that_came_along_are_not_asked_for(all_of_it: bool) -> None:
+    asked = Message(RecordDict({"config": ConfigRecord({"n": 3})}), 5, "train")
+    asked.metadata.__dict__["_message_id"] = asked.object_id
+    contents = objects_of(asked)
+    came = dict(list(contents.items())[: None if all_of_it else 1]) | {"of nobody": b"Message 0\0"}
+    pulled, confirmed, along = list[str](), list[str](), dict[str, bytes]()
+
+    def pull(run_id: int, object_id: str) -> bytes:
+        pulled.append(object_id)
+        return contents[object_id]
+
+    def send(reply: Message, told: Any, seconds: float, own: Any) -> tuple[set[str], str]:
+        along.update(own)
+        return set(), "session"
+
+    calls = [lambda: (asked, get_object_tree(asked), came), send, None, None, pull, lambda *_: None]
+    link = FleetLink(1, [*calls, lambda run_id, name: confirmed.append(name), None])
+    received = link.receive()
+    assert received is not None and received.messages[0].content["config"]["n"] == 3
+    assert set(pulled) == set(contents) - set(came)
+    assert confirmed == ([] if all_of_it else [asked.object_id]), "the SuperLink knows of it all"
+    reply = Message(RecordDict(), reply_to=received.messages[0])
+    link.send(Unsent((reply,), 1.5, 1, bundled=True))
+    (sent,) = along.values()
+    assert wire.is_bundle(sent)
+
+
+def test_nothing_goes_along_to_a_superlink_that_has_not_shown_that_it_takes_it() -> None:
+    requests = list[Any]()
+    answers = iter([PullMessagesResponse(), answer_with(b""), answer_with(b"small")])
+
+    def call(name: str, request: Any) -> Any:
+        requests.append(request)
+        return next(answers) if name == "PullMessages" else PushMessagesResponse()
+
+    channel = grpc.insecure_channel("localhost:1")
+    key = ec.generate_private_key(ec.SECP256R1())
+    node = _Node(channel, key, b"", _retry(), lambda *_: None, along=True)
+    node.call = call  # type: ignore[method-assign]
+    reply = Message(RecordDict(), 5, "train")
+    took = []
+    for _ in range(3):
+        node._receive()
+        node._send(reply, ObjectTree(), 0.0, {"id": b"own"})
+        took.append(list(wire.attached(requests[-1]).values()))
+    assert took == [[], [], [b"own"]]
+
+
+def answer_with(content: bytes) -> PullMessagesResponse:
+    message = Message(RecordDict(), 5, "train")
+    header = message_to_proto(message)
+    answer = PullMessagesResponse(messages_list=[header], message_object_trees=[ObjectTree()])
+    if content:
+        wire.attach(answer, [content])
+    return answer
 
 
 def objects_of(message: Message) -> dict[str, bytes]:
@@ -167,7 +231,7 @@ def test_a_message_that_cannot_be_read_is_no_loss_of_the_connection(
     }
     assert contents != objects_of(asked)
     nothing = lambda *which: None  # noqa: E731
-    calls = [lambda: (asked, get_object_tree(asked)), *[nothing] * 3]
+    calls = [lambda: (asked, get_object_tree(asked), {}), *[nothing] * 3]
     calls += [lambda run_id, object_id: contents[object_id], *[nothing] * 3]
     with pytest.raises(UnreadableError, match=said):
         FleetLink(1, calls, max_bytes=20_000).receive()
@@ -186,11 +250,11 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
     def taken_by_another(run_id: int, session: str, object_id: str, content: bytes) -> None:
         raise ObjectPushError(object_id, run_id, session)
 
-    def send(reply: Message, told: Any, seconds: float) -> tuple[set[str], str]:
+    def send(reply: Message, told: Any, seconds: float, along: Any) -> tuple[set[str], str]:
         return set(get_all_nested_objects(reply)), "session"
 
     nothing = lambda *which: None  # noqa: E731
-    calls = [lambda: (asked, get_object_tree(asked)), send, nothing, nothing]
+    calls = [lambda: (asked, get_object_tree(asked), {}), send, nothing, nothing]
     link = FleetLink(1, [*calls, lacking, taken_by_another, nothing, nothing])
     with pytest.raises(LinkError) as lost:
         link.receive()

@@ -418,6 +418,7 @@ def superlink(
             address=f"127.0.0.1:{port}",
             fleet=fleet_pb2_grpc.FleetStub(channel),
             node=Node(node_id=node),
+            allowances=limited.allowances,
             run=run,
             store=objects.store(),
         )
@@ -504,7 +505,7 @@ def test_models_travel_both_ways_by_files_or_by_calls(
     answered(superlink, message, 7)
     calls.clear()
     (reply,) = grid.pull_messages([asked])
-    assert len([call for call, _ in calls if call == "PullObject"]) == (1 if shared else 4)
+    assert len([call for call, _ in calls if call == "PullObject"]) == (0 if shared else 3)
     assert names(on) == set() and len(superlink.store) == 0
     update = wire.decode_arrays(reply.content["arrays"])["w"]
     np.testing.assert_array_equal(update, numbers(7))
@@ -545,7 +546,7 @@ def test_pieces_that_come_while_they_are_asked_for_lie_beside_the_others(
 
     grid._objects.PullObject = noting
     (reply,) = grid.pull_messages([asked])
-    assert len(late) == len(brought) == 4 and sum(size > 0 for size in brought) == 1
+    assert len(late) == len(brought) == 3 and not any(brought)
     assert "mmap" in str(type(owner_of(reply.content["arrays"]["safetensors"]))), "not copied"
     assert not grid._sent, "what was sent is let go"
     update = wire.decode_arrays(reply.content["arrays"])["w"]
@@ -558,7 +559,7 @@ def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(
     room, node = Room(), superlink.node.node_id
     grid, calls = grid_of(superlink), list[str]()
     grid._bundling.clear()
-    noted(grid._stub, "PushObject", calls)
+    noted(grid._stub, "PushMessages", calls)  # of a bundle
 
     def question() -> Message:
         content = RecordDict({wire.CONFIG: ConfigRecord({wire.TASK: "t"})})
@@ -576,6 +577,199 @@ def test_a_silo_that_waits_is_asked_who_it_is_in_one_object(
     calls.clear()
     room.came([node])
     assert all(grid.push_messages([question()])) and not calls, "it does not wait any more"
+
+
+# ---------------------------------------------------------------- objects along with messages
+
+ALONG = ((wire.ALONG, "1"),)
+
+
+def asked_along(superlink: Any) -> tuple[Any, dict[str, bytes]]:
+    """What the silo is handed out, and what came along."""
+    request = fleet_pb2.PullMessagesRequest(node=superlink.node)
+    answer = superlink.fleet.PullMessages(request, metadata=ALONG)
+    return answer, wire.attached(answer)
+
+
+def reply_along(superlink: Any, message: Message, content: RecordDict) -> tuple[Any, wire.Bundle]:
+    """The silo's reply with its objects in the same call."""
+    reply = Message(content, reply_to=message)
+    made = wire.bundle([reply])
+    reply.metadata.__dict__["_message_id"] = made.root
+    request = fleet_pb2.PushMessagesRequest(
+        node=superlink.node,
+        messages_list=[message_to_proto(remove_content_from_message(reply))],
+        message_object_trees=[made.tree],
+    )
+    wire.attach(request, [*wire.small(made.sent(made.objects)).values(), b"of nobody"])
+    return superlink.fleet.PushMessages(request), made
+
+
+def configured(**entries: Any) -> RecordDict:
+    return RecordDict({wire.CONFIG: ConfigRecord(entries)})
+
+
+@pytest.mark.parametrize("superlink", [FLWR_IN_MEMORY_DB_NAME, "state.db"], indirect=True)
+def test_a_small_message_and_its_reply_take_a_call_each_at_either_end(superlink: Any) -> None:
+    grid, calls = grid_of(superlink), list[Any]()
+    names_of_calls = ("PushMessages", "PullMessages", "PushObject", "ConfirmMessageReceived")
+    for stub, own in ((grid._stub, names_of_calls), (grid._objects, ["PullObject"])):
+        for call in own:
+            noted(stub, call, calls)
+    grid._along = True
+    grid._find_shelf()
+    calls.clear()
+    sent = Message(configured(n=1), superlink.node.node_id, "train", ttl=60.0)
+    (asked,) = grid.push_messages([sent])
+    assert [name for name, _ in calls] == ["PushMessages"]
+    answer, came = asked_along(superlink)
+    (tree,) = answer.message_object_trees
+    assert set(came) == {tree.object_id} and len(superlink.store) == 0, "it counts as received"
+    (message,), _ = wire.unbundle(tree.object_id, came, max_bytes=0)
+    assert message.content[wire.CONFIG]["n"] == 1
+    message.metadata.__dict__["_message_id"] = asked
+    calls.clear()
+    told, made = reply_along(superlink, message, configured(n=2))
+    assert not told.objects_to_push
+    assert len(superlink.store) == 1 and superlink.store.get(made.root), "and nobody's is not kept"
+    (reply,) = grid.pull_messages([asked])
+    assert [name for name, _ in calls] == ["PullMessages"]
+    assert reply.content[wire.CONFIG]["n"] == 2 and len(superlink.store) == 0
+
+
+def test_large_pieces_do_not_go_along_and_their_message_does(superlink: Any) -> None:
+    grid = grid_of(superlink)
+    grid._along = True
+    arrays = wire.encode_arrays({"w": numbers(0)}, packed=True)
+    sent = Message(RecordDict({"arrays": arrays}), superlink.node.node_id, "train", ttl=60.0)
+    (asked,) = grid.push_messages([sent])
+    answer, came = asked_along(superlink)
+    (tree,) = answer.message_object_trees
+    assert set(came) == {tree.object_id} and len(superlink.store) == 4, "it is not confirmed"
+    pieces = {
+        one.object_id: superlink.fleet.PullObject(
+            message_pb2.PullObjectRequest(
+                node=superlink.node, run_id=superlink.run, object_id=one.object_id
+            )
+        ).object_content
+        for one in tree.children
+    }
+    (message,), _ = wire.unbundle(tree.object_id, came | pieces, max_bytes=0)
+    np.testing.assert_array_equal(wire.decode_arrays(message.content["arrays"])["w"], numbers(0))
+    message.metadata.__dict__["_message_id"] = asked
+    content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
+    told, made = reply_along(superlink, message, content)
+    assert set(told.objects_to_push) == set(made.objects) - {made.root}
+    assert not grid.pull_messages([asked])
+    (reply,) = grid._announced.values()
+    assert set(reply.wanted) == set(told.objects_to_push) and not reply.received
+    for name in told.objects_to_push:
+        pushed = message_pb2.PushObjectRequest(
+            node=superlink.node,
+            run_id=superlink.run,
+            session_id=told.session_id,
+            object_id=name,
+            object_content=bytes(made.objects[name]),
+        )
+        assert superlink.fleet.PushObject(pushed).stored
+    (got,) = grid.pull_messages([asked])
+    np.testing.assert_array_equal(wire.decode_arrays(got.content["arrays"])["w"], numbers(7))
+
+
+def test_the_rest_of_a_reply_is_waited_for_at_the_superlink(superlink: Any) -> None:
+    """Held until it is there, instead of looking again and again."""
+    grid, calls = grid_of(superlink), list[Any]()
+    (asked,) = grid.push_messages([message_to(superlink)])
+    answer, came = asked_along(superlink)
+    (message,), _ = wire.unbundle(answer.message_object_trees[0].object_id, came, max_bytes=0)
+    message.metadata.__dict__["_message_id"] = asked
+    content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
+    told, made = reply_along(superlink, message, content)
+    noted(grid._objects, "PullObject", calls)
+
+    def push() -> None:
+        for name in [one for one in made.objects if one in told.objects_to_push]:
+            time.sleep(0.1)
+            pushed = message_pb2.PushObjectRequest(
+                node=superlink.node,
+                run_id=superlink.run,
+                session_id=told.session_id,
+                object_id=name,
+                object_content=bytes(made.objects[name]),
+            )
+            assert superlink.fleet.PushObject(pushed).stored
+
+    with ThreadPoolExecutor(1) as threads:
+        began, sending, got = time.monotonic(), threads.submit(push), list[Message]()
+        while not got and time.monotonic() - began < 20:
+            assert grid.holds(1)
+            got = grid.pull_messages([asked])
+        sending.result()
+    assert got and len(calls) <= 8, "at 5 ms a look they would be fifty"
+    np.testing.assert_array_equal(wire.decode_arrays(got[0].content["arrays"])["w"], numbers(7))
+
+
+def test_who_sends_no_more_delays_the_others_in_turn_and_not_for_long(superlink: Any) -> None:
+    grid = grid_of(superlink)
+    asked = list(grid.push_messages([message_to(superlink), message_to(superlink)]))
+    for _ in asked:
+        answer, came = asked_along(superlink)
+        (message,), _ = wire.unbundle(answer.message_object_trees[0].object_id, came, max_bytes=0)
+        about = message.metadata
+        about.__dict__["_message_id"] = answer.messages_list[0].metadata.message_id
+        content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(7)}, packed=True)})
+        reply_along(superlink, message, content)
+    began, first = time.monotonic(), list[str]()
+    for _ in range(2):
+        assert grid.pull_messages(asked) == []
+        first.append(next(iter(grid._announced)))
+    assert set(first) == set(asked)
+    assert 0.9 <= time.monotonic() - began < 3
+
+
+def test_who_does_not_say_so_is_sent_objects_by_calls(superlink: Any) -> None:
+    grid = grid_of(superlink)
+    grid.push_messages([message_to(superlink)])
+    request = fleet_pb2.PullMessagesRequest(node=superlink.node)
+    answer = superlink.fleet.PullMessages(request)
+    assert answer.messages_list and not wire.attached(answer) and len(superlink.store) == 1
+
+
+def test_what_a_silo_sends_along_counts_as_what_it_sends(superlink: Any) -> None:
+    """By its allowance; whoever has sent too much finds that its run is over."""
+    grid = grid_of(superlink)
+    (asked,) = grid.push_messages([message_to(superlink)])
+    answer, came = asked_along(superlink)
+    (message,), _ = wire.unbundle(answer.message_object_trees[0].object_id, came, max_bytes=0)
+    message.metadata.__dict__["_message_id"] = asked
+    used = superlink.allowances._account(superlink.run, superlink.node.node_id)
+    before = used.num_bytes
+    _, made = reply_along(superlink, message, configured(words="x" * 5000))
+    assert used.num_bytes - before == len(made.objects[made.root])
+
+
+def test_a_silo_is_told_of_a_message_when_its_objects_are_there(
+    superlink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, node, there = Room(), superlink.node.node_id, list[int]()
+    monkeypatch.setattr(lean.Runtime, "room", room)
+    handlers = import_module("flwr.superlink.servicer.runtime.runtime_handlers")
+    push = handlers.push_messages
+
+    def telling(request: Any, state: Any, task: Any) -> Any:
+        try:
+            return push(request, state, task)
+        finally:
+            room.came([one.metadata.dst_node_id for one in request.messages_list])
+
+    monkeypatch.setattr(handlers, "push_messages", telling)
+    room.looks(node)
+    store = superlink.store
+    room.hold(node, lambda _: there.append(sum(one.is_available for one in store.store.values())))
+    grid = grid_of(superlink)
+    grid._along = True
+    grid.push_messages([message_to(superlink)])
+    assert there == [1]
 
 
 def owner_of(array: Array) -> object:

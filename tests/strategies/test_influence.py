@@ -338,7 +338,10 @@ def moved_out_of(shares: list[float]) -> set[str]:
 def test_where_directions_are_spread_only_one_far_from_all_is_out_of_line() -> None:
     """As where silos of one group have other labels; the least of the honest is below 0."""
     honest = np.linspace(-0.1, 0.95, 12).tolist()
-    cosines = [one.cosine for one in influence._beside_others(spread_updates(honest))]
+    updates = spread_updates(honest)
+    together = [tuple(u.silo.name for u in updates)]
+    voting = influence._voting(updates, together, influence._Starts())
+    cosines = [one.cosine for one in influence._directions(voting)]
     assert np.median(cosines) > influence.AGREEMENT and min(cosines) < -0.05
     assert moved_out_of(honest) == set()
     assert moved_out_of([*honest, -0.9]) == {"s12"}

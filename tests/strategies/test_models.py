@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coterie.strategies.rounds.models import (
+    COLUMNS,
     SUMMED,
     accumulate,
     comparable,
@@ -137,3 +138,16 @@ def test_the_distance_is_that_of_all_values_and_needs_no_memory_for_them() -> No
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 17_000_000, "beside the one model that is made here"
+
+
+def test_a_mean_of_numbers_of_16_bits_is_rounded_to_the_nearest() -> None:
+    rng = np.random.default_rng(0)
+    size = 2 * COLUMNS + 3
+    whole = [rng.normal(size=size).astype(np.float16) for _ in range(3)]
+    whole[0][:4] = whole[1][:4] = whole[2][:4] = np.float16([65504, -65504, 6e-8, -0.0])
+    mean = weighted_mean([{"w": one} for one in whole], [1.0, 2.0, 5.0])["w"]
+    exact = sum(
+        one.astype(float) * share for one, share in zip(whole, (1 / 8, 2 / 8, 5 / 8), strict=True)
+    )
+    np.testing.assert_array_equal(mean, np.asarray(exact, np.float32).astype(np.float16))
+    assert mean.dtype == np.float16 and mean[0] == 65504

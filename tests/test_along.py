@@ -1,0 +1,63 @@
+"""Small objects travel in the call that tells of their message."""
+
+from __future__ import annotations
+
+import hashlib
+
+from flwr.proto.fleet_pb2 import PullMessagesResponse, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata, ObjectTree
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie import wire
+from coterie.wire import along, pulled
+
+
+def request() -> PushMessagesRequest:
+    return PushMessagesRequest(
+        messages_list=[Message(metadata=Metadata(run_id=7))],
+        message_object_trees=[ObjectTree(object_id="ab")],
+        clientapp_runtime_list=[0.5],
+    )
+
+
+def named(*contents: bytes) -> dict[str, bytes]:
+    return {hashlib.sha256(one).hexdigest(): one for one in contents}
+
+
+@given(contents=st.lists(st.binary(min_size=1, max_size=300), max_size=5, unique=True))
+def test_what_goes_along_comes_out_and_the_request_is_as_it_was(contents: list[bytes]) -> None:
+    sent = request()
+    wire.attach(sent, contents)
+    came = PushMessagesRequest.FromString(sent.SerializeToString())
+    assert came.messages_list == request().messages_list, "to Flower it is as ever"
+    assert wire.attached(came) == named(*contents)
+    assert came == request() and came.ByteSize() == request().ByteSize(), "counted once"
+    assert wire.attached(came) == {}
+
+
+def test_only_what_is_small_goes_along_and_only_so_much_in_one_call() -> None:
+    large, small = bytes(along.OBJECT_BYTES), b"x" * (along.OBJECT_BYTES - 1)
+    assert wire.small([("large", large), ("none", b""), ("small", small)]) == {"small": small}
+    piece = wire.Piece(b"head", memoryview(b"body"))
+    assert wire.small([("piece", piece)]) == {"piece": b"headbody"}
+    many = [(str(i), small) for i in range(20)]
+    assert list(wire.small(many)) == [str(i) for i in range(16)]
+    assert list(wire.small(many, 2 * len(small) + 5)) == ["0", "1"]
+
+
+def test_of_what_a_stranger_sends_no_more_is_looked_at() -> None:
+    contents = [bytes([i]) * (along.OBJECT_BYTES - 1) for i in range(20)]
+    sent = request()
+    wire.attach(sent, [b"", bytes(along.OBJECT_BYTES), *contents])
+    assert wire.attached(sent) == named(*contents[:16])
+
+
+def test_other_fields_that_flower_does_not_have_are_no_objects() -> None:
+    sent = PullMessagesResponse()
+    other = pulled.as_varint(along.FIELD + 1 << 3 | 2) + b"\x01x"
+    number = pulled.as_varint(along.FIELD << 3) + b"\x05"
+    sent.MergeFromString(other + number)
+    assert wire.attached(sent) == {}
+    wire.attach(sent, [b"own"])
+    assert wire.attached(sent) == named(b"own")
