@@ -257,7 +257,7 @@ def test_a_kill_in_the_middle_of_writing_leaves_the_decision_or_none(silo: dict[
             decide(home, "hcct-7", "approved")
             decide(home, "hcct-7", "refused")
     try:
-        states, until = set(), time.monotonic() + 5
+        states, until = set(), time.monotonic() + 30
         while not states >= {"approved", "refused"} and time.monotonic() < until:
             known = find(home, "hcct-7")
             assert known is not None

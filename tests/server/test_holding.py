@@ -31,7 +31,7 @@ from coterie.server.machine.allowance import handlers
 from coterie.server.machine.holding import FullError, Room
 from coterie.server.machine.superlink import engine_speaks_http
 
-AT_ONCE_S, LONG_S = 5.0, 60.0
+AT_ONCE_S, LONG_S = 20.0, 60.0
 """Far more than the first takes here, and what the second would take."""
 
 
