@@ -12,12 +12,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-PART = 2**15
+PART = 2**16
 """Numbers that are worked on at a time: what is made of them on the way stays in the cache."""
 INFINITE: Final = 0x7C00
 """The bits of an infinite number; those of NaN are beyond."""
 _SIGN, _MORE = 0x8000, 127 - 15
 """The bit of the sign, and by how much float32 adds more to exponents."""
+_KEPT = ~(0x7 << 28)
+"""All bits but those between the sign and an exponent of 16 bits."""
 _SMALLEST = (_MORE + 1) << 23
 """float32's bits of the smallest normal number."""
 
@@ -46,16 +48,15 @@ def widened(array: NDArray[Any], within: NDArray[np.float32] | None = None) -> N
 
 def widen(numbers: NDArray[np.float16], into: NDArray[np.float32]) -> None:
     """The same of a part, flat, into memory that is there."""
-    bits = numbers.view(np.uint16)
-    size = bits & np.uint16(_SIGN - 1)
-    if size.max(initial=0) >= INFINITE:
+    bits = numbers.view(np.int16)
+    if max(bits.max(initial=0), int(bits.view(np.uint16).max(initial=0)) - _SIGN) >= INFINITE:
         into[...] = numbers
         return
-    made = into.view(np.uint32)
-    np.left_shift(size, 13, out=made, dtype=np.uint32)
+    made = into.view(np.int32)
+    np.copyto(made, bits)  # the sign in every bit that is new
+    made <<= 13
+    made &= np.int32(_KEPT)
     into *= np.float32(2.0**_MORE)
-    bits = bits & np.uint16(_SIGN)
-    made |= np.left_shift(bits, 16, dtype=np.uint32)
 
 
 def narrow(numbers: NDArray[np.float32], into: NDArray[np.float16]) -> None:

@@ -3,7 +3,7 @@
     python -m benchmarks.engine.overhead                  # everything; some minutes
     python -m benchmarks.engine.overhead --parts rounds   # or one of the others
 
-Parts: training, rounds, apps, start, idle, sizes, halves.
+Parts: training, rounds, apps, start, idle, sizes.
 
 The training step is empty, so a round's time is overhead.
 """
@@ -189,18 +189,23 @@ def serve(app: ClientApp, address: str, name: str) -> None:
 
 
 def resident_rounds(count: int, megabytes: float, rounds: int, folder: Path) -> list[float]:
-    """Round times with resident silos; the first round, in which they are met, is left out."""
+    """Round times with resident silos."""
     with residents(count, folder) as run:
         return run(megabytes, rounds)
 
 
+UNCOUNTED = 3
+"""First rounds of a run that are not counted: in the first the silos are met, then the coordinator
+rounds models if silos have shown that they know how, and memory is what it is in later rounds."""
+
+
 @contextmanager
-def residents(count: int, folder: Path) -> Iterator[Callable[[float, int], list[float]]]:
+def residents(count: int, folder: Path) -> Iterator[Callable[..., list[float]]]:
     """What gives that for a model of so many MB and so many rounds, as often as it is called."""
 
-    def run(megabytes: float, rounds: int) -> list[float]:
-        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + 1}
-        return round_times(superlink, "resident_app", deadline_s=900, **keys)[1:]
+    def run(megabytes: float, rounds: int, **how: str) -> list[float]:
+        keys = {"nodes": count, "megabytes": megabytes, "rounds": rounds + UNCOUNTED, **how}
+        return round_times(superlink, "resident_app", deadline_s=900, **keys)[UNCOUNTED:]
 
     with (
         SuperLink(folder / "superlink") as superlink,
@@ -266,17 +271,12 @@ def _chunks(size: int) -> Iterator[bytes]:
 OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
-def bare_stream(count: int, megabytes: float, repeats: int, folder: Path) -> list[float]:
-    """Seconds in which ``count`` processes each fetch a model and send one, over plain gRPC."""
-    with bare_streams(count, megabytes, repeats, folder) as once:
-        return [once() for _ in range(repeats)]
-
-
 @contextmanager
 def bare_streams(
     count: int, megabytes: float, repeats: int, folder: Path
 ) -> Iterator[Callable[[], float]]:
-    """What does so once, and returns the seconds, up to ``repeats`` times."""
+    """What gives the seconds in which ``count`` processes each fetch a model and send one, over
+    plain gRPC, up to ``repeats`` times."""
     size = int(megabytes * 1e6)
     server = grpc.server(futures.ThreadPoolExecutor(16), options=OPTIONS)
     server.add_generic_rpc_handlers([_Stream(size)])
@@ -308,7 +308,7 @@ def bare_streams(
 
 
 def stream(address: str, size: int, folder: Path, index: int, repeats: int) -> None:
-    """The other end of ``bare_stream``."""
+    """The other end of ``bare_streams``."""
     channel = grpc.insecure_channel(address, options=OPTIONS)
     down, up = channel.unary_stream("/bare/down"), channel.stream_unary("/bare/up")
     for r in range(repeats):
@@ -506,49 +506,49 @@ def measure_rounds(folder: Path, rounds: int) -> Iterator[Entry]:
         yield {"what": f"resident, {count} silos", **spread(own)}
 
 
-def measure_sizes(folder: Path, sizes: Sequence[float]) -> Iterator[Entry]:
-    """Models of growing size with four silos, beside a bare stream of the same bytes."""
-    for megabytes in sizes:
-        rounds = 5 if megabytes < 200 else 3
-        ours = resident_rounds(NODES, megabytes, rounds, folder / f"ours-{megabytes}")
-        bare = bare_stream(NODES, megabytes, 3, folder / f"bare-{megabytes}")
-        ratios = sorted(second / statistics.median(bare) for second in ours)
-        yield {
-            "what": f"{megabytes:g} MB",
-            "resident": statistics.median(ours),
-            "bare gRPC": statistics.median(bare),
-            "least": ratios[0],
-            "most": ratios[-1],
-        }
-
-
-HALVES: dict[str, dict[str, str]] = {
+FORMS: dict[str, dict[str, str]] = {
     "float32": {},
     "16-bit arrays": {"kind": "float16"},
     "`wire-format = delta-fp16`": {"format": "delta-fp16"},
 }
 """How a model of as many numbers travels. numpy has no bfloat16; float16 has as many bytes."""
+PASSES = 3
 
 
-def measure_halves(folder: Path, megabytes: float = 50) -> Iterator[Entry]:
-    """The same model in 32 and in 16 bits a number, in turn on one SuperLink.
+def measure_sizes(folder: Path, sizes: Sequence[float]) -> Iterator[Entry]:
+    """Models of growing size with four silos, in each form in turn on one SuperLink.
 
-    Without the first three rounds of each: a coordinator rounds models once silos have shown that
-    they know how, and their memory is then what it is in later rounds.
+    A round is compared with the mean of the bare streams of float32's bytes before and after its
+    run, so that what else the machine does slows both.
     """
-    seconds: dict[str, list[float]] = {what: [] for what in HALVES}
-    with (
-        SuperLink(folder / "superlink") as superlink,
-        processes(resident_nodes(superlink, NODES), folder),
-    ):
-        wait_online(superlink, NODES)
-        for what, how in [*HALVES.items()] * 3:
-            keys = {"nodes": NODES, "megabytes": megabytes, "rounds": 8, **how}
-            seconds[what] += round_times(superlink, "resident_app", deadline_s=900, **keys)[3:]
-    whole = statistics.median(seconds["float32"])
-    for what, own in seconds.items():
-        share = statistics.median(own) / whole
-        yield {"what": what, "megabytes": megabytes, "of float32": share, **spread(own)}
+    for megabytes in sizes:
+        rounds = 5 if megabytes < 200 else 3
+        seconds: dict[str, list[float]] = {form: [] for form in FORMS}
+        beside: dict[str, list[float]] = {form: [] for form in FORMS}
+        at, streams = folder / f"{megabytes:g}-MB", 1 + PASSES * len(FORMS)
+        with (
+            residents(NODES, at / "ours") as run,
+            bare_streams(NODES, megabytes, streams, at / "bare") as bare,
+        ):
+            before = bare()
+            for form, how in [*FORMS.items()] * PASSES:
+                own = run(megabytes, rounds, **how)
+                after = bare()
+                seconds[form] += own
+                beside[form] += [(before + after) / 2] * len(own)
+                before = after
+        whole = statistics.median(seconds["float32"])
+        for form, own in seconds.items():
+            ratios = [a / b for a, b in zip(own, beside[form], strict=True)]
+            yield {
+                "what": f"{megabytes:g} MB, {form}",
+                **spread(own),
+                "bare gRPC": statistics.median(beside[form]),
+                "ratio": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+                "of float32": statistics.median(own) / whole,
+            }
 
 
 def measure_idle(folder: Path, count: int = 50, seconds: float = 30.0) -> Entry:
@@ -598,8 +598,6 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
         yield {"what": "stock SuperNode", **spread(stock)}
         own = rounds_of_app(app_nodes, NODES, rounds, folder / "apps-resident")
         yield {"what": "resident silo (`--app`)", **spread(own)}
-    elif part == "halves":
-        yield from measure_halves(folder / "halves")
     else:
         yield from measure_sizes(folder, sizes)
 
@@ -607,7 +605,7 @@ def measure(part: str, folder: Path, *, rounds: int, sizes: Sequence[float]) -> 
 def document(entries: Sequence[Entry]) -> str:
     """Everything stored, as Markdown."""
     rounds, sizes = select(entries, part="rounds"), select(entries, part="sizes")
-    apps, halves = select(entries, part="apps"), select(entries, part="halves")
+    apps = select(entries, part="apps")
     medians = [row["median"] for row in rounds]
     machines = dict.fromkeys(entry["machine"] for entry in entries)
     return page(
@@ -637,26 +635,15 @@ def document(entries: Sequence[Entry]) -> str:
         columns(
             sizes,
             {
-                "model, 4 silos": "{what}",
-                "round s": "{resident:.2f}",
-                "bare gRPC stream s": "{bare gRPC:.2f}",
-                "ratio": lambda row: f"{row['resident'] / row['bare gRPC']:.1f}",
-                "least to most": lambda row: (
-                    f"{row['least']:.1f} to {row['most']:.1f}" if "least" in row else ""
-                ),
-            },
-        ),
-        columns(
-            halves,
-            {
-                "50 MB in float32, 4 silos": "{what}",
+                "model in float32, 4 silos, how it travels": "{what}",
                 "round s": "{median:.2f}",
                 "90 % s": "{p90:.2f}",
+                "bare gRPC stream of float32 s": "{bare gRPC:.2f}",
+                "ratio": "{ratio:.1f}",
+                "least to most": "{least:.1f} to {most:.1f}",
                 "of float32": "{of float32:.2f}",
             },
-        )
-        if halves
-        else "",
+        ),
         *(
             "From `coterie run` to the first training message, "
             f"{row.get('what', f'{NODES} silos')}, warm SuperLink: median "
@@ -696,7 +683,7 @@ def main() -> None:
     given = read(
         STORE,
         __doc__,
-        parts=("training", "rounds", "apps", "start", "idle", "sizes", "halves"),
+        parts=("training", "rounds", "apps", "start", "idle", "sizes"),
         rounds=60,
         sizes={"default": "0.4,50,500", "help": "MB, of the part sizes"},
     )

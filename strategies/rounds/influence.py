@@ -63,7 +63,7 @@ ROUNDING = 1e-12
 """Equal weights are not to be cut by the last bit of a sum."""
 SHARE = 2**20
 """Values of each update that one thread multiplies with the others' before it takes more."""
-AT_ONCE = 2**18
+AT_ONCE = 2**19
 """Of all updates together, what is multiplied at a time: it stays in the processor's cache."""
 FEWEST_COLUMNS = 2**11
 """Of each, where they are very many."""
@@ -432,14 +432,17 @@ def _products(updates: Sequence[Update]) -> FloatArray:
     def of(span: tuple[str, int]) -> list[FloatArray]:
         name, first = span
         kind, found = np.result_type(model[name], np.float32), []
-        flat = [(u.model[name].reshape(-1), u.start[name].reshape(-1)) for u in updates]
+        models = [u.model[name].reshape(-1) for u in updates]
+        starts = {id(u.start): u.start[name].reshape(-1) for u in updates}  # seldom several
         held, now, then = (np.empty((rows, columns), kind) for rows in (len(updates), 1, 1))
         for begin in range(first, min(first + SHARE, sizes[name]), columns):
             part = slice(begin, min(begin + columns, first + SHARE, sizes[name]))
-            steps = held[:, : part.stop - begin]
-            for step, (new, old) in zip(steps, flat, strict=True):
-                wide = wire.widened(new[part], now[0]), wire.widened(old[part], then[0])
-                np.subtract(*wide, out=step)
+            steps, last = held[:, : part.stop - begin], None
+            for step, new, update in zip(steps, models, updates, strict=True):
+                if update.start is not last:
+                    last = update.start
+                    old = wire.widened(starts[id(last)][part], then[0])
+                np.subtract(wire.widened(new[part], now[0]), old, out=step)
             found.append(gram(steps))
         return found
 

@@ -738,7 +738,7 @@ def test_who_does_not_say_so_is_sent_objects_by_calls(superlink: Any) -> None:
 def test_what_a_silo_sends_along_counts_as_what_it_sends(superlink: Any) -> None:
     """By its allowance; whoever has sent too much finds that its run is over."""
     grid = grid_of(superlink)
-    (asked,) = grid.push_messages([message_to(superlink)])
+    grid.push_messages([message_to(superlink)])
     message = handed_out(superlink)
     used = superlink.allowances._account(superlink.run, superlink.node.node_id)
     before = used.num_bytes
