@@ -47,9 +47,13 @@ def test_a_block_goes_to_the_next_when_nobody_looks_at_it_and_not_before() -> No
     assert made.take(2 * MB).size == 2 * MB, "one that is much larger is for a larger model"
 
 
-def test_what_is_kept_unused_is_bounded() -> None:
+def test_what_is_kept_unused_is_bounded_where_it_does_not_fit() -> None:
     made = Blocks(kept=4 * MB)
     held = [made.take(2 * MB) for _ in range(5)]
+    first = {address(one) for one in held}
+    held.clear()
+    held = [made.take(2 * MB) for _ in range(5)]
+    assert {address(one) for one in held} == first, "the next round uses all of them"
     held.clear()
     last = made.take(8 * MB)
     assert sum(len(one) for one, _ in made._free) <= 4 * MB and last.size == 8 * MB

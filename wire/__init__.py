@@ -56,7 +56,7 @@ from coterie.wire.formats import (
     round_model,
     round_update,
 )
-from coterie.wire.halves import largest_of, narrow, widen, widened
+from coterie.wire.halves import largest_of, narrow, widened
 from coterie.wire.limits import (
     FLOOR_BYTES,
     MAX_MODEL_BYTES,

@@ -34,7 +34,7 @@ UNIT_BYTES = 2**20
 WORTH_A_LOOK = 2**24
 """Bytes that are worth a look for garbage before new memory is asked for."""
 KEPT_BYTES = 2**30
-"""Of blocks that nobody uses, what is kept."""
+"""Of blocks that nobody uses, what is kept where none fits and new memory is asked for."""
 UNUSED_S = 60.0
 """For so long: in a run the next round uses them. A silo may then wait for days."""
 
@@ -100,6 +100,7 @@ class Blocks:
             block = min(fits, key=len, default=None)
             if block is not None:
                 self._free = [one for one in self._free if one[0] is not block]
+                return block
             while sum(len(free) for free, _ in self._free) > self._kept:
                 del self._free[0]  # the longest unused
         return block
@@ -130,15 +131,17 @@ def joined(parts: Sequence[bytes | memoryview]) -> bytes | memoryview:
     return block.data[:size].toreadonly()
 
 
-def empty(like: NDArray[Any]) -> NDArray[Any]:
-    """An array of the same shape and type, to be filled."""
-    if _blocks is None or like.nbytes < FROM_BYTES:
-        return np.empty(like.shape, like.dtype)
+def empty(like: NDArray[Any], kind: type[np.generic] | None = None) -> NDArray[Any]:
+    """An array of the same shape and type, or of another type, to be filled."""
+    dtype = np.dtype(kind or like.dtype)
+    size = like.size * dtype.itemsize
+    if _blocks is None or size < FROM_BYTES:
+        return np.empty(like.shape, dtype)
     try:
-        block = _blocks.take(like.nbytes)
+        block = _blocks.take(size)
     except OSError:
-        return np.empty(like.shape, like.dtype)
-    return block[: like.nbytes].view(like.dtype).reshape(like.shape)
+        return np.empty(like.shape, dtype)
+    return block[:size].view(dtype).reshape(like.shape)
 
 
 class Landing:

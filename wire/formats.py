@@ -290,7 +290,7 @@ def _round(
         largest: size of those that have one scale.
         lost: what was rounded away takes its place, and squares are added up.
     """
-    numbers = np.empty(wanted.shape, kind)
+    numbers = empty(wanted, kind)
     flat, into = _in_rows(wanted, kind), _in_rows(numbers, kind)
     if kind is np.float16:
         scales = np.ldexp(np.float32(1), np.frexp(largest)[1])
