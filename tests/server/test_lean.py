@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from fcntl import LOCK_EX, flock
@@ -461,6 +461,19 @@ def fetched(superlink: Any) -> Message:
 def answered(superlink: Any, message: Message, seed: int) -> wire.Bundle:
     """The silo's reply, by Flower's own stub."""
     content = RecordDict({"arrays": wire.encode_arrays({"w": numbers(seed)}, packed=True)})
+    answer, made = replied(superlink, message, content, lambda _: ())
+    for name in answer.objects_to_push:
+        push_object(superlink, answer, made, name)
+    return made
+
+
+def replied(
+    superlink: Any,
+    message: Message,
+    content: RecordDict,
+    along: Callable[[wire.Bundle], Iterable[bytes]],
+) -> tuple[Any, wire.Bundle]:
+    """What the SuperLink answers to a reply, and what that consists of."""
     reply = Message(content, reply_to=message)
     made = wire.bundle([reply])
     reply.metadata.__dict__["_message_id"] = made.root
@@ -469,10 +482,8 @@ def answered(superlink: Any, message: Message, seed: int) -> wire.Bundle:
         messages_list=[message_to_proto(remove_content_from_message(reply))],
         message_object_trees=[made.tree],
     )
-    answer = superlink.fleet.PushMessages(request)
-    for name in answer.objects_to_push:
-        push_object(superlink, answer, made, name)
-    return made
+    wire.attach(request, along(made))
+    return superlink.fleet.PushMessages(request), made
 
 
 def push_object(superlink: Any, told: Any, made: wire.Bundle, name: str) -> None:
@@ -609,16 +620,11 @@ def handed_out(superlink: Any) -> Message:
 
 def reply_along(superlink: Any, message: Message, content: RecordDict) -> tuple[Any, wire.Bundle]:
     """The silo's reply with its objects in the same call."""
-    reply = Message(content, reply_to=message)
-    made = wire.bundle([reply])
-    reply.metadata.__dict__["_message_id"] = made.root
-    request = fleet_pb2.PushMessagesRequest(
-        node=superlink.node,
-        messages_list=[message_to_proto(remove_content_from_message(reply))],
-        message_object_trees=[made.tree],
-    )
-    wire.attach(request, [*wire.small(made.sent(made.objects)).values(), b"of nobody"])
-    return superlink.fleet.PushMessages(request), made
+
+    def along(made: wire.Bundle) -> list[bytes]:
+        return [*wire.small(made.sent(made.objects)).values(), b"of nobody"]
+
+    return replied(superlink, message, content, along)
 
 
 def configured(**entries: Any) -> RecordDict:
