@@ -218,6 +218,8 @@ def test_all_numbers_of_16_bits_are_widened_as_numpy_does() -> None:
     finite = HALVES[np.isfinite(HALVES)]
     np.testing.assert_array_equal(bits(widened(finite)), bits(finite.astype(np.float32)))
     np.testing.assert_array_equal(widened(HALVES), HALVES.astype(np.float32))
+    for infinite in np.float16([[1, np.inf], [1, -np.inf]]):  # the first beyond what is finite
+        np.testing.assert_array_equal(widened(infinite), infinite.astype(np.float32))
     twice = np.stack([finite, finite])[:, ::3]  # not one behind the other
     np.testing.assert_array_equal(widened(twice), twice.astype(np.float32))
     assert widened(np.zeros((0, 2), np.float16)).dtype == np.float32

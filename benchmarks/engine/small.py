@@ -80,9 +80,12 @@ def start_ratio(folder: Path) -> float:
 
 
 def idle_ratio(folder: Path) -> float:
-    """Processor time of a SuperLink and ten silos without work in 30 s, over a bare import's."""
+    """Processor time of a SuperLink and ten silos without work in 30 s, over the mean of a bare
+    import's before and after."""
+    before = _import_cpu_s()
     used = measure_idle(folder, 10, IDLE_S)
-    return float((used["coordinator"] + 10 * used["silo"]) * IDLE_S / _import_cpu_s())
+    beside = (before + _import_cpu_s()) / 2
+    return float((used["coordinator"] + 10 * used["silo"]) * IDLE_S / beside)
 
 
 def _import_cpu_s() -> float:

@@ -417,7 +417,8 @@ def update_norm(update: Update) -> float:
 
 
 def _products(updates: Sequence[Update]) -> FloatArray:
-    """Inner products (n, n) of what trainings changed; in a secure run, of the sketches of it.
+    """Inner products (n, n) of what trainings of one model changed; in a secure run, of the
+    sketches of it.
 
     Column by column of one array at a time: of all updates together no copy is made.
     """
@@ -433,15 +434,12 @@ def _products(updates: Sequence[Update]) -> FloatArray:
         name, first = span
         kind, found = np.result_type(model[name], np.float32), []
         models = [u.model[name].reshape(-1) for u in updates]
-        starts = {id(u.start): u.start[name].reshape(-1) for u in updates}  # seldom several
+        start = updates[0].start[name].reshape(-1)
         held, now, then = (np.empty((rows, columns), kind) for rows in (len(updates), 1, 1))
         for begin in range(first, min(first + SHARE, sizes[name]), columns):
             part = slice(begin, min(begin + columns, first + SHARE, sizes[name]))
-            steps, last = held[:, : part.stop - begin], None
-            for step, new, update in zip(steps, models, updates, strict=True):
-                if update.start is not last:
-                    last = update.start
-                    old = wire.widened(starts[id(last)][part], then[0])
+            steps, old = held[:, : part.stop - begin], wire.widened(start[part], then[0])
+            for step, new in zip(steps, models, strict=True):
                 np.subtract(wire.widened(new[part], now[0]), old, out=step)
             found.append(gram(steps))
         return found
