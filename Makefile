@@ -55,7 +55,7 @@ check: setup-dev .links/coterie ## Linter, types, import rules
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_imports.py
+	@$(BIN)/python -m pytest -q tests/test_imports.py tests/test_structure.py
 
 config: setup ## Write what is made from the options: defaults in pyproject.toml, tables of keys
 	@$(BIN)/python docs/generate.py

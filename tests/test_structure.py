@@ -1,0 +1,215 @@
+"""The structure that is wanted, and what is still owed to it.
+
+Each debt is listed with the place that owes it. A new one fails, and so does one that is paid but
+still listed: these lists only become shorter.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.test_imports import OURS, ROOT, imports, sources
+
+BACK_UP = {
+    ("client.app", "client.resident"): {"client/app.py"},
+    ("client.home", "client.work"): {"client/home/card.py", "client/home/personal.py"},
+    ("server.cli", "server.study"): {"server/cli/study.py"},
+    ("server.machine", "server.app"): {"server/machine/executor.py"},
+    ("server.machine", "server.site"): {"server/machine/gate.py", "server/machine/superlink.py"},
+    ("server.runs", "server.runs.record"): {"server/runs/run.py", "server/runs/tracking.py"},
+    ("strategies.rounds", "strategies.fedcollab"): {"strategies/rounds/guests.py"},
+    ("tasks.base", "tasks.problems"): {"tasks/base.py"},
+}
+"""Imports that close a circle between two folders, and the files that have them."""
+
+USES_RIVALS = {"auto", "fedcollab", "fedgenp", "fedgroup", "hcct"}
+"""Folders of strategies that import from the one of the strategies they are compared with."""
+
+BY_STRING = {
+    "server/machine/local.py": {"coterie.client"},
+    "server/runs/inprocess.py": {
+        "coterie.client.app",
+        "coterie.client.work.generators",
+        "coterie.client.work.prepare",
+        "coterie.client.work.workbench",
+    },
+}
+"""Modules that a file may not import and names in a text, so that it loads them all the same."""
+
+PRIVATE = {
+    "client/work/generators.py": {"head._modules"},
+    "client/work/request.py": {"request._check_now", "request._check_terms"},
+    "client/work/sgd.py": {"nn.modules.batchnorm._BatchNorm"},
+    "client/work/weights.py": {"module._modules"},
+    "server/machine/holding.py": {"handler_call_details._replace"},
+    "server/machine/pulling.py": {"grid._addr", "grid._cert", "grid._insecure", "grid._token"},
+    "system/processes.py": {"os._exit"},
+    "tasks/models.py": {"nn.modules.batchnorm._BatchNorm"},
+    "wire/objects.py": {"inflatable_object._get_object_body"},
+}
+"""Private attributes of something else."""
+
+INSIDES = {
+    "client/resident/fleet.py": 1,
+    "client/resident/link.py": 5,
+    "server/machine/allowance.py": 1,
+    "server/machine/holding.py": 2,
+    "server/machine/pulling.py": 7,
+    "server/runs/inprocess.py": 3,
+    "strategies/rounds/loop.py": 1,
+    "wire/bundles.py": 3,
+}
+"""How often a file reaches into an object by ``__dict__``."""
+
+STATEMENTS = {"server/machine/lean.py": 3, "server/site/database.py": 5}
+"""SQL on tables of Flower's."""
+
+REPLACED = {
+    "server/machine/allowance.py": 2,
+    "server/machine/gate.py": 1,
+    "server/machine/holding.py": 3,
+    "server/machine/lean.py": 5,
+}
+"""Calls that put something in place of names in Flower's modules."""
+
+FEATURES = {"secure": 37, "guard": 24, "unlabelled": 20, "column_sums": 15, "influence": 10}
+"""Files that have the name of a feature, which should be a folder and a row of a registry."""
+
+
+def part_of(file: Path) -> str:
+    """The folder of a file; a file that lies directly in a package is a part of its own."""
+    inside = file.relative_to(ROOT)
+    return ".".join((inside.parent if len(inside.parts) > 2 else inside.with_suffix("")).parts)
+
+
+def imported_part(name: str) -> str:
+    place = ROOT
+    for part in name.split(".")[1:]:
+        if (place / part).is_dir():
+            place /= part
+        else:
+            module = place / f"{part}.py"
+            return part_of(module if module.is_file() else place / "__init__.py")
+    return part_of(place / "__init__.py")
+
+
+@cache
+def arrows() -> dict[tuple[str, str], set[str]]:
+    """Which part imports which, and the files that do."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for file in every_source():
+        for name in imports(file):
+            arrow = (part_of(file), imported_part(name))
+            if name.startswith("coterie.") and arrow[0] != arrow[1]:
+                found.setdefault(arrow, set()).add(str(file.relative_to(ROOT)))
+    return found
+
+
+def every_source() -> Iterator[Path]:
+    for package in sorted(OURS):
+        yield from sources(package)
+
+
+def in_order(found: set[tuple[str, str]]) -> None:
+    """Raises CycleError where arrows lead back."""
+    graph: dict[str, set[str]] = {}
+    for start, end in found:
+        graph.setdefault(start, set()).add(end)
+    TopologicalSorter(graph).prepare()
+
+
+def test_imports_between_folders_go_one_way_but_for_the_debts() -> None:
+    found = arrows()
+    assert {arrow: found.get(arrow) for arrow in BACK_UP} == BACK_UP
+    in_order(set(found) - set(BACK_UP))
+
+
+@pytest.mark.parametrize("debt", sorted(BACK_UP))
+def test_every_debt_closes_a_circle(debt: tuple[str, str]) -> None:
+    with pytest.raises(CycleError):
+        in_order(set(arrows()) - set(BACK_UP) | {debt})
+
+
+def test_what_runs_inside_the_groups_comes_from_no_rival_but_for_the_debts() -> None:
+    users = {start for start, end in arrows() if end == "strategies.baselines"}
+    own = {start.removeprefix("strategies.") for start in users if start.count(".")}
+    assert own - {"registry", "__init__"} == USES_RIVALS
+
+
+@cache
+def nodes(file: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+
+
+def texts(file: Path) -> Iterator[str]:
+    for node in nodes(file):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_no_module_is_loaded_by_its_name_around_the_rule_but_for_the_debts() -> None:
+    found: dict[str, set[str]] = {}
+    for package in sorted(OURS - {"client"}):
+        for file in sources(package):
+            named = {one for one in texts(file) if re.fullmatch(r"coterie\.client[a-z_.]*", one)}
+            if named:
+                found[str(file.relative_to(ROOT))] = named
+    assert found == BY_STRING
+
+
+OWN = ("self", "cls", "super()")
+
+
+def private(file: Path) -> set[str]:
+    """Private attributes of something that is not the object or class itself."""
+    found = set()
+    for node in nodes(file):
+        if isinstance(node, ast.Attribute) and re.match(r"_[^_]", node.attr):
+            found |= {ast.unparse(node)} - {f"{own}.{node.attr}" for own in OWN}
+    return found
+
+
+def test_no_file_uses_what_is_private_elsewhere_but_for_the_debts() -> None:
+    found = {str(file.relative_to(ROOT)): private(file) for file in every_source()}
+    assert {file: names for file, names in found.items() if names} == PRIVATE
+
+
+def insides(file: Path) -> int:
+    return sum(isinstance(node, ast.Attribute) and node.attr == "__dict__" for node in nodes(file))
+
+
+def statements(file: Path) -> int:
+    return sum(bool(re.search(r"\b(SELECT|DELETE|INSERT|UPDATE) ", text)) for text in texts(file))
+
+
+def replaced(file: Path) -> int:
+    calls = (node for node in nodes(file) if isinstance(node, ast.Call))
+    return sum(ast.unparse(call.func).endswith("replace_in") for call in calls)
+
+
+def named(feature: str) -> int:
+    word = re.compile(rf"\b{feature}\b", re.IGNORECASE)
+    return sum(bool(word.search(file.read_text(encoding="utf-8"))) for file in every_source())
+
+
+@pytest.mark.parametrize(
+    ("count", "debts"), [(insides, INSIDES), (statements, STATEMENTS), (replaced, REPLACED)]
+)
+def test_flowers_inside_is_reached_no_more_often(
+    count: Callable[[Path], int], debts: dict[str, int]
+) -> None:
+    found = Counter({str(file.relative_to(ROOT)): count(file) for file in every_source()})
+    assert +found == debts
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_no_more_files_name_a_feature(feature: str) -> None:
+    assert named(feature) == FEATURES[feature]
