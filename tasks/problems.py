@@ -27,8 +27,6 @@ Array = NDArray[Any]
 Evidence = tuple[Array, ...]
 """Arrays (n, …), one row per sample."""
 
-BALANCE = ("none", "weights", "sampling")
-
 
 class Problem(ABC):
     """A learning problem.

@@ -57,6 +57,19 @@ from coterie.wire.formats import (
     round_update,
 )
 from coterie.wire.halves import largest_of, narrow, widened
+from coterie.wire.keys import (
+    Entry,
+    NotNegative,
+    Positive,
+    Scalar,
+    SiloKeys,
+    entries,
+    evaluation_entries,
+    loop_entries,
+    terms,
+    training_entries,
+)
+from coterie.wire.kinds import KINDS, Kind, kind_of
 from coterie.wire.limits import (
     FLOOR_BYTES,
     MAX_MODEL_BYTES,

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 
 from coterie import wire
 from coterie.client.home import hours
-from coterie.client.home.policy import KEPT_BACK, Policy
+from coterie.client.home.policy import Policy
 from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.system.files import LockedError, locked, make_folder, sync, write_atomically
 from coterie.system.processes import account
@@ -195,7 +195,8 @@ def _difference(kind: str, config: Mapping[str, Any], terms: Mapping[str, Value]
             )
     if kind == wire.LABEL_COUNTS and not terms.get(wire.ASKS_LABEL_COUNTS):
         return "approved a run without label counts, and is asked for them."
-    if terms.get(wire.SECURE) and kind in KEPT_BACK and config.get(wire.SECURE) is not True:
+    secret = wire.kind_of(kind).secret
+    if terms.get(wire.SECURE) and secret and config.get(wire.SECURE) is not True:
         return "approved a secure run, and is asked to show an update."
     rounds = terms.get(wire.ROUNDS)
     if trains and rounds and wire.whole(config.get(wire.ROUND)) > int(rounds):

@@ -39,29 +39,10 @@ METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
 PEER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63} [0-9a-f]{4}(-[0-9a-f]{4}){7}$"
 """A silo's name and the fingerprint of its key."""
 
-GROUPING = ("hcct", "fedgroup", "fedcollab")
-"""Strategies that form groups, inside which other algorithms may run (``within``)."""
-BOUND = {
-    wire.TRAIN_PER_FEDAVG: ("perfedavg", *GROUPING),
-    wire.TRAIN_PFEDME: ("pfedme", *GROUPING),
-    wire.TRAIN_APFL: ("apfl",),
-    wire.TRAIN_DISCRIMINATOR: ("fedcollab", "auto"),
-    wire.EVALUATE_DISCRIMINATOR: ("fedcollab", "auto"),
-    wire.LABEL_COUNTS: ("fedgen",),
-    wire.ENSEMBLE: ("fedensemble",),
-}
-"""Type of a message → strategies that send it; other types come in runs of any."""
-
 STATISTICS = ("inputs", "targets")
 """Of what a silo may tell statistics."""
 LEAST_CELL = 3
 """The least that ``statistics_from`` may be: of two, each knows the other."""
-
-KEPT_BACK = (
-    *(wire.TRAIN, wire.COLD_START),
-    *(wire.TRAIN_PER_FEDAVG, wire.TRAIN_PFEDME, wire.TRAIN_APFL),
-)
-"""Types of trainings whose outcome a silo keeps to itself in a secure run; of others it leaves."""
 
 ALWAYS = (
     *(wire.NUM_EXAMPLES, wire.RECEIVED_EXAMPLES, wire.HOLDOUT_EXAMPLES, wire.HELD_OUT),
@@ -168,13 +149,13 @@ class Policy:
 
         A run that names no strategy is refused by a silo that takes part in some only.
         """
-        strategies, named = BOUND.get(kind), config.get(wire.STRATEGY)
+        strategies, named = wire.kind_of(kind).strategies, config.get(wire.STRATEGY)
         asks = named == wire.ONLY_STATISTICS
         if asks and kind not in (wire.DESCRIBE, wire.STATISTICS):
             return f"answers no {kind} message in a run of statistics alone."
         if kind == wire.STATISTICS and not asks:
             return "tells statistics only in a run that asks for nothing else."
-        if strategies is None or named is None or named in strategies:
+        if not strategies or named is None or named in strategies:
             return ""
         return f"answers {kind} messages only in runs of {', '.join(strategies)}, not of {named}."
 
@@ -183,7 +164,7 @@ class Policy:
         trains = kind.startswith(wire.TRAIN) and kind != wire.MASKED_SUM
         named = config.get(wire.STRATEGY, wire.ONLY_STATISTICS)
         joins = kind == wire.DESCRIBE and named != wire.ONLY_STATISTICS
-        hidden = config.get(wire.SECURE) is True and (joins or kind in KEPT_BACK)
+        hidden = config.get(wire.SECURE) is True and (joins or wire.kind_of(kind).secret)
         if self.secure != "required" or not (trains or joins) or hidden:
             return ""
         return (

@@ -36,10 +36,10 @@ def _train(request: Request, *, labelled: bool) -> RecordDict:
         request.refuse_for("has no sample to train with.")
     plan = DiscriminatorPlan(
         steps=request.integer(wire.STEPS, minimum=1),
-        batch_size=request.integer(wire.BATCH_SIZE, minimum=1, default=32),
-        lr=request.real(wire.LR, default=0.01),
+        batch_size=request.value(wire.BATCH_SIZE),
+        lr=request.value(wire.LR),
     )
-    most = request.integer(wire.SAMPLES, minimum=1, default=500)
+    most = request.value(wire.SAMPLES)
     request.check_samples(plan.steps, plan.batch_size, most=most)
     seed = request.seed()
     content = RecordDict({wire.ARRAYS: wire.encode_arrays({}, packed=True)})
@@ -87,10 +87,10 @@ def _pairs(request: Request, *, labelled: bool) -> Pairs:
             leave_out_validation(request.bench, kept_out, run_seed=request.run_seed),
             None if record is None else wire.decode_arrays(record),
             [int(label) for label in labels],
-            samples=request.integer(wire.SAMPLES, minimum=1, default=500),
+            samples=request.value(wire.SAMPLES),
             seed=request.run_seed,
             labelled=labelled,
-            most_bytes=request.integer(wire.MOST_BYTES, minimum=0, default=0),
+            most_bytes=request.value(wire.MOST_BYTES),
         )
     except (wire.WireError, DiscriminatorError) as error:
         raise RefusedError(str(error)) from None

@@ -121,7 +121,7 @@ def _choose(
 
 def _is_final(request: Request) -> bool:
     """Whether this is the end of the run."""
-    planned = request.integer(wire.ROUNDS, minimum=0, default=0)
+    planned = request.value(wire.ROUNDS)
     ended_early = bool(request.config.get(wire.ENDED_EARLY))
     return ended_early or request.round_number(default=LAST_ROUND) >= planned
 

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 Slots = dict[str, torch.Tensor]
 """What an optimiser remembers: ``<parameter>/<what>`` → tensor."""
 
-SCHEDULES = ("constant", "cosine", "step")
 DROPS = ((0.5, 0.1), (0.75, 0.1))
 """``step``: from this share of the run on, the learning rate has this further factor."""
 
@@ -30,7 +29,7 @@ class Schedule:
     """A learning rate over the whole run, by how much of it is done.
 
     Attributes:
-        kind: one of ``SCHEDULES``.
+        kind: ``constant``, ``cosine`` or ``step``.
         warm_up: share of the run in which the rate rises from 0, linearly.
         begin, share: of the run, before this training and of this training.
         own: the task's further factor (``Task.lr_factor``).

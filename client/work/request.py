@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from math import ceil, inf
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
@@ -26,7 +27,7 @@ from coterie.client.work.guard import (
     split_validation,
 )
 from coterie.client.work.measure import leading
-from coterie.client.work.optimisers import SCHEDULES, Schedule, class_of
+from coterie.client.work.optimisers import Schedule, class_of
 from coterie.client.work.personalisation import APFL, DITTO, FINETUNE, Own, Personalisation
 from coterie.client.work.sgd import (
     TooFewError,
@@ -38,38 +39,17 @@ from coterie.client.work.sgd import (
 from coterie.client.work.weights import load_weights, travelling
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
-from coterie.tasks.problems import BALANCE
 from coterie.wire import Model
 from coterie.wire.secure import Limit, within
 
 log = logging.getLogger("coterie.silo")
 
-WITHOUT_DATA = (
-    *(wire.DESCRIBE, wire.INITIAL, wire.COLUMN_SUMS, wire.STATISTICS),
-    *(wire.SECURE_KEY, wire.SECURE_SEED, wire.MASKED_SUM),
-)
-"""Messages that are answered before the run has a scale."""
-WITHOUT_LABELS = (
-    *(wire.DESCRIBE, wire.INITIAL, wire.EVALUATE),
-    *(wire.TRAIN_PLACING, wire.EVALUATE_PLACING),
-)
-"""Messages that a silo answers whose samples have no labels yet."""
-PRECISIONS = ("float32", "bfloat16", "float16")
-OF_THE_LOOP = {
-    **{wire.OPTIMISER: "sgd", wire.KEEP_OPTIMISER: False, wire.PRECISION: PRECISIONS[0]},
-    **{wire.CLIP_NORM: 0, wire.ACCUMULATE: 1, wire.MOMENTUM: 0, wire.WEIGHT_DECAY: 0},
-    **{wire.PROXIMAL_MU: 0, wire.DITTO_LAMBDA: 0, wire.GENERATED_WEIGHT: 0},
-    **{wire.PLAIN_STEPS: False, wire.MIXTURE: None, wire.COSINE_LAMBDA: 0},
+COMMON = {field.name for field in fields(TrainPlan)} & set(wire.SiloKeys.model_fields) - {
+    "lr",
+    "proximal_mu",
+    "schedule",
 }
-"""What the run's loop does → its value where it does nothing: a loop of a task's own knows none."""
-REPLACED = {
-    "train": tuple(OF_THE_LOOP),
-    "training_step": (wire.GENERATED_WEIGHT, wire.MIXTURE),
-    "optimiser": (wire.PLAIN_STEPS,),
-    "lr_factor": (wire.PLAIN_STEPS,),
-}
-"""What a task has of its own → entries of a message that it leaves without effect, or makes wrong:
-a loss is added to outputs that only ``loss`` has, FedNova counts steps of SGD."""
+"""What all trainings of a run have in common, as a plan and messages call it."""
 
 
 class RefusedError(ValueError):
@@ -105,7 +85,8 @@ class Request:
     @property
     def run_seed(self) -> int:
         """Of the whole run."""
-        return self.integer(wire.SEED, minimum=0, default=0)
+        seed: int = self.value(wire.SEED)
+        return seed
 
     def seed(self) -> int:
         """Of what this message makes the silo draw: by run, silo, round and purpose."""
@@ -162,7 +143,7 @@ class Request:
         self.refuse_for(policy.secure_objection(kind, self.config))
         if self.bench.settings.privacy is not None:
             self.refuse_for(privacy.objection(kind, self.config))
-        if self.bench.settings.unlabelled and kind not in WITHOUT_LABELS:
+        if self.bench.settings.unlabelled and not wire.kind_of(kind).without_labels:
             self.refuse_for("has no labels yet (unlabelled): nothing is trained or measured here.")
         run = str(self.config.get(wire.RUN, ""))
         flower_run = str(self.message.metadata.run_id)
@@ -191,7 +172,7 @@ class Request:
         self.metric()
         self.wire_format()
         self.kept_out_share()
-        cold_start = self.integer(wire.PRETRAIN_STEPS, minimum=0, default=0)
+        cold_start = self.value(wire.PRETRAIN_STEPS)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
         self._check_budget(plan, cold_start)
@@ -213,13 +194,13 @@ class Request:
         """Refuse a run that would go over the silo's privacy budget, as far as it says what it
         trains: its rounds, the silo's own models beside them, and a cold start."""
         private = self.bench.private()
-        rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
+        rounds = self.value(wire.ROUNDS)
         if private is None or not rounds:
             return
         model, data = self.bench.model, self.bench.data
         of_a_round = [plan]
         if self.config.get(wire.PERSONALISE) in (FINETUNE, DITTO):
-            epochs = self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1)
+            epochs = self.value(wire.PERSONAL_EPOCHS)
             of_a_round.append(replace(plan, epochs=epochs, steps=0))
         if share := self.held_out_share(wire.GUARD):
             of_a_round.append(plan)
@@ -229,7 +210,7 @@ class Request:
             compared = private.planned(model, spared.train, plan)
             planned.append(compared)
         planned = [replace(one, steps=one.steps * rounds) for one in planned]
-        epochs = self.integer(wire.PRETRAIN_EPOCHS, minimum=0, default=0)
+        epochs = self.value(wire.PRETRAIN_EPOCHS)
         if cold_start or epochs:
             first = replace(plan, steps=cold_start, epochs=max(epochs, 1))
             planned.append(private.planned(model, data.train, first))
@@ -347,11 +328,11 @@ class Request:
         """How to train."""
         plan = replace(
             self._way(),
-            epochs=self.integer(wire.LOCAL_EPOCHS, minimum=1, default=1),
-            lr=self.real(wire.LR, default=0.01),
-            proximal_mu=self.real(wire.PROXIMAL_MU, default=0.0),
-            cosine_lambda=self.real(wire.COSINE_LAMBDA, default=0.0),
-            steps=self.integer(wire.LOCAL_STEPS, minimum=0, default=0),
+            epochs=self.value(wire.LOCAL_EPOCHS),
+            lr=self.value(wire.LR),
+            proximal_mu=self.value(wire.PROXIMAL_MU),
+            cosine_lambda=self.value(wire.COSINE_LAMBDA),
+            steps=self.value(wire.LOCAL_STEPS),
         )
         self._check_passes(plan, wire.LOCAL_STEPS if plan.steps else wire.INNER_STEPS)
         self.check_samples(plan.steps, plan.batch_size)
@@ -360,65 +341,61 @@ class Request:
 
     def _check_task(self) -> None:
         """Refuse what cannot be done together with what the task has of its own."""
-        for hook, keys in REPLACED.items():
-            if not has_own(self.bench.task, hook):
+        for name, entry in wire.entries().items():
+            if name == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != DITTO:
                 continue
-            for key in keys:
-                asked = self.config.get(key, OF_THE_LOOP[key])
-                if key == wire.DITTO_LAMBDA and self.config.get(wire.PERSONALISE) != DITTO:
-                    continue
-                if asked != OF_THE_LOOP[key]:
-                    self.refuse_for(
-                        f"cannot take part: its task {self.bench.task.name!r} has its own "
-                        f"{hook}, and this run's {key} = {asked} does not go with that."
-                    )
+            asked: object = self.config.get(name, entry.at.idle)
+            hooks = [hook for hook in entry.at.without if has_own(self.bench.task, hook)]
+            if hooks and asked != entry.at.idle:
+                self.refuse_for(
+                    f"cannot take part: its task {self.bench.task.name!r} has its own {hooks[0]}, "
+                    f"and this run's {name} = {asked} does not go with that."
+                )
 
     def guard(self) -> Guard | None:
         """What the silo does to end no worse than alone; None if the run has no guard."""
         share = self.held_out_share(wire.GUARD)
         if not share:
             return None
-        rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
+        rounds = self.value(wire.ROUNDS)
         return Guard(
             share=share,
             run=self.run,
             run_seed=self.run_seed,
-            since=self.integer(wire.GUARD_SINCE, minimum=1, default=1),
+            since=self.value(wire.GUARD_SINCE),
             until=guarded_until(rounds),
             plan=self._guard_plan,
         )
 
     def _guard_plan(self, number: int) -> TrainPlan:
         """The run's own training in this round, without a pull to others' models."""
-        decay = self.real(wire.GUARD_LR_DECAY, default=1.0)
+        decay = self.value(wire.GUARD_LR_DECAY)
         plan = replace(
             self._way(number),
-            epochs=self.integer(wire.GUARD_EPOCHS, minimum=1, default=1),
-            lr=self.real(wire.GUARD_LR, default=0.01) * decay ** (number - 1),
-            steps=self.integer(wire.GUARD_STEPS, minimum=0, default=0),
+            epochs=self.value(wire.GUARD_EPOCHS),
+            lr=self.value(wire.GUARD_LR) * decay ** (number - 1),
+            steps=self.value(wire.GUARD_STEPS),
         )
         self._check_passes(plan, wire.GUARD_STEPS if plan.steps else wire.GUARD_EPOCHS)
         return plan
 
     def _way(self, number: int | None = None) -> TrainPlan:
         """What all trainings of the run have in common, in this round or another."""
-        return TrainPlan(
-            epochs=1,
-            batch_size=self._batch_size(),
-            lr=0.01,
-            momentum=self.real(wire.MOMENTUM, default=0.0),
-            weight_decay=self.real(wire.WEIGHT_DECAY, default=0.0),
-            precision=self._one_of(wire.PRECISION, PRECISIONS),
-            optimiser=self._optimiser(),
-            schedule=self._schedule(number),
-            clip_norm=self.real(wire.CLIP_NORM, default=0.0),
-            accumulate=self.integer(wire.ACCUMULATE, minimum=1, default=1),
-            balance=self._balance(),
-        )
+        asked = {name: self.value(name.replace("_", "-")) for name in COMMON}
+        plan = TrainPlan(epochs=1, lr=0.01, schedule=self._schedule(number), **asked)
+        if plan.batch_size == 1 and has_batch_norm(self.bench.model):
+            raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
+        try:
+            require_balance(self.bench.task, plan.balance)
+            if plan.optimiser != "sgd":
+                class_of(plan.optimiser)
+        except TaskError as error:
+            raise RefusedError(str(error)) from None
+        return plan
 
     def wire_format(self) -> str:
         """Of the update that is sent back."""
-        asked = self._one_of(wire.WIRE_FORMAT, wire.WIRE_FORMATS)
+        asked: str = self.value(wire.WIRE_FORMAT)
         if asked != wire.FLOAT32 and self.config.get(wire.SECURE):
             raise RefusedError(
                 f"{wire.WIRE_FORMAT} = {asked} does not go with a secure run: its sums are exact."
@@ -427,7 +404,7 @@ class Request:
 
     def metric(self) -> str:
         """The leading metric, if the run names another than the task's."""
-        name = str(self.config.get(wire.METRIC, ""))
+        name: str = self.value(wire.METRIC)
         try:
             leading(self.bench.task, name)
         except TaskError as error:
@@ -436,7 +413,8 @@ class Request:
 
     def inner_steps(self) -> int:
         """Steps on every mini-batch (pFedMe)."""
-        return self.integer(wire.INNER_STEPS, minimum=1, default=1)
+        steps: int = self.value(wire.INNER_STEPS)
+        return steps
 
     def personalisation(self, *, before: int) -> Personalisation | None:
         """What the silo makes of the model received before it evaluates it, if anything.
@@ -453,8 +431,8 @@ class Request:
             )
         plan = replace(
             self._way(),
-            epochs=self.integer(wire.PERSONAL_EPOCHS, minimum=1, default=1),
-            lr=self.real(wire.PERSONAL_LR, default=0.01),
+            epochs=self.value(wire.PERSONAL_EPOCHS),
+            lr=self.value(wire.PERSONAL_LR),
         )
         own = self._own(kind, before=before) if kind != FINETUNE else None
         return Personalisation(plan, self._seed(str(kind)), own)
@@ -465,7 +443,7 @@ class Request:
         return self._own(APFL, before=before)
 
     def _own(self, kind: str, *, before: int) -> Own:
-        share = self.real(wire.MIXTURE, default=0.5)
+        share = self.value(wire.MIXTURE)
         if share > 1:
             raise RefusedError(f"{wire.MIXTURE} must be in [0, 1]. Got {share}.")
         return Own(
@@ -473,18 +451,18 @@ class Request:
             self.run,
             self.round_number(),
             before,
-            strength=self.real(wire.DITTO_LAMBDA, default=0.0),
+            strength=self.value(wire.DITTO_LAMBDA),
             share=share,
-            share_lr=self.real(wire.MIXTURE_LR, default=0.0),
+            share_lr=self.value(wire.MIXTURE_LR),
         )
 
     def _steps_before_a_test(self) -> Personalisation | None:
         """Steps along the gradient of all training data, with FedProx's pull (Per-FedAvg …)."""
         plan = TrainPlan(
-            epochs=self.integer(wire.ADAPT_STEPS, minimum=0, default=0),
+            epochs=self.value(wire.ADAPT_STEPS),
             batch_size=len(self.bench.data.train),
-            lr=self.real(wire.ADAPT_LR, default=0.0),
-            proximal_mu=self.real(wire.ADAPT_MU, default=0.0),
+            lr=self.value(wire.ADAPT_LR),
+            proximal_mu=self.value(wire.ADAPT_MU),
         )
         return Personalisation(plan, seed=0) if plan.epochs else None
 
@@ -495,7 +473,7 @@ class Request:
             key: of the share.
             of: what is left of the silo's data; by default all of them.
         """
-        share = self.real(key, default=0.0)
+        share: float = self.value(key)
         left = self.bench.data if of is None else of
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
@@ -522,6 +500,17 @@ class Request:
             return guarded(self.bench, guard, before=before)
         return leave_out_validation(self.bench, share, run_seed=self.run_seed)
 
+    def value(self, name: str) -> Any:
+        """What the message says of an entry that is declared, or what a silo takes if nothing."""
+        entry = wire.entries()[name]
+        if entry.choices:
+            return self._one_of(name, entry.choices, default=str(entry.at.default))
+        if entry.kind is int:
+            return self.integer(name, minimum=entry.least, default=int(entry.at.default))
+        if entry.kind is float:
+            return self.real(name, default=float(entry.at.default))
+        return entry.kind(self.config.get(name, entry.at.default))
+
     def integer(self, key: str, *, minimum: int, default: int | None = None) -> int:
         """A whole number of at least ``minimum``; without a default the message must have it."""
         value = self.config.get(key, default)
@@ -538,12 +527,6 @@ class Request:
 
     def _seed(self, purpose: str) -> int:
         return seed_of(self.run_seed, self.bench.settings.name, self.round_number(), purpose)
-
-    def _batch_size(self) -> int:
-        size = self.integer(wire.BATCH_SIZE, minimum=1, default=32)
-        if size == 1 and has_batch_norm(self.bench.model):
-            raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
-        return size
 
     def _check_passes(self, plan: TrainPlan, key: str) -> None:
         """Refuse a training that goes over the silo's samples too often, a part counted as all.
@@ -570,33 +553,14 @@ class Request:
         policy = self.bench.settings.policy
         self.refuse_for(policy.samples_objection(seen, batch, of=own))
 
-    def _one_of(self, key: str, known: Sequence[str]) -> str:
-        value = str(self.config.get(key, known[0]))
+    def _one_of(self, key: str, known: Sequence[str], *, default: str) -> str:
+        value = str(self.config.get(key, default))
         if value not in known:
             raise RefusedError(f"{key} must be one of {', '.join(known)}. Got {value!r}.")
         return value
 
-    def _balance(self) -> str:
-        balance = self._one_of(wire.BALANCE, BALANCE)
-        try:
-            require_balance(self.bench.task, balance)
-        except TaskError as error:
-            raise RefusedError(str(error)) from None
-        return balance
-
-    def _optimiser(self) -> str:
-        name = str(self.config.get(wire.OPTIMISER, "sgd"))
-        if name != "sgd":
-            try:
-                class_of(name)
-            except TaskError as error:
-                raise RefusedError(str(error)) from None
-        return name
-
     def _schedule(self, number: int | None) -> Schedule | None:
-        kind = self._one_of(wire.SCHEDULE, SCHEDULES)
-        warm_up = self.real(wire.WARM_UP, default=0.0)
-        rounds = self.integer(wire.ROUNDS, minimum=0, default=0)
+        kind, warm_up, rounds = map(self.value, (wire.SCHEDULE, wire.WARM_UP, wire.ROUNDS))
         own = self.bench.task.lr_factor if has_own(self.bench.task, "lr_factor") else None
         if (kind == "constant" and not warm_up and own is None) or not rounds:
             return None
@@ -627,7 +591,7 @@ def answering(work: Callable[[Request], RecordDict]) -> Callable[[Message, Conte
         try:
             request = request.checked()
             kind = message.metadata.message_type
-            if request.bench.task.pooled_columns and kind not in WITHOUT_DATA:
+            if request.bench.task.pooled_columns and not wire.kind_of(kind).before_scale:
                 request = request.in_scale()
             return Message(work(request), reply_to=message)
         except RefusedError as reason:

@@ -94,7 +94,7 @@ def keep_back(
         number=request.round_number(),
         purpose=request.purpose,
         # Of what is alone in this round, the next may go on from here, whatever happens till then.
-        on_disk=request.integer(wire.GROUP_SIZE, minimum=1, default=1) == 1,
+        on_disk=request.value(wire.GROUP_SIZE) == 1,
     )
     sketches = _sketches(request, received)
     norm = measure(received, trained, sketches)

@@ -69,7 +69,7 @@ def train_model(request: Request) -> RecordDict:
 
 def train_model_per_fedavg(request: Request) -> RecordDict:
     """The same with Per-FedAvg's steps."""
-    bench, meta_lr = request.bench, request.real(wire.META_LR, default=0.03)
+    bench, meta_lr = request.bench, request.value(wire.META_LR)
     return _train(request, partial(train_per_fedavg, bench.task, bench.model, meta_lr=meta_lr))
 
 
@@ -79,8 +79,8 @@ def train_model_pfedme(request: Request) -> RecordDict:
         train_pfedme,
         request.bench.task,
         request.bench.model,
-        moreau_lambda=request.real(wire.MOREAU_LAMBDA, default=15.0),
-        moreau_lr=request.real(wire.MOREAU_LR, default=0.005),
+        moreau_lambda=request.value(wire.MOREAU_LAMBDA),
+        moreau_lr=request.value(wire.MOREAU_LR),
         inner_steps=request.inner_steps(),
     )
     return _train(request, training)
@@ -128,7 +128,7 @@ class _Order:
 def _kept_slots(request: Request) -> Slots | None:
     """What the optimiser remembers of the run's earlier rounds; None: it begins afresh."""
     bench = request.bench
-    if request.purpose or not request.config.get(wire.KEEP_OPTIMISER):
+    if request.purpose or not request.value(wire.KEEP_OPTIMISER):
         return None
     kept = rounds.latest(bench.settings, OPTIMISER, run=request.run, before=request.round_number())
     return {
@@ -276,7 +276,7 @@ def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[s
     ``trained`` is in the bench, which is overwritten.
     """
     bench, metrics = order.bench, dict[str, float | int]()
-    if request.config.get(wire.EVALUATE_TRAINED):
+    if request.value(wire.EVALUATE_TRAINED):
         result = evaluate(bench.task, bench.model, bench.data.test, metric=order.metric)
         metrics = {wire.TRAINED_LOSS: result.loss, wire.TRAINED_ERROR: result.error}
         finite = all(np.isfinite(array).all() for array in trained.values())
@@ -302,8 +302,8 @@ def _added_loss(request: Request) -> AddedLoss | None:
             wire.decode_arrays(record),
             seed=request.seed(),
             device=request.bench.device,
-            generated_weight=request.real(wire.GENERATED_WEIGHT, default=1.0),
-            distil_weight=request.real(wire.DISTIL_WEIGHT, default=0.0),
+            generated_weight=request.value(wire.GENERATED_WEIGHT),
+            distil_weight=request.value(wire.DISTIL_WEIGHT),
         )
     except (wire.WireError, ValueError) as error:
         raise RefusedError(str(error)) from None

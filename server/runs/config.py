@@ -22,7 +22,7 @@ from coterie.strategies.errors import FederationError, refused
 from coterie.strategies.registry import STRATEGIES, Row
 from coterie.strategies.rounds.algorithm import Algorithm
 from coterie.strategies.rounds.influence import Influence, aggregate_problem
-from coterie.strategies.rounds.options import Key, NotNegative, Options, Positive, Scalar, table_of
+from coterie.strategies.rounds.options import Key, Options, Positive, Scalar, table_of
 from coterie.strategies.rounds.roster import Churn
 from coterie.strategies.rounds.secure import insecure
 
@@ -30,24 +30,9 @@ GENERATORS = STRATEGIES["fedgenp"]
 """Whose options go with ``generators``."""
 NO_STRATEGY = Row(wire.ONLY_STATISTICS, "Algorithm", "rounds.algorithm")
 """In place of a strategy: the run asks for statistics and trains nothing; it has no options."""
-TOLD_IF_SET = (
-    *(wire.PERSONAL, wire.LOCAL_STEPS, wire.EVALUATE_TRAINED, wire.METRIC, wire.KEEP_OPTIMISER),
-    *(wire.WARM_UP, wire.CLIP_NORM, wire.VALIDATION),
-)
-TOLD_IF_OTHER = {
-    **{wire.OPTIMISER: "sgd", wire.SCHEDULE: "constant", wire.ACCUMULATE: 1},
-    **{wire.BALANCE: "none", wire.WIRE_FORMAT: wire.FLOAT32},
-}
-"""Those that a silo takes for granted."""
-PERSONALISATION = (wire.PERSONALISE, wire.PERSONAL_EPOCHS, wire.PERSONAL_LR, wire.DITTO_LAMBDA)
-TOLD = (
-    *(wire.ROUNDS, wire.SEED, wire.LOCAL_EPOCHS, wire.BATCH_SIZE, wire.LR, wire.LR_DECAY),
-    *(wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
-)
-"""Keys of a run that training messages carry under the same names."""
 
 
-class RunConfig(Options):
+class RunConfig(Options, wire.SiloKeys):
     """One run: the keys that every run has, and the algorithm that its other keys make.
 
     Keys are written with dashes: ``local-epochs``. Make one with ``read``.
@@ -57,8 +42,6 @@ class RunConfig(Options):
         "hcct", description="Who trains with whom; see docs/how-to/choose-a-strategy.md."
     )
     task: str = Field("digits", min_length=1, description="Task that every silo must serve.")
-    rounds: int = Field(20, ge=1, le=100_000, description="Number of rounds.")
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Same seed, same models.")
     label: str = Field(
         "", max_length=80, description="A name for the run's folder; empty takes the strategy's."
     )
@@ -74,97 +57,11 @@ class RunConfig(Options):
         description="Script of joins and leaves, `NAME+ROUND` and `NAME-ROUND`, for repeatable "
         "simulations.",
     )
-    local_epochs: int = Field(5, ge=1, le=10_000, description="Epochs of local training a round.")
-    local_steps: int = Field(
-        0,
-        ge=0,
-        le=1_000_000,
-        description="Mini-batches of local training a round, in place of `local-epochs`; 0 counts "
-        "epochs.",
-    )
-    batch_size: int = Field(16, ge=1, le=1_000_000, description="Samples of a mini-batch.")
-    lr: Positive = Field(0.1, le=1000, description="Learning rate of local SGD in round 1.")
-    lr_decay: Positive = Field(
-        0.995, le=1, description="Factor on the learning rate after every round."
-    )
-    momentum: NotNegative = Field(0.0, lt=1, description="Momentum of local SGD.")
-    weight_decay: NotNegative = Field(0.0, le=10, description="Weight decay of local SGD.")
-    proximal_mu: NotNegative = Field(
-        0.0,
-        le=1e6,
-        description="μ of FedProx's term in local training; 0 turns it off. With FedNova lr·μ "
-        "below 1.",
-    )
-    precision: Literal["float32", "bfloat16", "float16"] = Field(
-        "float32", description="Arithmetic of local training; the 16-bit ones are autocast."
-    )
-    wire_format: wire.WireFormat = Field(
-        "float32",
-        description="Of the updates that silos send: the model as it is, or what training changed, "
-        "rounded to 16 or 8 bits a number; models then go to silos in 16. Not in secure runs.",
-    )
-    optimiser: str = Field(
-        "sgd",
-        min_length=1,
-        description="Of local training: `sgd`, `adamw`, or another one's name in `torch.optim`.",
-    )
-    keep_optimiser: bool = Field(
-        False,
-        description="Whether a silo's optimiser remembers its state from round to round, at the "
-        "silo; otherwise every round begins afresh.",
-    )
-    schedule: Literal["constant", "cosine", "step"] = Field(
-        "constant",
-        description="Of the learning rate over the whole run, beside `lr-decay`: constant, down to "
-        "0 along a cosine, or a tenth after half and again after three quarters of the run.",
-    )
-    lr_warm_up: NotNegative = Field(
-        0.0, lt=1, description="Share of the run in which the learning rate rises from 0."
-    )
-    clip_norm: NotNegative = Field(
-        0.0, le=1e9, description="Largest norm of a step's gradient; 0 sets no limit."
-    )
-    accumulate: int = Field(
-        1, ge=1, le=10_000, description="Mini-batches whose gradients make one step."
-    )
-    balance: Literal["none", "weights", "sampling"] = Field(
-        "none",
-        description="How a silo makes up for classes of unlike size: not at all, by class weights "
-        "in the loss, or by drawing every class alike.",
-    )
-    leading_metric: str = Field(
-        "",
-        pattern=r"^[a-z0-9-]*$",
-        description="The metric by which models and silos are compared; empty takes the task's.",
-    )
     generators: Literal["off", "silos", "groups"] = Field(
         "off",
         description="FedGenP's generators around fedavg, hcct, fedgroup or fedcollab: one per silo "
         "or per group; with them come the keys of fedgenp. fedgenp itself is fedavg with one per "
         "silo.",
-    )
-    evaluate_trained: bool = Field(
-        False,
-        description="Silos also evaluate and keep the model as they trained it themselves. "
-        "fedgenp, fedgen and any `generators` always do.",
-    )
-    personal: str = Field(
-        "",
-        description="Layers that never leave a silo: `head` (HCCT-P), or a prefix of array names.",
-    )
-    personalise: Literal["none", "finetune", "ditto"] = Field(
-        "none",
-        description="What a silo makes of its group's model for itself: nothing, the model trained "
-        "on its own data, or a model of its own that is pulled towards it (Ditto).",
-    )
-    personal_epochs: int = Field(
-        1, ge=1, le=10_000, description="Epochs of fine-tuning, or of Ditto's own model a round."
-    )
-    personal_lr: NotNegative = Field(
-        0.0, le=1000, description="Learning rate of the silo's own model; 0 takes `lr`."
-    )
-    ditto_lambda: NotNegative = Field(
-        1.0, le=1e6, description="λ of Ditto's pull towards the group's model."
     )
     alone: str = Field(
         "",
@@ -175,19 +72,6 @@ class RunConfig(Options):
         "",
         description="Where figures go beside the record: `tensorboard`, `mlflow`, `wandb`, or "
         "several with commas.",
-    )
-    guard: NotNegative = Field(
-        0.0,
-        le=0.5,
-        description="Share of its training data that a silo keeps out of the federation's training "
-        "for three quarters of the run, to compare its model with one that it trains alone: it "
-        "keeps the better, trained on all data by then. 0 turns it off.",
-    )
-    validation: NotNegative = Field(
-        0.0,
-        le=0.5,
-        description="Share of its training data that a silo keeps out of all training, to choose "
-        "rounds by: for `keep = best` and `patience`. 0 keeps none; not together with `guard`.",
     )
     keep: Literal["last", "best"] = Field(
         "last",
@@ -321,16 +205,10 @@ class RunConfig(Options):
 
 def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
     """What every training message carries."""
-    keys = Options.plain(config)  # those that every run has
-    told = {key: keys[key] for key in TOLD_IF_SET if keys[key]}
-    told |= {key: keys[key] for key, usual in TOLD_IF_OTHER.items() if keys[key] != usual}
-    if config.personalise != "none":
-        told |= {key: keys[key] for key in PERSONALISATION}
-        told[wire.PERSONAL_LR] = config.personal_lr or config.lr
-    told |= {wire.GUARD: config.guard} if config.guard else {}
-    told |= {wire.KEEP_BEST: True} if config.keep == "best" else {}
-    told |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
-    return told | {key: keys[key] for key in TOLD} | config.task_keys
+    keys = {**Options.plain(config), wire.PERSONAL_LR: config.personal_lr or config.lr}
+    sent = wire.training_entries(keys) | ({wire.KEEP_BEST: True} if config.keep == "best" else {})
+    sent |= {wire.TASK: config.task, wire.STRATEGY: config.strategy, wire.RUN: run}
+    return sent | config.task_keys
 
 
 def _validation_problems(config: RunConfig) -> Iterator[str]:

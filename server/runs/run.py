@@ -44,17 +44,6 @@ RESUME_PATIENCE = 5
 long as silos try to come back. A key that was not signed off is refused for one of them."""
 CHECKPOINTS = "checkpoints"
 """Folder of a run's checkpoints within the run's."""
-TERMS = (
-    *(wire.STRATEGY, wire.PERSONAL, wire.ROUNDS),
-    *(wire.LOCAL_EPOCHS, wire.LOCAL_STEPS, wire.BATCH_SIZE, wire.INNER_STEPS),
-    *(wire.PERSONAL_EPOCHS, wire.ADAPT_STEPS, wire.METRIC, wire.BALANCE),
-    *(wire.OPTIMISER, wire.SCHEDULE, wire.WARM_UP, wire.ACCUMULATE, wire.CLIP_NORM),
-    *(wire.KEEP_OPTIMISER, wire.MOMENTUM, wire.WEIGHT_DECAY, wire.PROXIMAL_MU, wire.PRECISION),
-    wire.WIRE_FORMAT,
-    *(wire.PERSONALISE, wire.DITTO_LAMBDA, wire.PLAIN_STEPS, wire.VALIDATION, wire.GUARD),
-    *(wire.META_LR, wire.MOREAU_LAMBDA),
-)
-"""Entries of a run's training messages that a silo may refuse it for."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,7 @@ def terms(config: RunConfig) -> dict[str, Scalar]:
         return {wire.STRATEGY: config.strategy, **config.task_keys}
     training = train_config(config, run="")
     training |= config.algorithm.entries(training)
-    told = {key: value for key, value in training.items() if key in TERMS}
+    told = {key: value for key, value in training.items() if key in wire.terms()}
     told |= config.task_keys
     told |= {wire.SECURE: True} if config.secure else {}
     return told | dict(config.algorithm.demands())

@@ -365,14 +365,10 @@ def _stepped(
 # ---------------------------------------------------------------- what they have no place for
 
 STEPS_OF_ITS_OWN = "has steps of its own"
-FOR_SGD_ONLY = (
-    *(wire.OPTIMISER, wire.KEEP_OPTIMISER, wire.SCHEDULE, wire.WARM_UP),
-    *(wire.CLIP_NORM, wire.ACCUMULATE, wire.BALANCE),
-)
 
 
 def sgd_only(training: kit.Config, name: str, why: str) -> Iterator[str]:
     """Keys of local training that an algorithm has no place for, in words."""
-    for key in FOR_SGD_ONLY:
+    for key in wire.loop_entries():
         if training.get(key):  # only sent where it is not what silos take for granted
             yield f"{name} {why}: {key} = {training[key]} cannot be combined with it"

@@ -11,31 +11,6 @@ from coterie import wire
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
-EVALUATION_KEYS = (
-    *(wire.TASK, wire.STRATEGY, wire.ROUNDS, wire.RUN, wire.SEED, wire.PERSONAL, wire.GUARD),
-    *(wire.ADAPT_STEPS, wire.ADAPT_LR, wire.ADAPT_MU, wire.METRIC, wire.SCALE),
-    *(wire.VALIDATION, wire.KEEP_BEST),
-)
-"""Entries of the training configuration that an evaluation needs too."""
-
-PERSONALISING_KEYS = (
-    wire.PERSONALISE,
-    wire.PERSONAL_EPOCHS,
-    wire.PERSONAL_LR,
-    wire.DITTO_LAMBDA,
-    wire.BATCH_SIZE,
-    wire.MOMENTUM,
-    wire.WEIGHT_DECAY,
-    wire.PRECISION,
-    wire.OPTIMISER,
-    wire.SCHEDULE,
-    wire.WARM_UP,
-    wire.CLIP_NORM,
-    wire.ACCUMULATE,
-    wire.BALANCE,
-)
-"""And these, where silos train a model of their own first."""
-
 
 def guard_entries(config: Mapping[str, Any]) -> dict[str, Any]:
     """The run's own round, for the model that silos with a guard train by themselves."""
@@ -173,8 +148,8 @@ def evaluation_messages(
     """
     encoder = Encoder()
     guarded = guard_entries(config)
-    trains = guarded or wire.PERSONALISE in config
-    keys = EVALUATION_KEYS + (PERSONALISING_KEYS if trains else ())
+    trains = bool(guarded) or wire.PERSONALISE in config
+    keys = wire.evaluation_entries(trains=trains)
     of_training = {
         key: value for key, value in config.items() if key in keys or key.startswith(wire.TASK_KEYS)
     }

@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from coterie.strategies.errors import FederationError, refused
+from coterie.wire import NotNegative as NotNegative
+from coterie.wire import Positive as Positive
+from coterie.wire import Scalar as Scalar
 
-Scalar = int | float | str | bool
 Config = Mapping[str, Scalar]
 """Entries of training messages, by keys of the wire."""
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=100_000)]
 CountOrNone = Annotated[int, Field(ge=0, le=100_000)]
 Times = Annotated[int, Field(ge=1, le=10_000)]
@@ -192,7 +192,8 @@ def _problem(entry: Any, owner: type[BaseModel], name: str, spell: Spell, known:
 
 
 def _keys(kind: type[Options], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Key]]:
-    for name, field in kind.model_fields.items():
+    own = kind.__annotations__  # they come before those of the classes that it is made of
+    for name, field in sorted(kind.model_fields.items(), key=lambda one: one[0] not in own):
         here = (*path, name)
         if _is_options(field) and field.description is None:
             if field.json_schema_extra != {"keys": False}:

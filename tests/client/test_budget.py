@@ -314,9 +314,7 @@ def test_every_strategy_that_makes_a_silo_answer_what_it_refuses_is_refused_or_c
 ):
     """FedCollab places silos without discriminators, auto races without them; and groups train
     otherwise unless the run asks for Per-FedAvg or pFedMe within them."""
-    from coterie.client.home.policy import BOUND
-
-    bound = {name for kind in REFUSED for name in BOUND.get(kind, ())}
+    bound = {name for kind in REFUSED for name in wire.kind_of(kind).strategies}
     assert bound - set(CANNOT_DO_WITHOUT) == {"fedcollab", "auto", "hcct", "fedgroup"}
 
 

@@ -462,17 +462,6 @@ def test_hcct_is_built_with_what_the_configuration_says() -> None:
     )
 
 
-def test_training_messages_carry_every_key_of_local_training() -> None:
-    keys = ["seed", "local-epochs", "batch-size", "lr", "lr-decay", "momentum", "weight-decay",
-            "proximal-mu", "precision", "task"]  # fmt: skip
-    changed = {"seed": 3, "local-epochs": 2, "batch-size": 4, "lr": 0.7, "lr-decay": 0.9,
-               "momentum": 0.1, "weight-decay": 0.2, "proximal-mu": 0.3, "precision": "bfloat16",
-               "task": "mnist"}  # fmt: skip
-    sent = train_config(RunConfig.read(changed), run="name-7")
-    assert {key: sent[key] for key in keys} == changed
-    assert sent[wire.RUN] == "name-7"
-
-
 def test_a_silo_is_told_all_that_it_may_refuse_before_it_joins() -> None:
     told = terms(RunConfig.read({"strategy": "fedavg", "local-epochs": 3, "rounds": 7}))
     assert told == {

@@ -197,14 +197,13 @@ def test_a_trial_of_alpha_and_generators_take_ordinary_training_only() -> None:
 def test_silos_are_told_before_they_join_what_they_may_refuse() -> None:
     """One with differential privacy does not train Per-FedAvg's way, also within groups."""
     from coterie.client.home.privacy import objection
-    from coterie.server.runs.run import TERMS
 
     config = RunConfig.read({"strategy": "hcct", "within": "perfedavg"})
     training = {
         **train_config(config, run="r"),
         **config.algorithm.entries(train_config(config, run="r")),
     }
-    terms = {key: training[key] for key in TERMS if key in training}
+    terms = {key: training[key] for key in wire.terms() if key in training}
     assert "Per-FedAvg's training cannot be made private" in objection(wire.DESCRIBE, terms)
     usual = RunConfig.read({"strategy": "hcct"})
     assert not objection(wire.DESCRIBE, train_config(usual, run="r"))

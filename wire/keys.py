@@ -1,0 +1,295 @@
+"""Entries of messages to silos: each is declared once, with where it goes and what it is to a silo.
+
+A field of ``SiloKeys`` is a key of a run as well: with its bounds, help and default there. From
+here come the entries of training and evaluation messages, what a silo may refuse before it joins,
+what it takes where a message says nothing, and how it checks what a message says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, Field
+
+from coterie.wire import names
+from coterie.wire.formats import WireFormat
+
+Scalar = int | float | str | bool
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+LOOP = ("train",)
+"""What a task may have of its own in place of the common loop of local training."""
+
+
+@dataclass(frozen=True)
+class AtSilo:
+    """What an entry is to a silo.
+
+    Attributes:
+        default: what the silo takes where a message says nothing.
+        sent: in training messages: ``always``; where the run has another value than ``default``
+            (``changed``); where another key is sent (its name); or as an algorithm has it
+            (``asked``).
+        evaluates: whether evaluation messages have it: never (empty), ``always``, or where silos
+            train a model of their ``own`` before they evaluate.
+        term: whether silos are told before they join, and may refuse the run for it.
+        loop: whether only the common loop of local training does it: an algorithm with steps of its
+            own has no place for it.
+        without: what a task may have of its own with which the entry has no effect, or a wrong one.
+        idle: the value with which it does nothing there.
+    """
+
+    default: Scalar
+    sent: str = "changed"
+    evaluates: Literal["", "own", "always"] = ""
+    term: bool = True
+    loop: bool = False
+    without: tuple[str, ...] = ()
+    idle: Scalar | None = None
+
+
+class SiloKeys(BaseModel):
+    """The keys of a run that silos read. Keys are written with dashes: ``local-epochs``."""
+
+    rounds: Annotated[int, AtSilo(0, sent="always", evaluates="always")] = Field(
+        20, ge=1, le=100_000, description="Number of rounds."
+    )
+    seed: Annotated[int, AtSilo(0, sent="always", evaluates="always", term=False)] = Field(
+        0, ge=0, le=2**31 - 1, description="Same seed, same models."
+    )
+    local_epochs: Annotated[int, AtSilo(1, sent="always")] = Field(
+        5, ge=1, le=10_000, description="Epochs of local training a round."
+    )
+    local_steps: Annotated[int, AtSilo(0)] = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Mini-batches of local training a round, in place of `local-epochs`; 0 counts "
+        "epochs.",
+    )
+    batch_size: Annotated[int, AtSilo(32, sent="always", evaluates="own")] = Field(
+        16, ge=1, le=1_000_000, description="Samples of a mini-batch."
+    )
+    lr: Annotated[Positive, AtSilo(0.01, sent="always", term=False)] = Field(
+        0.1, le=1000, description="Learning rate of local SGD in round 1."
+    )
+    lr_decay: Annotated[Positive, AtSilo(1.0, sent="always", term=False)] = Field(
+        0.995, le=1, description="Factor on the learning rate after every round."
+    )
+    momentum: Annotated[
+        NotNegative, AtSilo(0.0, sent="always", evaluates="own", without=LOOP, idle=0)
+    ] = Field(0.0, lt=1, description="Momentum of local SGD.")
+    weight_decay: Annotated[
+        NotNegative, AtSilo(0.0, sent="always", evaluates="own", without=LOOP, idle=0)
+    ] = Field(0.0, le=10, description="Weight decay of local SGD.")
+    proximal_mu: Annotated[NotNegative, AtSilo(0.0, sent="always", without=LOOP, idle=0)] = Field(
+        0.0,
+        le=1e6,
+        description="μ of FedProx's term in local training; 0 turns it off. With FedNova lr·μ "
+        "below 1.",
+    )
+    precision: Annotated[
+        Literal["float32", "bfloat16", "float16"],
+        AtSilo("float32", sent="always", evaluates="own", without=LOOP, idle="float32"),
+    ] = Field("float32", description="Arithmetic of local training; the 16-bit ones are autocast.")
+    wire_format: Annotated[WireFormat, AtSilo("float32")] = Field(
+        "float32",
+        description="Of the updates that silos send: the model as it is, or what training changed, "
+        "rounded to 16 or 8 bits a number; models then go to silos in 16. Not in secure runs.",
+    )
+    optimiser: Annotated[
+        str, AtSilo("sgd", evaluates="own", loop=True, without=LOOP, idle="sgd")
+    ] = Field(
+        "sgd",
+        min_length=1,
+        description="Of local training: `sgd`, `adamw`, or another one's name in `torch.optim`.",
+    )
+    keep_optimiser: Annotated[bool, AtSilo(False, loop=True, without=LOOP, idle=False)] = Field(
+        False,
+        description="Whether a silo's optimiser remembers its state from round to round, at the "
+        "silo; otherwise every round begins afresh.",
+    )
+    schedule: Annotated[
+        Literal["constant", "cosine", "step"], AtSilo("constant", evaluates="own", loop=True)
+    ] = Field(
+        "constant",
+        description="Of the learning rate over the whole run, beside `lr-decay`: constant, down to "
+        "0 along a cosine, or a tenth after half and again after three quarters of the run.",
+    )
+    lr_warm_up: Annotated[NotNegative, AtSilo(0.0, evaluates="own", loop=True)] = Field(
+        0.0, lt=1, description="Share of the run in which the learning rate rises from 0."
+    )
+    clip_norm: Annotated[
+        NotNegative, AtSilo(0.0, evaluates="own", loop=True, without=LOOP, idle=0)
+    ] = Field(0.0, le=1e9, description="Largest norm of a step's gradient; 0 sets no limit.")
+    accumulate: Annotated[int, AtSilo(1, evaluates="own", loop=True, without=LOOP, idle=1)] = Field(
+        1, ge=1, le=10_000, description="Mini-batches whose gradients make one step."
+    )
+    balance: Annotated[
+        Literal["none", "weights", "sampling"], AtSilo("none", evaluates="own", loop=True)
+    ] = Field(
+        "none",
+        description="How a silo makes up for classes of unlike size: not at all, by class weights "
+        "in the loss, or by drawing every class alike.",
+    )
+    leading_metric: Annotated[str, AtSilo("", evaluates="always")] = Field(
+        "",
+        pattern=r"^[a-z0-9-]*$",
+        description="The metric by which models and silos are compared; empty takes the task's.",
+    )
+    evaluate_trained: Annotated[bool, AtSilo(False, term=False)] = Field(
+        False,
+        description="Silos also evaluate and keep the model as they trained it themselves. "
+        "fedgenp, fedgen and any `generators` always do.",
+    )
+    personal: Annotated[str, AtSilo("", evaluates="always")] = Field(
+        "",
+        description="Layers that never leave a silo: `head` (HCCT-P), or a prefix of array names.",
+    )
+    personalise: Annotated[
+        Literal["none", "finetune", "ditto"], AtSilo("none", evaluates="own")
+    ] = Field(
+        "none",
+        description="What a silo makes of its group's model for itself: nothing, the model trained "
+        "on its own data, or a model of its own that is pulled towards it (Ditto).",
+    )
+    personal_epochs: Annotated[int, AtSilo(1, sent="personalise", evaluates="own")] = Field(
+        1, ge=1, le=10_000, description="Epochs of fine-tuning, or of Ditto's own model a round."
+    )
+    personal_lr: Annotated[
+        NotNegative, AtSilo(0.01, sent="personalise", evaluates="own", term=False)
+    ] = Field(0.0, le=1000, description="Learning rate of the silo's own model; 0 takes `lr`.")
+    ditto_lambda: Annotated[
+        NotNegative, AtSilo(0.0, sent="personalise", evaluates="own", without=LOOP, idle=0)
+    ] = Field(1.0, le=1e6, description="λ of Ditto's pull towards the group's model.")
+    guard: Annotated[NotNegative, AtSilo(0.0, evaluates="always")] = Field(
+        0.0,
+        le=0.5,
+        description="Share of its training data that a silo keeps out of the federation's training "
+        "for three quarters of the run, to compare its model with one that it trains alone: it "
+        "keeps the better, trained on all data by then. 0 turns it off.",
+    )
+    validation: Annotated[NotNegative, AtSilo(0.0, evaluates="always")] = Field(
+        0.0,
+        le=0.5,
+        description="Share of its training data that a silo keeps out of all training, to choose "
+        "rounds by: for `keep = best` and `patience`. 0 keeps none; not together with `guard`.",
+    )
+
+
+def _asked(default: Scalar, *, term: bool = False, **more: Any) -> AtSilo:
+    return AtSilo(default, sent="asked", term=term, **more)
+
+
+ASKED: Mapping[str, AtSilo] = {
+    names.TASK: _asked("", evaluates="always"),
+    names.STRATEGY: _asked("", evaluates="always", term=True),
+    names.RUN: _asked("", evaluates="always"),
+    names.SCALE: _asked("", evaluates="always"),
+    names.KEEP_BEST: _asked(False, evaluates="always"),
+    names.PLAIN_STEPS: _asked(
+        False, term=True, without=("train", "optimiser", "lr_factor"), idle=False
+    ),
+    names.COSINE_LAMBDA: _asked(0.0, without=LOOP, idle=0),
+    names.GENERATED_WEIGHT: _asked(1.0, without=("train", "training_step"), idle=0),
+    names.DISTIL_WEIGHT: _asked(0.0),
+    names.MIXTURE: _asked(0.5, without=("train", "training_step")),
+    names.MIXTURE_LR: _asked(0.0),
+    names.META_LR: _asked(0.03, term=True),
+    names.MOREAU_LAMBDA: _asked(15.0, term=True),
+    names.MOREAU_LR: _asked(0.005),
+    names.INNER_STEPS: _asked(1, term=True),
+    names.ADAPT_STEPS: _asked(0, evaluates="always", term=True),
+    names.ADAPT_LR: _asked(0.0, evaluates="always"),
+    names.ADAPT_MU: _asked(0.0, evaluates="always"),
+    names.HOLDOUT: _asked(0.0),
+    names.SAMPLES: _asked(500),
+    names.MOST_BYTES: _asked(0),
+    names.GROUP_SIZE: _asked(1),
+    names.PRETRAIN_EPOCHS: _asked(0),
+    names.PRETRAIN_STEPS: _asked(0),
+    names.GUARD_SINCE: _asked(1),
+    names.GUARD_EPOCHS: _asked(1),
+    names.GUARD_STEPS: _asked(0),
+    names.GUARD_LR: _asked(0.01),
+    names.GUARD_LR_DECAY: _asked(1.0),
+}
+"""Entries that are no keys of every run: an algorithm sends them, or the run itself."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A declared entry as messages have it.
+
+    Attributes:
+        name: with dashes.
+        kind: ``int``, ``float``, ``str`` or ``bool``.
+        choices: the values that it can have; empty: any of the kind.
+        least: of a whole number, at a silo.
+        at: what it is to a silo.
+    """
+
+    name: str
+    kind: type
+    choices: tuple[str, ...]
+    least: int
+    at: AtSilo
+
+
+@cache
+def entries() -> Mapping[str, Entry]:
+    """Every declared entry by name; those that are keys of a run first."""
+    found = {}
+    for field_name, field in SiloKeys.model_fields.items():
+        name = field_name.replace("_", "-")
+        at = next(one for one in field.metadata if isinstance(one, AtSilo))
+        choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+        kind: Any = type(at.default) if choices else field.annotation
+        # Silos take what a run cannot ask for and a message can: no epochs, no rounds.
+        least = min((one.ge for one in field.metadata if hasattr(one, "ge")), default=0)
+        found[name] = Entry(name, kind, choices, min(int(least), _whole(at.default)), at)
+    for name, at in ASKED.items():
+        found[name] = Entry(name, type(at.default), (), min(1, _whole(at.default)), at)
+    return found
+
+
+def _whole(default: Scalar) -> int:
+    return default if isinstance(default, int) else 0
+
+
+def training_entries(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """What training messages carry of a run's keys."""
+    sent = {}
+    for name, entry in entries().items():
+        how = entry.at.sent
+        other = how == "changed" and values[name] != entry.at.default
+        if other or how == "always" or how in sent:
+            sent[name] = values[name]
+    return sent
+
+
+@cache
+def terms() -> frozenset[str]:
+    """Names of what silos are told before they join, and may refuse a run for."""
+    return frozenset(name for name, entry in entries().items() if entry.at.term)
+
+
+@cache
+def evaluation_entries(*, trains: bool) -> frozenset[str]:
+    """Names of what evaluation messages carry of a run's training messages.
+
+    Args:
+        trains: whether silos train a model of their own before they evaluate.
+    """
+    wanted = ("always", "own") if trains else ("always",)
+    return frozenset(name for name, entry in entries().items() if entry.at.evaluates in wanted)
+
+
+@cache
+def loop_entries() -> tuple[str, ...]:
+    """Names of what only the common loop of local training does."""
+    return tuple(name for name, entry in entries().items() if entry.at.loop)
