@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import coterie.strategies
-from coterie import wire
 from coterie.server.runs.config import (
     GENERATORS,
     RunConfig,
@@ -24,7 +23,6 @@ from coterie.server.runs.config import (
     owners,
     require_silos,
     tables,
-    train_config,
 )
 from coterie.server.runs.run import build_strategy, run_folder, terms
 from coterie.strategies import FederationError
