@@ -122,11 +122,11 @@ command line are in the [configuration](configuration.md)."""
 STRATEGIES_LAST = """\
 ## What all of them share
 
-::: coterie.strategies.rounds.loop.GroupStrategy
+::: coterie.strategies.strategy.GroupStrategy
     options:
       members: [start]
 
-::: coterie.strategies.rounds.loop.RunResult
+::: coterie.strategies.rounds.result.RunResult
 
 ::: coterie.strategies.errors.FederationError
 """
@@ -136,7 +136,7 @@ def _strategy(row: Any) -> list[str]:
     import inspect
 
     from coterie.strategies.registry import strategy_class
-    from coterie.strategies.rounds.loop import GroupStrategy
+    from coterie.strategies.strategy import GroupStrategy
 
     common = inspect.signature(GroupStrategy).parameters
     fields = row.load().model_fields

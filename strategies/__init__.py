@@ -4,7 +4,7 @@
     result = HCCT(alpha=50).start(grid=grid, initial_arrays=arrays, num_rounds=20)
 
 Each strategy is an algorithm (``coterie.strategies.rounds.algorithm``) held by one engine
-(``coterie.strategies.rounds.loop``); ``coterie.strategies.registry`` lists them. Names are imported
+(``coterie.strategies.strategy``); ``coterie.strategies.registry`` lists them. Names are imported
 when first used, so that ``coterie.strategies.partition``, the pure numerics, needs numpy alone.
 """
 
@@ -17,7 +17,8 @@ from coterie.strategies.registry import PUBLIC, strategy_class
 
 if TYPE_CHECKING:
     from coterie.strategies.rounds.influence import Influence
-    from coterie.strategies.rounds.loop import GroupStrategy, RunResult
+    from coterie.strategies.rounds.result import RunResult
+    from coterie.strategies.strategy import GroupStrategy
 
     APFL: type[GroupStrategy]
     CFL: type[GroupStrategy]
@@ -48,7 +49,7 @@ def __getattr__(name: str) -> Any:
     if name in PUBLIC:
         return strategy_class(name)
     if name in ("GroupStrategy", "RunResult"):
-        from coterie.strategies.rounds import loop
+        from coterie.strategies import strategy as loop
 
         return getattr(loop, name)
     if name == "Influence":

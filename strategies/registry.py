@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coterie.strategies.rounds.algorithm import Algorithm
-    from coterie.strategies.rounds.loop import GroupStrategy
+    from coterie.strategies.strategy import GroupStrategy
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ PUBLIC = {row.public: row for row in ROWS}
 @cache
 def strategy_class(public: str) -> type[GroupStrategy]:
     """The Flower strategy ``public``, as ``coterie.strategies`` offers it."""
-    from coterie.strategies.rounds.loop import strategy_of
+    from coterie.strategies.strategy import strategy_of
 
     row = PUBLIC[public]
     return strategy_of(row.load(), name=public, fixed=row.fixed)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("client", "pictures", "server", "strategies", "system", "tasks", "wire")
+PARTS = ("client", "features", "pictures", "server", "strategies", "system", "tasks", "wire")
 DEADLINE_S = 600.0
 NOT_EDITABLE = """
 import sys

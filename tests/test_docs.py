@@ -43,6 +43,7 @@ from tests.conftest import (
     plain_model,
     plain_nodes,
 )
+from tests.test_imports import OURS
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -387,7 +388,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_pages_that_the_code_names_exist() -> None:
-    folders = ("server", "client", "strategies", "tasks", "system", "wire", "docker", "pictures")
+    folders = (*sorted(OURS), "docker")
     files = [file for folder in folders for file in (ROOT / folder).rglob("*") if file.is_file()]
     named = {
         (str(file.relative_to(ROOT)), page)

@@ -64,7 +64,7 @@ INSIDES = {
     "server/machine/holding.py": 2,
     "server/machine/pulling.py": 7,
     "server/runs/inprocess.py": 3,
-    "strategies/rounds/loop.py": 1,
+    "strategies/rounds/result.py": 1,
     "wire/bundles.py": 3,
 }
 """How often a file reaches into an object by ``__dict__``."""
@@ -142,6 +142,12 @@ def test_what_runs_inside_the_groups_comes_from_no_rival_but_for_the_debts() -> 
     users = {start for start, end in arrows() if end == "strategies.baselines"}
     own = {start.removeprefix("strategies.") for start in users if start.count(".")}
     assert own - {"registry", "__init__"} == USES_RIVALS
+
+
+def test_a_feature_imports_the_core_and_no_other_feature() -> None:
+    for start, end in arrows():
+        if end.startswith("features.") and not start.startswith(f"{end}"):
+            assert start == "strategies.strategy", f"{start} imports {end}"
 
 
 @cache

@@ -32,8 +32,9 @@ from coterie.server.runs.checkpoint import Checkpoints
 from coterie.server.runs.codec import encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg
-from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.strategies.strategy import GroupStrategy
 
 NODES = 4
 RESNET_18 = 44.7

@@ -38,7 +38,7 @@ from benchmarks.kit import (
 )
 from benchmarks.papers.fedcollab.experiments import EXPERIMENTS
 from coterie.server.runs.metrics import ipr, rsd
-from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.result import RunResult
 
 ALONE = "Local"
 CURVE = (1, 5, 10, 20, 30, 40, 50, 60, 80, 100, 150, 200, 300)

@@ -28,11 +28,13 @@ from coterie.server.runs.scale import ask_for_scale
 from coterie.server.runs.statistics import ask_for_statistics, require_answers, write_survey
 from coterie.server.runs.tracking import Tracking
 from coterie.strategies.errors import FederationError, refused
-from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.options import Scalar
 from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Churn, Roster, Silo
 from coterie.strategies.rounds.secure import Enrolled
+from coterie.strategies.strategy import GroupStrategy
 from coterie.system.files import LockedError, held_by, locked, make_folder, why_unwritten
 
 log = logging.getLogger("coterie.run")

@@ -6,7 +6,7 @@
                  state, orders = orders(state)                 what each silo does
                  state = absorb(state, updates)                the outcome
 
-The engine (``coterie.strategies.rounds.loop``) holds an algorithm and does everything else: it
+The engine (``coterie.strategies.strategy``) holds an algorithm and does everything else: it
 looks who is here, lets newcomers in, sends orders, checks replies, keeps sizes and smallest groups
 up to date, reports and commits. An algorithm inherits from no other and keeps nothing between two
 calls; all that the next round depends on is in its state, a frozen value with ``members``.

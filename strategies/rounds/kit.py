@@ -2,7 +2,6 @@
 
 import logging
 
-from coterie.strategies.rounds.absences import *
 from coterie.strategies.rounds.algorithm import *
 from coterie.strategies.rounds.influence import *
 from coterie.strategies.rounds.members import *

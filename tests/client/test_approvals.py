@@ -31,7 +31,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
-from coterie.strategies.rounds import loop
+from coterie.strategies import strategy as loop
 from coterie.strategies.rounds import roster as rosters
 from tests.client.test_app import ask, initial, train
 from tests.commands import coterie as command

@@ -19,7 +19,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
-from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.result import RunResult
 from coterie.tasks.base import Passes, SiloData, Task, TaskError
 from tests.client.test_sgd import fresh, some_data
 from tests.conftest import arrays_of, assert_equal_models

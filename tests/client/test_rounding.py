@@ -18,14 +18,15 @@ from coterie.client.home import rounds
 from coterie.client.resident.ledger import read
 from coterie.client.work import evaluate
 from coterie.client.work.rounding import KIND
+from coterie.features.compression.coordinator import Compression
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.strategies import FedAvg, FederationError
-from coterie.strategies.rounds import loop
 from coterie.strategies.rounds.algorithm import Order, Update
 from coterie.strategies.rounds.replies import Checked, ReplyError
 from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.rounds.stage import Played
 from coterie.wire.formats import SCALES
 from tests.client.test_own_training import Kinds, run
 from tests.conftest import (
@@ -104,7 +105,8 @@ def test_whose_reply_is_wrong_gets_models_as_they_are_again() -> None:
     rounded = [Update(o.silo, {}, {}, 1, {wire.UPDATE_LOST: 0.1}) for o in (b, c)]
     refused, silent = ReplyError("no", refused=True), ReplyError("late", silent=True)
     checked = Checked(rounded[:1], [(a, refused), (c, silent)])
-    assert loop._rounding(frozenset("ac"), checked) == {"b", "c"}
+    played = Played(*(None,) * 3, (), checked, [], frozenset(), (), 1.0)  # type: ignore[arg-type]
+    assert Compression().after(frozenset("ac"), played) == ({"b", "c"}, {})
 
 
 @EACH
@@ -230,7 +232,7 @@ def test_other_clientapps_get_and_send_plain_arrays(how: str) -> None:
 def test_a_training_that_fails_says_so_and_what_was_lost_before_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr("coterie.strategies.strategy.TRY_AGAIN_S", 0.0)
     with pytest.raises(FederationError, match=r"NaN or infinity\. A smaller lr may help"):
         run(tmp_path, Failing, wire_format="delta-int8")
     assert not (tmp_path / "a" / KIND).exists()

@@ -32,7 +32,7 @@ from tests.e2e.runs import ROOT, finished, record_of, until
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("wheel")]
 
-PARTS = ("client", "pictures", "server", "strategies", "system", "tasks", "wire")
+PARTS = ("client", "features", "pictures", "server", "strategies", "system", "tasks", "wire")
 BUILD = "import sys, setuptools.build_meta as b; b.build_{}(sys.argv[1])"
 RAISES = "raise ImportError(\"this is the user's own module, not coterie's\")\n"
 HELP = """

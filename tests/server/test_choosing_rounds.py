@@ -26,7 +26,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
-from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.result import RunResult
 from coterie.wire import model_hash
 from tests.client.test_own_training import Kinds, source
 from tests.conftest import arrays_of, assert_equal_models

@@ -17,7 +17,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.server.study.demo import KINDS, NEWCOMER, SIZES, demo, hidden_groups, newcomer, silos
 from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.result import RunResult
 from coterie.tasks import load_task
 from tests.commands import coterie
 

@@ -34,8 +34,8 @@ from coterie.server.runs.run import _line, execute
 from coterie.server.study.comparison import measure
 from coterie.strategies import FederationError
 from coterie.strategies.errors import EXIT_NO_SILOS
-from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.result import RunResult
 from coterie.wire import model_hash
 from tests.conftest import arrays_of, assert_equal_models, digits_config
 

@@ -25,7 +25,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record.follow import Progress, events
 from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
-from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.result import RunResult
 from tests.conftest import digits_config
 
 KEYS = {

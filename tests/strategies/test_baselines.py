@@ -43,8 +43,8 @@ from coterie.strategies.baselines.one_model import information
 from coterie.strategies.baselines.within import num_steps
 from coterie.strategies.registry import ROWS, STRATEGIES
 from coterie.strategies.rounds.algorithm import Update
-from coterie.strategies.rounds.loop import GroupStrategy
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,

@@ -17,11 +17,12 @@ from coterie.strategies.baselines.one_model import Independent
 from coterie.strategies.fedgenp.latent import GeneratorPlan
 from coterie.strategies.registry import ROWS
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, orders_from
-from coterie.strategies.rounds.loop import Checkpoint, mean_model
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import Plain
 from coterie.strategies.rounds.models import holders, same_model, weighted_mean
 from coterie.strategies.rounds.policy import average_groups
 from coterie.strategies.rounds.reports import Group
+from coterie.strategies.rounds.result import mean_model
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 from tests.conftest import (
@@ -168,7 +169,7 @@ def test_the_mean_of_all_models_is_made_only_when_it_is_asked_for(
         made.append(1)
         raise AssertionError("nobody asked for the mean")
 
-    monkeypatch.setattr("coterie.strategies.rounds.loop.mean_model", fail)
+    monkeypatch.setattr("coterie.strategies.rounds.result.mean_model", fail)
     result = make().start(InProcessGrid(plain_app(), NODES), plain_initial(), num_rounds=3)
     assert len(result.rounds) == 4 and len(result.models) == 3 and not made
     with pytest.raises(AssertionError, match="nobody asked"):

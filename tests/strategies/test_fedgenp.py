@@ -38,9 +38,11 @@ from coterie.strategies.fedgenp.fedgen import FedGen as FedGenAlgorithm
 from coterie.strategies.fedgenp.generative import GenerativeState, Given, teaching
 from coterie.strategies.fedgenp.latent import GeneratorPlan
 from coterie.strategies.rounds.algorithm import Order, Round, Update
-from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy, RunResult
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import Plain as PlainState
+from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.strategies.strategy import GroupStrategy
 from coterie.tasks import load_task
 from coterie.tasks.base import Option, SiloData, Task
 from coterie.tasks.models import SplitModel

@@ -22,9 +22,9 @@ from coterie.strategies import FedGroup
 from coterie.strategies.errors import EXIT_CONFIG, EXIT_NO_SILOS, FederationError
 from coterie.strategies.fedgroup.algorithm import COLD_START, FedGroupState, global_model
 from coterie.strategies.rounds.algorithm import Order, Update
-from coterie.strategies.rounds.loop import GroupStrategy
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, Silo
+from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,

@@ -18,8 +18,8 @@ from coterie import wire
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FedCollab, FedGroup
 from coterie.strategies.errors import FederationError
-from coterie.strategies.rounds.loop import GroupStrategy
 from coterie.strategies.rounds.roster import DescribedRoster
+from coterie.strategies.strategy import GroupStrategy
 from tests.conftest import (
     arrays_of,
     assert_equal_models,

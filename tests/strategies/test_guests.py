@@ -24,10 +24,11 @@ from coterie.strategies import HCCT, Auto, FedAvg, FedCollab, FedGroup, Independ
 from coterie.strategies.partition.distance import Distance
 from coterie.strategies.rounds import guests
 from coterie.strategies.rounds.algorithm import Round
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.guests import Guest, Guests, place, shown
-from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
+from coterie.strategies.strategy import GroupStrategy
 from coterie.tasks import load_task
 from coterie.wire import model_hash
 from tests.conftest import assert_equal_models, digits_config, silo

@@ -32,7 +32,7 @@ from coterie.strategies.hcct.alpha import (
 from coterie.strategies.partition.coalition import optimal
 from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.algorithm import Update
-from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from tests.conftest import digits_config
 

@@ -26,7 +26,7 @@ from coterie.strategies import (
     RunResult,
 )
 from coterie.strategies.rounds import influence, kit
-from coterie.strategies.rounds.loop import Checkpoint
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from tests.conftest import (
     Fault,
     arrays_of,

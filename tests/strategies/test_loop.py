@@ -25,20 +25,21 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result
 
 from coterie import wire
+from coterie.features.stragglers.coordinator import MISSES, TIMES
 from coterie.server.runs.codec import decode, encode
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGroup, Independent, RunResult
 from coterie.strategies.errors import EXIT_NO_SILOS
 from coterie.strategies.rounds import exchange as exchanging
-from coterie.strategies.rounds.absences import MISSES, TIMES
 from coterie.strategies.rounds.algorithm import Order
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.rounds.loop import Checkpoint, GroupStrategy
 from coterie.strategies.rounds.messages import training_messages
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.replies import check_replies
 from coterie.strategies.rounds.reports import RoundReport
 from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster, Silo
+from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (
     LossyGrid,
@@ -316,7 +317,7 @@ def test_every_strategy_goes_on_without_a_bad_reply(make: Any, kind: str) -> Non
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A round in which nobody answered is played again without a pause."""
-    monkeypatch.setattr("coterie.strategies.rounds.loop.TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr("coterie.strategies.strategy.TRY_AGAIN_S", 0.0)
 
 
 @EACH

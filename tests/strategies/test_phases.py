@@ -17,10 +17,10 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies.baselines.one_model import FedAvg as FedAvgAlgorithm
 from coterie.strategies.errors import FederationError
 from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Round, Update
-from coterie.strategies.rounds.loop import GroupStrategy
 from coterie.strategies.rounds.members import Plain
 from coterie.strategies.rounds.reports import PhaseReport
 from coterie.strategies.rounds.roster import Silo
+from coterie.strategies.strategy import GroupStrategy
 from tests.conftest import (
     error_reply,
     plain_app,

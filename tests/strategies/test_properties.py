@@ -38,7 +38,7 @@ from coterie.strategies import (
 )
 from coterie.strategies.fedgenp.latent import GeneratorPlan
 from coterie.strategies.registry import STRATEGIES
-from coterie.strategies.rounds.loop import GroupStrategy
+from coterie.strategies.strategy import GroupStrategy
 from tests.conftest import (
     arrays_of,
     assert_equal_models,

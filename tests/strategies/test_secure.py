@@ -35,8 +35,8 @@ from coterie.server.runs.run import execute
 from coterie.server.site.certificates import make_ca, sign
 from coterie.strategies import HCCT, FederationError
 from coterie.strategies.rounds.exchange import exchange
-from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.models import Mean, Unseen, weighted_mean
+from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import DescribedRoster
 from coterie.strategies.rounds.secure import _atoms, _replaced
 from coterie.wire.enrolment import fingerprint_of_key, public_pem

@@ -20,9 +20,9 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.strategies import CFL, FLHC, FLSC, HCCT, IFCA, FedAvg, FedGroup, FeSEM, KMeans
 from coterie.strategies.rounds.algorithm import Update
-from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.members import Members, mean_of_all
 from coterie.strategies.rounds.policy import accepted, form, withdraw
+from coterie.strategies.rounds.result import RunResult
 from coterie.strategies.rounds.roster import Silo
 from coterie.wire import Model
 from tests.conftest import (

@@ -29,8 +29,8 @@ from coterie.client.work.weights import load_weights
 from coterie.strategies import HCCT, FedEnsemble, FedGen, FedGenP, FedGroup
 from coterie.strategies.fedgenp.generative import Given
 from coterie.strategies.fedgenp.latent import GeneratorPlan
-from coterie.strategies.rounds.loop import RunResult
 from coterie.strategies.rounds.reports import RoundReport
+from coterie.strategies.rounds.result import RunResult
 from coterie.tasks import TaskError, load_task
 from coterie.tasks.base import SiloData
 from coterie.tasks.images.datasets import Part

@@ -14,25 +14,29 @@ other ClientApps are sent an ordinary ``evaluate``. After the last round it is t
 from __future__ import annotations
 
 import inspect
-import math
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import Any, ClassVar, Generic, NoReturn
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 from uuid import uuid4
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Strategy
 
 from coterie import wire
+from coterie.features.compression.coordinator import Compression
+from coterie.features.stopping.coordinator import Stopping
+from coterie.features.stragglers.coordinator import Stragglers
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.rounds import guests as visiting
 from coterie.strategies.rounds import kit, spoken
+from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.exchange import exchange
 from coterie.strategies.rounds.messages import evaluation_messages, membership, training_messages
+from coterie.strategies.rounds.result import RunResult, mean_model
 from coterie.strategies.rounds.secure import (
     Enrolled,
     SecureRun,
@@ -42,126 +46,19 @@ from coterie.strategies.rounds.secure import (
     sketches_of,
     without,
 )
-from coterie.wire import Model
+from coterie.strategies.rounds.stage import ENDED_EARLY, Played, Stage, Stages
 from coterie.wire.secure import FEWEST, sketch_sizes
 
 MOST_TRIES = 3
 """How often a round is played in which no training counts, before the run is given up."""
 TRY_AGAIN_S = 1.0
 """The pause before that, twice as long each time: a moment may heal what it was."""
-NO_CONDUCT, NO_ABSENCES, NO_GUESTS = kit.Conduct(), kit.Absences(), visiting.Guests()
 SIZED = (wire.TRAIN, wire.COLD_START)
 """Kinds of work beside the round's own whose replies state the samples that a silo trains on."""
 
 
-@dataclass(frozen=True)
-class Checkpoint(Generic[kit.State]):
-    """Where a run stands after a round: all that the next one depends on.
-
-    Randomness is drawn from (seed, round) and needs no place here. Silos keep what is their own.
-
-    Attributes:
-        round: the last one that is over; 0 before the first.
-        state: the algorithm's, a frozen value.
-        silos: who was here in that round. Their nodes may have other ids after a restart.
-        best_round, best_error: after which round the mean error on validation data was lowest,
-            and what it was, as far as silos told one.
-        ended_early: why no further round is played, in words; empty: the run goes on.
-        conduct: of the silos, by which their influence is bounded.
-        absences: of silos that keep the others waiting.
-        rounding: silos whose last update was rounded, so that they know how.
-        guests: what is known of silos whose samples have no labels yet.
-    """
-
-    round: int
-    state: kit.State
-    silos: tuple[kit.Silo, ...]
-    best_round: int = 0
-    best_error: float = math.inf
-    ended_early: str = ""
-    conduct: kit.Conduct = NO_CONDUCT
-    absences: kit.Absences = NO_ABSENCES
-    rounding: frozenset[str] = frozenset()
-    guests: visiting.Guests = NO_GUESTS
-
-
 EvaluateGroup = Callable[[int, kit.Group, ArrayRecord], MetricRecord | None]
 """Called with the round, who is in the group and the group's model."""
-
-
-class RunResult(Result):
-    """Flower's ``Result`` and more.
-
-    Attributes:
-        evaluate_metrics_groups: round → group → what ``evaluate_group_fn`` found.
-        state: the algorithm's last state.
-        rounds: one report per round, then the final evaluation. Those of a resumed run begin
-            after its checkpoint.
-    """
-
-    def __init__(self, initial: ArrayRecord) -> None:
-        self.initial = initial
-        self.state: Any = None
-        self.members: kit.Members | None = None
-        self.rounds: list[kit.RoundReport] = []
-        self._algorithm: kit.Algorithm[Any] | None = None
-        self.evaluate_metrics_groups: dict[int, dict[kit.Group, MetricRecord]] = {}
-        self._shared: Mapping[str, Model] = {}
-        self._apart: Mapping[str, Model] = {}
-        super().__init__()
-
-    @property
-    def arrays(self) -> ArrayRecord:
-        """The size-weighted mean of all silos' models, made when it is asked for.
-
-        Without those that were moved out of their groups.
-        """
-        shared = {n: model for n, model in self._shared.items() if n not in self._apart}
-        mean = None if self.members is None else mean_model(shared, self.members.sizes)
-        return self.initial if mean is None else wire.encode_arrays(mean, packed=False)
-
-    @arrays.setter
-    def arrays(self, value: ArrayRecord) -> None:
-        """Flower's own class sets an empty record."""
-
-    @property
-    def held(self) -> dict[str, Model]:
-        """Silo → its own final model, which others may share and nobody may change.
-
-        Of a secure run without those that only a silo has.
-        """
-        own = {**self._shared, **self._apart}
-        return {n: model for n, model in own.items() if kit.is_seen(model)}
-
-    @cached_property
-    def models(self) -> dict[str, ArrayRecord]:
-        """The same, each copied for Flower."""
-        return {n: wire.encode_arrays(m, packed=False) for n, m in self.held.items()}
-
-    @property
-    def common(self) -> Model | None:
-        """What silos keep that have no model of their own; None where there is nothing."""
-        return None if self._algorithm is None else self._algorithm.common(self.state)
-
-    @property
-    def groups(self) -> dict[int, list[list[str]]]:
-        """Round → who trained together."""
-        return {r.round: [list(group) for group in r.groups] for r in self.rounds}
-
-    def group_model(self, group: kit.Group) -> ArrayRecord | None:
-        """The size-weighted mean of a group's models, mostly one; None where no size is known."""
-        held = {**self._shared, **self._apart}
-        own = {name: held[name] for name in group if name in held}
-        mean = None if self.members is None else mean_model(own, self.members.sizes)
-        return None if mean is None else wire.encode_arrays(mean, packed=False)
-
-    def stand(self, algorithm: kit.Algorithm[Any], standing: Checkpoint[Any]) -> None:
-        """The run stands here."""
-        self.state, self.members = standing.state, algorithm.members(standing.state)
-        self._shared = algorithm.models(standing.state)
-        self._apart = standing.conduct.models
-        self._algorithm = algorithm
-        self.__dict__.pop("models", None)
 
 
 @dataclass(frozen=True)
@@ -178,7 +75,8 @@ class _Run:
         names: of metrics.
         secure: the keys of a secure run.
         minimums: silo → the smallest group that it accepts, of those that said so with an update.
-        waits: for whom the others waited in this round.
+        seconds: of each exchange since the stages were told last, silo → until it had answered or
+            was given up.
         nodes: node → silo, of those that are here in this round.
     """
 
@@ -191,7 +89,7 @@ class _Run:
     names: Mapping[str, str] = field(default_factory=dict)
     secure: SecureRun | None = None
     minimums: dict[str, int] = field(default_factory=dict)
-    waits: kit.Waits = field(default_factory=kit.Waits)
+    seconds: list[Mapping[str, float]] = field(default_factory=list)
     nodes: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -233,7 +131,8 @@ class _Run:
         seconds: dict[int, float] = {}
         within = self.deadline_s if deadline_s is None else deadline_s
         replies = exchange(self.grid, messages, deadline_s=within, seconds=seconds)
-        self.waits.note({self.nodes[node]: s for node, s in seconds.items() if node in self.nodes})
+        named = {self.nodes[node]: s for node, s in seconds.items() if node in self.nodes}
+        self.seconds.append(named)
         return replies
 
 
@@ -333,7 +232,7 @@ class GroupStrategy(Strategy):
         self.on_round = on_round
         self.on_event = on_event or (lambda kind, fields: None)
         self.keep_every, self.name_members = keep_every, name_members
-        self.evaluate_every, self.patience = evaluate_every, patience
+        self.evaluate_every = evaluate_every
         if evaluate_every < 1 or patience < 0:
             raise kit.wrong_options(
                 [
@@ -341,6 +240,11 @@ class GroupStrategy(Strategy):
                     f"Got {evaluate_every} and {patience}"
                 ]
             )
+        self.stages: tuple[Stage, ...] = (
+            Stragglers(),
+            Compression(),
+            Stopping(patience, evaluate_every),
+        )
         self.metric_names = dict(metric_names or {})
         if stray := sorted(set(self.metric_names.values()) - set(kit.MAPPED)):
             raise kit.wrong_options(
@@ -504,11 +408,11 @@ class GroupStrategy(Strategy):
     ) -> tuple[Checkpoint[Any], kit.RoundReport, list[kit.Update]]:
         """One round, from who is here to what the record says of it."""
         algorithm, clock, number = self.algorithm, _Clock(), before.round + 1
-        run.waits.clear()
+        stages = Stages(self.stages, before.kept)
 
         # 1. Who is here? Newcomers are let in; what silos state today holds from now on.
         here = run.present(self.roster, number)
-        resting = before.absences.resting([silo.name for silo in here], number)
+        resting = stages.resting(here, number)
         resting |= self._greeted(run, [s for s in here if s.name not in resting], before.state)
         guests = [s for s in here if s.unlabelled]
         silos = tuple(s for s in here if s.name not in resting and not s.unlabelled)
@@ -530,7 +434,7 @@ class GroupStrategy(Strategy):
         # 3. What does each of them do? One exchange, every reply checked.
         state, orders = algorithm.orders(state, now)
         orders += _orders_apart(silos, conduct)
-        orders = _in_fewer_bytes(sendable(orders), before.rounding, run.config)
+        orders = stages.outgoing(sendable(orders), now)
         messages = training_messages(
             orders,
             number=number,
@@ -580,10 +484,16 @@ class GroupStrategy(Strategy):
 
         # 5. Silos that cannot answer for it on the way are asked for their error, and all keep
         #    their models where it is time to.
-        outlook = self._outlook(run, before, trained, state, now)
+        silent = frozenset() if run.secure is None else frozenset(run.secure.silent)
+        played = Played(
+            *(now, algorithm, state, orders, checked, trained, silent, run.seconds, run.deadline_s)
+        )
+        stages, notes = stages.after(played)
+        run.seconds.clear()
+        ended_early = notes.pop(ENDED_EARLY, "")
         everybody = replace(now, silos=silos)
         places = self._places(known_guests, guests, state)
-        if number < run.rounds and not outlook.ended_early:
+        if number < run.rounds and not ended_early:
             stated, metrics = self._evaluate_plain(run, state, everybody, conduct)
             evaluated, evaluation = (number, stated) if stated else (evaluated, evaluation)
             clock.lap("evaluate")
@@ -614,25 +524,19 @@ class GroupStrategy(Strategy):
                 **algorithm.details(state),
                 **_influence_entry(bounded),
                 **_guests_entry(places),
+                **notes,
             },
-            ended_early=outlook.ended_early,
-        )
-        silent = () if run.secure is None else frozenset(run.secure.silent)
-        absences = before.absences.after(
-            *(orders, checked, number),
-            silent_otherwise=silent,
-            waits=run.waits,
-            deadline_s=run.deadline_s,
+            ended_early=ended_early,
         )
         standing = replace(
-            outlook,
+            before,
             round=number,
             state=state,
             silos=here,
+            ended_early=ended_early,
             conduct=conduct,
-            absences=absences,
-            rounding=_rounding(before.rounding, checked),
             guests=known_guests,
+            kept=stages.kept,
         )
         return standing, report, trained
 
@@ -652,47 +556,6 @@ class GroupStrategy(Strategy):
             reports[u.silo.name] = replace(reports[u.silo.name], discrepancy=far)
         return reports
 
-    def _outlook(
-        self,
-        run: _Run,
-        before: Checkpoint[Any],
-        trained: kit.Updates,
-        state: Any,
-        now: kit.Round,
-    ) -> Checkpoint[Any]:
-        """The checkpoint before, with what validation data say of going on.
-
-        Silos tell with their training the error of the model that they held after the round
-        before. Not while partitions are compared: the groups are to be found first.
-        """
-        told = [u.metrics.get(wire.RECEIVED_VALIDATION_ERROR, math.nan) for u in trained]
-        errors = [error for error in told if math.isfinite(error)]
-        if not self.patience or before.round % self.evaluate_every:
-            return before
-        if not errors:
-            kit.log.warning(
-                "round %d: no silo told its error on validation data, so patience ends nothing "
-                "here. Silos tell it if the run has validation, and their policy lets errors leave",
-                now.number,
-            )
-            return before
-        mean = math.fsum(errors) / len(errors)
-        if mean < before.best_error:
-            return replace(before, best_round=before.round, best_error=mean)
-        waited = before.round - before.best_round
-        if (
-            waited < self.patience
-            or now.number >= run.rounds
-            or self.algorithm.comparing(state, now)
-        ):
-            return before
-        why = (
-            f"the mean error on validation data has not improved for {waited} rounds; it was "
-            f"lowest after round {before.best_round}"
-        )
-        kit.log.info("round %d: the run ends early: %s", now.number, why)
-        return replace(before, ended_early=why)
-
     def _finish(
         self, run: _Run, standing: Checkpoint[Any], *, alone: bool
     ) -> tuple[Checkpoint[Any], kit.RoundReport]:
@@ -704,7 +567,7 @@ class GroupStrategy(Strategy):
         conduct = standing.conduct
         guests = [silo for silo in silos if silo.unlabelled]
         silos = tuple(silo for silo in silos if not silo.unlabelled)
-        rests = standing.absences.resting([silo.name for silo in silos], standing.round + 1)
+        rests = Stages(self.stages, standing.kept).resting(silos, standing.round + 1)
         awake = [silo for silo in silos if silo.name not in rests]
         now = self._round(run, standing.round, awake, conduct)
         everybody = replace(now, silos=tuple(silos))  # who rested is given its model all the same
@@ -1093,28 +956,6 @@ def _orders_apart(silos: Sequence[kit.Silo], conduct: kit.Conduct) -> list[kit.O
     ]
 
 
-def _in_fewer_bytes(
-    orders: Sequence[kit.Order], rounding: frozenset[str], config: kit.Config
-) -> list[kit.Order]:
-    """Orders with their models rounded for silos that know how, where the run asks for it."""
-    if config.get(wire.WIRE_FORMAT, wire.FLOAT32) == wire.FLOAT32:
-        return list(orders)
-    return [
-        replace(order, rounded=True)
-        if order.silo.name in rounding and order.silo.described and not order.evaluates
-        else order
-        for order in orders
-    ]
-
-
-def _rounding(before: frozenset[str], checked: kit.Checked) -> frozenset[str]:
-    """Silos that know how to round: an update of theirs came so, and none was wrong since."""
-    wrong = {order.silo.name for order, why in checked.failed if not why.silent}
-    return before - wrong | {
-        u.silo.name for u in checked.updates if wire.UPDATE_LOST in u.metrics and not u.purpose
-    }
-
-
 def _not_kept(checked: kit.Checked) -> list[kit.Unseen]:
     """Models that silos were to go on from, and refused: they may have lost them."""
     own = [order.model for order, why in checked.failed if why.refused]
@@ -1135,18 +976,6 @@ def _note_unkept(silo: kit.Silo, reply: Message | None) -> None:
 def _influence_entry(bounded: kit.Bounded) -> dict[str, Any]:
     """For the record, where there is something to say."""
     return {"influence": dict(bounded.told)} if bounded.told else {}
-
-
-def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model | None:
-    """The size-weighted mean of all silos' models; None while no size is known."""
-    seen = {name: model for name, model in models.items() if kit.is_seen(model)}
-    sized = {name: model for name, model in seen.items() if sizes.get(name, 0) > 0}
-    held = kit.holders(sized)
-    if not held:
-        return None
-    return kit.weighted_mean(
-        [m for m, _ in held], [sum(sizes[n] for n in names) for _, names in held]
-    )
 
 
 def require_understood(

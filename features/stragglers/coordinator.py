@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from coterie.strategies.rounds.algorithm import Order
 from coterie.strategies.rounds.replies import Checked
+from coterie.strategies.rounds.stage import Played, Room, Stage
 
 MISSES = 2
 """Rounds in a row in which a silo may keep the others waiting; then it is not asked for a while."""
@@ -26,20 +28,15 @@ UNCOUNTED_S = 10.0
 
 @dataclass
 class Waits:
-    """For whom alone the others waited in a round, and for how long.
+    """For whom alone the others waited since a round's training before, and for how long.
 
     Attributes:
         over: silo → seconds beyond what is not counted.
-        uncounted: seconds that are not, of all exchanges of the round.
+        uncounted: seconds that are not, of all these exchanges.
     """
 
     over: dict[str, float] = field(default_factory=dict)
     uncounted: float = 0.0
-
-    def clear(self) -> None:
-        """A round begins."""
-        self.over.clear()
-        self.uncounted = 0.0
 
     def note(self, seconds: Mapping[str, float]) -> None:
         """Of one exchange: silo → seconds until it had answered, or was given up.
@@ -105,7 +102,7 @@ class Absences:
             orders, checked: of the round's training.
             number: of the round.
             silent_otherwise: who did not answer something else.
-            waits: of all exchanges of the round.
+            waits: of all exchanges since the training of the round before.
             deadline_s: of an exchange.
         """
         silent = {order.silo.name for order, why in checked.failed if why.silent}
@@ -124,3 +121,28 @@ class Absences:
                 rest = math.ceil(seconds / waits.uncounted)
                 until[name] = max(until.get(name, 0), number + 1 + rest)
         return Absences(missed, until, overtime)
+
+
+class Stragglers(Stage):
+    """Who keeps the others waiting is asked less often."""
+
+    name = "stragglers"
+    first = Absences()
+
+    def admit(self, mine: Absences, room: Room) -> Room:
+        """Who rests in this round."""
+        names = [silo.name for silo in room.here]
+        return replace(room, resting={**room.resting, **mine.resting(names, room.number)})
+
+    def after(self, mine: Absences, played: Played) -> tuple[Absences, dict[str, Any]]:
+        """With what this round showed."""
+        waits = Waits()
+        for seconds in played.seconds:
+            waits.note(seconds)
+        after = mine.after(
+            *(played.orders, played.checked, played.now.number),
+            silent_otherwise=played.silent,
+            waits=waits,
+            deadline_s=played.deadline_s,
+        )
+        return after, {}

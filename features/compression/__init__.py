@@ -1,0 +1,1 @@
+"""Updates in fewer bytes: whose models go out rounded."""

@@ -1,0 +1,40 @@
+"""Models go out in 16 bits a number to silos that have shown that they know how to round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from coterie import wire
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.stage import Played, Stage
+
+
+class Compression(Stage):
+    """Where the run asks for a smaller ``wire-format``. It remembers which silos know it."""
+
+    name = "compression"
+    first: ClassVar[frozenset[str]] = frozenset()
+
+    def outgoing(
+        self, mine: frozenset[str], orders: Sequence[kit.Order], now: kit.Round
+    ) -> list[kit.Order]:
+        """The orders with their models rounded for silos that know how."""
+        if now.config.get(wire.WIRE_FORMAT, wire.FLOAT32) == wire.FLOAT32:
+            return list(orders)
+        return [
+            replace(order, rounded=True)
+            if order.silo.name in mine and order.silo.described and not order.evaluates
+            else order
+            for order in orders
+        ]
+
+    def after(self, mine: frozenset[str], played: Played) -> tuple[frozenset[str], dict[str, Any]]:
+        """Those whose update came rounded, and of whom nothing was wrong since."""
+        checked = played.checked
+        wrong = {order.silo.name for order, why in checked.failed if not why.silent}
+        rounded = {
+            u.silo.name for u in checked.updates if wire.UPDATE_LOST in u.metrics and not u.purpose
+        }
+        return mine - wrong | rounded, {}

@@ -1,0 +1,1 @@
+"""The end of a run that validation data no longer show to improve."""

@@ -1,0 +1,66 @@
+"""A run ends when the silos' mean error on their validation data has not improved for a while.
+
+Silos tell with their training the error of the model that they held after the round before. The run
+does not end while partitions are compared: the groups are to be found first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from coterie import wire
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.stage import ENDED_EARLY, Played, Stage
+
+
+@dataclass(frozen=True)
+class Best:
+    """After which round the mean error on validation data was lowest, and what it was."""
+
+    round: int = 0
+    error: float = math.inf
+
+
+class Stopping(Stage):
+    """Early stopping.
+
+    Args:
+        patience: rounds without an improvement; 0 ends nothing.
+        evaluate_every: rounds between two evaluations.
+    """
+
+    name = "stopping"
+    first = Best()
+
+    def __init__(self, patience: int, evaluate_every: int) -> None:
+        self.patience, self.evaluate_every = patience, evaluate_every
+
+    def after(self, mine: Best, played: Played) -> tuple[Best, dict[str, Any]]:
+        """Whether the round before was the best; and the end, where it was too long ago."""
+        now, before = played.now, played.now.number - 1
+        if not self.patience or before % self.evaluate_every:
+            return mine, {}
+        told = [u.metrics.get(wire.RECEIVED_VALIDATION_ERROR, math.nan) for u in played.trained]
+        errors = [error for error in told if math.isfinite(error)]
+        if not errors:
+            kit.log.warning(
+                "round %d: no silo told its error on validation data, so patience ends nothing "
+                "here. Silos tell it if the run has validation, and their policy lets errors leave",
+                now.number,
+            )
+            return mine, {}
+        mean = math.fsum(errors) / len(errors)
+        if mean < mine.error:
+            return Best(before, mean), {}
+        waited = before - mine.round
+        goes_on = waited < self.patience or now.number >= now.rounds
+        if goes_on or played.algorithm.comparing(played.state, now):
+            return mine, {}
+        why = (
+            f"the mean error on validation data has not improved for {waited} rounds; it was "
+            f"lowest after round {mine.round}"
+        )
+        kit.log.info("round %d: the run ends early: %s", now.number, why)
+        return mine, {ENDED_EARLY: why}

@@ -1,0 +1,1 @@
+"""Silos that are silent or slow: they are asked less often."""

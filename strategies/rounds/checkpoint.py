@@ -1,0 +1,37 @@
+"""Where a run stands after a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.guests import Guests
+
+NO_CONDUCT, NO_GUESTS = kit.Conduct(), Guests()
+
+
+@dataclass(frozen=True)
+class Checkpoint(Generic[kit.State]):
+    """Where a run stands after a round: all that the next one depends on.
+
+    Randomness is drawn from (seed, round) and needs no place here. Silos keep what is their own.
+
+    Attributes:
+        round: the last one that is over; 0 before the first.
+        state: the algorithm's, a frozen value.
+        silos: who was here in that round. Their nodes may have other ids after a restart.
+        ended_early: why no further round is played, in words; empty: the run goes on.
+        conduct: of the silos, by which their influence is bounded.
+        guests: what is known of silos whose samples have no labels yet.
+        kept: name of a stage → what it remembers.
+    """
+
+    round: int
+    state: kit.State
+    silos: tuple[kit.Silo, ...]
+    ended_early: str = ""
+    conduct: kit.Conduct = NO_CONDUCT
+    guests: Guests = NO_GUESTS
+    kept: Mapping[str, Any] = field(default_factory=dict)

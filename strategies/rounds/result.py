@@ -1,0 +1,102 @@
+"""What a run ends with: Flower's ``Result``, every silo's own model, and the reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import Result
+
+from coterie import wire
+from coterie.strategies.rounds import kit
+from coterie.strategies.rounds.checkpoint import Checkpoint
+from coterie.wire import Model
+
+
+class RunResult(Result):
+    """Flower's ``Result`` and more.
+
+    Attributes:
+        evaluate_metrics_groups: round → group → what ``evaluate_group_fn`` found.
+        state: the algorithm's last state.
+        rounds: one report per round, then the final evaluation. Those of a resumed run begin
+            after its checkpoint.
+    """
+
+    def __init__(self, initial: ArrayRecord) -> None:
+        self.initial = initial
+        self.state: Any = None
+        self.members: kit.Members | None = None
+        self.rounds: list[kit.RoundReport] = []
+        self._algorithm: kit.Algorithm[Any] | None = None
+        self.evaluate_metrics_groups: dict[int, dict[kit.Group, MetricRecord]] = {}
+        self._shared: Mapping[str, Model] = {}
+        self._apart: Mapping[str, Model] = {}
+        super().__init__()
+
+    @property
+    def arrays(self) -> ArrayRecord:
+        """The size-weighted mean of all silos' models, made when it is asked for.
+
+        Without those that were moved out of their groups.
+        """
+        shared = {n: model for n, model in self._shared.items() if n not in self._apart}
+        mean = None if self.members is None else mean_model(shared, self.members.sizes)
+        return self.initial if mean is None else wire.encode_arrays(mean, packed=False)
+
+    @arrays.setter
+    def arrays(self, value: ArrayRecord) -> None:
+        """Flower's own class sets an empty record."""
+
+    @property
+    def held(self) -> dict[str, Model]:
+        """Silo → its own final model, which others may share and nobody may change.
+
+        Of a secure run without those that only a silo has.
+        """
+        own = {**self._shared, **self._apart}
+        return {n: model for n, model in own.items() if kit.is_seen(model)}
+
+    @cached_property
+    def models(self) -> dict[str, ArrayRecord]:
+        """The same, each copied for Flower."""
+        return {n: wire.encode_arrays(m, packed=False) for n, m in self.held.items()}
+
+    @property
+    def common(self) -> Model | None:
+        """What silos keep that have no model of their own; None where there is nothing."""
+        return None if self._algorithm is None else self._algorithm.common(self.state)
+
+    @property
+    def groups(self) -> dict[int, list[list[str]]]:
+        """Round → who trained together."""
+        return {r.round: [list(group) for group in r.groups] for r in self.rounds}
+
+    def group_model(self, group: kit.Group) -> ArrayRecord | None:
+        """The size-weighted mean of a group's models, mostly one; None where no size is known."""
+        held = {**self._shared, **self._apart}
+        own = {name: held[name] for name in group if name in held}
+        mean = None if self.members is None else mean_model(own, self.members.sizes)
+        return None if mean is None else wire.encode_arrays(mean, packed=False)
+
+    def stand(self, algorithm: kit.Algorithm[Any], standing: Checkpoint[Any]) -> None:
+        """The run stands here."""
+        self.state, self.members = standing.state, algorithm.members(standing.state)
+        self._shared = algorithm.models(standing.state)
+        self._apart = standing.conduct.models
+        self._algorithm = algorithm
+        self.__dict__.pop("models", None)
+
+
+def mean_model(models: Mapping[str, Model], sizes: Mapping[str, float]) -> Model | None:
+    """The size-weighted mean of all silos' models; None while no size is known."""
+    seen = {name: model for name, model in models.items() if kit.is_seen(model)}
+    sized = {name: model for name, model in seen.items() if sizes.get(name, 0) > 0}
+    held = kit.holders(sized)
+    if not held:
+        return None
+    return kit.weighted_mean(
+        [m for m, _ in held], [sum(sizes[n] for n in names) for _, names in held]
+    )
