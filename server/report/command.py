@@ -16,7 +16,8 @@ from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.statistics import FILE, read_survey
 from coterie.server.runs.tracking import TRACKERS, export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.files import write_atomically
+from coterie.system.files import write_atomically, write_named
+from coterie.system.terminal import LEGIBLE
 
 FORMATS = ("html", "json", "png", "svg", *TRACKERS)
 
@@ -94,7 +95,7 @@ def write_report(
 
 def _write(target: Path, text: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, text.encode())
+    write_named(target, text.encode(errors=LEGIBLE))
     return target
 
 
