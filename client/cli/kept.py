@@ -299,5 +299,6 @@ def report(
 
     folder = folder_of(home)
     target, page = out or folder / "report.html", build_page(read_silo(folder, run), folder)
+    print(f"Drawing the report of {folder} …", file=sys.stderr, flush=True)
     write_named(target, render(page).encode(errors=LEGIBLE))
     print(target)

@@ -147,7 +147,10 @@ def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "said"),
     [
         (["status", "--root-certificates", "nosuch.pem"], "'nosuch.pem' cannot be read"),
-        (["init", "taken/study", "--address", "localhost"], "Not a directory: 'taken/study'"),
+        (
+            ["init", "taken/study", "--address", "localhost"],
+            "taken/study: Not a directory. A file stands",
+        ),
         (["report", "fedavg-1", "--runs-dir", ".", "--out", "taken/x.html"], "taken"),
         (["roster", "--federation", "latin"], "coterie.toml must be UTF-8. Byte 2 is 0xfc: save"),
     ],

@@ -265,7 +265,7 @@ def test_a_complete_run_stays_complete_where_no_page_can_be_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("coterie.server.report.command.write_atomically", full)
+    monkeypatch.setattr("coterie.server.report.command.write_named", full)
     console = Console(file=StringIO(), width=120)
     print_final(console, runs / "hcct-1")
     text = console.file.getvalue()  # type: ignore[attr-defined]
