@@ -195,6 +195,18 @@ def test_a_home_folder_that_nobody_has_is_one_line(
     refused_in_one_line(said, capsys)
 
 
+def test_an_account_without_a_home_folder_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("COTERIE_HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr(sys, "argv", ["coterie", "runs"])
+    refused_in_one_line("Set COTERIE_HOME to a folder that it may write to.", capsys)
+
+
 def test_a_path_may_begin_with_the_user_s_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
