@@ -22,8 +22,21 @@ def place(named: str | Path) -> Path:
 
 
 def default_home() -> Path:
-    """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it."""
-    return place(os.environ.get("COTERIE_HOME", "~/.coterie")).absolute()
+    """``$COTERIE_HOME``, by default ``~/.coterie``. Absolute: other processes are told of it.
+
+    Raises:
+        FederationError: neither is there.
+    """
+    named = os.environ.get("COTERIE_HOME")
+    if named:
+        return place(named).absolute()
+    try:
+        return Path.home() / ".coterie"
+    except RuntimeError:
+        raise refused(
+            "this account has no home folder to keep coterie's files in. Set COTERIE_HOME to a "
+            "folder that it may write to."
+        ) from None
 
 
 def default_runs_dir() -> Path:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 from typer.core import TyperGroup
+
+from coterie.system import terminal
+from coterie.system.files import explained
 
 EXIT_CONFIG = 2
 
@@ -43,6 +47,11 @@ class Group(TyperGroup):
             command.context_class = _Context
         return command
 
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        """Run what a command line says."""
+        terminal.show_everything()
+        return super().main(*arguments, **options)
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command that was asked for."""
         try:
@@ -53,7 +62,8 @@ class Group(TyperGroup):
             status = self.exit_status(error)
             if status is None or isinstance(error, BrokenPipeError):  # typer ends quietly then
                 raise
-            print(f"{ctx.command_path}: {error}", file=sys.stderr)
+            text = explained(error) if isinstance(error, OSError) else str(error)
+            print(f"{ctx.command_path}: {text}", file=sys.stderr)
             ctx.exit(status)
 
 

@@ -54,12 +54,13 @@ def make_folder(folder: Path, *, private: bool = False) -> None:
 
 
 @contextmanager
-def replacing(target: Path, *, private: bool = False) -> Iterator[Path]:
+def replacing(target: Path, *, private: bool = False, synced: bool = True) -> Iterator[Path]:
     """A new file to write; it takes the target's place when the block ends without an error.
 
     Args:
         target: in a folder into which no other process writes this file meanwhile.
         private: only the owner may read it, from the first byte on.
+        synced: whether it must be on the disk before going on.
 
     Raises:
         OSError: nothing was changed, unless the folder itself could not be synced at the end.
@@ -70,13 +71,29 @@ def replacing(target: Path, *, private: bool = False) -> Iterator[Path]:
         mode = 0o600 if private else 0o666
         os.close(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
         yield unfinished
-        sync(unfinished)
+        if synced:
+            sync(unfinished)
         unfinished.replace(target)
-        sync(target.parent)
-    except BaseException:
+        if synced:
+            sync(target.parent)
+    except BaseException as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(unfinished)):
+            error.filename, error.filename2 = str(target), None  # what a person knows
         raise
+
+
+@contextmanager
+def replacing_named(target: Path) -> Iterator[Path]:
+    """``replacing`` for a file that a person names: through links, and straight into a pipe."""
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    with replacing(target.resolve()) as unfinished:
+        yield unfinished
 
 
 def write_atomically(target: Path, content: bytes, *, private: bool = False) -> None:
@@ -87,6 +104,12 @@ def write_atomically(target: Path, content: bytes, *, private: bool = False) -> 
             _write(descriptor, content)
         finally:
             os.close(descriptor)
+
+
+def write_named(target: Path, content: bytes) -> None:
+    """Write a file that a person names so that it is there whole or not at all."""
+    with replacing_named(target) as unfinished:
+        unfinished.write_bytes(content)
 
 
 def append_line(file: Path, line: bytes, *, synced: bool) -> None:
@@ -138,6 +161,24 @@ def why_unwritten(error: Exception) -> str:
     """Why a write failed, in words; of a full disk safetensors tells in its text alone."""
     is_full = getattr(error, "errno", None) == errno.ENOSPC or "(os error 28)" in str(error)
     return "the disk is full" if is_full else str(error)
+
+
+REMEDIES = {
+    errno.ENOSPC: "Free space on its disk, or name a folder on another one",
+    errno.EDQUOT: "Free space within this account's quota, or name a folder on another disk",
+    errno.EROFS: "Name a folder on a disk that can be written",
+    errno.EACCES: "Give this account the right, or name another place",
+    errno.EISDIR: "Name a file, such as one in this folder",
+    errno.ENOTDIR: "A file stands where a folder is needed: name another place",
+}
+
+
+def explained(error: OSError) -> str:
+    """Which file or folder an error is about, what was wrong, and what to do."""
+    if error.filename is None or error.strerror is None:
+        return str(error)
+    remedy = REMEDIES.get(error.errno or 0, "")
+    return f"{error.filename}: {error.strerror}. {remedy}.".removesuffix(" .")
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TextIO
 
+from coterie.system.terminal import legible
+
 ENVIRONMENT = "COTERIE_LOG_FORMAT"
 """The format, for commands that are not told one, and for the processes that they start."""
 FORMATS = ("text", "json")
@@ -61,14 +63,15 @@ class _Json(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         own = {key: getattr(record, key) for key in FIELDS if hasattr(record, key)}
-        error = {"error": self.formatException(record.exc_info)} if record.exc_info else {}
+        trace = self.formatException(record.exc_info) if record.exc_info else ""
+        error = {"error": legible(trace)} if trace else {}
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         return json.dumps(
             {
                 "at": at,
                 "level": record.levelname.lower(),
                 "part": self._part,
-                "message": record.getMessage(),
+                "message": legible(record.getMessage()),
                 **self._always,
                 **own,
                 **error,

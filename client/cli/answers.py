@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from coterie.client.home.card import Card, figure_text, lead_of
 from coterie.client.work.figures import Figure
+from coterie.system.files import explained, replacing
 from coterie.tasks import Task
 from coterie.tasks.base import Samples, TaskError
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
@@ -123,13 +124,17 @@ def write_masks(answers: Answers, folder: Path) -> list[Path]:
         for place, mask in zip(called, values, strict=True):
             file = folder / place.with_name(place.name + (".png" if flat else ".npz"))
             file.parent.mkdir(parents=True, exist_ok=True)
-            if flat:
-                Image.fromarray(mask).save(file)
-            else:
-                np.savez_compressed(file, mask=mask)
+            with replacing(file, synced=False) as unfinished, unfinished.open("wb") as out:
+                if flat:
+                    Image.fromarray(mask).save(out, "png")
+                else:
+                    np.savez_compressed(out, mask=mask)
             files.append(file)
     except OSError as error:
-        raise TaskError(f"the masks cannot be written into {folder}: {error}") from None
+        raise TaskError(
+            f"the masks cannot be written into {folder}: {explained(error)} {len(files)} of "
+            f"{len(values)} are there."
+        ) from None
     return files
 
 

@@ -82,12 +82,14 @@ def _unlabelled_lines(bench: Workbench) -> Iterator[str]:
     yield f"task      {bench.task.name}, {_kind(bench.task)}, schema {bench.schema}"
     yield f"samples   {len(part)} of {shape}, without labels: it is given a model and trains none"
     yield ""
-    yield "When the silo joins, its name, task, schema and the number of samples leave it. In a"
-    yield "run with several groups, discriminators of its samples' features beside up to 12 silos,"
     policy, private = bench.settings.policy, bench.settings.privacy is not None
     refuses = not policy.auxiliary or policy.min_group_size > 2 or private
     refused = " This silo's policy refuses them: it gets a model only where all are one group."
-    yield f"and how often they are right; nothing else.{refused if refuses else ''}"
+    yield (
+        "When the silo joins, its name, task, schema and the number of samples leave it. In a run "
+        "with several groups, discriminators of its samples' features beside up to 12 silos, and "
+        f"how often they are right; nothing else.{refused if refuses else ''}"
+    )
     yield f"Runs on {described.device}. Then: coterie silo predict"
 
 
@@ -150,9 +152,11 @@ def _privacy_lines(bench: Workbench) -> Iterator[str]:
     a_round = private.planned(bench.model, bench.data.train, USUAL)
     more = budget.epsilon_with(a_round) - spent.epsilon
     left = budget.rounds_left(a_round)
-    yield f"privacy   {spent.text()} spent, in {spent.charges} trainings; noise {terms.noise:g},"
-    yield f"          clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of"
-    yield f"          {USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
+    yield (
+        f"privacy   {spent.text()} spent, in {spent.charges} trainings; noise {terms.noise:g}, "
+        f"clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of "
+        f"{USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
+    )
     if not bench.settings.home:
         yield "warning   without a folder the noise can be foreseen: a simulation of privacy."
 
@@ -185,8 +189,10 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
         names = [name for name in names if not {*METRICS.get(name, (name,))} <= STAYING]
     auxiliary = policy.auxiliary and bench.settings.privacy is None
     if auxiliary and policy.min_group_size <= 2:  # they are averaged in pairs
-        yield "  (in runs of fedcollab also a discriminator per other silo, and how often it is"
-        yield "  right)"
+        yield (
+            "  (in runs of fedcollab also a discriminator per other silo, and how often it is "
+            "right)"
+        )
     yield f"  and metrics: numbers of samples{''.join(f', {name}' for name in names)}"
     if bench.frozen:
         stays = sum(tensor.nbytes for tensor in bench.model.state_dict().values()) - sum(

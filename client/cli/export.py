@@ -25,7 +25,8 @@ from coterie.client.cli.answers import Array, names_of
 from coterie.client.cli.predict import Kept, answer_of
 from coterie.client.home.card import Card, figure_row, lead_of, numbers_of
 from coterie.client.work.data import map_nest, to_device
-from coterie.system.files import make_folder, write_atomically
+from coterie.system.files import make_folder, write_named
+from coterie.system.terminal import LEGIBLE
 from coterie.tasks.base import Nest, Option, TaskError, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem
 
@@ -114,9 +115,10 @@ def export(kept: Kept, file: Path, *, options: Mapping[str, Option]) -> Exported
     card |= {"sha256": hashlib.sha256(content).hexdigest()}
     files = [file, file.with_name(file.name + ".json"), file.with_name(file.name + ".md")]
     make_folder(file.parent)
-    texts = [json.dumps(card, indent=2, ensure_ascii=False).encode(), _text(kept, card).encode()]
-    for place, written in zip(files, [content, *texts], strict=True):
-        write_atomically(place, written)
+    texts = [json.dumps(card, indent=2, ensure_ascii=False), _text(kept, card)]
+    contents = [content, *(text.encode(errors=LEGIBLE) for text in texts)]
+    for place, written in zip(files, contents, strict=True):
+        write_named(place, written)
     return Exported(files, len(leaves(samples)[0]), own, apart)
 
 

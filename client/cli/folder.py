@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -118,8 +119,13 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
     sent. With --app, it loads the app and says which of silo.toml's conditions hold for it.
     """
     from coterie.client.home.folder import Home
+    from coterie.system.keys import remark
+    from coterie.system.terminal import width_of, wrapped
 
-    settings = Home(home).settings()
+    made = Home(home)
+    settings = made.settings()
+    if made.key_file.exists():
+        made.key()  # refused here as by `start`
     if app:
         from coterie.client.cli.check_app import check_app
 
@@ -130,7 +136,8 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
         from coterie.client.cli.check import check_all
 
         lines = check_all(settings)
-    for line in lines:
+    noted = [f"warning   {text}"] if (text := remark(made.key_file)) else []
+    for line in wrapped(chain(noted, lines), width_of(sys.stdout)):
         print(line)
 
 

@@ -152,6 +152,8 @@ def predict(
     """
     from coterie.client.cli.answers import headline, summary, write_csv, write_masks
     from coterie.client.cli.predict import answer, load_kept
+    from coterie.system.files import replacing_named
+    from coterie.system.terminal import LEGIBLE
     from coterie.tasks.base import TaskError
     from coterie.tasks.problems import Masks
 
@@ -170,7 +172,10 @@ def predict(
     elif masks:
         write_masks(answers, output)
     else:
-        with output.open("w", encoding="utf-8", newline="") as out:
+        with (
+            replacing_named(output) as file,
+            file.open("w", encoding="utf-8", errors=LEGIBLE, newline="") as out,
+        ):
             write_csv(answers, out)
     how = "alone" if kept.card.alone else kept.card.trained
     said = [f"{len(answers.values)} samples", f"model {asked.file}, trained {how}"]
@@ -289,8 +294,11 @@ def report(
     from coterie.client.cli.report import build_page, read_silo
     from coterie.client.home.files import folder_of
     from coterie.pictures.page import render
+    from coterie.system.files import write_named
+    from coterie.system.terminal import LEGIBLE
 
     folder = folder_of(home)
-    target = out or folder / "report.html"
-    target.write_text(render(build_page(read_silo(folder, run), folder)), encoding="utf-8")
+    target, page = out or folder / "report.html", build_page(read_silo(folder, run), folder)
+    print(f"Drawing the report of {folder} …", file=sys.stderr, flush=True)
+    write_named(target, render(page).encode(errors=LEGIBLE))
     print(target)

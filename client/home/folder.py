@@ -39,7 +39,7 @@ from coterie.client.home.settings import (
     check_name,
     privacy_of,
 )
-from coterie.system import files
+from coterie.system import files, keys
 from coterie.system.ports import listen_address
 from coterie.tasks.base import as_option, place_of
 from coterie.wire import enrolment
@@ -291,29 +291,27 @@ class Home:
         task = self._path(one.task) if one.task.endswith(".toml") else one.task
         return Study(task, one.data | paths)
 
+    @property
+    def key_file(self) -> Path:
+        """Where the private key is."""
+        return self.folder / "key.pem"
+
     def key(self) -> ec.EllipticCurvePrivateKey:
         """The private key.
 
         Raises:
             SettingsError: it is missing, damaged, or readable by others.
         """
-        file = self.folder / "key.pem"
         try:
-            shared = file.stat().st_mode & 0o077
-            key = serialization.load_pem_private_key(file.read_bytes(), password=None)
+            return keys.read_key(self.key_file)
         except FileNotFoundError:
             raise SettingsError(
                 f"there is no key in {self.folder}. Run `coterie silo init`."
             ) from None
-        except (OSError, TypeError, ValueError) as error:  # TypeError: it has a password
-            raise SettingsError(f"{file} cannot be read: {error}.") from None
-        if shared:
-            raise SettingsError(
-                f"{file} may be read by others than its owner. Run: chmod 600 {file}"
-            )
-        if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise SettingsError(f"{file} holds another kind of key than `coterie silo init` makes.")
-        return key
+        except OSError as error:
+            raise SettingsError(f"{self.key_file} cannot be read: {error.strerror}.") from None
+        except keys.KeyFileError as error:
+            raise SettingsError(str(error)) from None
 
     def fingerprint(self) -> str:
         """Of the key."""

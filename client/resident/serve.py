@@ -23,7 +23,7 @@ from coterie.client.home.settings import SettingsError, SiloSettings
 from coterie.client.resident.host import Host
 from coterie.client.resident.link import Connection
 from coterie.client.resident.vital import collector
-from coterie.system import logs
+from coterie.system import keys, logs
 from coterie.system.exposition import Exposition, Sample
 from coterie.system.ports import listen_address
 
@@ -129,6 +129,8 @@ def _exposed(
 def _connection(home: Home, patience_s: float) -> Connection:
     address, ca = home.coordinator()
     key = home.key()
+    if text := keys.remark(home.key_file):
+        log.warning("%s", text)
     return Connection(address, ca, (key, key.public_key()), patience_s=patience_s)
 
 

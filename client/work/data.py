@@ -9,6 +9,8 @@ Inputs and targets are nests: a tensor, or a dict, list or tuple of nests.
 
 from __future__ import annotations
 
+import errno
+import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +24,17 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from coterie.tasks.base import Nest, Samples, SiloData, StreamedData, leaves
 
+log = logging.getLogger("coterie.silo")
+
 Batch = tuple[Nest, Nest]
 """Inputs and targets."""
+NO_SEMAPHORES = (errno.ENOSPC, errno.EACCES, errno.ENOSYS, errno.ENOENT, errno.EROFS)
+SMALL_SHARED_MEMORY = (
+    "/dev/shm is too small for workers = %d: they cannot hand on the samples that they read. This "
+    "process reads them itself, which is slower and gives the same samples. Give the container "
+    "more shared memory (docker run --shm-size 1g; sharedMemory in the Helm chart), or set "
+    "workers = 0 under [compute] in silo.toml."
+)
 
 
 class Part(Protocol):
@@ -200,11 +211,25 @@ class Streamed:
 
     def batches(self, order: torch.Tensor | None, size: int, *, seed: int = 0) -> Iterator[Batch]:
         """See ``Part``."""
-        loader, sampler = self._loader()
         rows = (self.rows if order is None else self.rows[order.cpu()]).split(size)
-        sampler.coming = [[(row, seed) for row in batch.tolist()] for batch in rows]
-        for batch in loader:
+        coming = [[(row, seed) for row in batch.tolist()] for batch in rows]
+        for batch in self._read(coming):
             yield map_nest(lambda leaf: leaf.to(self.device, non_blocking=True), tuple(batch))
+
+    def _read(self, coming: list[list[tuple[int, int]]]) -> Iterator[Batch]:
+        """The batches, read by this process where workers have no shared memory to hand them on."""
+        loader, sampler = self._loader()
+        sampler.coming, done = coming, 0
+        try:
+            for batch in loader:
+                done += 1
+                yield batch
+        except (RuntimeError, OSError) as error:
+            if not (loader.num_workers and _lacks_shared_memory(error)):
+                raise
+            log.warning(SMALL_SHARED_MEMORY, loader.num_workers)
+            self._loaders[0] = self._open(workers=0)
+            yield from self._read(coming[done:])
 
     def take(self, rows: torch.Tensor) -> Streamed:
         """See ``Part``."""
@@ -221,19 +246,33 @@ class Streamed:
 
     def _loader(self) -> tuple[DataLoader[Batch], _Order]:
         if 0 not in self._loaders:
-            sampler = _Order()
-            # Not forked: this process has threads of gRPC's, whose locks a fork may copy locked.
-            how = {"multiprocessing_context": "forkserver", "persistent_workers": True}
-            loader: DataLoader[Batch] = DataLoader(
-                _Seeded(self.dataset),
-                batch_sampler=sampler,
-                num_workers=self.workers,
-                pin_memory=self.device.type == "cuda",
-                generator=torch.Generator(),  # else a pass draws from the training's randomness
-                **(how if self.workers else {}),  # type: ignore[arg-type]
-            )
-            self._loaders[0] = loader, sampler
+            self._loaders[0] = self._open(self.workers)
         return self._loaders[0]
+
+    def _open(self, workers: int) -> tuple[DataLoader[Batch], _Order]:
+        sampler = _Order()
+        # Not forked: this process has threads of gRPC's, whose locks a fork may copy locked.
+        how = {"multiprocessing_context": "forkserver", "persistent_workers": True}
+        loader: DataLoader[Batch] = DataLoader(
+            _Seeded(self.dataset),
+            batch_sampler=sampler,
+            num_workers=workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator(),  # else a pass draws from the training's randomness
+            **(how if workers else {}),  # type: ignore[arg-type]
+        )
+        return loader, sampler
+
+
+def _lacks_shared_memory(error: Exception) -> bool:
+    """Whether a DataLoader failed for want of room in /dev/shm, or of /dev/shm itself.
+
+    PyTorch says it in its text alone, also of workers that died of it. Semaphores of the standard
+    library, which lie there too, give the operating system's error without a file's name.
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.filename is None and error.errno in NO_SEMAPHORES
+    return "shared memory" in str(error) or "file </torch_" in str(error)
 
 
 def _joined(nests: Sequence[Nest]) -> Nest:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -44,6 +45,8 @@ from coterie.wire.description import FOLLOWING
 
 if TYPE_CHECKING:
     from coterie.client.work.private import Private
+
+log = logging.getLogger("coterie.silo")
 
 _workbenches: dict[str, Workbench] = {}
 _opening = Lock()
@@ -367,13 +370,41 @@ def _check_targets(task: Task, data: Data) -> None:
 
 
 def _device(wanted: str) -> torch.device:
+    """The device that is wanted, once it has computed something.
+
+    Raises:
+        SettingsError: a device that is named cannot be used.
+    """
+    if wanted == "auto" and not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda" if wanted == "auto" else wanted)
+    why = _unusable(device)
+    if not why:
+        return device
     if wanted == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if wanted.startswith("cuda") and not torch.cuda.is_available():
-        raise SettingsError(
-            f"device {wanted!r} was asked for, but torch finds no CUDA device. Use auto or cpu."
+        log.warning(
+            "the GPU cannot be used, so that the CPU computes: %s. Install a PyTorch that supports "
+            'this GPU and its driver, or say device = "cpu" under [compute].',
+            why,
         )
-    return torch.device(wanted)
+        return torch.device("cpu")
+    raise SettingsError(f"device {wanted!r} cannot be used: {why}. Use auto or cpu.")
+
+
+def _unusable(device: torch.device) -> str:
+    """Why a device cannot compute, from a sum of one number; empty if it can."""
+    if device.type == "cpu":
+        return ""
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device"
+    count = torch.cuda.device_count()
+    if device.index is not None and device.index >= count:
+        return f"PyTorch finds {count} CUDA device{'s' * (count != 1)}, and cuda:0 is the first"
+    try:
+        (torch.zeros(1, device=device) + 1).item()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: a PyTorch without CUDA
+        return next(iter(str(error).strip().splitlines()), type(error).__name__).rstrip(".")
+    return ""
 
 
 def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], frozen: str) -> str:

@@ -274,14 +274,15 @@ def _print_statistics(console: Console, folder: Path) -> None:
 
 def _write_report(console: Console, folder: Path) -> None:
     from coterie.server.report.command import write_report  # draws: loaded late
+    from coterie.system.files import explained
 
     try:
         (report,) = write_report(str(folder))
     except OSError as error:  # the run is complete all the same
         say(
             console,
-            f"no report was written: {error}. Write it elsewhere with: coterie report {folder} "
-            "--out FILE",
+            f"no report was written: {explained(error).rstrip('.')}. Write it elsewhere with: "
+            f"coterie report {folder} --out FILE",
         )
         return
     say(console, f"report: {report}")

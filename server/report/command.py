@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from coterie.pictures.page import Picture, render, save
@@ -16,7 +18,8 @@ from coterie.server.runs.record import Run, find_run, read_run
 from coterie.server.runs.statistics import FILE, read_survey
 from coterie.server.runs.tracking import TRACKERS, export
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.files import write_atomically
+from coterie.system.files import write_atomically, write_named
+from coterie.system.terminal import LEGIBLE
 
 FORMATS = ("html", "json", "png", "svg", *TRACKERS)
 
@@ -51,6 +54,7 @@ def write_report(
     alone: str | None = None,
     common: str | None = None,
     out: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> list[Path]:
     """Write a run's report; return the files.
 
@@ -62,6 +66,7 @@ def write_report(
         root: folder of run records.
         alone, common: runs to compare with, named like ``name``.
         out: the file, or the folder of pictures; by default in the run's folder.
+        say: takes a line about what is done before that takes long.
 
     Raises:
         FederationError: no such run, nothing of it can be read, or a run to compare with is of
@@ -82,19 +87,24 @@ def write_report(
         alone=_named(run, "--alone", find_run(alone, root), "independent") if alone else None,
         common=_named(run, "--global", find_run(common, root), "fedavg") if common else None,
     )
-    if kind in ("png", "svg"):
-        return _write_pictures(make_pictures(story)[0], kind, out or folder / "report")
+    pictures = kind in ("png", "svg")
+    target = out or folder / ("report" if pictures else f"report.{kind}")
+    target.parent.mkdir(parents=True, exist_ok=True)  # what fails here fails before the drawing
+    if kind != "json":
+        say(f"Drawing the report of {run.name} …")
+    if pictures:
+        return _write_pictures(make_pictures(story)[0], kind, target)
     text = (
         render(build_page(story))
         if kind == "html"
         else json.dumps(summary(story), indent=1, ensure_ascii=False) + "\n"
     )
-    return [_write(out or folder / f"report.{kind}", text)]
+    return [_write(target, text)]
 
 
 def _write(target: Path, text: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, text.encode())
+    write_named(target, text.encode(errors=LEGIBLE))
     return target
 
 
@@ -139,7 +149,8 @@ def print_report(
     out: Path | None,
 ) -> None:
     """Write a report and say where it is."""
-    files = write_report(name, kind=kind, root=root, alone=alone, common=common, out=out)
+    say = partial(print, file=sys.stderr, flush=True)
+    files = write_report(name, kind=kind, root=root, alone=alone, common=common, out=out, say=say)
     for file in files:
         print(file)
 

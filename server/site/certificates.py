@@ -17,6 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from coterie.strategies.errors import refused
+from coterie.system import keys
 from coterie.system.files import make_folder, write_atomically
 
 CA_DAYS, SERVER_DAYS = 3650, 397
@@ -46,8 +48,7 @@ def make_server_certificate(folder: Path, names: Sequence[str]) -> None:
         names: DNS names and IP addresses under which silos reach the server.
     """
     ca = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
-    ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    ca_key = private_key(folder / "ca.key")
     key = ec.generate_private_key(ec.SECP384R1())
     unique = list(dict.fromkeys([*names, *LOCAL]))
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, unique[0][:64])])
@@ -67,8 +68,7 @@ def make_server_certificate(folder: Path, names: Sequence[str]) -> None:
 
 def sign(folder: Path, content: bytes) -> bytes:
     """The signature of the folder's CA, which silos know from their join bundle."""
-    ca_key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    ca_key = private_key(folder / "ca.key")
     return ca_key.sign(content, ec.ECDSA(hashes.SHA384()))
 
 
@@ -108,8 +108,20 @@ def covers(certificate: Path, names: Sequence[str]) -> bool:
 def belongs_to(certificate: Path, key: Path) -> bool:
     """Whether a certificate is of this private key."""
     loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
-    private = serialization.load_pem_private_key(key.read_bytes(), password=None)
-    return loaded.public_key() == private.public_key()
+    return loaded.public_key() == private_key(key).public_key()
+
+
+def private_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a private key of the coordinator.
+
+    Raises:
+        OSError: it is missing, or this account may not read it.
+        FederationError: it is damaged, or others may read it.
+    """
+    try:
+        return keys.read_key(file)
+    except keys.KeyFileError as error:
+        raise refused(str(error)) from None
 
 
 def _builder(

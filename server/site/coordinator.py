@@ -18,13 +18,13 @@ from pathlib import Path
 
 from coterie.server.machine import superlink
 from coterie.server.machine.link import Node, control
-from coterie.server.site import enrolled, operators
+from coterie.server.site import certificates, enrolled, operators
 from coterie.server.site.database import compact, damage_of, set_aside_if_damaged
 from coterie.server.site.federation import ENVIRONMENT, Federation
 from coterie.server.site.metrics import Collector
 from coterie.server.site.steward import Steward
 from coterie.strategies.errors import FederationError, refused
-from coterie.system import logs
+from coterie.system import keys, logs
 from coterie.system.exposition import Exposition
 from coterie.system.files import LockedError, held_by, locked, write_atomically
 from coterie.system.ports import check_free, listens
@@ -87,6 +87,7 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
     reason = federation.renew_certificate()
     if reason:
         say(f"The server's certificate was renewed: {reason}.")
+    _check_keys(federation, say)
     listen = federation.config.listen
     for address in (listen.silos, listen.operators, listen.serverapp):
         _require_free(address)
@@ -135,6 +136,20 @@ def _serve(federation: Federation, say: Callable[[str], None]) -> int:
                 program.stop(deadline_s=STOP_DEADLINE_S, rest=signal.SIGTERM)
     say("The SuperLink has ended.")
     return 0
+
+
+def _check_keys(federation: Federation, say: Callable[[str], None]) -> None:
+    """Refuse keys that others may read; the CA's may lie elsewhere until a certificate is made.
+
+    Raises:
+        FederationError: names the key, and what to do.
+    """
+    tls = federation.tls
+    for file in (tls / "ca.key", tls / "server.key", federation.folder / operators.LOCAL_KEY):
+        if file.exists():
+            certificates.private_key(file)
+        if text := keys.remark(file):
+            say(f"WARNING: {text}")
 
 
 def _come_back(

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from coterie.server.machine.signing import Identity
 from coterie.server.paths import default_home, place
+from coterie.server.site.certificates import private_key
 from coterie.server.site.federation import Federation
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.system.files import LockedError, locked, make_folder, write_atomically
@@ -166,7 +167,7 @@ def local_identity(made: Federation) -> Identity:
             with _locked(made):
                 if not file.exists():
                     _write_key(file)
-        return Identity(LOCAL, _read_key(file))
+        return Identity(LOCAL, private_key(file))
     except OSError as error:
         raise _error(
             f"{file} cannot be read ({error.strerror}): only the account that the coordinator runs "
@@ -190,7 +191,7 @@ def own_identity(folder: Path | None = None) -> Identity | None:
     where = own_folder(folder)
     try:
         name = json.loads((where / "operator.json").read_text(encoding="utf-8"))["name"]
-        return Identity(str(name), _read_key(where / "key.pem"))
+        return Identity(str(name), private_key(where / "key.pem"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -214,7 +215,7 @@ def make_identity(name: str, folder: Path | None = None) -> Identity:
         make_folder(where, private=True)
         _write_key(where / "key.pem")
         write_atomically(where / "operator.json", json.dumps({"name": name}).encode())
-        return Identity(name, _read_key(where / "key.pem"))
+        return Identity(name, private_key(where / "key.pem"))
     if known.name != name:
         raise _error(
             f"{own_folder(folder)} holds the key of {known.name!r}. Choose another folder with "
@@ -230,15 +231,6 @@ def _write_key(file: Path) -> None:
         serialization.NoEncryption(),
     )
     write_atomically(file, content, private=True)
-
-
-def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        key = serialization.load_pem_private_key(file.read_bytes(), password=None)
-    except (TypeError, ValueError) as error:
-        raise _error(f"{file} is damaged: {error}.") from None
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
-    return key
 
 
 # ---------------------------------------------------------------- the list

@@ -8,6 +8,7 @@ thirds. FedGenP, which shares one model, is shown on kinds that differ in their 
 
 from __future__ import annotations
 
+import io
 import math
 import shlex
 import time
@@ -36,6 +37,7 @@ from coterie.server.runs.record import Event, Run, Structure, read_whole
 from coterie.server.runs.record.follow import Progress
 from coterie.strategies.errors import FederationError
 from coterie.strategies.partition.hcct import alpha_path
+from coterie.system.files import write_atomically
 
 KINDS: Mapping[str, Mapping[str, int]] = {
     "upright": {},
@@ -297,12 +299,12 @@ def _print_outcome(console: Console, outcome: Outcome, run: Run) -> None:
         markup=False,
         soft_wrap=True,
     )
-    summary = outcome.folder / "summary.txt"
-    plain = Console(file=summary.open("w", encoding="utf-8"), width=100)
+    summary = io.StringIO()
+    plain = Console(file=summary, width=100)
     plain.print(_table(outcome, run))
     if grouping:
         plain.print(_group_table(outcome, title))
-    plain.file.close()
+    write_atomically(outcome.folder / "summary.txt", summary.getvalue().encode())
 
 
 def _again(run: Run) -> str:

@@ -19,9 +19,11 @@ Adam trains, not SGD.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -31,6 +33,8 @@ from torch.nn.functional import cross_entropy, one_hot, softplus
 from coterie import wire
 from coterie.strategies.fedgenp.latent import Generator, GeneratorPlan, Reversal
 from coterie.wire import Layers, Model
+
+log = logging.getLogger("coterie.run")
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 """Adam's."""
@@ -404,10 +408,18 @@ def _unstack(weights: Weights, count: int) -> list[Model]:
     return [{name: array[i].copy() for name, array in arrays.items()} for i in range(count)]
 
 
+@cache  # what cannot be used is said once
 def _device(wanted: str) -> torch.device:
-    if wanted == "auto":
-        wanted = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(wanted)
+    if wanted != "auto":
+        return torch.device(wanted)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    try:
+        (torch.zeros(1, device="cuda") + 1).item()
+    except RuntimeError as error:  # a GPU that this PyTorch has no kernels for, or that is full
+        log.warning("the GPU cannot be used, so that the CPU trains the generators: %s", error)
+        return torch.device("cpu")
+    return torch.device("cuda")
 
 
 @contextmanager

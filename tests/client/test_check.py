@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,28 @@ def test_layers_to_keep_that_the_model_does_not_have_are_named(
     assert said in capsys.readouterr().err
     with pytest.raises(SettingsError, match=said):
         prepare([Home(tmp_path).settings()])
+
+
+@pytest.mark.parametrize("columns", [60, 100, 200])
+def test_its_lines_are_as_wide_as_the_terminal_and_no_word_is_cut(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = create(tmp_path / "a", "a").folder
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    if columns != 100:  # else there is no terminal
+        monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert silo(["check", "--home", str(home)]) == 0
+    plain = list(check(Home(home).settings()))
+    lines = out.getvalue().splitlines()
+    assert max(map(len, lines)) <= columns
+    words, whole = (set(" ".join(some).split()) for some in (lines, plain))
+    assert {word for word in words ^ whole if "." not in word} == set(), "but for measured times"
+    if columns < 200:
+        assert len(lines) > len(plain)
+        learned = [line for line in lines if line.startswith("  label counts:")]
+        assert lines[lines.index(learned[0]) + 1].startswith(" " * 22)
 
 
 BLOOD = """

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
-from coterie.client.work.data import Data, Held, Streamed, to_device
+from coterie.client.work.data import Data, Held, Streamed, _lacks_shared_memory, to_device
 from coterie.client.work.measure import batch_size, evaluate
 from coterie.client.work.sgd import TrainPlan, train
 from coterie.client.work.weights import read_weights
@@ -63,6 +67,99 @@ def test_workers_do_not_change_what_is_trained() -> None:
     part = some_data(11).train
     noisy = trained(streamed(part, noisy=True))
     assert same(noisy, trained(streamed(part, workers=2, noisy=True)))
+
+
+class Crowded(Listed):
+    """Fails in a worker as where /dev/shm is full, from the second batch on."""
+
+    text = "unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left (28)"
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if row > 3 and torch.utils.data.get_worker_info() is not None:
+            raise RuntimeError(self.text)
+        return super().__getitem__(row)
+
+
+class Broken(Crowded):
+    """Fails for a reason of its own."""
+
+    text = "this sample cannot be read"
+
+
+def test_without_shared_memory_a_silo_reads_by_itself_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    held = some_data(9).train
+    part = Streamed(Crowded(held), torch.arange(9), CPU, workers=1)
+    taken = part.take(torch.tensor([8, 0]))
+    for one, rows in ((part, torch.arange(9)), (taken, torch.tensor([8, 0])), (part, None)):
+        seen = torch.cat([x for x, _ in one.batches(None, 2)])
+        assert torch.equal(seen, held.x if rows is None else held.x[rows])
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert "/dev/shm is too small for workers = 1" in said
+    assert "--shm-size" in said and "workers = 0" in said
+
+
+def test_a_sample_that_a_worker_cannot_read_is_no_want_of_shared_memory() -> None:
+    part = Streamed(Broken(some_data(9).train), torch.arange(9), CPU, workers=1)
+    with pytest.raises(RuntimeError, match="this sample cannot be read"):
+        list(part.batches(None, 2))
+
+
+@pytest.mark.parametrize(
+    ("error", "lacks"),
+    [
+        (OSError(28, "No space left on device"), True),
+        (PermissionError(13, "Permission denied"), True),
+        (PermissionError(13, "Permission denied", "ward/1.png"), False),
+        (OSError("Caught OSError in DataLoader worker process 0."), False),
+        (RuntimeError("DataLoader worker is killed by signal: Bus error. … shared memory"), True),
+        (RuntimeError("unable to write to file </torch_9_1_0>: No space left"), True),
+        (RuntimeError("CUDA error: out of memory"), False),
+    ],
+)
+def test_want_of_shared_memory_is_known_by_its_errors(error: Exception, lacks: bool) -> None:
+    assert _lacks_shared_memory(error) is lacks
+
+
+SMALL = """
+import sys
+import torch
+from coterie.client.work.data import Streamed
+from tests.client.test_data import Large
+if __name__ == "__main__":
+    part = Streamed(Large(), torch.arange(12), torch.device("cpu"), 2)
+    assert [int(y) for _, ys in part.batches(None, 4) for y in ys] == list(range(12))
+"""
+
+
+class Large(Dataset):
+    """Samples of 3 MB."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.full((3, 512, 512), float(row)), torch.tensor(row)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["size=4m", *(pytest.param(o, marks=pytest.mark.nightly) for o in ("ro", "nr_inodes=1"))],
+)
+def test_workers_with_little_room_in_dev_shm_cost_time_alone(option: str, tmp_path: Path) -> None:
+    mounting = ["unshare", "--mount", "sh", "-c"]
+    small = f"mount -t tmpfs -o {option} none /dev/shm"
+    if os.geteuid() != 0 or subprocess.run([*mounting, small], check=False).returncode:
+        pytest.skip("this account may not mount a file system over /dev/shm")
+    (tmp_path / "reads.py").write_text(SMALL)
+    done = subprocess.run(
+        [*mounting, f'{small} && exec "$0" "$@"', sys.executable, str(tmp_path / "reads.py")],
+        env=os.environ | {"PYTHONPATH": f"{Path.cwd()}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("/dev/shm is too small for workers = 2") == 1
 
 
 def test_random_transforms_draw_by_their_own_seed_and_disturb_nothing() -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from coterie.client.cli.answers import Answers
 from coterie.client.cli.predict import predict
 from coterie.client.home.settings import SiloSettings
 from coterie.client.work.measure import evaluate_in_full
@@ -91,6 +96,73 @@ def test_texts_of_samples_are_passed_through(
     head, rows = written(tmp_path, asked.TwoNumbers, "--input", str(tmp_path / "new"))
     assert head == ["sample", "patient", "ward", "value_0", "value_1"]
     assert rows == [["0", "p-7", "a", "0", "0"], ["1", "p-9", "b", "0", "0"]]
+
+
+ODD = os.fsdecode(b"R\xf6ntgen.png")
+
+
+def test_names_that_are_not_utf_8_are_written_with_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = Samples(np.zeros((2, 3), np.float32), ["a.png", ODD])
+    monkeypatch.setattr(asked.TwoNumbers, "inputs", lambda *_: given)
+    (tmp_path / "new").touch()
+    _, rows = written(tmp_path, asked.TwoNumbers, "--input", str(tmp_path / "new"))
+    assert [row[0] for row in rows] == ["a.png", "R\\xf6ntgen.png"]
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    assert silo(["predict", "--home", str(tmp_path), "--input", str(tmp_path / "new")]) == 0
+    assert out.buffer.getvalue().splitlines()[-1].startswith(b"R\\xf6ntgen.png,")  # type: ignore[attr-defined]
+
+
+def test_a_file_of_answers_is_whole_or_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(answers: Answers, file: TextIO) -> None:
+        file.write("sample,value\n0,1\n")
+        raise OSError(28, "No space left on device")
+
+    asked.keep(tmp_path, asked.TwoNumbers)
+    out = tmp_path / "out.csv"
+    asking = ["predict", "--home", str(tmp_path), "--output", str(out)]
+    before = {file.name for file in tmp_path.iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr("coterie.client.cli.answers.write_csv", stop)
+        assert silo(asking) == 2
+        assert {file.name for file in tmp_path.iterdir()} == before
+        out.write_text("mine")
+        assert silo(asking) == 2
+    assert out.read_text() == "mine"
+    assert silo(asking) == 0 and len(table(out)[1]) == 60
+
+
+def test_a_mask_is_whole_or_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save, left = Image.Image.save, [3]
+
+    def full(self: Image.Image, file: Any, *more: Any) -> None:
+        left[0] -= 1
+        if not left[0]:
+            file.write(b"\x89PNG")
+            raise OSError(28, "No space left on device")
+        save(self, file, *more)
+
+    asked.keep(tmp_path, asked.Pixels)
+    names = ["a.png", ODD, "c.png"]
+    given = Samples(asked.Pixels().load({}).x_test[:3], names)
+    monkeypatch.setattr(asked.Pixels, "inputs", lambda *_: given)
+    (tmp_path / "new").touch()
+    out = tmp_path / "masks"
+    asking = ["predict", "--home", str(tmp_path), "--input", str(tmp_path / "new")]
+    with monkeypatch.context() as patched:
+        patched.setattr(Image.Image, "save", full)
+        assert silo([*asking, "--output", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "c.png: No space left on device. Free space" in said and "2 of 3 are there" in said
+    assert sorted(file.name for file in out.iterdir()) == sorted(names[:2])
+    assert silo([*asking, "--output", str(out)]) == 0
+    assert sorted(file.name for file in out.iterdir()) == sorted(names)
 
 
 def test_masks_are_files_with_the_class_of_every_pixel(

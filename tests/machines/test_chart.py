@@ -153,6 +153,16 @@ def test_who_is_ready_is_asked_of_the_health_command_and_a_warning_is_no_failure
     assert "health" not in str(main["livenessProbe"])
 
 
+def test_every_silo_in_a_container_has_shared_memory_for_workers() -> None:
+    services = yaml.safe_load((CHARTS.parents[1] / "compose.yaml").read_text())["services"]
+    silos = {name: told for name, told in services.items() if name.startswith("silo-")}
+    assert len(silos) == 7 and {told["shm_size"] for told in silos.values()} == {"1g"}
+    made = pod(render("silo", "study", SILO))
+    (volume,) = [one["name"] for one in made["volumes"] if one.get("emptyDir", {}).get("medium")]
+    mounts = {m["name"]: m["mountPath"] for m in made["containers"][0]["volumeMounts"]}
+    assert mounts[volume] == "/dev/shm"
+
+
 @pytest.mark.parametrize("files", [["compose.yaml"], ["compose.yaml", "docker/tls.yaml"]])
 def test_containers_are_healthy_as_the_health_command_says(files: list[str]) -> None:
     root = CHARTS.parents[1]

@@ -147,7 +147,10 @@ def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "said"),
     [
         (["status", "--root-certificates", "nosuch.pem"], "'nosuch.pem' cannot be read"),
-        (["init", "taken/study", "--address", "localhost"], "Not a directory: 'taken/study'"),
+        (
+            ["init", "taken/study", "--address", "localhost"],
+            "taken/study: Not a directory. A file stands",
+        ),
         (["report", "fedavg-1", "--runs-dir", ".", "--out", "taken/x.html"], "taken"),
         (["roster", "--federation", "latin"], "coterie.toml must be UTF-8. Byte 2 is 0xfc: save"),
     ],
@@ -190,6 +193,18 @@ def test_a_home_folder_that_nobody_has_is_one_line(
     monkeypatch.setenv("COTERIE_HOME", "~typo")
     monkeypatch.setattr(sys, "argv", ["coterie", *line])
     refused_in_one_line(said, capsys)
+
+
+def test_an_account_without_a_home_folder_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("COTERIE_HOME")
+    monkeypatch.setattr(Path, "home", nobody)
+    monkeypatch.setattr(sys, "argv", ["coterie", "runs"])
+    refused_in_one_line("Set COTERIE_HOME to a folder that it may write to.", capsys)
 
 
 def test_a_path_may_begin_with_the_user_s_home(

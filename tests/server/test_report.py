@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks.engine.synthetic import write_run
 from coterie.pictures.page import render
 from coterie.server.cli.commands import print_final, print_runs
-from coterie.server.report.command import tell, write_report
+from coterie.server.report.command import print_report, tell, write_report
 from coterie.server.report.history import follow_groups
 from coterie.server.report.page import build_page, make_pictures, repeat_command, summary
 from coterie.server.runs.record import Round, read_run
@@ -265,7 +265,7 @@ def test_a_complete_run_stays_complete_where_no_page_can_be_written(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("coterie.server.report.command.write_atomically", full)
+    monkeypatch.setattr("coterie.server.report.command.write_named", full)
     console = Console(file=StringIO(), width=120)
     print_final(console, runs / "hcct-1")
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -502,6 +502,18 @@ def test_the_command_line_writes_and_says_where(runs: Path, tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(tmp_path / "x.json")
+
+
+def test_the_command_says_what_it_does_before_it_draws(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, Any] = {"root": runs, "alone": None, "common": None}
+    print_report("hcct-1", kind="html", out=tmp_path / "x.html", **asked)
+    told = capsys.readouterr()
+    assert told.err == "Drawing the report of hcct-1 …\n"
+    assert told.out == f"{tmp_path / 'x.html'}\n"
+    print_report("hcct-1", kind="json", out=tmp_path / "x.json", **asked)
+    assert capsys.readouterr().err == "", "nothing is drawn"
 
 
 @pytest.mark.parametrize("command", ["report", "watch", "explain"])

@@ -15,11 +15,13 @@ from coterie.system import files
 from coterie.system.files import (
     LockedError,
     append_line,
+    explained,
     held_by,
     locked,
     make_folder,
     replacing,
     write_atomically,
+    write_named,
 )
 
 
@@ -38,6 +40,50 @@ def test_a_write_that_fails_leaves_the_last_good_file_and_nothing_else(
         write_atomically(target, b"half of it")
     assert target.read_bytes() == b"good"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        ("write", "card: No space left on device. Free space on its disk, or name a folder"),
+        ("open", "card: No space left on device. Free space on its disk"),
+    ],
+)
+def test_a_full_disk_is_told_with_the_file_that_a_person_knows(
+    call: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space") as caught:
+        patched.setattr(os, call, fail)
+        write_atomically(tmp_path / "card", b"half of it")
+    assert explained(caught.value).startswith(f"{tmp_path}/{told}")
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [(30, "Name a folder on a disk that can be written."), (13, "Give this account"), (2, "tory.")],
+)
+def test_an_error_of_a_file_says_what_to_do(number: int, told: str) -> None:
+    assert told in explained(OSError(number, os.strerror(number), "out/card"))
+
+
+def test_an_error_without_a_file_stays_as_it_is() -> None:
+    assert explained(OSError("no certificate")) == "no certificate"
+    assert explained(OSError(28, "No space")) == "[Errno 28] No space"
+
+
+def test_a_named_file_may_be_a_link_or_a_pipe_and_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(b"old")
+    (tmp_path / "link").symlink_to("kept")
+    write_named(tmp_path / "link", b"new")
+    assert (tmp_path / "kept").read_bytes() == b"new" and (tmp_path / "link").is_symlink()
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as read, os.fdopen(writing, "wb"):
+        write_named(Path(f"/dev/fd/{writing}"), b"through")
+        assert read.read(7) == b"through"
+    with pytest.raises(IsADirectoryError) as caught:
+        write_named(tmp_path, b"new")
+    assert explained(caught.value).startswith(f"{tmp_path}: Is a directory. Name a file")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["kept", "link"]
 
 
 def test_an_interrupted_block_changes_nothing(tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ def test_a_json_line_has_the_schema_and_what_it_is_about() -> None:
     assert "ValueError: no" in told["error"]
 
 
+def test_a_name_that_is_not_utf_8_stays_legible_in_json() -> None:
+    told = logs.formatter("silo", "json").format(record("M\udcfcller.png: lost", error=True))
+    assert json.loads(told)["message"] == "M\\xfcller.png: lost"
+
+
 def test_text_is_as_it_was() -> None:
     assert logs.formatter("run", "text", text="%(levelname)s %(message)s").format(record("x")) == (
         "WARNING x"

@@ -1,13 +1,22 @@
-"""Tables where no terminal shows them."""
+"""Text and tables, on terminals of any width and encoding and where there is none."""
 
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 from rich.table import Table
 
-from coterie.system.terminal import wide
+from benchmarks.engine.synthetic import write_run
+from coterie.client.home.files import LEDGER
+from coterie.client.home.folder import create
+from coterie.system.terminal import LEGIBLE, legible, wide, wrapped
 
 
 def test_a_wide_console_cuts_no_cell_whatever_the_width_it_is_given() -> None:
@@ -23,3 +32,72 @@ def test_a_wide_console_cuts_no_cell_whatever_the_width_it_is_given() -> None:
     before = out.getvalue()
     wide(quiet).print(table)
     assert out.getvalue() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "shown"),
+    [
+        (b"R\xf6ntgen.png", "utf-8", "R\\xf6ntgen.png"),
+        ("Röntgen.png".encode(), "utf-8", "Röntgen.png"),
+        ("1×8 – 3 · ε".encode(), "ascii", "1x8 - 3 . ?"),
+        ("µ €".encode(), "latin-1", "µ ?"),
+    ],
+)
+def test_what_an_encoding_does_not_have_stays_legible(
+    text: bytes, encoding: str, shown: str
+) -> None:
+    assert os.fsdecode(text).encode(encoding, LEGIBLE).decode(encoding) == shown
+    if encoding == "utf-8":
+        assert legible(os.fsdecode(text)) == shown
+
+
+def test_lines_are_folded_between_words_below_their_text() -> None:
+    lines = ["label     one two three", "  who knows: some of it", "", "plain words", "x" * 30]
+    assert "\n".join(wrapped(lines, 20)).split("\n") == [
+        "label     one two",
+        "          three",
+        "  who knows: some of",
+        "          it",
+        "",
+        "plain words",
+        "x" * 30,
+    ]
+
+
+COMMANDS = """
+import sys
+from coterie.server.cli.main import main
+for line in sys.argv[1:]:
+    sys.argv = ["coterie", *line.split()]
+    try:
+        main()
+    except SystemExit as ended:
+        assert not ended.code, (line, ended.code)
+"""
+ASCII = [
+    {"PYTHONIOENCODING": "ascii"},
+    {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"},
+]
+
+
+@pytest.mark.parametrize("more", ASCII)
+def test_commands_end_well_on_terminals_without_utf_8(more: dict[str, str], tmp_path: Path) -> None:
+    create(tmp_path / "a", "a")
+    entry = {"run": "r", "type": "train", "round": 3, "bytes": 5, "values": {}}
+    (tmp_path / "a" / LEDGER).write_text(json.dumps(entry) + "\n")
+    write_run(tmp_path / "hcct-1", num_silos=3, num_rounds=2, strategy="hcct")
+    (tmp_path / "two.toml").write_text('silos = 2\n[split]\nkind = "iid"\n[run]\nrounds = 1\n')
+    lines = [
+        "silo check --home a",
+        "silo ledger --home a",
+        "explain hcct-1 --runs-dir .",
+        "simulate two.toml --runs-dir runs",
+        "runs --runs-dir .",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", COMMANDS, *lines],
+        cwd=tmp_path, env={**os.environ, **more},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "1x8x8" in done.stdout and done.stdout.isascii() and "Traceback" not in done.stderr
