@@ -126,10 +126,13 @@ def _class_of(name: str, classes: Sequence[str], own: Dialect, walk: Walk) -> in
 def _unknown_class(unknown: Sequence[Path], place: Path, classes: Sequence[str]) -> TaskError:
     names = list(dict.fromkeys(plain(folder.name) for folder in unknown))
     others = f" So are {', '.join(map(repr, names[1:]))}." if names[1:] else ""
+    advice = hint_of_parts(unknown) or (
+        " If a folder stands for one of them, say so under [data.codes.class] in silo.toml: "
+        f'"{names[0]}" = "{classes[0]}".'
+    )
     return TaskError(
         f"{str(place)!r} has class {names[0]!r}, which is not declared.{others} Declared: "
-        f"{', '.join(classes)}. If a folder stands for one of them, say so under "
-        f'[data.codes.class] in silo.toml: "{names[0]}" = "{classes[0]}".{hint_of_parts(unknown)}'
+        f"{', '.join(classes)}.{advice}"
     )
 
 

@@ -199,7 +199,8 @@ class Opener:
         from PIL import Image
 
         try:
-            with Image.open(path) as image:
+            # Not by its name: Pillow would map a grey TIFF into memory, and turn it wrongly.
+            with path.open("rb") as file, Image.open(file) as image:
                 return see(image)
         except Image.DecompressionBombError as error:
             raise TaskError(
