@@ -28,7 +28,7 @@ from coterie.tasks.own.dialect import OPTIONS as WRITTEN
 from coterie.tasks.own.dialect import Dialect, read_dialect
 from coterie.tasks.own.folders import DICOM_ADVICE, MORE, Account, Walk, by_ending, plain
 from coterie.tasks.own.layout import CLASS, MASK, VAL
-from coterie.tasks.own.pictures import SUFFIXES, TRAITS, Opener, Picture
+from coterie.tasks.own.pictures import SUFFIXES, TRAITS, Opener, Picture, UnreadableError
 from coterie.tasks.own.targets import MaskTarget, Target
 from coterie.tasks.problems import IGNORED
 
@@ -164,12 +164,12 @@ class ImageFolder(DeclaredTask):
         "codes": "",
         "mask-names": "*",
     }
+    _opener: Opener
 
     def __init__(self, declaration: ImageFolderDeclaration) -> None:
         super().__init__(declaration)
         self._accounts: list[Account] = []
         self._traits: dict[str, set[Path]] = defaultdict(set)
-        self._opener = self._opener_of({"codes": ""})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -322,7 +322,7 @@ class ImageFolder(DeclaredTask):
 
     def _trait_line(self, trait: str) -> str:
         found = self._traits[trait]
-        what = "1 image is" if len(found) == 1 else f"{len(found)} images are"
+        what = "1 image has" if len(found) == 1 else f"{len(found)} images have"
         return f"{what} {TRAITS[trait]} ({plain(min(found).name)!r}{MORE * (len(found) > 1)})"
 
     def _opener_of(self, chosen: Mapping[str, Any]) -> Opener:
@@ -368,14 +368,14 @@ class ImageFolder(DeclaredTask):
         """Without the images that cannot be read; says how many they were.
 
         Raises:
-            TaskError: names the first, unless they are to be skipped.
+            TaskError: names the first, unless such are to be skipped; or a mask does not fit.
         """
         kept = []
         for row, (path, mask) in enumerate(part.each()):
             try:
                 self._tell(path, look(path, mask))
                 kept.append(row)
-            except TaskError as error:
+            except UnreadableError as error:
                 if not skip:
                     raise
                 last = str(error)

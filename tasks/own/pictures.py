@@ -34,13 +34,17 @@ END_BYTES = 64
 ORIENTATION: Final = 0x0112
 """EXIF's tag."""
 TRAITS = {
-    "transparent": "with transparency: white is put behind them",
-    "cmyk": "in CMYK: converted to RGB without a colour profile",
-    "pages": "with several pages: the first one is read, the others are not",
+    "transparent": "transparency: it is read in front of white",
+    "cmyk": "CMYK colours: converted to RGB without a colour profile",
+    "pages": "several pages: only the first one is read",
 }
-"""What a person is told of files, after their number."""
+"""What a person is told of files that have it."""
 SHOWN = 5
 """Values of a mask that an error names."""
+
+
+class UnreadableError(TaskError):
+    """A file that cannot be read, which a silo may choose to leave out."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Opener:
         """(C, H, W) An image, upright, converted, resized and scaled.
 
         Raises:
-            TaskError: names the file that cannot be read.
+            UnreadableError: names the file.
         """
         return self.open(path).values
 
@@ -114,7 +118,8 @@ class Opener:
         """(H, W) Numbers of classes, resized without mixing them.
 
         Raises:
-            TaskError: names the file that cannot be read, or holds other numbers.
+            UnreadableError: names the file.
+            TaskError: names the file, which holds other numbers.
         """
         return self._mask(path)[0]
 
@@ -162,7 +167,8 @@ class Opener:
         """An image and its mask.
 
         Raises:
-            TaskError: as ``pixels`` and ``mask``, or they do not have the same proportions.
+            UnreadableError, TaskError: as ``pixels`` and ``mask``; or the two do not have the same
+                proportions.
         """
         picture, (numbers, size) = self.open(path), self._mask(mask)
         _check_fit(path, picture.size, mask, size)
@@ -172,7 +178,8 @@ class Opener:
         """Look whether an image can probably be read, without decoding it; a mask is decoded.
 
         Raises:
-            TaskError: it cannot.
+            UnreadableError: it cannot.
+            TaskError: as ``pair``.
         """
 
         def look(image: Image.Image) -> Picture:
@@ -203,13 +210,13 @@ class Opener:
             with path.open("rb") as file, Image.open(file) as image:
                 return see(image)
         except Image.DecompressionBombError as error:
-            raise TaskError(
+            raise UnreadableError(
                 f"image {str(path)!r} is too large: {error} Make it smaller; the task sees "
                 f"{self.shape[2]}x{self.shape[1]} pixels of it."
             ) from None
         except Exception as error:  # of a damaged file Pillow raises all sorts of things
             said = str(error) or type(error).__name__
-            raise TaskError(f"image {str(path)!r} cannot be read: {said}.") from None
+            raise UnreadableError(f"image {str(path)!r} cannot be read: {said}.") from None
 
 
 def _check_fit(path: Path, size: tuple[int, int], mask: Path, mask_size: tuple[int, int]) -> None:

@@ -16,6 +16,7 @@ from PIL import Image
 
 from coterie.client.cli.check import check
 from coterie.client.home.settings import SiloSettings
+from coterie.client.resident.serve import _own
 from coterie.client.work.guard import split_validation
 from coterie.client.work.workbench import open_workbench
 from coterie.tasks import TaskError
@@ -92,6 +93,18 @@ def test_files_of_other_formats_are_counted_by_ending_with_a_name(tmp_path: Path
         check(SiloSettings("a", task=str(tmp_path / "study.toml"), options={"data": str(folder)}))
     )
     assert "18 files, 9 used" in text
+
+
+def test_the_log_says_at_the_start_what_was_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = fill(tmp_path / "data")
+    (folder / "dog" / "2.dcm").write_bytes(b"DICM")
+    (tmp_path / "study.toml").write_text(TEXT)
+    caplog.set_level("INFO")
+    _own([SiloSettings("a", task=str(tmp_path / "study.toml"), options={"data": str(folder)})])
+    assert "silo a, data: 'data': 11 files, 10 used, 1 left out:" in caplog.text
+    assert "silo a, data: 1 ending in .dcm ('dog/2.dcm')" in caplog.text
 
 
 def test_a_folder_of_dicom_files_alone_says_how_to_convert_them(tmp_path: Path) -> None:

@@ -169,6 +169,18 @@ def test_masks_are_found_in_any_capitals_and_spelling_of_accents(
     assert [len(y) for y in found] == [len(y) for y in expected]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_damaged_mask_is_left_out_with_its_image(
+    stream: bool, folder: Path, task: DeclaredTask
+) -> None:
+    (folder / "masks" / "03.png").write_bytes(b"no picture")
+    with pytest.raises(TaskError, match=r"03\.png' cannot be read"):
+        task.load({"data": str(folder), "stream": stream})
+    found = ask(task, folder, **{"stream": stream, "skip-unreadable": True})
+    assert sum(map(len, found)) == 11 and "03.png" in task.warnings()[0]
+    assert "'data': 24 files, 22 used, 2 left out" in task.notes()[0]
+
+
 def test_images_and_masks_are_both_counted(folder: Path, task: DeclaredTask) -> None:
     change(folder, "spare.png", np.zeros((32, 24)))
     (folder / "masks" / "._00.png").write_bytes(b"")
