@@ -226,7 +226,7 @@ class ImageFolder(DeclaredTask):
         if parts[2:]:
             self._notes.append(
                 f"{len(parts[2].paths)} images in the folder for validation: no run trains on "
-                "them; runs that hold out samples (validation, guard, alpha = auto) take these"
+                "them. Runs with validation, and others that hold samples out, use these"
             )
 
     def held(self, train: Files, test: Files) -> SiloData:

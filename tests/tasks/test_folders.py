@@ -14,15 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from coterie.client.app import app
 from coterie.client.cli.check import check
+from coterie.client.home.card import read_card
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.serve import _own
 from coterie.client.work.guard import split_validation
 from coterie.client.work.workbench import open_workbench
+from coterie.server.runs.inprocess import InProcessGrid
 from coterie.tasks import TaskError
 from coterie.tasks.base import SiloData, StreamedData
 from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.own.folders import is_hidden, plain
+from tests.client.test_kept_model import run
 from tests.tasks.test_declared import IMAGES, declared, picture
 
 NOBODY = 65534
@@ -271,6 +275,26 @@ def test_the_folder_val_is_what_runs_hold_out_and_nothing_trains_on_it(
     assert (held > 0.9).all()
     notes = "\n".join(bench.task.notes())  # type: ignore[attr-defined]
     assert "23 files, 23 used" in notes and "3 images in the folder for validation" in notes
+
+
+def test_a_run_with_validation_chooses_by_the_folder_val(tmp_path: Path) -> None:
+    fill(tmp_path / "data" / "train", cats=8, dogs=8)
+    for part, number in (("test", 2), ("val", 5)):
+        fill(tmp_path / "data" / part, cats=number, dogs=number)
+    (tmp_path / "study.toml").write_text(TEXT)
+    config = SiloSettings(
+        "a",
+        task=str(tmp_path / "study.toml"),
+        options={"data": str(tmp_path / "data")},
+        device="cpu",
+        home=str(tmp_path),
+    ).to_node_config()
+    grid = InProcessGrid(app, [config])
+    keys = {"task": "study", "strategy": "fedavg", "min_silos": 1, "validation": 0.25}
+    run(tmp_path, grid=grid, keep="best", **keys)
+    card = read_card(tmp_path / "models" / "run-1.safetensors")
+    assert (card.validation_examples, card.num_examples, card.test_examples) == (10, 16, 4)
+    assert card.counted == "30 of 30 files used, 0 left out"
 
 
 def test_parts_that_are_not_all_there_are_named_with_what_they_mean(tmp_path: Path) -> None:
