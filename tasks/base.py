@@ -50,6 +50,8 @@ class SiloData:
         num_classes: of the task, also those that this silo has none of; None: targets are no
             classes, and the task's problem says what they must be.
         scale: of a table; the silo keeps it with its models (``Task.scale``).
+        x_val, y_val: samples that are never trained on, for runs that hold some out of the training
+            data; None: such runs draw them from it.
     """
 
     x_train: Nest
@@ -58,12 +60,17 @@ class SiloData:
     y_test: Nest
     num_classes: int | None = None
     scale: ColumnScale | None = None
+    x_val: Nest | None = None
+    y_val: Nest | None = None
 
     def __post_init__(self) -> None:
-        for part, x, y in (
+        parts = [
             ("training", self.x_train, self.y_train),
             ("test", self.x_test, self.y_test),
-        ):
+        ]
+        if self.x_val is not None:
+            parts.append(("validation", self.x_val, self.y_val))
+        for part, x, y in parts:
             sizes = sorted({len(leaf) for leaf in leaves(x)})
             if len(sizes) > 1:
                 raise TaskError(
@@ -87,11 +94,12 @@ class SiloData:
                 )
             if not all(np.isfinite(leaf).all() for leaf in leaves(x)):
                 raise TaskError(f"{part} data holds NaN or infinite values. Clean it first.")
-        shapes = [[leaf.shape[1:] for leaf in leaves(x)] for x in (self.x_train, self.x_test)]
-        if shapes[0] != shapes[1]:
+        shapes = [[leaf.shape[1:] for leaf in leaves(x)] for _, x, _ in parts]
+        if other := [i for i, shape in enumerate(shapes) if shape != shapes[0]]:
             got = [own[0] if len(own) == 1 else own for own in shapes]
             raise TaskError(
-                f"training and test samples must have one shape. Got {got[0]} and {got[1]}."
+                f"training and {parts[other[0]][0]} samples must have one shape. Got {got[0]} and "
+                f"{got[other[0]]}."
             )
 
 
@@ -113,11 +121,13 @@ class StreamedData:
             of them. One with an attribute ``targets`` (n, …), as torchvision's have, need not be
             read to know them. With worker processes they must be picklable.
         scale: see ``SiloData``.
+        val: the same as ``SiloData.x_val`` and ``y_val``.
     """
 
     train: Dataset[Any]
     test: Dataset[Any]
     scale: ColumnScale | None = None
+    val: Dataset[Any] | None = None
 
     def __post_init__(self) -> None:
         for part, dataset in (("training", self.train), ("test", self.test)):

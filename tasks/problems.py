@@ -27,6 +27,9 @@ Array = NDArray[Any]
 Evidence = tuple[Array, ...]
 """Arrays (n, …), one row per sample."""
 
+IGNORED = -100
+"""In a mask: the pixel has no label. It counts neither in the loss nor in the metrics."""
+
 
 class Problem(ABC):
     """A learning problem.
@@ -234,7 +237,8 @@ class Survival(Problem):
 
 @dataclass(frozen=True)
 class Masks(Problem):
-    """A class per pixel: logits (n, K, …), targets int64 (n, …). Class 0 is the background.
+    """A class per pixel: logits (n, K, …), targets int64 (n, …). Class 0 is the background, and
+    pixels that are ``IGNORED`` have no class.
 
     The loss is cross-entropy plus 1 − soft Dice over the classes but the background, which keeps
     small structures from being lost (Isensee et al., "nnU-Net", Nature Methods 2021).
@@ -250,11 +254,15 @@ class Masks(Problem):
         """See ``Problem``."""
         from torch.nn.functional import cross_entropy, one_hot
 
-        chances = outputs.softmax(dim=1).flatten(2)
-        true = one_hot(targets.flatten(1), self.num_classes).movedim(2, 1).to(chances.dtype)
+        labelled = (targets != IGNORED).flatten(1)
+        classes = targets.flatten(1).clamp(min=0)
+        chances = outputs.softmax(dim=1).flatten(2) * labelled[:, None]
+        true = one_hot(classes, self.num_classes).movedim(2, 1).to(chances.dtype)
+        true = true * labelled[:, None]
         both = (chances * true).sum(dim=(0, 2))[1:]
         dice = (2 * both + 1) / ((chances + true).sum(dim=(0, 2))[1:] + 1)
-        return cross_entropy(outputs, targets, weight=weights) + 1 - dice.mean()
+        entropy = cross_entropy(outputs, targets, weight=weights, ignore_index=IGNORED)
+        return entropy + 1 - dice.mean()
 
     def check(self, targets: Array, part: str) -> None:
         """See ``Problem``."""
@@ -263,15 +271,23 @@ class Masks(Problem):
                 f"{part} masks must hold whole numbers, one per pixel. "
                 f"Got {targets.dtype} of shape {targets.shape}."
             )
-        check_range(targets, part, self.num_classes)
+        labelled = targets != IGNORED
+        if not (some := labelled.reshape(len(targets), -1).any(axis=1)).all():
+            raise TaskError(
+                f"all pixels of the mask of {part} sample {int(some.argmin()) + 1} are to be "
+                f"ignored ({IGNORED}), so there is nothing to learn from it. Remove it."
+            )
+        check_range(targets[labelled], part, self.num_classes)
 
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
         """Pixels, float64 (n, K − 1, 3): in both, in the answer only, in the target only."""
         import torch
         from torch.nn.functional import one_hot
 
+        labelled = (targets != IGNORED).flatten(1)[..., None]
         answer = one_hot(outputs.argmax(dim=1).flatten(1), self.num_classes)[..., 1:].bool()
-        target = one_hot(targets.flatten(1), self.num_classes)[..., 1:].bool()
+        target = one_hot(targets.flatten(1).clamp(min=0), self.num_classes)[..., 1:].bool()
+        answer, target = answer & labelled, target & labelled
         counts = [answer & target, answer & ~target, ~answer & target]
         return (torch.stack([c.sum(dim=1) for c in counts], dim=2).double().cpu().numpy(),)
 

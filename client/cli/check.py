@@ -62,10 +62,14 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
         low, high = min(float(leaf.min()) for leaf in x), max(float(leaf.max()) for leaf in x)
         values = f", from {low:.3g} to {high:.3g}" if isinstance(part, Held) else ", read as needed"
         yield f"{name:9} {len(part)} samples of {shape}{values} ({_targets(task, part)})"
-    for line in getattr(task, "notes", list)():
-        yield f"          {line}"
+    yield from _note_lines(task)
     for line in warnings_of(task, data):
         yield f"warning   {line}"
+
+
+def _note_lines(task: Task) -> Iterator[str]:
+    for line in getattr(task, "notes", list)():
+        yield f"          {line}"
 
 
 def _unlabelled_lines(bench: Workbench) -> Iterator[str]:
@@ -81,6 +85,7 @@ def _unlabelled_lines(bench: Workbench) -> Iterator[str]:
     yield f"silo      {bench.settings.name}"
     yield f"task      {bench.task.name}, {_kind(bench.task)}, schema {bench.schema}"
     yield f"samples   {len(part)} of {shape}, without labels: it is given a model and trains none"
+    yield from _note_lines(bench.task)
     yield ""
     policy, private = bench.settings.policy, bench.settings.privacy is not None
     refuses = not policy.auxiliary or policy.min_group_size > 2 or private

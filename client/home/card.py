@@ -115,6 +115,7 @@ class Card:
         scale_from: ``silo`` or ``federation``: whose mean and deviation they are.
         placed: of a silo whose samples have no labels yet, how the coordinator found this model for
             it, in words; ``num_examples`` are then those samples, and nothing was measured.
+        counted: how many files of the silo's data were used and how many left out, in words.
     """
 
     silo: str
@@ -154,6 +155,7 @@ class Card:
     validation_examples: int = 0
     privacy: Mapping[str, float] = field(default_factory=dict)
     placed: str = ""
+    counted: str = ""
 
     @property
     def alone(self) -> bool:
@@ -225,6 +227,7 @@ def card_of(
         validation_examples=0 if best is None else best.samples,
         privacy=_privacy(bench),
         placed=_placed(config) if bench.settings.unlabelled else "",
+        counted="; ".join(getattr(bench.task, "counted", list)()),
     )
 
 
@@ -326,6 +329,8 @@ def _text(card: Card, file: Path) -> str:
             f"{value_text(card, card.test_error)} of {card.test_examples} samples "
             f"(loss {card.test_loss:.4g})"
         )
+    if card.counted:
+        rows["Files of this silo's data"] = card.counted
     if card.validation_error is not None and card.validation_error_alone is not None:
         rows[f"Guard, {lead.title} on validation data"] = (
             f"together {value_text(card, card.validation_error)}, "

@@ -145,6 +145,9 @@ def _own(silos: Sequence[SiloSettings]) -> ClientApp:
     for bench in (bench for one in several for bench in prepare(one)):
         held = isinstance(bench.data.train, Held)  # to read a folder of images takes minutes
         # Of a simulation's silos nobody would read them; without labels there is less to look at.
+        if len(silos) == 1:
+            for line in getattr(bench.task, "notes", list)():
+                log.info("silo %s, data: %s", bench.settings.name, line.strip())
         if len(silos) == 1 and not bench.settings.unlabelled:
             for line in warnings_of(bench.task, bench.data, duplicates=held):
                 log.warning("silo %s, data: %s", bench.settings.name, line)

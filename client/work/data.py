@@ -286,18 +286,23 @@ def _joined(nests: Sequence[Nest]) -> Nest:
 
 @dataclass(frozen=True)
 class Data:
-    """A silo's training and test samples."""
+    """A silo's training and test samples, and validation samples if it has some of its own."""
 
     train: Part
     test: Part
+    validation: Part | None = None
 
     def hold_out(self, share: float, *, seed: int) -> Data:
         """The training data without a share of it, which takes the place of the test data.
+
+        Validation samples of the silo's own are held out instead, whatever the share.
 
         Args:
             share: in (0, 0.5]; at least one of at least 2 samples is held out.
             seed: of the choice; the same seed holds out the same samples.
         """
+        if self.validation is not None:
+            return Data(self.train, self.validation)
         order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
         count = max(1, round(share * len(order)))
         return Data(self.train.take(order[count:]), self.train.take(order[:count]))
@@ -323,7 +328,8 @@ def to_device(
     if isinstance(data, StreamedData):
         parts = [
             Streamed(part, torch.arange(len(part)), device, workers)  # type: ignore[arg-type]
-            for part in (data.train, data.test)
+            for part in (data.train, data.test, data.val)
+            if part is not None
         ]
         return Data(*parts)
     known = {} if moved is None else moved
@@ -339,4 +345,5 @@ def to_device(
     if isinstance(data, Samples):
         own = part(map_nest(np.asarray, data.x), ())
         return Data(own, own.take(torch.arange(0)))
-    return Data(part(data.x_train, data.y_train), part(data.x_test, data.y_test))
+    own_validation = None if data.x_val is None else part(data.x_val, data.y_val)
+    return Data(part(data.x_train, data.y_train), part(data.x_test, data.y_test), own_validation)

@@ -362,8 +362,9 @@ def _check_targets(task: Task, data: Data) -> None:
     Raises:
         TaskError: they do not fit it.
     """
-    for name, part in (("training", data.train), ("test", data.test)):
-        if isinstance(task.problem, Masks) and not isinstance(part, Held):
+    parts = {"training": data.train, "test": data.test, "validation": data.validation}
+    for name, part in parts.items():
+        if part is None or (isinstance(task.problem, Masks) and not isinstance(part, Held)):
             continue  # to read every mask of a dataset would take as long as training
         for leaf in leaves(part.targets()):
             task.problem.check(leaf.cpu().numpy(), name)

@@ -291,6 +291,11 @@ class DeclaredTask(Task):
         """What is probably wrong with it."""
         return self._warnings
 
+    def counted(self) -> list[str]:
+        """How much of the data that was loaded last is used and how much is left out: numbers and
+        reasons, but no names, because it goes into the card of a model."""
+        return []
+
     def labels(self, found: Sequence[str], where: str) -> NDArray[np.int64]:
         """Class names to numbers.
 
@@ -397,7 +402,11 @@ def _fold(text: str) -> tuple[int, int]:
 
 def _place(text: str, expected: str) -> Path:
     place = place_of(text)
-    if not place.exists():
+    try:
+        there = place.exists()
+    except OSError as error:
+        raise TaskError(f"{str(place)!r} cannot be reached: {error.strerror}.") from None
+    if not there:
         raise TaskError(f"there is no {str(place)!r}. Expected {expected}.")
     return place
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from coterie.tasks.base import (
     Option,
@@ -22,21 +22,20 @@ from coterie.tasks.base import (
     read_options,
 )
 from coterie.tasks.images.scale import Scale, read_scale
+from coterie.tasks.own import layout
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask, Size
+from coterie.tasks.own.dialect import OPTIONS as WRITTEN
+from coterie.tasks.own.dialect import Dialect, read_dialect
+from coterie.tasks.own.folders import DICOM_ADVICE, MORE, Account, Walk, by_ending, plain
+from coterie.tasks.own.layout import CLASS, MASK, VAL
+from coterie.tasks.own.pictures import SUFFIXES, TRAITS, Opener, Picture, UnreadableError
 from coterie.tasks.own.targets import MaskTarget, Target
+from coterie.tasks.problems import IGNORED
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
-
-DEEP = 257
-"""What 16-bit grey values are divided by: 65535 becomes 255."""
 HELD_BYTES = 512 << 20
 """Images that would take more are read as they are needed."""
-ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
-"""With what a whole file of a format ends, but for a few bytes."""
-END_BYTES = 64
+IGNORE = "ignore"
+"""What a code of a mask means whose pixels have no label."""
 
 
 class ImageFolderDeclaration(Declaration):
@@ -57,6 +56,13 @@ class ImageFolderDeclaration(Declaration):
         """See ``Declaration``."""
         return self.target
 
+    @field_validator("shape")
+    @classmethod
+    def _grey_or_colour(cls, shape: tuple[int, int, int]) -> tuple[int, int, int]:
+        if shape[0] == 2:
+            raise ValueError("the first number is the channels: 1 (grey) or 3 (colour). Got 2")
+        return shape
+
     @model_validator(mode="after")
     def _check_scale(self) -> ImageFolderDeclaration:
         try:
@@ -67,20 +73,28 @@ class ImageFolderDeclaration(Declaration):
 
     def scale(self) -> Scale:
         """Of an image with its channels last."""
-        return read_scale(self.normalise, 1 if self.shape[0] == 1 else 3)
+        return read_scale(self.normalise, self.shape[0])
 
 
 @dataclass(frozen=True)
 class Files:
     """Image files and their targets: numbers of classes, or files of masks.
 
-    ``part`` is ``train``, ``test`` or empty.
+    Attributes:
+        paths: of the images.
+        labels: (n,) numbers of classes; of masks zeros.
+        parts: ``train``, ``test`` or empty, for each.
+        masks: of the images, where there are any.
+        account: of the folder that they are in.
+        validation: those that the folder keeps apart for validation; None: none.
     """
 
     paths: list[Path]
     labels: NDArray[np.int64]
     parts: list[str]
     masks: list[Path] | None = None
+    account: Account = field(default_factory=lambda: Account(Path()), compare=False)
+    validation: Files | None = None
 
     @property
     def y(self) -> NDArray[np.int64]:
@@ -89,111 +103,21 @@ class Files:
 
     def take(self, rows: NDArray[np.intp]) -> Files:
         """These rows only."""
-        return Files(
-            [self.paths[i] for i in rows],
-            self.labels[rows],
-            [self.parts[i] for i in rows],
-            None if self.masks is None else [self.masks[i] for i in rows],
+        return replace(
+            self,
+            paths=[self.paths[i] for i in rows],
+            labels=self.labels[rows],
+            parts=[self.parts[i] for i in rows],
+            masks=None if self.masks is None else [self.masks[i] for i in rows],
         )
 
+    def each(self) -> Iterable[tuple[Path, Path | None]]:
+        """Every image, and its mask."""
+        return zip_longest(self.paths, self.masks or ())
 
-@dataclass(frozen=True)
-class Opener:
-    """Opens images as the model sees them.
-
-    Attributes:
-        declaration: says how.
-        shape: channels, height, width.
-    """
-
-    declaration: ImageFolderDeclaration
-    shape: tuple[int, ...]
-
-    @cached_property
-    def _scale(self) -> Scale:
-        return self.declaration.scale()
-
-    def pixels(self, path: Path) -> NDArray[np.float32]:
-        """(C, H, W) An image, converted, resized and scaled.
-
-        Raises:
-            TaskError: names the file that cannot be read.
-        """
-        from PIL import Image
-
-        channels, height, width = self.shape
-
-        def fitted(image: Image.Image) -> NDArray[Any]:
-            known = _from_0_to_255(image, "L" if channels == 1 else "RGB")
-            if known.size != (width, height):
-                known = known.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(known, np.float32)
-
-        seen = self._scale(self._read(path, fitted))
-        found: NDArray[np.float32] = seen[None] if seen.ndim == 2 else seen.transpose(2, 0, 1)
-        return np.ascontiguousarray(found, np.float32)
-
-    def mask(self, path: Path) -> NDArray[np.int64]:
-        """(H, W) Numbers of classes, resized without mixing them.
-
-        Raises:
-            TaskError: names the file that cannot be read, or holds other numbers.
-        """
-        from PIL import Image
-
-        _, height, width = self.shape
-
-        def numbers(image: Image.Image) -> NDArray[Any]:
-            if image.mode not in ("1", "L", "P", "I") and not image.mode.startswith("I;16"):
-                raise ValueError(
-                    f"its mode is {image.mode!r}; a mask has one number per pixel. Save it as a "
-                    "grey or palette PNG"
-                )
-            if image.size != (width, height):
-                image = image.resize((width, height), Image.Resampling.NEAREST)
-            return np.asarray(image).astype(np.int64)
-
-        found: NDArray[np.int64] = self._read(path, numbers)
-        count = len(self.declaration.classes)
-        if found.min() < 0 or found.max() >= count:
-            odd = int(found[(found < 0) | (found >= count)][0])
-            raise TaskError(
-                f"mask {str(path)!r} holds {odd}. Its values must be the numbers of the declared "
-                f"classes, 0 to {count - 1} ({', '.join(self.declaration.classes)})."
-            )
-        return found
-
-    def check(self, path: Path) -> None:
-        """See without decoding it whether an image can probably be read.
-
-        Raises:
-            TaskError: it cannot.
-        """
-
-        def look(image: Image.Image) -> None:
-            if image.mode[0] in "IF":
-                _from_0_to_255(image, "L")
-            elif end := ENDS.get(image.format or ""):
-                with path.open("rb") as file:
-                    file.seek(-min(END_BYTES, path.stat().st_size), os.SEEK_END)
-                    if end not in file.read():
-                        image.load()  # it is cut off, or something was written behind it
-
-        self._read(path, look)
-
-    def _read(self, path: Path, see: Any) -> Any:
-        from PIL import Image, UnidentifiedImageError
-
-        try:
-            with Image.open(path) as image:
-                return see(image)
-        except Image.DecompressionBombError as error:
-            raise TaskError(
-                f"image {str(path)!r} is too large: {error} Make it smaller; the task sees "
-                f"{self.shape[2]}x{self.shape[1]} pixels of it."
-            ) from None
-        except (OSError, UnidentifiedImageError, ValueError, SyntaxError) as error:
-            raise TaskError(f"image {str(path)!r} cannot be read: {error}.") from None
+    def files(self) -> set[Path]:
+        """Images and masks."""
+        return {*self.paths, *(self.masks or ())}
 
 
 class Pictures:
@@ -203,39 +127,54 @@ class Pictures:
     """
 
     def __init__(self, files: Files, opener: Opener) -> None:
-        self.files = files
+        self.paths, self.labels, self.masks = files.paths, files.labels, files.masks
         self.opener = opener
         if files.masks is None:
             self.targets = files.labels
 
     def __len__(self) -> int:
-        return len(self.files.paths)
+        return len(self.paths)
 
     def __getitem__(self, row: int) -> tuple[NDArray[np.float32], Any]:
-        pixels = self.opener.pixels(self.files.paths[row])
-        masks = self.files.masks
-        return pixels, self.files.labels[row] if masks is None else self.opener.mask(masks[row])
+        if self.masks is None:
+            return self.opener.pixels(self.paths[row]), self.labels[row]
+        picture, mask = self.opener.pair(self.paths[row], self.masks[row])
+        return picture.values, mask
 
 
 class ImageFolder(DeclaredTask):
     """``DATA/<class>/*.png``, or ``DATA/train/<class>/…`` and ``DATA/test/<class>/…``.
 
-    For masks ``images/`` and ``masks/`` stand in place of the classes. Beside the options of every
-    declared task:
+    For masks ``images/`` and ``masks/`` stand in place of the classes. Images in ``val`` beside
+    ``train`` and ``test`` are for runs with validation. Beside the options of every declared task:
 
     Options of a silo:
         stream: read images as they are needed, also where memory would hold them.
-        skip-unreadable: leave out images that cannot be read, and say how many.
+        skip-unreadable: leave out files and folders that cannot be read, and say how many.
+        codes: ``class``: name of a folder → declared class; ``mask``: value in a mask → declared
+            class, or ``ignore``.
+        mask-names: what a mask is called, with ``*`` in the place of its image's name.
     """
 
     declaration: ImageFolderDeclaration
-    options: Mapping[str, Option] = {**OPTIONS, "stream": False, "skip-unreadable": False}
+    options: Mapping[str, Option] = {
+        **OPTIONS,
+        "stream": False,
+        "skip-unreadable": False,
+        "codes": "",
+        "mask-names": "*",
+    }
+    _opener: Opener
+
+    def __init__(self, declaration: ImageFolderDeclaration) -> None:
+        super().__init__(declaration)
+        self._accounts: list[Account] = []
+        self._traits: dict[str, set[Path]] = defaultdict(set)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Channels, height, width."""
-        channels = 1 if self.declaration.shape[0] == 1 else 3
-        return (channels, *self.declaration.shape[1:])
+        return self.declaration.shape
 
     def expected(self) -> str:
         """See ``DeclaredTask``."""
@@ -253,83 +192,87 @@ class ImageFolder(DeclaredTask):
             TaskError: names the file, and what was expected in it.
         """
         chosen = read_options(self.name, options, self.options)
+        self._begin(chosen)
         train, test = self.read_both(chosen)
-        streamed = chosen["stream"] or self._bytes(train) + self._bytes(test) > HELD_BYTES
-        if chosen["skip-unreadable"]:
+        parts = [train, test, *([] if train.validation is None else [train.validation])]
+        streamed = bool(chosen["stream"]) or sum(map(self._bytes, parts)) > HELD_BYTES
+        skip = bool(chosen["skip-unreadable"])
+        if streamed or skip:
             # What is held is decoded now, so that nothing is left that would fail later.
-            train, test = (self._readable(part, decode=not streamed) for part in (train, test))
-        elif streamed:
-            for path in (*train.paths, *test.paths):
-                self._opener.check(path)
-        if not streamed:
-            return self.held(train, test)
-        self._notes.append("images are read as they are needed")
-        opener = self._opener
-        return StreamedData(Pictures(train, opener), Pictures(test, opener))  # type: ignore[arg-type]
+            look = self._opener.check if streamed else self._decoded
+            parts = [self._readable(part, look, skip=skip) for part in parts]
+        self._settle(parts)
+        if streamed:
+            self._notes.append("images are read as they are needed")
+            made: list[Any] = [Pictures(part, self._opener) for part in parts]
+            return StreamedData(made[0], made[1], val=made[2] if made[2:] else None)
+        data = self.held(parts[0], parts[1])
+        if not parts[2:]:
+            return data
+        x_val, y_val = self._arrays(parts[2])
+        return replace(data, x_val=x_val, y_val=y_val)
+
+    def _begin(self, chosen: Mapping[str, Any]) -> None:
+        self._notes, self._warnings, self._accounts = [], [], []
+        self._traits.clear()
+        self._opener = self._opener_of(chosen)
+
+    def _settle(self, parts: Sequence[Files]) -> None:
+        """Close the accounts of the folders that these parts come from."""
+        self._accounts = list({id(part.account): part.account for part in parts}.values())
+        kept = set[Path]().union(*(part.files() for part in parts))
+        for account in self._accounts:
+            account.keep_only(kept)
+        if parts[2:]:
+            self._notes.append(
+                f"{len(parts[2].paths)} images in the folder for validation: no run trains on "
+                "them. Runs with validation, and others that hold samples out, use these"
+            )
 
     def held(self, train: Files, test: Files) -> SiloData:
         """See ``DeclaredTask``."""
         if train.masks is None or test.masks is None:
             return super().held(train, test)
-        x_train, x_test = self.samples(train, test)
-        masks = (np.stack([self._opener.mask(path) for path in of]) for of in
-                 (train.masks, test.masks))  # fmt: skip
-        y_train, y_test = masks
-        return SiloData(x_train, y_train, x_test, y_test)
+        return SiloData(*self._arrays(train), *self._arrays(test))
+
+    def samples(self, train: Files, test: Files) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Open, convert and resize."""
+        return self._arrays(train)[0], self._arrays(test)[0]
 
     def read(self, place: Path, options: Mapping[str, Any]) -> Files:
         """Find the images; they are opened later."""
         if not place.is_dir():
             raise TaskError(f"{str(place)!r} is no folder. Expected {self.expected()}.")
-        parted = (place / "train").is_dir() and (place / "test").is_dir()
-        parts = [(place / part, part) for part in (("train", "test") if parted else ("",))]
-        if self.declaration.target is not None:
-            return self._with_masks(parts, place)
-        found: list[tuple[Path, str, str]] = []
-        for root, part in parts:
-            for folder in sorted(p for p in root.iterdir() if p.is_dir()):
-                found += [(path, folder.name, part) for path in _images(folder)]
+        masks = self.declaration.target is not None
+        own = self._dialect(options)
+        names = ("images", "masks") if masks else (*self.classes, *own.codes.get(CLASS, ()))
+        walk = Walk(Account(place), bool(options["skip-unreadable"]), names)
+        roots = layout.roots_of(walk, place, names)
+        if masks:
+            found = layout.with_masks(walk, roots, layout.read_pattern(options["mask-names"]))
+        else:
+            found = layout.by_class(walk, roots, self.classes, own)
         if not found:
-            raise self._no_images(place)
-        labels = self.labels([name for _, name, _ in found], str(place))
-        return Files([path for path, _, _ in found], labels, [part for _, _, part in found])
+            raise self._no_images(walk.account, layout.hint_of_parts(roots[0][2]))
+        used = _files([one for one in found if one.part != VAL], walk.account)
+        apart = _files([one for one in found if one.part == VAL], walk.account)
+        walk.account.used.update(used.files(), apart.files())
+        return replace(used, validation=apart if apart.paths else None)
 
-    def _with_masks(self, parts: Sequence[tuple[Path, str]], place: Path) -> Files:
-        found: list[tuple[Path, Path, str]] = []
-        for root, part in parts:
-            for path in _images(root / "images"):
-                mask = (root / "masks" / path.relative_to(root / "images")).with_suffix(".png")
-                if not mask.is_file():
-                    raise TaskError(
-                        f"image {str(path)!r} has no mask: there is no {str(mask)!r}. Expected "
-                        f"{self.expected()}."
-                    )
-                found.append((path, mask, part))
-        if not found:
-            raise self._no_images(place)
-        return Files(
-            [path for path, _, _ in found],
-            np.zeros(len(found), np.int64),
-            [part for _, _, part in found],
-            [mask for _, mask, _ in found],
-        )
-
-    def _no_images(self, place: Path) -> TaskError:
+    def _no_images(self, account: Account, hint: str = "") -> TaskError:
+        left = f" It holds: {'; '.join(account.reasons())}." if account.left else ""
+        advice = f" {DICOM_ADVICE}." if account.has_dicom else ""
         return TaskError(
-            f"there are no images in {str(place)!r}. Expected {self.expected()}; images end in "
-            f"{', '.join(SUFFIXES)}."
+            f"there are no images in {str(account.place)!r}. Expected {self.expected()}; images "
+            f"end in {', '.join(SUFFIXES)}.{left}{advice}{hint}"
         )
 
     def parts(self, whole: Files) -> tuple[Files, Files] | None:
         """``train`` and ``test``, where the folder has both."""
-        if not whole.parts[0]:
+        if not whole.parts or not whole.parts[0]:
             return None
-        is_test = np.array([part == "test" for part in whole.parts])
+        is_test = np.array([part == layout.TEST for part in whole.parts])
         return whole.take(np.flatnonzero(~is_test)), whole.take(np.flatnonzero(is_test))
-
-    def samples(self, train: Files, test: Files) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Open, convert and resize."""
-        return self._open(train.paths), self._open(test.paths)
 
     def inputs(self, file: Path, options: Mapping[str, Option]) -> Samples:
         """One image, or all in a folder and its sub-folders, whatever these are called.
@@ -337,13 +280,24 @@ class ImageFolder(DeclaredTask):
         Raises:
             TaskError: there is none, or one cannot be read.
         """
-        read_options(self.name, options, self.options)
+        chosen = read_options(self.name, options, self.options)
+        self._begin(chosen)
         if not file.is_dir():
-            return Samples(self._open([file]), [file.name])
-        paths = _images(file)
+            x = self._arrays(_files([layout.Found(file, "")], Account(file.parent)))[0]
+            return Samples(x, [plain(file.name)], self.notes())
+        skip = bool(chosen["skip-unreadable"])
+        account = Account(file)
+        paths = by_ending(Walk(account, skip).files(file), SUFFIXES, account)
         if not paths:
-            raise TaskError(f"there are no images in {file}; they end in {', '.join(SUFFIXES)}.")
-        return Samples(self._open(paths), [str(path.relative_to(file)) for path in paths])
+            raise self._no_images(account)
+        asked = _files([layout.Found(path, "") for path in paths], account)
+        account.used.update(asked.files())
+        if skip:
+            asked = self._readable(asked, self._decoded, skip=True)
+        self._settle([asked])
+        x = self._arrays(asked)[0]
+        notes = [*self.notes(), *self._warnings]
+        return Samples(x, [account.called(path) for path in asked.paths], notes)
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """See ``Task``."""
@@ -352,69 +306,91 @@ class ImageFolder(DeclaredTask):
             "colour": "grey" if channels == 1 else "red, green, blue",
             "axes": "channels, height, width",
             "size": f"{height} × {width} pixels (height × width), resized bilinearly",
+            "orientation": "upright, as the file's EXIF data say",
+            "transparency": "in front of white",
             **self.declaration.scale().described(),
         }
 
-    @property
-    def _opener(self) -> Opener:
-        return Opener(self.declaration, self.shape)
+    def notes(self) -> list[str]:
+        """See ``DeclaredTask``: what became of the files, and how some had to be read."""
+        lines = [line for account in self._accounts for line in account.lines()]
+        return [*lines, *map(self._trait_line, sorted(self._traits)), *self._notes]
 
-    def _open(self, paths: Sequence[Path]) -> NDArray[np.float32]:
-        opener = self._opener
-        pixels = np.empty((len(paths), *self.shape), np.float32)
-        for row, path in enumerate(paths):
-            pixels[row] = opener.pixels(path)
-        return pixels
+    def counted(self) -> list[str]:
+        """See ``DeclaredTask``."""
+        return [account.total for account in self._accounts]
+
+    def _trait_line(self, trait: str) -> str:
+        found = self._traits[trait]
+        what = "1 image has" if len(found) == 1 else f"{len(found)} images have"
+        return f"{what} {TRAITS[trait]} ({plain(min(found).name)!r}{MORE * (len(found) > 1)})"
+
+    def _opener_of(self, chosen: Mapping[str, Any]) -> Opener:
+        codes = self._dialect(chosen).codes.get(MASK, {})
+        numbers = layout.read_mask_codes(codes, self.classes, IGNORED)
+        return Opener(self.shape, self.declaration.scale(), tuple(self.classes), numbers)
+
+    def _dialect(self, chosen: Mapping[str, Any]) -> Dialect:
+        masks = self.declaration.target is not None
+        allowed = {MASK: (*self.classes, IGNORE)} if masks else {CLASS: self.classes}
+        return read_dialect(self.name, allowed, {**WRITTEN, "codes": chosen["codes"]})
+
+    def _arrays(self, part: Files) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """(n, C, H, W) Images; (n,) classes or (n, H, W) masks."""
+        pixels = np.empty((len(part.paths), *self.shape), np.float32)
+        y = part.labels
+        if part.masks is not None:
+            y = np.empty((len(part.paths), *self.shape[1:]), np.int64)
+        for row, (path, mask) in enumerate(part.each()):
+            if mask is None:
+                picture = self._opener.open(path)
+            else:
+                picture, y[row] = self._opener.pair(path, mask)
+            pixels[row] = picture.values
+            self._tell(path, picture)
+        return pixels, y
+
+    def _decoded(self, path: Path, mask: Path | None) -> Picture:
+        return self._opener.open(path) if mask is None else self._opener.pair(path, mask)[0]
+
+    def _tell(self, path: Path, picture: Picture) -> None:
+        for trait in picture.traits:
+            self._traits[trait].add(path)
 
     def _bytes(self, part: Files) -> int:
         """That its images, and masks, would take in memory."""
         channels, height, width = self.shape
         return len(part.paths) * height * width * (4 * channels + 8 * (part.masks is not None))
 
-    def _readable(self, part: Files, *, decode: bool) -> Files:
-        """Without the images that cannot be read; says how many they were."""
-        opener, kept = self._opener, []
-        for row, path in enumerate(part.paths):
+    def _readable(
+        self, part: Files, look: Callable[[Path, Path | None], Picture], *, skip: bool
+    ) -> Files:
+        """Without the images that cannot be read; says how many they were.
+
+        Raises:
+            TaskError: names the first, unless such are to be skipped; or a mask does not fit.
+        """
+        kept = []
+        for row, (path, mask) in enumerate(part.each()):
             try:
-                opener.pixels(path) if decode else opener.check(path)
+                self._tell(path, look(path, mask))
                 kept.append(row)
-            except TaskError as error:
+            except UnreadableError as error:
+                if not skip:
+                    raise
                 last = str(error)
         if skipped := len(part.paths) - len(kept):
             said = "1 unreadable image was" if skipped == 1 else f"{skipped} unreadable images were"
             self._warnings.append(f"{said} left out; the last: {last}")
-        return part.take(np.array(kept, np.intp)) if skipped else replace(part)
+        return part.take(np.array(kept, np.intp)) if skipped else part
 
 
-def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
-    """The image in this mode; one of more than 8 bits in mode ``F``, with what 8 bits would lose.
-
-    Raises:
-        ValueError: nothing says which of its values are black and white.
-    """
-    from PIL import Image
-
-    # Which of the two a 16-bit PNG is depends on the version of Pillow; in a PGM, Pillow has scaled
-    # what the file calls white to 65535.
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        return Image.fromarray(np.asarray(image).astype(np.float32) / np.float32(DEEP))
-    if image.mode[0] in "IF":
-        raise ValueError(
-            f"its mode is {image.mode!r}, of which nothing says what is black and what is white. "
-            "Save it with 8 bits, or as a 16-bit grey PNG in which 65535 is white"
-        )
-    return image.convert(mode)
-
-
-def _images(folder: Path) -> list[Path]:
-    """All in a folder and its sub-folders, also in those that are links; in each folder once."""
-    found: list[Path] = []
-    seen: set[str] = set()
-    for place, inner, names in os.walk(folder, followlinks=True):
-        if (real := os.path.realpath(place)) in seen:
-            inner.clear()  # a link that leads back
-            continue
-        seen.add(real)
-        inner.sort()
-        found += [Path(place, name) for name in names]
-    return sorted(p for p in found if p.suffix.lower() in SUFFIXES and p.is_file())
+def _files(found: Sequence[layout.Found], account: Account) -> Files:
+    masks = [one.mask for one in found if one.mask is not None]
+    return Files(
+        [one.path for one in found],
+        np.array([one.label for one in found], np.int64),
+        [one.part for one in found],
+        masks or None,
+        account,
+    )

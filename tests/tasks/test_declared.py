@@ -23,7 +23,7 @@ from coterie.tasks.own.declared import (
     split_by_class,
     split_by_fold,
 )
-from coterie.tasks.own.image_folder import _from_0_to_255
+from coterie.tasks.own.pictures import _from_0_to_255
 
 IMAGES = """
 kind = "image-folder"

@@ -65,7 +65,10 @@ def test_streamed_images_are_those_that_memory_would_hold(
     assert isinstance(held, SiloData) and isinstance(streamed, StreamedData)
     for (x, y), (seen, known) in zip(parts(held), parts(streamed), strict=True):
         assert torch.equal(x, seen) and torch.equal(y, known) and y.dtype == known.dtype
-    assert task.notes() == ["images are read as they are needed"]
+    assert task.notes() == [
+        "'data': 12 files, 12 used, 0 left out",
+        "images are read as they are needed",
+    ]
     assert np.array_equal(streamed.train.targets, held.y_train)  # type: ignore[attr-defined]
     monkeypatch.setattr(image_folder, "HELD_BYTES", 12 * 3 * 8 * 6 * 4)
     assert isinstance(task.load({"data": str(folder)}), SiloData), "exactly as much as is held"

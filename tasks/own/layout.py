@@ -1,0 +1,237 @@
+"""What the folders of an image folder mean: parts, classes, images and their masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.tasks.base import TaskError
+from coterie.tasks.own.declared import in_nfc
+from coterie.tasks.own.dialect import Dialect
+from coterie.tasks.own.folders import NOT_READ, Walk, by_ending, plain
+from coterie.tasks.own.pictures import SUFFIXES
+
+TRAIN, TEST, VAL = "train", "test", "val"
+PARTS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("test", "testing"), TEST),
+    **dict.fromkeys(("val", "valid", "validation"), VAL),
+}
+"""Names of folders, in any capitals → the part of the data that they hold."""
+CLASS, MASK = "class", "mask"
+"""What ``codes`` are given for."""
+MASK_ENDING = ".png"
+NO_IMAGE = "masks without an image"
+LOSSY = (".jpg", ".jpeg", ".jpe", ".jfif")
+
+
+@dataclass(frozen=True)
+class Found:
+    """An image, the part that it is in (empty: no part), and its class or its mask."""
+
+    path: Path
+    part: str
+    label: int = 0
+    mask: Path | None = None
+
+
+def roots_of(walk: Walk, place: Path, names: Sequence[str]) -> list[tuple[str, Path, list[Path]]]:
+    """Part, its folder, and the folders in it; one without a name where there are no parts.
+
+    Args:
+        walk: reads the folders.
+        place: the data.
+        names: of folders that are no parts, whatever they are called.
+
+    Raises:
+        TaskError: two folders are the same part, or one cannot be read.
+    """
+    inner, loose = walk.inside(place)
+    walk.account.leave_all(NOT_READ, loose)
+    parts: dict[str, Path] = {}
+    for folder in inner:
+        part = PARTS.get(folder.name.lower())
+        if part is None or in_nfc(folder.name) in names:
+            continue
+        if part in parts:
+            raise TaskError(
+                f"{str(place)!r} has two folders for the same part of the data: "
+                f"{parts[part].name!r} and {folder.name!r}. Join them, or rename one."
+            )
+        parts[part] = folder
+    if not {TRAIN, TEST} <= parts.keys():
+        return [("", place, inner)]
+    for folder in inner:
+        if folder not in parts.values():
+            walk.leave_folder(folder)
+    found = []
+    for part in (part for part in (TRAIN, TEST, VAL) if part in parts):
+        folders, loose = walk.inside(parts[part])
+        walk.account.leave_all(NOT_READ, loose)
+        found.append((part, parts[part], folders))
+    return found
+
+
+def hint_of_parts(folders: Sequence[Path]) -> str:
+    """What to do where folders have the names of parts, but are not all there; else empty."""
+    named = [folder.name for folder in folders if folder.name.lower() in PARTS]
+    if not named:
+        return ""
+    return (
+        f" {' and '.join(map(repr, named))} may be meant as a part of the data: for that, both a "
+        "folder train and a folder test must be there, each with one sub-folder per class (for "
+        "masks, with images and masks), and val beside them is used for validation. If what you "
+        "test on is called otherwise, rename it to test, or name both folders with the silo's "
+        "options data and test-data."
+    )
+
+
+def by_class(
+    walk: Walk, roots: Sequence[tuple[str, Path, list[Path]]], classes: Sequence[str], own: Dialect
+) -> list[Found]:
+    """All images in the folders of classes.
+
+    Raises:
+        TaskError: there are images in a folder that is no declared class.
+    """
+    found: list[Found] = []
+    unknown: list[Path] = []
+    for part, _, folders in roots:
+        for folder in folders:
+            paths = by_ending(walk.files(folder), SUFFIXES, walk.account)
+            label = _class_of(folder.name, classes, own, walk) if paths else 0
+            if label is None:
+                unknown.append(folder)
+            else:
+                found += [Found(path, part, label) for path in paths]
+    if unknown:
+        raise _unknown_class(unknown, walk.account.place, classes)
+    return found
+
+
+def _class_of(name: str, classes: Sequence[str], own: Dialect, walk: Walk) -> int | None:
+    means = own.meant(CLASS, name) or name
+    if (exact := own.place(means, classes)) is not None:
+        return exact
+    folded = [i for i, known in enumerate(classes) if known.casefold() == in_nfc(means).casefold()]
+    if len(folded) != 1:
+        return None
+    note = f"folder {plain(name)!r} is read as class {classes[folded[0]]!r}"
+    walk.account.said += [note] if note not in walk.account.said else []
+    return folded[0]
+
+
+def _unknown_class(unknown: Sequence[Path], place: Path, classes: Sequence[str]) -> TaskError:
+    names = list(dict.fromkeys(plain(folder.name) for folder in unknown))
+    others = f" So are {', '.join(map(repr, names[1:]))}." if names[1:] else ""
+    advice = hint_of_parts(unknown) or (
+        " If a folder stands for one of them, say so under [data.codes.class] in silo.toml: "
+        f'"{names[0]}" = "{classes[0]}".'
+    )
+    return TaskError(
+        f"{str(place)!r} has class {names[0]!r}, which is not declared.{others} Declared: "
+        f"{', '.join(classes)}.{advice}"
+    )
+
+
+def with_masks(
+    walk: Walk, roots: Sequence[tuple[str, Path, list[Path]]], pattern: str
+) -> list[Found]:
+    """All images in ``images``, each with its mask in ``masks``.
+
+    Args:
+        walk: reads the folders.
+        roots: as ``roots_of`` gives them.
+        pattern: name of a mask without its ending, with ``*`` for that of its image.
+
+    Raises:
+        TaskError: an image has no mask.
+    """
+    found: list[Found] = []
+    for part, root, folders in roots:
+        named = {folder.name.lower(): folder for folder in folders}
+        images = named.pop("images", root / "images")
+        masks = named.pop("masks", root / "masks")
+        for folder in named.values():
+            walk.leave_folder(folder)
+        beside = walk.files(masks) if masks in folders else []
+        inside = walk.files(images) if images in folders else []
+        paths = by_ending(inside, SUFFIXES, walk.account)
+        flat = by_ending(beside, (MASK_ENDING,), walk.account)
+        known = {_key(mask, masks, mask.stem): mask for mask in reversed(flat)}
+        for path in paths:
+            name = pattern.replace("*", path.stem)
+            mask = known.get(_key(path, images, name))
+            if mask is None:
+                wanted = masks / path.relative_to(images).with_name(name + MASK_ENDING)
+                raise TaskError(_no_mask(path, wanted, beside))
+            found.append(Found(path, part, mask=mask))
+        used = {one.mask for one in found}
+        walk.account.leave_all(NO_IMAGE, (mask for mask in flat if mask not in used))
+    return found
+
+
+def _key(path: Path, root: Path, name: str) -> tuple[str, str]:
+    """By which an image finds its mask: the folder, and the name that the mask should have."""
+    return in_nfc(str(path.relative_to(root).parent)), in_nfc(name)
+
+
+def _no_mask(path: Path, wanted: Path, beside: Sequence[Path]) -> str:
+    said = f"image {str(path)!r} has no mask: there is no {str(wanted)!r}."
+    here = [mask for mask in beside if mask.parent == wanted.parent]
+    if same := [mask for mask in here if in_nfc(mask.stem) == in_nfc(wanted.stem)]:
+        why = (
+            "is a JPEG file, whose compression changes the numbers of classes"
+            if same[0].suffix.lower() in LOSSY
+            else "is no PNG file"
+        )
+        return f"{said} {str(same[0])!r} {why}. Masks must be PNG files: export it again as one."
+    whole = re.compile(rf"(?<![^\W_]){re.escape(path.stem)}(?![^\W_])")
+    if near := [mask for mask in here if whole.search(mask.stem)]:
+        pattern = whole.sub("*", near[0].stem, count=1)
+        return (
+            f"{said} {near[0].name!r} is there. If masks are called so, set the silo's option "
+            f'mask-names = "{pattern}".'
+        )
+    return (
+        f"{said} Expected a PNG of class numbers in the folder masks for every image, under the "
+        "same name, or as the silo's option mask-names says."
+    )
+
+
+def read_pattern(text: str) -> str:
+    """The silo's option mask-names.
+
+    Raises:
+        TaskError: it is no pattern.
+    """
+    pattern = text.removesuffix(MASK_ENDING)
+    if pattern.count("*") != 1 or "/" in pattern or "\\" in pattern:
+        raise TaskError(
+            "mask-names must be a name with one * in the place of the image's name, such as "
+            f'"*_mask". Got {text!r}.'
+        )
+    return pattern
+
+
+def read_mask_codes(
+    codes: Mapping[str, str], classes: Sequence[str], ignored: int
+) -> dict[int, int]:
+    """Value in a mask → number of the class that it stands for.
+
+    Args:
+        codes: text of the value → name of a declared class, or ``ignore``.
+        classes: as declared.
+        ignored: number of what has no label.
+
+    Raises:
+        TaskError: a code is no whole number.
+    """
+    found = {}
+    for code, means in codes.items():
+        if not re.fullmatch(r"\d{1,9}", code):
+            raise TaskError(f"codes for masks are whole numbers from 0 on. Got {code!r}.")
+        found[int(code)] = classes.index(means) if means in classes else ignored
+    return found

@@ -1,0 +1,331 @@
+"""Read one image file, or one mask, as the model sees it: the only place where images are opened.
+
+Images with 8 or 16 bits, in grey or colour, with a palette, transparency, CMYK or several pages are
+all read. What had to be decided in reading them is a *trait* of the file, which a person is told.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.tasks.base import TaskError
+from coterie.tasks.images.scale import Scale
+from coterie.tasks.problems import IGNORED
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (
+    *(".png", ".jpg", ".jpeg", ".jfif", ".jpe", ".bmp", ".tif", ".tiff", ".webp", ".pgm", ".ppm"),
+)
+
+DEEP = 257
+"""What 16-bit grey values are divided by: 65535 becomes 255."""
+ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9", "MPO": b"\xff\xd9"}
+"""With what a whole file of a format ends, but for a few bytes."""
+END_BYTES = 64
+ORIENTATION: Final = 0x0112
+"""EXIF's tag."""
+TRAITS = {
+    "transparent": "transparency: it is read in front of white",
+    "cmyk": "CMYK colours: converted to RGB without a colour profile",
+    "pages": "several pages: only the first one is read",
+}
+"""What a person is told of files that have it."""
+SHOWN = 5
+"""Values of a mask that an error names."""
+
+
+class UnreadableError(TaskError):
+    """A file that cannot be read, which a silo may choose to leave out."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as it was read.
+
+    Attributes:
+        values: (C, H, W), or (0,) if only the file's header was looked at.
+        size: width and height of the file's image when it is upright.
+        traits: keys of ``TRAITS``.
+    """
+
+    values: NDArray[np.float32]
+    size: tuple[int, int]
+    traits: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Opener:
+    """Opens images and masks.
+
+    Attributes:
+        shape: channels (1 or 3), height, width.
+        scale: of pixels from 0 to 255, channels last.
+        classes: of masks.
+        codes: value in a mask → number of its class, or ``IGNORED``; other values are numbers of
+            classes.
+    """
+
+    shape: tuple[int, ...]
+    scale: Scale
+    classes: tuple[str, ...] = ()
+    codes: Mapping[int, int] = field(default_factory=dict)
+
+    def pixels(self, path: Path) -> NDArray[np.float32]:
+        """(C, H, W) An image, upright, converted, resized and scaled.
+
+        Raises:
+            UnreadableError: names the file.
+        """
+        return self.open(path).values
+
+    def open(self, path: Path) -> Picture:
+        """The same with what is to be said of the file."""
+
+        def see(image: Image.Image) -> Picture:
+            traits = _traits(image)
+            image.load()
+            upright = _turned(_from_0_to_255(image, self._mode), _orientation(image))
+            values = self.scale(self._fitted(upright)).transpose(2, 0, 1)
+            return Picture(np.ascontiguousarray(values, np.float32), upright.size, traits)
+
+        found: Picture = self._read(path, see)
+        return found
+
+    @property
+    def _mode(self) -> str:
+        return "L" if self.shape[0] == 1 else "RGB"
+
+    def _fitted(self, image: Image.Image) -> NDArray[np.float32]:
+        """(H, W, C) The channels of a grey image with more than 8 bits are all the same."""
+        from PIL import Image
+
+        channels, height, width = self.shape
+        if image.size != (width, height):
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+        values = np.asarray(image, np.float32).reshape(height, width, -1)
+        return np.broadcast_to(values, (height, width, channels))
+
+    def mask(self, path: Path) -> NDArray[np.int64]:
+        """(H, W) Numbers of classes, resized without mixing them.
+
+        Raises:
+            UnreadableError: names the file.
+            TaskError: names the file, which holds other numbers.
+        """
+        return self._mask(path)[0]
+
+    def _mask(self, path: Path) -> tuple[NDArray[np.int64], tuple[int, int]]:
+        from PIL import Image
+
+        _, height, width = self.shape
+
+        def see(image: Image.Image) -> tuple[NDArray[Any], tuple[int, int]]:
+            image.load()
+            flat = _turned(_one_number_a_pixel(image), _orientation(image))
+            size = flat.size
+            if size != (width, height):
+                flat = flat.resize((width, height), Image.Resampling.NEAREST)
+            return np.asarray(flat).astype(np.int64), size
+
+        found, size = self._read(path, see)
+        return self._numbers(found, path), size
+
+    def _numbers(self, found: NDArray[np.int64], path: Path) -> NDArray[np.int64]:
+        """Numbers of classes for the values of a mask."""
+        count = len(self.classes)
+        known = np.isin(found, [*range(count), *self.codes])
+        if not known.all():
+            odd = np.unique(found[~known])
+            raise TaskError(
+                f"mask {str(path)!r} holds {', '.join(map(str, odd[:SHOWN]))}"
+                f"{', …' if len(odd) > SHOWN else ''}. Its values must be the numbers of the "
+                f"declared classes, 0 to {count - 1} ({', '.join(self.classes)}). If a value "
+                "stands for one of them, or for pixels without a label, set it under "
+                f'[data.codes.mask] in silo.toml: {odd[0]} = "{self.classes[-1]}", or '
+                f'{odd[0]} = "ignore".'
+            )
+        numbers = found.copy()
+        for code, number in self.codes.items():
+            numbers[found == code] = number
+        if (numbers == IGNORED).all():
+            raise TaskError(
+                f"all pixels of mask {str(path)!r} are to be ignored, so there is nothing to learn "
+                "from its image. Remove both."
+            )
+        return numbers
+
+    def pair(self, path: Path, mask: Path) -> tuple[Picture, NDArray[np.int64]]:
+        """An image and its mask.
+
+        Raises:
+            UnreadableError, TaskError: as ``pixels`` and ``mask``; or the two do not have the same
+                proportions.
+        """
+        picture, (numbers, size) = self.open(path), self._mask(mask)
+        _check_fit(path, picture.size, mask, size)
+        return picture, numbers
+
+    def check(self, path: Path, mask: Path | None = None) -> Picture:
+        """Look whether an image can probably be read, without decoding it; a mask is decoded.
+
+        Raises:
+            UnreadableError: it cannot.
+            TaskError: as ``pair``.
+        """
+
+        def look(image: Image.Image) -> Picture:
+            traits = _traits(image)
+            if image.mode[0] in "IF":
+                _from_0_to_255(image, "L")
+            elif end := ENDS.get(image.format or ""):
+                with path.open("rb") as file:
+                    file.seek(-min(END_BYTES, path.stat().st_size), os.SEEK_END)
+                    if end not in file.read():
+                        image.load()  # it is cut off, or something was written behind it
+            if mask is not None and image.format == "TIFF":
+                image.load()  # Pillow turns a TIFF while it loads it
+            width, height = image.size
+            size = (height, width) if _orientation(image) in range(5, 9) else (width, height)
+            return Picture(np.empty(0, np.float32), size, traits)
+
+        found: Picture = self._read(path, look)
+        if mask is not None:
+            _check_fit(path, found.size, mask, self._mask(mask)[1])
+        return found
+
+    def _read(self, path: Path, see: Callable[[Image.Image], Any]) -> Any:
+        from PIL import Image
+
+        try:
+            # Not by its name: Pillow would map a grey TIFF into memory, and turn it wrongly.
+            with path.open("rb") as file, Image.open(file) as image:
+                return see(image)
+        except Image.DecompressionBombError as error:
+            raise UnreadableError(
+                f"image {str(path)!r} is too large: {error} Make it smaller; the task sees "
+                f"{self.shape[2]}x{self.shape[1]} pixels of it."
+            ) from None
+        except Exception as error:  # of a damaged file Pillow raises all sorts of things
+            said = str(error) or type(error).__name__
+            raise UnreadableError(f"image {str(path)!r} cannot be read: {said}.") from None
+
+
+def _check_fit(path: Path, size: tuple[int, int], mask: Path, mask_size: tuple[int, int]) -> None:
+    """Check that a mask lies on its image: its size may differ, by a pixel also its proportions."""
+    (width, height), (wide, high) = size, mask_size
+    if abs(width * high - wide * height) > max(width, height, wide, high):
+        raise TaskError(
+            f"mask {str(mask)!r} is {wide}x{high} pixels and its image {str(path)!r} "
+            f"{width}x{height} (width x height, upright): their proportions differ, so one does "
+            "not lie on the other. Export both again with the same orientation and the same crop."
+        )
+
+
+def _traits(image: Image.Image) -> frozenset[str]:
+    """What is to be said of an image, by its header alone."""
+    found = {
+        "transparent": _has_transparency(image),
+        "cmyk": image.mode == "CMYK",
+        "pages": _pages(image) > 1,
+    }
+    return frozenset(trait for trait, has in found.items() if has)
+
+
+def _has_transparency(image: Image.Image) -> bool:
+    return image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info
+
+
+def _pages(image: Image.Image) -> int:
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except Exception:  # a later page is damaged, which is not read anyway
+        return 1
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF's, 1 to 8; 1 is upright. Of a TIFF that was loaded it is 1: Pillow has turned it."""
+    from PIL.Image import Image as Plain
+
+    try:
+        # Not the method of a PNG, which would decode the whole image.
+        return int(Plain.getexif(image).get(ORIENTATION, 1))
+    except Exception:  # an image whose EXIF data are damaged says nothing of how it was held
+        return 1
+
+
+def _turned(image: Image.Image, orientation: int) -> Image.Image:
+    """The image upright. ``ImageOps.exif_transpose`` fails where other EXIF tags are odd."""
+    from PIL.Image import Transpose
+
+    turns = {
+        2: Transpose.FLIP_LEFT_RIGHT,
+        3: Transpose.ROTATE_180,
+        4: Transpose.FLIP_TOP_BOTTOM,
+        5: Transpose.TRANSPOSE,
+        6: Transpose.ROTATE_270,
+        7: Transpose.TRANSVERSE,
+        8: Transpose.ROTATE_90,
+    }
+    return image.transpose(turns[orientation]) if orientation in turns else image
+
+
+def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
+    """The image in this mode; one of more than 8 bits in mode ``F``, with what 8 bits would lose.
+
+    Raises:
+        ValueError: nothing says which of its values are black and white.
+    """
+    from PIL import Image
+
+    # Which of the two a 16-bit PNG is depends on the version of Pillow; in a PGM, Pillow has scaled
+    # what the file calls white to 65535.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        values = np.asarray(image).astype(np.float32)
+        if isinstance(clear := image.info.get("transparency"), int):
+            values = np.where(values == clear, np.float32(65535), values)
+        return Image.fromarray(values / np.float32(DEEP))
+    if image.mode[0] in "IF":
+        raise ValueError(
+            f"its mode is {image.mode!r}, of which nothing says what is black and what is white. "
+            "Save it with 8 bits, or as a 16-bit grey PNG in which 65535 is white"
+        )
+    return (_on_white(image) if _has_transparency(image) else image).convert(mode)
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """The image in front of white; as it is where nothing in it is transparent."""
+    from PIL import Image
+
+    layers = image.convert("RGBA")
+    if layers.getchannel("A").getextrema() == (255, 255):
+        return image
+    return Image.alpha_composite(Image.new("RGBA", layers.size, "white"), layers).convert("RGB")
+
+
+def _one_number_a_pixel(image: Image.Image) -> Image.Image:
+    """A mask with one band: as it is, or one of several that are all the same.
+
+    Raises:
+        ValueError: it has none.
+    """
+    if image.mode in ("1", "L", "P", "I") or image.mode.startswith("I;16"):
+        return image
+    if image.mode in ("LA", "RGB", "RGBA"):
+        bands = image.split()
+        colours = bands[: 3 if image.mode.startswith("RGB") else 1]
+        opaque = all(band.getextrema() == (255, 255) for band in bands[len(colours) :])
+        if opaque and all(band.tobytes() == colours[0].tobytes() for band in colours):
+            return colours[0]
+    raise ValueError(
+        f"its mode is {image.mode!r}; a mask has one number per pixel, and this one has colours "
+        "or transparency. Save it as a grey or palette PNG"
+    )
