@@ -15,6 +15,10 @@ from coterie.system.files import explained
 EXIT_CONFIG = 2
 
 
+class MisuseError(Exception):
+    """What was typed cannot be done as it stands; the message says what to type instead."""
+
+
 class _Formatter(click.HelpFormatter):
     def write_dl(
         self, rows: Sequence[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
@@ -38,7 +42,7 @@ class Group(TyperGroup):
 
     def exit_status(self, error: Exception) -> int | None:
         """The exit status after an error; None: it is a defect of ours, shown in full."""
-        return EXIT_CONFIG if isinstance(error, OSError) else None
+        return EXIT_CONFIG if isinstance(error, OSError | MisuseError) else None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name, with this help."""

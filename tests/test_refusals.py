@@ -89,7 +89,7 @@ def test_a_wrong_configuration_is_refused_with_the_key_named(
 
 def test_a_run_that_is_resumed_keeps_its_strategy() -> None:
     done = coterie("run", "hcct", "--resume", "hcct-7")
-    assert done.returncode == 2 and "a resumed run keeps its strategy" in done.stderr
+    assert done.returncode == 2 and "the strategy and the keys that it had" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from coterie.client.cli.options import HomeOption, option
+from coterie.system.commandline import MisuseError
 
 if TYPE_CHECKING:
     from coterie.client.home.approvals import Approval
@@ -54,16 +55,14 @@ def approve(
     made = Home(home)
     if web:
         if run or refuse or code:
-            raise typer.BadParameter(
-                "decide on the page, or name a run without it.", param_hint="--web"
-            )
+            raise MisuseError("with --web, decide on the page; or name a run without --web.")
         from coterie.client.cli.approve_page import serve
 
         serve(made, port=port)
         return
     if not run:
         if refuse or code:
-            raise typer.BadParameter("name the run: coterie silo approve RUN.", param_hint="RUN")
+            raise MisuseError("name the run: coterie silo approve RUN.")
         for line in listing(made):
             print(line)
         return

@@ -20,6 +20,7 @@ from coterie.client.cli.options import (
     VerboseOption,
     option,
 )
+from coterie.system.commandline import MisuseError
 from coterie.system.service_commands import (
     AccountOption,
     Action,
@@ -131,7 +132,7 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
 
         lines = check_app(settings, app, mod or [])
     elif mod:
-        raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
+        raise MisuseError("--mod goes around an app: give --app as well.")
     else:
         from coterie.client.cli.check import check_all
 
@@ -162,7 +163,7 @@ def start(
     the task of silo.toml.
     """
     if mod and not app:
-        raise typer.BadParameter("mods go around an app: give --app.", param_hint="--mod")
+        raise MisuseError("--mod goes around an app: give --app as well.")
     from coterie.client.home.files import folder_of
     from coterie.client.resident.serve import serve
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.client.cli.options import HomeOption, SetOption, option
+from coterie.system.commandline import MisuseError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -233,9 +234,7 @@ def calibrate(
     from coterie.client.cli.predict import load_kept
 
     if sensitivity is not None and not 0 < sensitivity <= 1:
-        raise typer.BadParameter(
-            f"it must be above 0 and at most 1. Got {sensitivity:g}.", param_hint="--sensitivity"
-        )
+        raise MisuseError(f"--sensitivity must be above 0 and at most 1. Got {sensitivity:g}.")
     asked = _which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
     found = calibrate(kept, options=asked.options, sensitivity=sensitivity, workers=asked.workers)

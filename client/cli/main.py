@@ -19,7 +19,7 @@ from coterie.client.cli.options import (
     VerboseOption,
     option,
 )
-from coterie.system.commandline import EXIT_CONFIG, Group, given
+from coterie.system.commandline import EXIT_CONFIG, Group, MisuseError, given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,10 +150,10 @@ def silo(
     """
     if context.invoked_subcommand is not None:
         for _, hint in given(context):
-            raise typer.BadParameter(
-                f"it is for serving without a command. `coterie silo {context.invoked_subcommand} "
-                "--help` lists the options of that command, which come after its name.",
-                param_hint=hint,
+            raise MisuseError(
+                f"{hint} is for serving without a command. `coterie silo "
+                f"{context.invoked_subcommand} --help` lists the options of that command, which "
+                "come after its name."
             )
         return
     from coterie.client.home.policy import STATISTICS, Policy

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from flwr.app import ConfigRecord
 from safetensors import SafetensorError, safe_open
@@ -276,6 +276,17 @@ def write_card(file: Path, card: Card, model: Model) -> None:
     write_atomically(file.with_suffix(".md"), _text(card, file).encode())
 
 
+def _metadata(opened: Any, file: Path) -> str:
+    """The card's text."""
+    told = opened.metadata() or {}
+    if METADATA not in told:
+        raise CardError(
+            f"{file} has no model card. Take the file from models/ in a silo's folder: those in a "
+            "run's folder at the coordinator have none."
+        )
+    return str(told[METADATA])
+
+
 def read_card(file: Path) -> Card:
     """The card in a kept model's file.
 
@@ -284,7 +295,7 @@ def read_card(file: Path) -> Card:
     """
     try:
         with safe_open(file, framework="np") as opened:
-            values = json.loads((opened.metadata() or {})[METADATA])
+            values = json.loads(_metadata(opened, file))
         values["members"] = tuple(values["members"])
         if (own := values.get("calibration")) is not None:
             values["calibration"] = Calibration(**own | {"thresholds": tuple(own["thresholds"])})

@@ -114,7 +114,7 @@ statistics_from = 10
 min_samples = 64
 min_batch = 1
 # "required": take part in secure runs only, in which the coordinator sees sketches of this silo's
-# updates and sums over groups, but none of its models.
+# updates and sums over groups, but none of its models. One that lies can still get them.
 secure = ""
 # "ask": a run waits until a person here has looked at it and said `coterie silo approve RUN`.
 approve = ""

@@ -33,11 +33,17 @@ class About:
 def _updates(policy: Policy, about: About) -> str:
     kept = f", less the layers {policy.keep_layers!r}" if policy.keep_layers else ""
     if about.epsilon:
-        kept += f", with noise: of a single sample no more than ε = {about.epsilon:g} allows"
+        kept += (
+            f", with noise: of a single sample no more than ε = {about.epsilon:g} allows, unless "
+            "it lies (docs/how-to/differential-privacy.md)"
+        )
     if policy.secure:
-        return f"the server sees none, but a sketch of each, and sums over groups{kept}"
+        return (
+            f"the server sees none, but a sketch of each, and sums over groups{kept}; one that "
+            "lies can get them (docs/explanation/secure.md)"
+        )
     return (
-        f"the server sees every one, by itself{kept}; in secure runs none "
+        f"the server sees every one, by itself{kept}; in secure runs none, unless it lies "
         '(secure = "required" refuses others)'
     )
 

@@ -7,6 +7,7 @@ from hashlib import blake2b
 
 import torch
 
+from coterie import wire
 from coterie.client.work.data import Data, Part
 from coterie.client.work.measure import batch_size
 from coterie.tasks.base import Task, leaves
@@ -14,6 +15,8 @@ from coterie.tasks.problems import Labels, Masks, Survival
 
 FEW = 20
 """Samples of which hardly anything can be said."""
+HARDLY_ANY = 5
+"""Training samples of which fewer are nearly what is sent."""
 SAME = "only some metrics are defined, and always giving one answer is without error"
 
 
@@ -26,6 +29,12 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
         duplicates: look for test samples among the training samples, which reads all of them.
     """
     yield from getattr(task, "warnings", list)()
+    if (number := len(data.train)) < HARDLY_ANY:
+        yield (
+            f"every round sends an update that is made of {wire.counted(number, 'sample')} alone, "
+            "and may give away what is in it. A silo with labels cannot take part only to test: "
+            "docs/how-to/only-test.md says what it can do"
+        )
     for name, part in (("training", data.train), ("test", data.test)):
         if len(part) < FEW:
             yield f"only {len(part)} {name} samples: what is measured of them says little"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import click
-import typer
 from typer.core import TyperCommand
+
+from coterie.system.commandline import MisuseError
 
 
 class KeysCommand(TyperCommand):
@@ -28,7 +29,7 @@ class KeysCommand(TyperCommand):
             key, equals, value = argument.removeprefix("--").partition("=")
             value = value if equals else next(rest, "")
             if not value:
-                raise click.BadOptionUsage(argument, f"Option {argument!r} needs a value.", ctx)
+                raise MisuseError(f"{argument} needs a value: {argument} VALUE.")
             found += ["--set", f"{key}={value}"]
         return super().parse_args(ctx, found)
 
@@ -64,7 +65,7 @@ def keys_of(
         strategy: the run's, if the command names one.
 
     Raises:
-        BadParameter: a setting has another form.
+        MisuseError: a setting has another form.
     """
     from coterie.server.runs.config import key_named
     from coterie.strategies.rounds.options import dashed
@@ -81,7 +82,7 @@ def keys_of(
     for setting in settings or ():
         key, equals, value = setting.partition("=")
         if not equals or not key:
-            raise typer.BadParameter(f"--set takes KEY=VALUE. Got {setting!r}.")
+            raise MisuseError(f"--set takes KEY=VALUE. Got {setting!r}.")
         read = _value(value)
         # A text stays as it was typed, even if it looks like a number: the id of a run.
         keys[key] = value if not isinstance(read, str) and is_text(key) else read
@@ -109,11 +110,27 @@ def _with_folder(keys: dict[str, Any]) -> dict[str, Any]:
     return keys
 
 
+def require_nothing_else(run: str, strategy: str | None, keys: Collection[str]) -> None:
+    """Check that a run that is resumed is given neither a strategy nor keys.
+
+    Raises:
+        MisuseError: it is given some.
+    """
+    given = [*filter(None, [strategy]), *sorted(set(keys) - {"runs-dir"})]
+    if given:
+        from coterie.server.runs.record.reading import MORE_ROUNDS
+
+        raise MisuseError(
+            f"--resume continues {run} with the strategy and the keys that it had: leave out "
+            f"{', '.join(given)}. {MORE_ROUNDS}"
+        )
+
+
 def resumed(run: str) -> dict[str, Any]:
     """The keys that resume a run: by its folder where it is one here, else by its name.
 
     Raises:
-        BadParameter: it names no run.
+        MisuseError: it names no run.
     """
     from coterie.server.paths import place
 
@@ -122,7 +139,7 @@ def resumed(run: str) -> dict[str, Any]:
         folder = folder.resolve()
         return {"resume": folder.name, "runs-dir": str(folder.parent)}
     if not folder.name:
-        raise typer.BadParameter(
+        raise MisuseError(
             f"--resume takes the folder, the name or the id of a run. Got {run!r}, where no run is "
             "recorded. `coterie runs` lists the recorded runs."
         )

@@ -24,7 +24,7 @@ from coterie.server.cli.options import (
     port,
 )
 from coterie.system import logs
-from coterie.system.commandline import given
+from coterie.system.commandline import MisuseError, given
 from coterie.system.service_commands import (
     AccountOption,
     ActionArgument,
@@ -75,16 +75,15 @@ def init(
     if renew:
         for name, hint in given(context):
             if name not in ("folder", "renew"):
-                raise typer.BadParameter(
+                raise MisuseError(
                     "--renew only makes a new certificate for the addresses in "
                     f"{folder / 'coterie.toml'}. Change addresses and ports in that file, and "
-                    "leave this option out.",
-                    param_hint=hint,
+                    f"leave out {hint}."
                 )
         renew_certificate(folder)
         return
     if not address:
-        raise typer.BadParameter(
+        raise MisuseError(
             "say where silos reach this machine: --address HOST[:PORT], a name or an IP address."
         )
     made = create(
@@ -177,7 +176,7 @@ def withdraw(
     from coterie.server.site.federation import load
 
     if (verify is None) == (not name):
-        raise typer.BadParameter("name a silo, or a statement with --verify.", param_hint="NAME")
+        raise MisuseError("name either a silo, or a statement with --verify.")
     if verify is not None:
         from coterie.server.site.withdrawal import lines_of, verified
 
@@ -227,7 +226,7 @@ def audit(
     if verify:
         raise typer.Exit(print_verification(made, head=head))
     if head:
-        raise typer.BadParameter("it is looked for with --verify.", param_hint="--head")
+        raise MisuseError("--head is looked for with --verify: give that as well.")
     print_audit(made, last=last)
 
 
@@ -313,10 +312,9 @@ def superlink(
 
         for name, hint in given(context):
             if name in NOT_WITH_FEDERATION:
-                raise typer.BadParameter(
-                    f"it has no effect on the federation in {made.folder}: "
-                    f"{NOT_WITH_FEDERATION[name]}. Leave the option out.",
-                    param_hint=hint,
+                raise MisuseError(
+                    f"{hint} has no effect on the federation in {made.folder}: "
+                    f"{NOT_WITH_FEDERATION[name]}. Leave the option out."
                 )
         made = made.monitored(metrics=metrics, log_format=log_format)
         say = logs.saying("coordinator", made.config.monitoring.log_format)
@@ -331,10 +329,9 @@ def superlink(
     from coterie.server.site.database import compact
 
     if metrics:
-        raise typer.BadParameter(
-            "the numbers are those of a federation's coordinator: name its folder with "
-            "--federation.",
-            param_hint="--metrics",
+        raise MisuseError(
+            "--metrics serves the numbers of a federation's coordinator: name its folder with "
+            "--federation."
         )
 
     ports = Ports(runtime=runtime_port, fleet=fleet_port, control=control_port)

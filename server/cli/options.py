@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from coterie.system.commandline import MisuseError
+
 if TYPE_CHECKING:
     from coterie.server.machine.link import Control
     from coterie.server.site.federation import Federation
@@ -122,10 +124,9 @@ class Given:
     def place(self) -> Place:
         """What was given, else the federation's, else this machine's."""
         if self.federation is not None and self.superlink is not None:
-            raise typer.BadParameter(
-                f"they name two SuperLinks: the one of the federation in {self.federation}, and "
-                f"the one at {self.superlink}. Leave one of the options out.",
-                param_hint="--federation and --superlink",
+            raise MisuseError(
+                "--federation and --superlink name two SuperLinks: the one of the federation in "
+                f"{self.federation}, and the one at {self.superlink}. Leave one of them out."
             )
         made = self.made()
         if made is None:

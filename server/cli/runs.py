@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from coterie.server.cli import options
-from coterie.server.cli.keys import KeysCommand, keys_given, keys_of, resumed
+from coterie.server.cli.keys import KeysCommand, keys_given, keys_of, require_nothing_else, resumed
+from coterie.system.commandline import MisuseError
 
 app = typer.Typer()
 
@@ -76,11 +77,8 @@ def run(
     root = options.Given(federation, superlink, root_certificates, runs_dir).place().runs_dir
     folder = None if root is None else str(root.resolve())
     keys = keys_of(settings, keys_given(context) | {"runs_dir": folder}, strategy)
-    if strategy is not None and resume is not None:
-        raise typer.BadParameter("a resumed run keeps its strategy: leave out the name.")
-    if resume is not None and set(keys) - {"runs-dir"}:
-        raise typer.BadParameter("a resumed run keeps its keys; give no others.")
     if resume is not None:
+        require_nothing_else(resume, strategy, keys)
         keys |= resumed(resume)
     elif strategy is not None or "strategy" not in keys:
         keys |= {"strategy": strategy or "auto"}
@@ -88,7 +86,7 @@ def run(
     from coterie.server.cli.waiting import Turn
 
     if priority is not None and not queue:
-        raise typer.BadParameter("runs that wait have a priority: give --queue as well.")
+        raise MisuseError("--priority is for runs that wait: give --queue as well.")
     if keys.get("runs-dir") != folder:  # by --set, or with the folder to resume
         runs_dir = Path(keys["runs-dir"])
     given = options.Given(federation, superlink, root_certificates, runs_dir)

@@ -9,6 +9,7 @@ import typer
 
 from coterie.server.cli.keys import KeysCommand, keys_of
 from coterie.server.cli.options import RunsOption, SetOption, file_argument, folder_option
+from coterie.system.commandline import MisuseError
 
 app = typer.Typer()
 
@@ -69,10 +70,9 @@ def simulate(
     The same seed gives the same models. Keys given with --set replace those of the file.
     """
     if folder is not None and not processes:
-        raise typer.BadParameter(
-            "it is the folder for the processes' logs and models, and --processes is 0. Give "
-            "--processes as well, or use --runs-dir to choose where the record goes.",
-            param_hint="--dir",
+        raise MisuseError(
+            "--dir is the folder for the processes' logs and models, and --processes is 0. Give "
+            "--processes as well, or use --runs-dir to choose where the record goes."
         )
     from rich.console import Console
 

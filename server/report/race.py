@@ -183,11 +183,16 @@ class _Chosen:
         best = next((e for e in self.verdict.entrants if e.behind == 0 and not e.dropped), chosen)
         others = [e for e in self.verdict.entrants if e is not chosen and not e.out]
         measured = f"{self.lead.text(chosen.error)} on average over silos"
-        if not others:
+        if not others and not chosen.out:
             return f"It had {measured}; all others were out, as worse beyond chance."
         if best is chosen:
             return f"It had the best held-out {self.lead.title}, {measured}."
         where = self.names[self.verdict.entrants.index(best)]
+        if self.verdict.alone == self.verdict.winner:
+            return (
+                "No other partition is held: at the race's end each one, or the groups of it that "
+                "most of their silos would have stayed in, stood behind everybody alone."
+            )
         if chosen.supported:
             return (
                 f"It had {measured}, {_behind(self.lead, chosen)} {self.lead.points} behind the "
@@ -259,20 +264,39 @@ class _Chosen:
                 f"no: out after round {other.dropped}, as it was more than {_points(lead, limit)} "
                 "behind"
             )
+        behind, noise = self._paired(number)
+        if number == verdict.alone and math.isfinite(self._bar):
+            by = f"it was {_points(lead, behind)} better" if behind > 0 else "it was as good"
+            return f"if the chosen one had been worse than it ({by})"
         if verdict.chosen.supported:
-            behind, noise = self._paired(number)
             if not math.isfinite(noise) or noise == 0:
                 return "no: it made the same errors, and the discriminators propose another"
             most = _points(lead, quantile(len(verdict.judges)) * noise)
             return f"if the chosen one had been more than {most} worse than it"
         if other.samples > verdict.chosen.samples:
             limit = NEAR * other.standard_error
+            if other.behind <= min(limit, self._bar):
+                return "no: the groups that its silos would have stayed in were behind alone"
+            if self._bar < limit:
+                by = _points(lead, other.behind - self._bar)
+                return f"if it had not been behind everybody alone (it was, by {by})"
             return f"if it had been at most {_points(lead, limit)} behind the best"
-        behind, noise = self._paired(number)
         if not math.isfinite(noise) or noise == 0:
             return "no: it made the same errors, with less data behind its models"
         need = f"if the chosen one had been more than {_points(lead, NEAR * noise)} worse than it"
         return need + (f" (it was {_points(lead, behind)} better)" if behind > 0 else "")
+
+    @property
+    def _bar(self) -> float:
+        """How far behind the best everybody alone is: none that is farther wins.
+
+        Infinite where alone was out before, and in records of runs that did not go by this.
+        """
+        if self.verdict.alone is None:
+            return math.inf
+        alone = self.verdict.entrants[self.verdict.alone]
+        binds = not alone.dropped and self.verdict.chosen.behind <= alone.behind
+        return alone.behind if binds else math.inf
 
     def _paired(self, number: int) -> tuple[float, float]:
         """By how much another partition is behind the chosen one, and its standard error."""

@@ -100,9 +100,9 @@ class RunConfig(Options, wire.SiloKeys):
     )
     secure: bool = Field(
         False,
-        description="Whether silos keep their updates to themselves: the coordinator compares "
-        "sketches of them, and reads only sums over groups. For hcct, fedgroup, auto, cfl, flhc, "
-        "kmeans, fedavg and independent, with coterie's own silos.",
+        description="Whether silos keep their updates from a coordinator that runs the code "
+        "unchanged: it compares sketches of them, and reads only sums over groups. For hcct, "
+        "fedgroup, auto, cfl, flhc, kmeans, fedavg and independent, with coterie's own silos.",
     )
     name_members: bool = Field(
         False,

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
-from coterie.strategies.rounds.roster import MOST_REASONS, DescribedRoster, Silo
+from coterie.strategies.rounds.roster import MOST_REASONS, DescribedRoster, Silo, by_reason
 
 QUIET_S = 2.0
 """So long nobody new must have come before a run gives up on those who are here: others may be
@@ -115,7 +115,8 @@ class EnrolledRoster(DescribedRoster):
             could = len(enrolled) - elsewhere
             too_few = elsewhere and could < min(self.min_silos, len(enrolled))
             if too_few or (not here and why and len(why) == len(enrolled)):
-                raise self._hopeless(set(why.values()), could if len(why) < len(enrolled) else 0)
+                told = {enrolled[node]: reason for node, reason in why.items()}
+                raise self._hopeless(told, could if len(why) < len(enrolled) else 0)
         if number <= 1 and not here:
             self._require_task()
         return here
@@ -137,7 +138,7 @@ class EnrolledRoster(DescribedRoster):
         names = {} if self.enrolled is None else self.enrolled()
         if self.known is not None and self.known.serving(self.task) & names.keys():
             return
-        told = " ".join(sorted(reasons)[:MOST_REASONS])
+        told = " ".join(by_reason(self.elsewhere)[:MOST_REASONS])
         raise FederationError(
             f"no silo that is here serves the run's task: {told} {self._advice(reasons)}, or start "
             f"silos that serve {self.task!r} first.",
@@ -154,14 +155,15 @@ class EnrolledRoster(DescribedRoster):
     def _called(self, node: int) -> str:
         return (self.enrolled() if self.enrolled is not None else {}).get(node) or f"node {node}"
 
-    def _hopeless(self, reasons: set[str], could: int) -> FederationError:
-        told = " ".join(sorted(reasons)[:MOST_REASONS])
-        more = len(reasons) - MOST_REASONS
+    def _hopeless(self, reasons: Mapping[str, str], could: int) -> FederationError:
+        sentences = by_reason(reasons)
+        told = " ".join(sentences[:MOST_REASONS])
+        more = len(sentences) - MOST_REASONS
         told += f" And {more} more." if more > 0 else ""
         who = f"only {could} of the enrolled silos can take part, and min-silos is {self.min_silos}"
         return FederationError(
             f"{who if could else 'every enrolled silo refuses the run'}: {told} "
-            f"{self._advice(reasons)}, and start another run.",
+            f"{self._advice(set(reasons.values()))}, and start another run.",
             round_number=1,
             phase="roster",
             exit_code=EXIT_NO_SILOS,

@@ -12,7 +12,7 @@ strategies differ in, where they form groups, is a handful of partitions; so the
   on the samples that none of them has seen. A candidate that is worse beyond chance, by differences
   within silos, is out. The race is over when one is left, or after a few rounds, within a budget:
   of those that are as good as the best by what was measured, the one whose models have most data
-  behind them wins.
+  behind them wins. None wins that has more held-out errors than everybody alone (``decision``).
 - *Hold.* The winner's groups go on, with all data. A silo whose group's model is expected to be
   worse for it than its own, by what it measured drawn towards what all measured, keeps its own; it
   still trains with its group, as long as the budget lets it.
@@ -46,9 +46,10 @@ from coterie.strategies.auto.candidates import (
     visible,
     with_proposal,
 )
+from coterie.strategies.auto.decision import decision
 from coterie.strategies.auto.evidence import (
     MEASURES,
-    choose,
+    behind_alone,
     entrants_of,
     fits,
     gains_of,
@@ -499,46 +500,33 @@ class Auto(kit.Algorithm[AutoState]):
         return self._within_bytes(state, now, all_arms + (left - 1) * len(now.names))
 
     def _decided(self, state: AutoState, now: kit.Round, *, complete: bool) -> AutoState:
-        """Take the winner's groups; who loses by its group keeps its own model."""
-        found, judges = standings_of(state), judges_of(state)
-        number = choose(state.candidates, found, state.members.sizes) if judges else 0
-        winner = state.candidates[number]
-        gains = gains_of(state, winner) if judges else {}
-        # What a silo makes of its group's model gets no share where nobody sees it, and none where
-        # it has noise that only the mean of many takes away (privacy).
-        blind = gains if now.secure else gains.keys() & state.noise.keys()
-        gains |= {name: replace(gains[name], doubt=0.0) for name in blind}
-        own = frozenset(name for name, gain in gains.items() if gain.own)
-        # Of a group that most of its silos leave, what the others measured says nothing any more.
-        deserted = [group for group in winner.groups if 2 * len(own & set(group)) > len(group)]
-        left = sorted(name for group in deserted for name in group if name not in own)
-        gains |= {name: replace(gains[name], doubt=0.0) for name in left if name in gains}
+        """Hold what the race has decided; who loses by its group keeps its own model."""
+        found = decision(state, secure=now.secure)
         raced = (*_with_dropped(entrants_of(state), now), *state.dropped)
         verdict = Verdict(
             state.since,
             now.number,
             raced,
-            tuple(sorted(judges)),
-            number,
-            gains,
+            tuple(sorted(judges_of(state))),
+            next(n for n, one in enumerate(raced) if one.candidate.groups == found.winner.groups),
+            found.gains,
             trials=trials_of(state, [entrant.candidate for entrant in raced]),
             shares=all(m.share for of in state.measured.values() for n in of for m in of[n]),
             complete=complete,
-            left=tuple(left),
+            left=found.left,
         )
-        kit.log.info("auto: %s", verdict_text(verdict, own))
-        several = [group for group in winner.groups if len(group) > 1 and group not in deserted]
+        kit.log.info("auto: %s", verdict_text(verdict, found.keeping))
         away = [n for g in state.held for n in g if n not in state.raced]
-        single = state.raced.difference(*several).union(away)
-        models = {group: self._model_to_hold(state, group) for group in several}
+        single = state.raced.difference(*found.groups).union(away)
+        models = {group: self._model_to_hold(state, group) for group in found.groups}
         return replace(
             state,
             phase="hold",
             since=now.number,
             verdict=verdict,
-            held=tuple(sorted((*several, *((name,) for name in single)))),
+            held=tuple(sorted((*found.groups, *((name,) for name in single)))),
             group_models=models,
-            own=own.difference(*deserted),
+            own=found.own,
             models={},
             measured={},
             candidates=(),
@@ -598,7 +586,7 @@ class Auto(kit.Algorithm[AutoState]):
     def finish(self, state: AutoState, now: kit.Round) -> kit.Exchanges[AutoState]:
         """A race that is open ends with what is best by now; who is in doubt about its group ends
         with a share of its own."""
-        if state.phase == "hold" or state.held:
+        if state.phase == "hold" or (state.held and not _fell_behind(state)):
             return replace(state, members=state.members.holding(ending(state)))
         if state.phase == "race" and judges_of(state):
             state = handed_out(self._decided(state, now, complete=False), now)
@@ -802,6 +790,14 @@ def _would_leave(state: AutoState, winner: Candidate) -> bool:
 def _with_dropped(entrants: Sequence[Entrant], now: kit.Round) -> tuple[Entrant, ...]:
     """Those that are out as of this round say so."""
     return tuple(replace(e, dropped=now.number) if e.standing.out else e for e in entrants)
+
+
+def _fell_behind(state: AutoState) -> bool:
+    """Whether the groups that hold stand behind everybody alone in a race that is run again."""
+    groups = kit.present_groups(state.held, sorted(state.raced))
+    raced = (*state.candidates, *(one.candidate for one in state.dropped))
+    measured = bool(judges_of(state)) and groups in {candidate.groups for candidate in raced}
+    return measured and behind_alone(state, groups)
 
 
 def _placement(

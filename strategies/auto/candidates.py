@@ -71,11 +71,15 @@ class Candidate:
         return self.source.split("; ")
 
 
+def everybody_alone(names: Collection[str]) -> Candidate:
+    """The partition that every other one is compared with."""
+    return Candidate(tuple((name,) for name in sorted(names)), ALONE)
+
+
 def trivial(names: Sequence[str], minimums: Mapping[str, int]) -> tuple[Candidate, ...]:
     """Everybody alone, and all together as far as the silos accept that."""
-    alone = Candidate(tuple((name,) for name in sorted(names)), ALONE)
     together = kit.form([tuple(sorted(names))], minimums)
-    return _distinct([alone, Candidate(tuple(sorted(together)), TOGETHER)])
+    return _distinct([everybody_alone(names), Candidate(tuple(sorted(together)), TOGETHER)])
 
 
 def between(

@@ -104,27 +104,41 @@ def standings_of(state: AutoState, last: int = MEASURES) -> list[Standing]:
     )
 
 
-def choose(
+def by_preference(
     candidates: Sequence[Candidate], found: Sequence[Standing], sizes: Mapping[str, float]
-) -> int:
-    """The candidate to hold: the one that is supported, if it is not out; else, of those that are
-    as good as the best, the one with most data.
+) -> list[int]:
+    """Numbers of the candidates that may be held, most wanted first: the one that is supported, if
+    it is not out; then, of those that are as good as the best, the ones with most data.
 
     What a few samples cannot tell apart is decided by what is known beforehand: what the silos'
     discriminators say of their data; that models of more data have more to learn yet, and vary
     less.
     """
+    both = list(enumerate(zip(candidates, found, strict=True)))
+    supported = [n for n, (candidate, s) in both if candidate.supported and not s.out]
+    near = [n for n, (_, s) in both if not s.out and s.behind <= NEAR * s.standard_error]
+    near.sort(key=lambda n: (-samples_behind(candidates[n], sizes), found[n].behind))
+    return [*supported, *(n for n in near if n not in supported)]
 
-    both = zip(candidates, found, strict=True)
-    for number, (candidate, standing) in enumerate(both):
-        if candidate.supported and not standing.out:
-            return number
-    near = [
-        number
-        for number, standing in enumerate(found)
-        if not standing.out and standing.behind <= NEAR * standing.standard_error
-    ]
-    return max(near, key=lambda n: (samples_behind(candidates[n], sizes), -found[n].behind))
+
+def behind_alone(state: AutoState, groups: Sequence[kit.Group]) -> bool:
+    """Whether a partition stands behind everybody alone: by the figures of this race its mean
+    error over the silos that judge is larger, be it by chance.
+
+    Equal errors are not behind, to the nine digits to which the race compares them. Training alone
+    is measured to the end of a race, also where it is out. Where nobody has measured both, nothing
+    speaks for the groups, and they stand behind.
+    """
+    own, alone = [], []
+    for name in sorted(judges_of(state)):
+        both = [
+            state.measured.get(group, {}).get(name, ())
+            for group in (group_of(groups, name), (name,))
+        ]
+        if min(map(len, both)) >= MEASURES:
+            own.append(mean_of(both[0]).error)
+            alone.append(mean_of(both[1]).error)
+    return not own or round(float(np.mean(own)), 9) > round(float(np.mean(alone)), 9)
 
 
 def samples_behind(candidate: Candidate, sizes: Mapping[str, float]) -> float:

@@ -271,10 +271,10 @@ class DescribedRoster:
                 self.on_wait(text)
             if now >= started + patience_s:
                 later = self._later.values()  # told already
+                untold = {who: why for who, why in self.refused.items() if why not in later}
                 refused = "".join(
-                    f" {who} was refused: {why}"
-                    for who, why in self.refused.items()
-                    if why not in later
+                    f" {_listed(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
+                    for why, names in _apart(untold).items()
                 )
                 raise FederationError(
                     f"gave up after {patience_s:.0f} s: {text}.{refused} {self._after_waiting()}",
@@ -285,12 +285,8 @@ class DescribedRoster:
             time.sleep(POLL_S)
 
     def _reasons(self) -> str:
-        """Why silos that are here do not take part, or not yet; those of one reason together."""
-        apart: dict[str, list[str]] = {}
-        for who, why in sorted(self.elsewhere.items()):
-            apart.setdefault(why, []).append(who)
-        told = [f"{', '.join(names[:MOST_REASONS])}: {why}" for why, names in apart.items()]
-        found = [*self._later.values(), *told]
+        """Why silos that are here do not take part, or not yet."""
+        found = [*self._later.values(), *by_reason(self.elsewhere)]
         more = len(found) - MOST_REASONS
         return "".join(f"; {reason.rstrip('.')}" for reason in found[:MOST_REASONS]) + (
             f"; and {more} more" if more > 0 else ""
@@ -560,6 +556,29 @@ class DescribedRoster:
             return
         self.refused[who] = reason
         log.error("silo %s does not take part: %s", who, reason)
+
+
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """One sentence for each reason why silos do not take part, with all silos that have it."""
+    return [_sentence(names, why) for why, names in _apart(reasons).items()]
+
+
+def _apart(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    apart: dict[str, list[str]] = {}
+    for who, why in sorted(reasons.items()):
+        apart.setdefault(why, []).append(who)
+    return apart
+
+
+def _sentence(names: Sequence[str], why: str) -> str:
+    serves = "serves" if len(names) == 1 else "serve"
+    said = re.sub(r"^(it )?serves ", f"{serves} ", why)
+    return f"{_listed(names)} {said}" if said.startswith(serves) else f"{_listed(names)}: {why}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MOST_REASONS
+    return ", ".join(names[:MOST_REASONS]) + (f" and {more} more" if more > 0 else "")
 
 
 _NAMED = (

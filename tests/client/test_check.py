@@ -198,7 +198,11 @@ network = "mclr"
         ),
         (
             [(1, 7, "yes"), (2, 7, "no"), (3, 7, "yes"), (4, 7, "no"), (5, 8, "no")],
-            ["only 3 training samples", "only 2 test samples"],
+            [
+                "every round sends an update that is made of 3 samples alone",
+                "only 3 training samples",
+                "only 2 test samples",
+            ],
         ),
         (
             [(20 + i % 40, i % 40, "yes" if i % 2 else "no") for i in range(200)],
@@ -255,3 +259,18 @@ def test_the_command_reads_the_folder_and_needs_no_coordinator(
     assert silo(["check", "--home", str(tmp_path)]) == 2
     told = capsys.readouterr().err
     assert told.startswith("coterie silo: ") and "train must be at least 1" in told
+
+
+@pytest.mark.parametrize(("train", "said"), [(1, "1 sample a"), (2, "2 samples a"), (5, "")])
+def test_a_silo_that_hardly_trains_is_told_that_it_sends_those_samples(
+    train: int, said: str
+) -> None:
+    """As one may set it up that only wants to test."""
+    settings = SiloSettings("a", options={"train": train, "test": 30}, device="cpu")
+    warned = [line for line in check(settings) if "made of" in line]
+    if not said:
+        assert not warned
+        return
+    (line,) = warned
+    assert line.startswith("warning   every round sends an update that is made of " + said)
+    assert "docs/how-to/only-test.md" in line

@@ -140,7 +140,7 @@ def refused_in_one_line(said: str, capsys: pytest.CaptureFixture[str]) -> None:
         main()
     told = capsys.readouterr().err
     assert ended.value.code == 2 and told.count("\n") == 1
-    assert told.startswith("coterie: ") and said in told
+    assert told.startswith(("coterie: ", "coterie silo: ")) and said in told
 
 
 @pytest.mark.parametrize(
@@ -205,6 +205,40 @@ def test_an_account_without_a_home_folder_is_told_what_to_set(
     monkeypatch.setattr(Path, "home", nobody)
     monkeypatch.setattr(sys, "argv", ["coterie", "runs"])
     refused_in_one_line("Set COTERIE_HOME to a folder that it may write to.", capsys)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("run --priority 3", "coterie: --priority is for runs that wait: give --queue as well."),
+        ("run --set lr", "coterie: --set takes KEY=VALUE. Got 'lr'."),
+        ("run --task.smooth", "coterie: --task.smooth needs a value: --task.smooth VALUE."),
+        ("run --resume first hcct", "coterie: --resume continues first with"),
+        ("stop x --federation a --superlink b", "coterie: --federation and --superlink name two"),
+        ("simulate x.toml --dir y", "coterie: --dir is the folder for the processes' logs"),
+        ("init made", "coterie: say where silos reach this machine: --address"),
+        ("init made --renew --address x", "and leave out --address."),
+        ("withdraw", "coterie: name either a silo, or a statement with --verify."),
+        (
+            "superlink --metrics 127.0.0.1:1",
+            "coterie: --metrics serves the numbers of a fed",
+        ),
+        ("silo --name a start", "coterie silo: --name is for serving without a command."),
+        ("silo start --mod x:y", "coterie silo: --mod goes around an app: give --app as well."),
+        ("silo calibrate --sensitivity 2", "coterie silo: --sensitivity must be above 0 and at"),
+    ],
+)
+def test_what_cannot_be_done_as_it_was_typed_is_one_line_with_what_to_type(
+    line: str,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In the same style as every other error; click's own usage errors keep theirs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["coterie", *line.split()])
+    refused_in_one_line(said, capsys)
 
 
 def test_a_path_may_begin_with_the_user_s_home(

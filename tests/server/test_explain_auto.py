@@ -25,7 +25,7 @@ from coterie.server.runs.record.format import json_of, plain_round
 from coterie.server.runs.record.format import line_of as line_of_json
 from coterie.server.runs.run import execute
 from coterie.strategies.auto.candidates import Candidate
-from coterie.strategies.auto.evidence import choose
+from coterie.strategies.auto.evidence import by_preference
 from coterie.strategies.auto.state import Entrant, Placement, Trial, Verdict
 from coterie.strategies.auto.told import entrant_entry, placement_entry, verdict_entry
 from coterie.strategies.errors import FederationError
@@ -193,23 +193,50 @@ def test_discriminators_that_were_left_out_are_said_to_be_with_the_reason() -> N
 
 def test_as_good_as_the_best_with_more_data_is_said_and_is_what_the_rule_does() -> None:
     close: Errors = {
-        ALONE: (0.30, 0.30, 0.30, 0.30),
-        PAIRS: (0.35, 0.25, 0.325, 0.325),
-        ALL: (0.42, 0.42, 0.42, 0.42),
+        ALONE: (0.42, 0.42, 0.42, 0.42),
+        PAIRS: (0.30, 0.30, 0.30, 0.30),
+        ALL: (0.35, 0.25, 0.325, 0.325),
     }
     rows = np.array(list(close.values()))
     standing = standings(rows, np.array(COUNTS), rows, shares=True)
     sizes = dict.fromkeys(NAMES, 100.0)
-    assert choose([Candidate(p, "x") for p in close], standing, sizes) == 1
-    found = explain_race(run_with(verdict(close, winner=PAIRS)))
+    assert by_preference([Candidate(p, "x") for p in close], standing, sizes) == [2, 1]
+    found = explain_race(run_with(verdict(close, winner=ALL)))
     text = " ".join(found.race)
-    assert found.rows[1][0] == "everybody alone"
-    assert found.rows[1][4].startswith("if the chosen one had been more than ")
-    assert "behind the best (everybody alone), which a few samples cannot tell apart" in text
-    assert "(200 samples against 100)" in text
+    conditions = {row[0]: row[4] for row in found.rows}
+    assert conditions["2 groups"].startswith("if the chosen one had been more than ")
+    assert conditions["everybody alone"].startswith("if the chosen one had been worse than it (it")
+    assert "behind the best (2 groups), which a few samples cannot tell apart" in text
+    assert "(400 samples against 200)" in text
+
+
+def test_a_partition_that_is_not_held_as_it_is_behind_alone_is_told_so() -> None:
+    """By how much, where a standard error would have let it win; else how near it must come."""
+    close: Errors = {
+        ALONE: (0.30, 0.30, 0.30, 0.30),
+        PAIRS: (0.32, 0.32, 0.32, 0.32),
+        ALL: (0.62, 0.22, 0.30, 0.42),
+    }
+    conditions = {r[0]: r[4] for r in explain_race(run_with(verdict(close, winner=ALONE))).rows}
+    assert conditions["2 groups"] == (
+        "if it had not been behind everybody alone (it was, by 2.0 points)"
+    )
+    assert conditions["all together"].startswith("if it had not been behind everybody alone")
+    ahead: Errors = {**close, PAIRS: (0.2, 0.2, 0.2, 0.2)}
+    found = explain_race(run_with(verdict(ahead, winner=PAIRS)))
     need = next(row[4] for row in found.rows if row[0] == "all together")
-    limit = re.search(r"at most ([\d.]+) points behind the best", need)
-    assert limit and float(limit[1]) == pytest.approx(100 * standing[2].standard_error, abs=0.05)
+    assert re.fullmatch(r"if it had been at most [\d.]+ points behind the best", need)
+    left = explain_race(run_with(verdict(ahead, winner=ALONE)))
+    assert "most of their silos would have stayed in, stood behind everybody" in left.race[1]
+    conditions = {row[0]: row[4] for row in left.rows}
+    assert conditions["2 groups"].startswith("no: the groups that its silos would have stayed in")
+
+
+def test_a_record_of_a_race_that_went_by_another_rule_is_told_as_it_was() -> None:
+    close: Errors = {ALONE: (0.30, 0.30, 0.30, 0.30), PAIRS: (0.35, 0.25, 0.325, 0.325)}
+    found = explain_race(run_with(verdict(close, winner=PAIRS)))
+    assert "behind the best (everybody alone), which a few samples" in " ".join(found.race)
+    assert found.rows[1][4].startswith("if the chosen one had been more than ")
 
 
 def test_a_silo_that_keeps_its_own_model_is_told_why() -> None:
@@ -239,7 +266,7 @@ def test_a_silo_that_is_alone_is_told_of_the_best_group_that_was_tried_for_it() 
     assert (
         "it erred 5.0 ±" in found.silos["c"] and "more often there than alone" in found.silos["c"]
     )
-    assert "It would be in that group if it had been at most" in found.silos["c"]
+    assert "It would be in that group if it had not been behind everybody" in found.silos["c"]
 
 
 def test_the_metric_that_leads_has_its_name_unit_and_direction() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import norm
 
 from coterie import wire
@@ -22,7 +24,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import Auto, FederationError, RunResult
 from coterie.strategies.auto import candidates, evidence
 from coterie.strategies.auto.candidates import Candidate, between, nested, trivial
-from coterie.strategies.auto.state import AutoState, Measured, Verdict
+from coterie.strategies.auto.state import AutoState, Entrant, Measured, Verdict, group_of
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.race import (
     Gain,
@@ -31,6 +33,7 @@ from coterie.strategies.partition.race import (
     shrunken_gains,
     standings,
 )
+from coterie.strategies.rounds import kit
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import Members
@@ -430,8 +433,11 @@ def test_of_candidates_that_cannot_be_told_apart_the_one_with_most_data_is_held(
     close = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, False)]
     far = [Standing(0.2, 0.0, 0.0, False), Standing(0.26, 0.06, 0.03, False)]
     out = [Standing(0.2, 0.0, 0.0, False), Standing(0.22, 0.02, 0.03, True)]
-    chosen = [evidence.choose((alone, together), found, sizes) for found in (close, far, out)]
-    assert chosen == [1, 0, 0]
+    wanted = [evidence.by_preference((alone, together), one, sizes) for one in (close, far, out)]
+    assert wanted == [[1, 0], [0], [0]]
+    told = replace(together, supported=True)
+    assert evidence.by_preference((alone, told), far, sizes) == [1, 0]
+    assert evidence.by_preference((alone, told), out, sizes) == [0]
 
 
 def _decided(worse: Mapping[str, float]) -> tuple[Any, AutoState, Round]:
@@ -487,6 +493,179 @@ def test_of_a_group_that_most_of_its_silos_leave_nothing_is_left() -> None:
     assert all(gain.share == 0 for gain in state.verdict.gains.values())
     _, work = auto.orders(state, now)
     assert [(order.silo.name, order.purpose) for order in work] == [(n, "") for n in "abcdef"]
+
+
+NAMES = tuple("abcdef")
+PAIRS, THREES = (("a", "b"), ("c", "d"), ("e", "f")), (("a", "b", "c"), ("d", "e", "f"))
+TOGETHER = trivial(NAMES, {})[1].groups
+SINGLES = candidates.everybody_alone(NAMES).groups
+
+
+def _race(
+    errors: Mapping[tuple[kit.Group, ...], Sequence[float | None]],
+    *,
+    dropped: Sequence[tuple[kit.Group, ...]] = (),
+    supported: tuple[kit.Group, ...] | None = None,
+    count: float = 20,
+) -> AutoState:
+    """A race that is over: partition → what each of six silos measured of it, None: nothing."""
+    measured: dict[kit.Group, dict[str, tuple[Measured, ...]]] = {}
+    for groups, own in errors.items():
+        for name, error in zip(NAMES, own, strict=True):
+            if groups != SINGLES and group_of(groups, name) == (name,):
+                continue  # alone is one model, in whichever partition
+            found = () if error is None else (Measured(error, error, count),) * evidence.MEASURES
+            measured.setdefault(group_of(groups, name), {})[name] = found
+    entrants = [Candidate(p, str(n), supported=p == supported) for n, p in enumerate(errors)]
+    out = Standing(0.5, 0.3, 0.1, True)
+    return AutoState(
+        members=Members({"w": np.zeros(2, np.float32)}, sizes=dict.fromkeys(NAMES, 50.0)),
+        phase="race",
+        since=3,
+        alone={name: {"w": np.zeros(2, np.float32)} for name in NAMES},
+        candidates=tuple(one for one in entrants if one.groups not in dropped),
+        dropped=tuple(Entrant(one, out, out, 50.0, 5) for one in entrants if one.groups in dropped),
+        models={g: {"w": np.ones(2, np.float32)} for p in errors for g in p if len(g) > 1},
+        measured=measured,
+        raced=frozenset(NAMES),
+    )
+
+
+def _after(state: AutoState, **more: Any) -> AutoState:
+    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(NAMES))
+    return Auto().algorithm._decided(state, Round(6, silos, {"rounds": 8}, **more), complete=True)
+
+
+@pytest.mark.parametrize(
+    ("race", "held"),
+    [
+        pytest.param(
+            _race({SINGLES: [0.3] * 6, TOGETHER: [0.3, 0.3, 0.3, 0.3, 0.3, 0.35]}),
+            SINGLES,
+            id="most data, and hardly behind",
+        ),
+        pytest.param(
+            _race({SINGLES: [0.3] * 6, TOGETHER: [0.3] * 6}), TOGETHER, id="most data, and equal"
+        ),
+        pytest.param(
+            _race({SINGLES: [0.533] * 6, TOGETHER: [0.7, 0.4] * 3}, supported=TOGETHER),
+            SINGLES,
+            id="the discriminators' proposal",
+        ),
+        pytest.param(
+            _race(
+                {
+                    SINGLES: [0.533] * 6,
+                    THREES: [0.5, 0.45] * 3,
+                    TOGETHER: [0.7, 0.4] * 3,
+                },
+                supported=TOGETHER,
+            ),
+            THREES,
+            id="the next one is not behind",
+        ),
+        pytest.param(
+            _race({SINGLES: [0.2] * 6, TOGETHER: [0.3] * 6}, dropped=[SINGLES]),
+            SINGLES,
+            id="alone was out before, and is better by now",
+        ),
+        pytest.param(
+            _race({SINGLES: [0.4] * 6, TOGETHER: [0.3] * 6}, dropped=[SINGLES]),
+            TOGETHER,
+            id="alone was out before, rightly",
+        ),
+        pytest.param(
+            _race({SINGLES: [None] * 6, TOGETHER: [None] * 6}, dropped=[SINGLES]),
+            SINGLES,
+            id="nobody judges any more",
+        ),
+        pytest.param(
+            _race(
+                {
+                    SINGLES: [0.3, None, None, 0.2, 0.2, 0.2],
+                    TOGETHER: [0.2, None, 0.0, 0.3, 0.3, 0.2],
+                }
+            ),
+            SINGLES,
+            id="of silos that tell both, more lose",
+        ),
+        pytest.param(
+            # Two of three leave a, b, c, which won by a; what is left, d, e, f, is behind.
+            _race(
+                {
+                    SINGLES: [0.9, 0.1, 0.1, 0.3, 0.3, 0.3],
+                    THREES: [0.0, 0.2, 0.2, 0.305, 0.305, 0.305],
+                },
+                count=4000,
+            ),
+            SINGLES,
+            id="what is left of it is behind",
+        ),
+    ],
+)
+def test_no_partition_is_held_that_stands_behind_everybody_alone(
+    race: AutoState, held: tuple[kit.Group, ...]
+) -> None:
+    state = _after(race)
+    assert state.held == held
+    verdict = state.verdict
+    assert verdict is not None and verdict.entrants[verdict.winner].candidate.groups == held
+    assert set(state.group_models) == {group for group in held if len(group) > 1}
+    if held == SINGLES:
+        assert not state.own and not verdict.gains
+
+
+PARTITIONS = (
+    TOGETHER,
+    THREES,
+    PAIRS,
+    (("a", "d"), ("b", "c", "e", "f")),
+    (("a", "b"), ("c",), ("d",), ("e",), ("f",)),
+)
+FEW_ERRORS = st.sampled_from([None, 0.0, 0.1, 0.2, 0.3, 0.5, 0.9, 1.0])
+"""So few that candidates are often equal, and all kinds of silos say nothing."""
+
+
+@st.composite
+def _races(draw: st.DrawFn) -> AutoState:
+    errors = {SINGLES: draw(st.lists(FEW_ERRORS, min_size=6, max_size=6))}
+    for groups in draw(st.lists(st.sampled_from(PARTITIONS), unique=True)):
+        errors[groups] = draw(st.lists(FEW_ERRORS, min_size=6, max_size=6))
+    out = draw(st.sets(st.sampled_from(list(errors)), max_size=len(errors) - 1))
+    supported = draw(st.sampled_from([None, *errors]))
+    count = draw(st.sampled_from([3.0, 20.0, 4000.0]))
+    return _race(errors, dropped=sorted(out), supported=supported, count=count)
+
+
+@settings(deadline=None, max_examples=300)
+@given(_races(), st.booleans())
+def test_whoever_proposes_it_and_whatever_is_measured_what_is_held_is_not_behind_alone(
+    race: AutoState, secure: bool
+) -> None:
+    held = _after(race, secure=secure).held
+    judges = [
+        name
+        for name in NAMES
+        if all(race.measured[group_of(c.groups, name)][name] for c in race.candidates)
+        and race.measured[(name,)][name]
+    ]
+
+    def error(groups: tuple[kit.Group, ...]) -> float:
+        return sum(race.measured[group_of(groups, name)][name][-1].error for name in judges)
+
+    assert held == SINGLES or (judges and error(held) <= error(SINGLES) + 1e-7)
+
+
+def test_groups_that_fall_behind_alone_in_a_later_race_are_left_when_the_run_ends_in_it() -> None:
+    models = {group: {"w": np.full(2, 7, np.float32)} for group in THREES}
+    silos = tuple(Silo(n, i + 1, 50, described=True) for i, n in enumerate(NAMES))
+    now = Round(9, silos, {"rounds": 40})
+    for own, held in ((0.35, SINGLES), (0.3, THREES)):
+        state = _race({SINGLES: [0.3] * 6, THREES: [own] * 6, TOGETHER: [0.8] * 6})
+        steps = Auto().algorithm.finish(replace(state, held=THREES, group_models=models), now)
+        with pytest.raises(StopIteration) as end:
+            next(steps)
+        assert end.value.value.held == held
 
 
 @pytest.mark.parametrize(("secure", "group_error"), [(True, 0.6), (True, 0.1), (False, 0.6)])

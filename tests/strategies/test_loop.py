@@ -38,7 +38,7 @@ from coterie.strategies.rounds.messages import training_messages
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.replies import check_replies
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster, Silo
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster, Silo, by_reason
 from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (
@@ -859,7 +859,21 @@ def test_described_silos_that_do_not_come_end_the_run_with_the_reason() -> None:
     with pytest.raises(FederationError, match="1 of at least 2 here") as caught:
         run(FedAvg(roster=roster(min_silos=2)), grid)
     assert caught.value.exit_code == EXIT_NO_SILOS
-    assert "b: it serves task 'other'" in str(caught.value)
+    assert "b serves task 'other', the run is of task 'toy'." in str(caught.value)
+
+
+def test_silos_that_do_not_take_part_for_one_reason_are_told_in_one_sentence() -> None:
+    other = "it serves task 't', the run is of task 'u'."
+    found = by_reason(
+        {"s1": other, "s3": "its name is taken.", "s4": "serves task 'v'.", "s2": other}
+        | {f"t{i}": "not now." for i in range(7)}
+    )
+    assert found == [
+        "s1, s2 serve task 't', the run is of task 'u'.",
+        "s3: its name is taken.",
+        "s4 serves task 'v'.",
+        "t0, t1, t2, t3, t4 and 2 more: not now.",
+    ]
 
 
 @pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf])

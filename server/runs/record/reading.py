@@ -24,6 +24,11 @@ from coterie.strategies.rounds.reports import Evaluation
 log = logging.getLogger("coterie.run")
 
 RECORD, EVENTS = "run.json", "events.jsonl"
+MORE_ROUNDS = (
+    "To train for more rounds or with other keys, start a new run, from the models of this one if "
+    "you like: docs/how-to/resume.md, 'More rounds, or an older model'."
+)
+"""What to do with a run that cannot be resumed as somebody wants it."""
 
 
 def find_run(name: str, root: Path | None) -> Path:
@@ -106,10 +111,7 @@ def read_unfinished(folder: Path) -> Run:
         if run.status != "completed":
             log.warning("%s What %s says takes its place.", damage, EVENTS)
     if run.status == "completed":
-        raise refused(
-            f"the run in {folder} is complete: there is nothing to resume. Start another one with "
-            "`coterie run STRATEGY`."
-        )
+        raise refused(f"the run in {folder} is complete: there is nothing to resume. {MORE_ROUNDS}")
     return run
 
 

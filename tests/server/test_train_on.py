@@ -1,0 +1,117 @@
+"""More rounds, an older model, a site that only tests: as docs/how-to says, step by step."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coterie.client.app import app
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import read_run
+from coterie.server.runs.run import execute
+from coterie.strategies.errors import FederationError
+from tests.commands import coterie
+
+DECLARATION = """
+kind = "table"
+name = "{name}"
+target = "ill"
+classes = ["no", "yes"]
+numeric = ["age", "dose"]
+network = "mlp-64"
+"""
+KEYS = {"strategy": "fedavg", "local-epochs": 2, "lr": 0.1, "min-silos": 3, "wait-for-silos": 5}
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A declaration, and the tables of three silos."""
+    (tmp_path / "ill.toml").write_text(DECLARATION.format(name="ill"))
+    rng = np.random.default_rng(0)
+    for name in NAMES:
+        age, dose = rng.normal(60, 10, 80), rng.normal(5, 2, 80)
+        ill = np.where(age + 5 * dose + rng.normal(0, 4, 80) > 85, "yes", "no")
+        rows = "".join(f"{a:.2f},{d:.2f},{i}\n" for a, d, i in zip(age, dose, ill, strict=True))
+        (tmp_path / f"{name}.csv").write_text("age,dose,ill\n" + rows)
+    return tmp_path
+
+
+def run(folder: Path, declaration: str, label: str, rounds: int) -> Path:
+    nodes: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "home": str(folder / name),
+            "task": str(folder / declaration),
+            "data.data": str(folder / f"{name}.csv"),
+            "device": "cpu",
+            "threads": 1,
+        }
+        for name in NAMES
+    ]
+    task = declaration.removesuffix(".toml")
+    config = RunConfig.read({**KEYS, "task": task, "rounds": rounds})
+    execute(InProcessGrid(app, nodes), config, run_id=42, folder=folder / "runs" / label)
+    return folder / "runs" / label
+
+
+@pytest.mark.parametrize("kept", ["a/models/first.safetensors", "runs/first/models/c.safetensors"])
+def test_a_new_run_begins_with_the_model_that_an_older_one_ended_with(
+    kept: str, folder: Path
+) -> None:
+    first = run(folder, "ill.toml", "first", 3)
+    shutil.copy(folder / kept, folder / "ill-2026.safetensors")
+    again = DECLARATION.format(name="ill-2") + 'weights = "ill-2026.safetensors"\n'
+    (folder / "ill-2.toml").write_text(again)
+    second = run(folder, "ill-2.toml", "second", 2)
+    ended, begun = read_run(first).final, read_run(second).rounds[0]
+    assert ended is not None and ended.evaluation
+    assert begun.evaluation == ended.evaluation
+    assert read_run(second).rounds[-1].round == 2
+
+
+def test_a_run_that_is_complete_is_not_resumed_and_the_message_says_what_to_do(
+    folder: Path,
+) -> None:
+    done = run(folder, "ill.toml", "first", 1)
+    config = RunConfig.read({"resume": "first", "runs-dir": str(done.parent)})
+    with pytest.raises(FederationError, match=r"first is complete.*resume\.md"):
+        execute(InProcessGrid(app, []), config, run_id=43, folder=done)
+
+
+def test_a_site_that_took_no_part_tests_a_model_on_all_its_rows(folder: Path) -> None:
+    done = run(folder, "ill.toml", "first", 1)
+    rows = (folder / "a.csv").read_text().splitlines()
+    (folder / "ours.csv").write_text("\n".join(rows[:51]))
+    data = ["--set", f"data={folder / 'ours.csv'}", "--set", f"test-data={folder / 'ours.csv'}"]
+    model = ["--model", str(folder / "b" / "models" / "first.safetensors")]
+    model += ["--task", str(folder / "ill.toml")]
+    answers = folder / "answers.csv"
+    tested = coterie("silo", "predict", *model, *data, "--output", str(answers))
+    assert tested.returncode == 0, tested.stderr
+    assert "50 samples" in tested.stderr and "AUROC" in tested.stderr and "95 %" in tested.stderr
+    assert len(answers.read_text().splitlines()) == 51
+    model[1] = str(done / "models" / "b.safetensors")
+    without_card = coterie("silo", "predict", *model, *data)
+    assert without_card.returncode == 2
+    assert "has no model card. Take the file from models/ in a silo's folder" in without_card.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--rounds", "6"], "leave out rounds."),
+        (["hcct", "--set", "lr=0.1", "--seed", "2"], "leave out hcct, lr, seed."),
+    ],
+)
+def test_a_run_is_resumed_with_the_keys_that_it_had(more: list[str], named: str) -> None:
+    done = coterie("run", "--resume", "first", *more)
+    assert done.returncode == 2 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("coterie: --resume continues first with the strategy and the keys that")
+    assert named in line and "docs/how-to/resume.md" in line
