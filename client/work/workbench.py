@@ -244,7 +244,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         benches.append(
             Workbench(
                 settings=own,
-                task=task,
+                task=task.of_scale(data.scale),
                 data=moved,
                 model=model,
                 device=device,
@@ -282,6 +282,12 @@ def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
     place = place_of(settings.unlabelled)
     if not place.exists():
         raise TaskError(f"unlabelled: there is no file or folder {place}.")
+    if task.scaled_targets and not task.pooled_columns:
+        raise TaskError(
+            f"unlabelled: task {task.name!r} scales its targets by each silo's own, and a silo "
+            "without labels has none: its model's answers would be in no unit. Declare "
+            'scale = "federation" (of a table; of arrays, within target).'
+        )
     found = task.inputs(place, settings.options)
     if not all(len(leaf) for leaf in leaves(found.x)):
         raise TaskError(f"unlabelled: {place} holds no samples.")
@@ -388,7 +394,8 @@ def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], froze
     shape = inputs[0] if len(inputs) == 1 else inputs
     common: list[object] = [task.name, task.num_classes, shape, described]
     if not isinstance(task.problem, Classes) or task.metric:
-        common.append([task.problem.kind, leading(task).name])
+        scaled = ["targets scaled"] if task.scaled_targets else []
+        common.append([task.problem.kind, leading(task).name, *scaled])
     if frozen:
         common.append({"frozen": frozen})
     text = json.dumps([*common, own] if own else common)
