@@ -323,8 +323,8 @@ def _text(card: Card, file: Path) -> str:
     else:
         rows["Training samples of this silo"] = str(card.num_examples)
         rows[f"{_title(card)} on this silo's test data"] = (
-            f"{value_text(card, card.test_error)} of {card.test_examples} samples "
-            f"(loss {card.test_loss:.4g})"
+            f"{value_text(card, card.test_error)} of {wire.counted(card.test_examples, 'sample')} "
+            f"(loss {wire.readable(card.test_loss, figures=4)})"
         )
     if card.validation_error is not None and card.validation_error_alone is not None:
         rows[f"Guard, {lead.title} on validation data"] = (
@@ -335,7 +335,7 @@ def _text(card: Card, file: Path) -> str:
         rows["Chosen"] = (
             f"the model after round {card.round}, the best of those measured until round "
             f"{card.best_of}, by {lead.title} on validation data: "
-            f"{value_text(card, card.validation_error)} of {card.validation_examples} samples"
+            f"{value_text(card, card.validation_error)} of {wire.counted(card.validation_examples, 'sample')}"
         )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()

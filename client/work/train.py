@@ -153,7 +153,7 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
             metrics |= _train_own_models(request, order, trained)
     metrics[wire.SECONDS] = watch.seconds
     settings, staying = request.bench.settings, order.staying
-    note(settings.home, wire.TRAIN, request.run, request.config, metrics)
+    note(*(settings.home, wire.TRAIN, request.run, request.config, metrics), lead=request.lead())
     if not request.purpose:
         round_number = request.round_number()
         personal.keep(request.bench, trained, staying, run=request.run, number=round_number)

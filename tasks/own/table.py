@@ -3,7 +3,8 @@
 Numbers and real targets are standardised with the mean and deviation of this silo's own training
 rows; these stay at the silo, with its models. With ``scale = "federation"`` they are of the rows of
 all silos that allow it, and the run brings them. Categories are declared, so that a column of the
-model means the same everywhere. How a silo writes them, it says itself (``coterie.tasks.own.dialect``).
+model means the same everywhere. How a silo writes them, it says itself
+(``coterie.tasks.own.dialect``).
 """
 
 from __future__ import annotations
