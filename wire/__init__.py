@@ -91,4 +91,4 @@ from coterie.wire.statistics import (
     decode_statistics,
     encode_statistics,
 )
-from coterie.wire.words import counted, readable
+from coterie.wire.words import counted, readable, reasons

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite, isnan
 
 
 def counted(number: int, what: str) -> str:
     """``1 silo``, ``2 silos``, ``1,200 samples``. ``what``: one of them, whose plural ends in s."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def reasons(of: Mapping[str, str]) -> str:
+    """Why, name by name, in one sentence for all who share a reason: ``a, b: too large; c: late.``
+
+    Args:
+        of: name → why, with or without a full stop.
+    """
+    names: dict[str, list[str]] = {}
+    for name, why in of.items():
+        names.setdefault(why.rstrip(" ."), []).append(name)
+    return "; ".join(f"{', '.join(own)}: {why}" for why, own in names.items()) + "." * bool(names)
 
 
 def readable(value: float, *, figures: int = 3, sign: str = "") -> str:

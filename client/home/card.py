@@ -335,7 +335,8 @@ def _text(card: Card, file: Path) -> str:
         rows["Chosen"] = (
             f"the model after round {card.round}, the best of those measured until round "
             f"{card.best_of}, by {lead.title} on validation data: "
-            f"{value_text(card, card.validation_error)} of {wire.counted(card.validation_examples, 'sample')}"
+            f"{value_text(card, card.validation_error)} of "
+            f"{wire.counted(card.validation_examples, 'sample')}"
         )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()

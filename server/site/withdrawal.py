@@ -435,9 +435,10 @@ def lines_of(done: Withdrawal) -> Iterator[str]:
     )
     for one in done.deleted:
         yield f"  {one.file}  SHA-256 {one.sha256[:16]}…"
+    messages, objects = counted(done.messages, "message"), counted(done.objects, "object")
     yield (
-        f"Deleted in the SuperLink's database: {counted(done.messages, 'message')} and {counted(done.objects, 'object')} "
-        "of them, also of runs that are over; the file was then written anew."
+        f"Deleted in the SuperLink's database: {messages} and {objects} of them, also of runs "
+        "that are over; the file was then written anew."
     )
     if done.averaged:
         yield "Not deleted, because its updates are in them with others':"
