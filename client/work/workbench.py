@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from coterie.client.home.budget import Budget, require_opacus
 from coterie.client.home.marks import mark_of
@@ -185,8 +186,7 @@ def of_run(bench: Workbench, values: Mapping[str, object]) -> Workbench:
         task = bench.task.of_run(values)
         key = (id(bench.task), json.dumps(dict(values), sort_keys=True))
         if key not in _of_runs:
-            model = model_of(task).to(bench.device)
-            _check_travelling(task, model)
+            model = _model_on(task, bench.device)
             for old in list(_of_runs)[: -MAX_OF_RUNS + 1]:
                 del _of_runs[old]
             _of_runs[key] = bench.task, task, model, frozen_digest(model)
@@ -228,8 +228,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     device = _device(common.device)
     task = load_task(common.task)
     loaded = _load(task, settings)
-    model = model_of(task).to(device)
-    _check_travelling(task, model)
+    model = _model_on(task, device)
     frozen = frozen_digest(model)
     on_device: dict[int, torch.Tensor] = {}
     benches = []
@@ -330,7 +329,29 @@ def model_of(task: Task) -> nn.Module:
         return task.model()
 
 
+def _model_on(task: Task, device: torch.device) -> nn.Module:
+    """A model of the task that can be trained and sent.
+
+    Raises:
+        TaskError: it cannot.
+    """
+    model = model_of(task)
+    _check_travelling(task, model)
+    return model.to(device)
+
+
 def _check_travelling(task: Task, model: nn.Module) -> None:
+    """Check that a model can be trained and sent.
+
+    Raises:
+        TaskError: nothing of it is trained, or it names an array that cannot travel.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise TaskError(
+                f"array {name!r} has no shape yet: its layer is lazy. Give the layer its sizes, "
+                "or call the model on one sample before the task's model() returns it."
+            )
     travels = travelling(model)
     if not travels:
         raise TaskError(
@@ -338,12 +359,36 @@ def _check_travelling(task: Task, model: nn.Module) -> None:
             "(requires_grad = False). Leave its head, at least, to be trained."
         )
     for name, tensor in travels.items():
-        if tensor.dtype == torch.bfloat16:
-            raise TaskError(
-                f"array {name!r} is of type bfloat16, which numpy does not have. What is trained "
-                "must be float32, with precision = bfloat16 in the run; what is frozen may be of "
-                "any type."
-            )
+        if why := _cannot_travel(tensor):
+            raise TaskError(f"array {name!r} {why}")
+
+
+def _cannot_travel(tensor: torch.Tensor) -> str:
+    """Why this can be no array of a message; empty: it can."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        what = "on the meta device" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        return f"must be dense and have values. It is {what}."
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_complex():
+        return (
+            f"must hold real numbers. It is {kind}. Keep its real and imaginary parts as two "
+            "arrays, or register a buffer that only helps to compute with persistent=False."
+        )
+    if tensor.dtype == torch.bfloat16:
+        return (
+            "is of type bfloat16, which numpy does not have. What is trained must be float32, with "
+            "precision = bfloat16 in the run; what is frozen may be of any type."
+        )
+    try:
+        numbers = tensor.cpu().numpy()
+    except TypeError:
+        return f"is of type {kind}, which numpy does not have. What is trained must be float32."
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        return (
+            "holds NaN or infinity before any training. Initialise it, or register a buffer that "
+            "only helps to compute, such as a mask, with persistent=False."
+        )
+    return ""
 
 
 def hash_of(data: SiloData | StreamedData | Samples) -> str:

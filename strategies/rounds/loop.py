@@ -572,6 +572,7 @@ class GroupStrategy(Strategy):
         state = _without_diverged(algorithm, state, diverged)
         bounded = self._bound(checked.updates, conduct, number, algorithm.groups(state))
         was_apart, conduct = conduct.apart, bounded.conduct.diverged(diverged, number)
+        now = self._round(run, number, silos, conduct) if diverged else now
         phases = kit.add_costs(phases, kit.costs_beside_training(orders, checked.updates))
         clock.lap("train")
 
