@@ -159,7 +159,8 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
     metrics[wire.SECONDS] = watch.seconds
     settings, staying = request.bench.settings, order.staying
     note(*(settings.home, wire.TRAIN, request.run, request.config, metrics), lead=request.lead())
-    _look_at(request, trained, loss)
+    leaving = {wire.ARRAYS: personal.without(trained, staying)}
+    _look_at(request, trained, loss, lost=bool(odd_array(leaving[wire.ARRAYS])))
     if not request.purpose and not odd_array(trained):  # what was kept before is worth more
         round_number = request.round_number()
         personal.keep(request.bench, trained, staying, run=request.run, number=round_number)
@@ -168,7 +169,6 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
             rounds.keep(
                 settings, OPTIMISER, kept, run=request.run, number=round_number, passing=True
             )
-    leaving = {wire.ARRAYS: personal.without(trained, staying)}
     if request.config.get(wire.SECURE):
         received = personal.without(order.received, staying)
         leaving, figures = keep_back(request, received, leaving[wire.ARRAYS])
@@ -185,8 +185,12 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
     )
 
 
-def _look_at(request: Request, trained: Model, loss: float) -> None:
+def _look_at(request: Request, trained: Model, loss: float, *, lost: bool) -> None:
     """Tell the silo's people of a training that ended in NaN or infinity.
+
+    Args:
+        request, trained, loss: what was asked, and what came of it.
+        lost: it is in what would leave.
 
     Raises:
         RefusedError: in a secure run, where others would see it in a sum alone.
@@ -194,9 +198,9 @@ def _look_at(request: Request, trained: Model, loss: float) -> None:
     why = divergence(trained, loss)
     if not why:
         return
-    run, number = request.run, request.round_number()
-    log.warning("run %s round %s: this silo's training does not count: %s", run, number, why)
-    if odd_array(trained) and request.config.get(wire.SECURE):
+    end = " What this silo trained in this round does not count." * lost
+    log.warning("run %s round %s: %s%s", request.run, request.round_number(), why, end)
+    if lost and request.config.get(wire.SECURE):
         request.refuse_for(f"sends nothing of this training: {why}", code=wire.DIVERGED)
 
 

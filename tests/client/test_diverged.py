@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import inf, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,14 @@ def test_the_silo_s_own_log_has_the_array_and_the_key_to_change(
     (line,) = [text for text in told if "moved out" not in text]
     assert "round 2" in line and "array '" in line and "NaN" in line and "smaller lr" in line
     assert sick_rounds(result) == [2]
+
+
+def test_layers_that_stay_at_a_silo_are_kept_as_they_were_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sicken(monkeypatch, 2)
+    result = play(tmp_path / "run", strategy="fedavg", personal="representation")
+    assert isfinite(result.rounds[2].silos["d"].train_loss), "it does not go on from NaN"
 
 
 def test_what_is_no_number_is_named_and_only_that() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from coterie.client.app import app
 from coterie.client.cli.answers import write_csv
 from coterie.client.cli.check import check
 from coterie.client.cli.export import export
-from coterie.client.cli.predict import answer, find_model, load_kept
+from coterie.client.cli.predict import Kept, answer, find_model, load_kept
+from coterie.client.cli.report import build_page, read_silo
 from coterie.client.home.card import read_card, write_card
 from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.ledger import read
@@ -118,8 +120,20 @@ def test_arrays_with_several_targets_are_learned_likewise(tmp_path: Path) -> Non
     play(tmp_path, nodes)
     assert min(r2(tmp_path, name) for name in "xy") > 0.5
     kept = load_kept(find_model(tmp_path / "y", ""))
-    values = answer(kept, None, options=options(nodes[1])).values
+    values = answers_of(kept, nodes[1])
     np.testing.assert_allclose(values.mean(axis=0), [1_000, 2_000], rtol=0.01)
+
+
+def _ask(file: Path, x: torch.Tensor) -> Any:
+    if file.suffix == ".pt2":
+        return torch.export.load(file).module()(x).detach().numpy()
+    runtime = pytest.importorskip("onnxruntime")
+    return runtime.InferenceSession(file.read_bytes()).run(None, {"x": x.numpy()})[0]
+
+
+def answers_of(kept: Kept, node: dict[str, Any]) -> Any:
+    """For the silo's own test data."""
+    return answer(kept, None, options=options(node)).values
 
 
 def options(node: dict[str, Any]) -> dict[str, Any]:
@@ -130,19 +144,20 @@ def settings(node: dict[str, Any]) -> SiloSettings:
     return SiloSettings.from_node_config(node, node_id=1)
 
 
-@pytest.mark.parametrize("declared", [TABLE, ARRAYS])
+@pytest.mark.parametrize(("declared", "suffix"), [(TABLE, "pt2"), (ARRAYS, "pt2"), (TABLE, "onnx")])
 def test_an_exported_file_answers_in_the_unit_and_its_card_says_how(
-    declared: str, tmp_path: Path
+    declared: str, suffix: str, tmp_path: Path
 ) -> None:
+    if suffix == "onnx":
+        pytest.importorskip("onnxscript")
     nodes = silos(tmp_path, declared, x=(20_000, 5_000), y=(20_000, 5_000))
     play(tmp_path, nodes, rounds=2)
     kept = load_kept(find_model(tmp_path / "x", ""))
-    written = export(kept, tmp_path / "out" / "model.pt2", options=options(nodes[0]))
-    program = torch.export.load(tmp_path / "out" / "model.pt2").module()
-    part = open_workbench(settings(nodes[0])).data.test
-    said = answer(kept, None, options=options(nodes[0])).values
-    with torch.no_grad():
-        np.testing.assert_allclose(program(part.targets.__self__.x), said, rtol=1e-4)  # type: ignore[attr-defined]
+    place = tmp_path / "out" / f"model.{suffix}"
+    written = export(kept, place, options=options(nodes[0]))
+    bench = open_workbench(settings(nodes[0]))
+    x, said = bench.data.test.at(torch.arange(60))[0], answers_of(kept, nodes[0])
+    np.testing.assert_allclose(_ask(place, x), said, rtol=1e-4)
     assert said.mean() > 10_000 and written.own
     told = kept.task.prepared({})["targets"]
     mean, deviation = (told[0][key] for key in ("mean", "deviation"))
@@ -202,7 +217,7 @@ def test_a_model_kept_before_targets_were_scaled_answers_as_it_was_trained(tmp_p
     write_card(file, type(card)(**{**card.__dict__, "scale": card.scale[:2]}), weights)
     earlier = load_kept(file)
     assert isinstance(earlier.task.problem, Numbers) and not earlier.task.problem.scale
-    values = answer(earlier, None, options=options(nodes[0])).values
+    values = answers_of(earlier, nodes[0])
     assert np.abs(values).max() < 100
 
 
@@ -237,7 +252,25 @@ def test_a_task_of_ones_own_sees_its_targets_as_they_are() -> None:
     assert task.scaled_targets == 0 and task.of_scale([[1.0, 2.0]]) is task
 
 
-def test_a_check_shows_the_unit(tmp_path: Path) -> None:
+def test_a_check_shows_the_unit_as_people_read_it(tmp_path: Path) -> None:
     (node,) = silos(tmp_path, x=(20_000, 5_000))
     lines = "\n".join(check(settings(node)))
-    assert "EUR" in lines
+    assert re.search(r"mean (19,\d00|20,\d00) ± [45],\d\d0 EUR", lines)
+    assert re.search(r"MAE on own test data \d,\d\d0 EUR before, \d,\d\d0 EUR after", lines)
+    assert "e+" not in lines
+
+
+def test_a_silo_s_report_is_in_the_unit(tmp_path: Path) -> None:
+    play(tmp_path, silos(tmp_path, **dict.fromkeys("xy", (20_000, 5_000))), rounds=2)
+    page = build_page(read_silo(tmp_path / "x"), tmp_path / "x")
+    assert re.search(r"has MAE \d,\d\d0 EUR on this silo's own test data", page.lead)
+    assert "%" not in page.lead and page.figures["MAE now"].endswith(" EUR")
+    assert page.pictures[0].title == "MAE"
+
+
+def test_a_training_with_differential_privacy_sees_scaled_targets() -> None:
+    """Per sample, and all at once."""
+    problem = Numbers(2, "EUR", ((20_000.0, 5_000.0), (3.0, 1.0)))
+    outputs, targets = torch.zeros(4, 2), torch.tensor([[25_000.0, 3.0]]).repeat(4, 1)
+    each = torch.func.vmap(problem.loss)(outputs[:, None], targets[:, None])
+    assert each.tolist() == [0.5] * 4 and float(problem.loss(outputs, targets)) == 0.5
