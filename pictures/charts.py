@@ -905,10 +905,12 @@ def _share(share: float | None) -> str:
 
 
 def gain_text(gain: float, scale: float) -> str:
-    """A gain in percentage points, or with two figures in the unit of what is counted."""
+    """A gain in percentage points, or with two figures in the unit of what is counted; large ones
+    whole."""
     if scale == 100:
         return signed(100 * gain)
-    text = f"{scale * gain:+.2g}".replace("-", "−")
+    value = scale * gain
+    text = (f"{value:+.2g}" if abs(value) < 99.5 else f"{value:+,.0f}").replace("-", "−")
     return "0" if text[1:] == "0" else text
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -78,6 +78,7 @@ class _Run:
         seconds: of each exchange since the stages were told last, silo → until it had answered or
             was given up.
         nodes: node → silo, of those that are here in this round.
+        unaware: silo → why its last training did not count, until it has been told.
     """
 
     grid: Grid
@@ -91,6 +92,13 @@ class _Run:
     minimums: dict[str, int] = field(default_factory=dict)
     seconds: list[Mapping[str, float]] = field(default_factory=list)
     nodes: dict[int, str] = field(default_factory=dict)
+    unaware: dict[str, str] = field(default_factory=dict)
+
+    def tell(self, silo: kit.Silo) -> dict[str, Any]:
+        """The entry that tells a silo why its last training did not count, if it cannot know."""
+        if not silo.described or silo.name not in self.unaware:
+            return {}
+        return {wire.LEFT_OUT: self.unaware.pop(silo.name)}
 
     @property
     def told(self) -> dict[str, Any]:
@@ -366,9 +374,9 @@ class GroupStrategy(Strategy):
             if commit is not None:
                 commit(standing)
         if not counted:
-            why = "; ".join(f"{name}: {reason}" for name, reason in report.left_out.items())
             raise FederationError(
-                f"no update of any silo counted in {standing.round} rounds. {why}",
+                f"no update of any silo counted in {wire.counted(standing.round, 'round')}: "
+                f"{wire.reasons(report.left_out)}",
                 round_number=standing.round,
                 phase="train",
             )
@@ -435,6 +443,12 @@ class GroupStrategy(Strategy):
         state, orders = algorithm.orders(state, now)
         orders += _orders_apart(silos, conduct)
         orders = stages.outgoing(sendable(orders), now)
+        orders = [
+            replace(o, config={**o.config, **told})
+            if not o.purpose and (told := run.tell(o.silo))
+            else o
+            for o in orders
+        ]
         messages = training_messages(
             orders,
             number=number,
@@ -450,14 +464,19 @@ class GroupStrategy(Strategy):
         del messages  # their models, encoded, need not be there beside the mean
         checked = self._checked(run, orders, replies, state, number)
         del replies
+        ours = {o.silo.name: str(why) for o, why in checked.failed if why.is_ours and not o.purpose}
+        run.unaware.update(ours if run.secure is None else {})  # a sum is of who was told the same
         require_understood(orders, checked, number, type(algorithm).__name__)
         if checked.left_out and all(u.purpose for u in checked.updates):
-            why = "; ".join(f"{n}: {w}" for n, w in checked.left_out.items())
+            why = wire.reasons(checked.left_out)
             spent = all(error.spent for order, error in checked.failed if not order.purpose)
             raise _AllSpentError(why) if spent else _NobodyAnsweredError(why)
         run.note_minimums(checked.updates)
+        diverged = {o.silo.name: o.model for o, why in checked.failed if why.diverged}
+        state = _without_diverged(algorithm, state, diverged)
         bounded = self._bound(checked.updates, conduct, number, algorithm.groups(state))
-        was_apart, conduct = conduct.apart, bounded.conduct
+        was_apart, conduct = conduct.apart, bounded.conduct.diverged(diverged, number)
+        now = self._round(run, number, silos, conduct) if diverged else now
         phases = kit.add_costs(phases, kit.costs_beside_training(orders, checked.updates))
         clock.lap("train")
 
@@ -695,7 +714,7 @@ class GroupStrategy(Strategy):
             wire_format=str(run.config.get(wire.WIRE_FORMAT, wire.FLOAT32)),
         )
         for order, why in checked.failed if run.secure is not None else ():
-            if not why.silent and run.secure is not None:
+            if not (why.silent or why.diverged) and run.secure is not None:
                 run.secure.forget(order.silo.name)
         return checked
 
@@ -818,6 +837,8 @@ class GroupStrategy(Strategy):
         silos = [silo for silo in now.silos if silo.name in models]
         groups = self._groups(state, now, conduct)
         own = membership(silos, groups, name_members=self.name_members)
+        for silo in silos:
+            own[silo.name] |= run.tell(silo)
         placed = [silo for silo in guests if places[silo.name].found]
         for silo in placed:
             group = places[silo.name].groups[0].group
@@ -954,6 +975,15 @@ def _orders_apart(silos: Sequence[kit.Silo], conduct: kit.Conduct) -> list[kit.O
         kit.Order(silo, apart.model, config={wire.GROUP_SIZE: 1, wire.APART: apart.why})
         for silo, apart in out
     ]
+
+
+def _without_diverged(algorithm: kit.Algorithm[Any], state: Any, gone: Collection[str]) -> Any:
+    """The state in which these silos were in no group of this round."""
+    if not gone:
+        return state
+    members = algorithm.members(state)
+    kept = [tuple(n for n in group if n not in gone) for group in members.groups]
+    return algorithm.with_members(state, members.grouped(filter(None, kept)))
 
 
 def _not_kept(checked: kit.Checked) -> list[kit.Unseen]:

@@ -30,7 +30,8 @@ Option = str | int | float | bool
 Nest = Any
 """An array or a tensor, or a dict, list or tuple of nests."""
 ColumnScale = Sequence[Sequence[float]]
-"""(columns, 2) Mean and width by which the numbers of a table were standardised."""
+"""(columns, 2) Mean and width by which the numbers of a table, and then real targets, were
+standardised."""
 
 
 class TaskError(ValueError):
@@ -49,7 +50,7 @@ class SiloData:
         y_train, y_test: targets; of classes int64 (n,) in [0, num_classes).
         num_classes: of the task, also those that this silo has none of; None: targets are no
             classes, and the task's problem says what they must be.
-        scale: of a table; the silo keeps it with its models (``Task.scale``).
+        scale: of a table and of real targets; the silo keeps it with its models (``Task.scale``).
         x_val, y_val: samples that are never trained on, for runs that hold some out of the training
             data; None: such runs draw them from it.
     """
@@ -247,7 +248,9 @@ class Task(ABC):
             before a run is known.
         scale: of the data that a kept model was trained on, for ``load`` and ``inputs`` of those
             tasks whose ``load`` gave one; None: that of the training data as it is now.
-        pooled_columns: numeric columns whose scale is one of all silos of a run: the run brings it.
+        pooled_columns: numeric columns, and then real targets, whose scale is one of all silos of a
+            run: the run brings it.
+        scaled_targets: real targets that are scaled for training, the last ones of ``scale``.
     """
 
     name: str
@@ -259,6 +262,7 @@ class Task(ABC):
     scale: ColumnScale | None = None
     run_keys: Mapping[str, RunKey] = MappingProxyType({})
     pooled_columns: int = 0
+    scaled_targets: int = 0
     _given: Mapping[str, Option] = MappingProxyType({})
 
     @property
@@ -288,6 +292,13 @@ class Task(ABC):
         made = copy(self)
         object.__setattr__(made, "_given", dict(values))  # also where a task is a frozen dataclass
         return made
+
+    def of_scale(self, scale: ColumnScale | None) -> Self:
+        """The task of a silo whose data have this scale, which answers in the unit of its targets.
+
+        Here: itself, as no targets are scaled.
+        """
+        return self
 
     @abstractmethod
     def model(self) -> torch.nn.Module:

@@ -11,7 +11,7 @@ what metrics and their intervals are made of.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -67,9 +67,13 @@ class Problem(ABC):
         """What is kept of a batch of answers to measure them by."""
 
     @abstractmethod
-    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
-        """The same of always giving one answer, the best for the training targets; None: there is
-        none to speak of."""
+    def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
+        """The same of always giving one answer, the best for the training targets by this metric;
+        None: there is none to speak of."""
+
+    def answers(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Outputs in the unit of the targets. Here: as they are."""
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Classes(Problem):
         """Probabilities (n, K), classes (n,)."""
         return outputs.double().softmax(dim=1).cpu().numpy(), targets.cpu().numpy()
 
-    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+    def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
         """The shares of the training labels, whatever the sample."""
         shares = np.bincount(training, minlength=self.num_classes) / len(training)
         return np.tile(shares, (len(evidence[1]), 1)), evidence[1]
@@ -141,7 +145,7 @@ class Labels(Problem):
         """Probabilities (n, K), labels (n, K)."""
         return outputs.double().sigmoid().cpu().numpy(), targets.double().cpu().numpy()
 
-    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+    def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
         """How often each label is there in the training data."""
         return np.tile(training.mean(axis=0), (len(evidence[1]), 1)), evidence[1]
 
@@ -153,10 +157,13 @@ class Numbers(Problem):
     Attributes:
         num_targets: K.
         unit: of the targets, for people, such as ``days``.
+        scale: (K, 2) mean and deviation: outputs are then (target − mean) / deviation, and the loss
+            is of these; targets, answers and metrics are in the unit. Empty: so are outputs.
     """
 
     num_targets: int = 1
     unit: str = ""
+    scale: Sequence[Sequence[float]] = ()
     kind: ClassVar[str] = "number"
     metrics: ClassVar[tuple[str, ...]] = ("mae", "rmse", "r2")
 
@@ -166,7 +173,24 @@ class Numbers(Problem):
         """See ``Problem``."""
         from torch.nn.functional import mse_loss
 
-        return mse_loss(outputs, targets)
+        if not self.scale:
+            return mse_loss(outputs, targets)
+        mean, deviation = self._scale_like(targets)
+        return mse_loss(outputs, (targets - mean) / deviation)
+
+    def answers(self, outputs: torch.Tensor) -> torch.Tensor:
+        """See ``Problem``."""
+        if not self.scale:
+            return outputs
+        mean, deviation = self._scale_like(outputs)
+        answers: torch.Tensor = outputs * deviation + mean
+        return answers
+
+    def _scale_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """(2, K) Means and deviations, of the tensor's type and on its device."""
+        import torch
+
+        return torch.tensor(self.scale, dtype=tensor.dtype, device=tensor.device).T
 
     def check(self, targets: Array, part: str) -> None:
         """See ``Problem``."""
@@ -179,11 +203,12 @@ class Numbers(Problem):
 
     def evidence(self, outputs: torch.Tensor, targets: torch.Tensor) -> Evidence:
         """Answers (n, K), targets (n, K)."""
-        return outputs.double().cpu().numpy(), targets.double().cpu().numpy()
+        return self.answers(outputs.double()).cpu().numpy(), targets.double().cpu().numpy()
 
-    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
-        """The training targets' mean."""
-        return np.tile(training.mean(axis=0), (len(evidence[1]), 1)), evidence[1]
+    def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
+        """The training targets' median for the MAE, else their mean."""
+        best = np.median if metric == "mae" else np.mean
+        return np.tile(best(training, axis=0), (len(evidence[1]), 1)), evidence[1]
 
 
 @dataclass(frozen=True)
@@ -230,7 +255,7 @@ class Survival(Problem):
         time, event = targets.double().cpu().numpy().T
         return outputs.double().reshape(-1).cpu().numpy(), time, event
 
-    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+    def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
         """Everybody has one risk."""
         return np.zeros(len(evidence[0])), *evidence[1:]
 
@@ -291,7 +316,7 @@ class Masks(Problem):
         counts = [answer & target, answer & ~target, ~answer & target]
         return (torch.stack([c.sum(dim=1) for c in counts], dim=2).double().cpu().numpy(),)
 
-    def trivial(self, training: Array, evidence: Evidence) -> Evidence | None:
+    def trivial(self, training: Array, evidence: Evidence, metric: str) -> Evidence | None:
         """See ``Problem``: an empty mask finds nothing, which says little."""
         return None
 

@@ -104,4 +104,4 @@ from coterie.wire.statistics import (
     decode_statistics,
     encode_statistics,
 )
-from coterie.wire.words import counted
+from coterie.wire.words import counted, readable, reasons

@@ -13,6 +13,8 @@ from math import isfinite
 from types import MappingProxyType
 from typing import Final
 
+from coterie.wire.words import readable
+
 
 @dataclass(frozen=True)
 class Metric:
@@ -40,7 +42,7 @@ class Metric:
             return "–"
         if self.share:
             return f"{100 * value:.1f} %"
-        return f"{value:.3g} {unit}".rstrip()
+        return f"{readable(value)} {unit}".rstrip()
 
 
 KNOWN_METRICS: Final[Mapping[str, Metric]] = MappingProxyType(

@@ -183,6 +183,8 @@ PLACED: Final = "placed"
 """With a model for a silo without labels: how it was found, in words."""
 APART: Final = "apart"
 """Why the silo was moved out of its group and trains alone for now, in words."""
+LEFT_OUT: Final = "left-out"
+"""Why what the silo sent last did not count, in words, where it cannot know."""
 PRETRAIN_EPOCHS: Final = "pretrain-epochs"
 PRETRAIN_STEPS: Final = "pretrain-steps"
 """Length of a run's cold starts, where it has one of its own; told before a silo joins."""
@@ -306,6 +308,8 @@ CLOSED: Final = 205
 """Error code of a silo that does not work at this hour, with its hours."""
 NOT_NOW: Final = frozenset({UNAPPROVED, CLOSED})
 """Who answers so may take part later: it is asked again."""
+DIVERGED: Final = 207
+"""Error code of a silo whose training ended in NaN or infinity in a secure run, with the array."""
 HOSTS: Final = 206
 """Error code of a process of several silos that was asked who it is; the reason is their number.
 Each is then asked by itself, all in one bundle."""

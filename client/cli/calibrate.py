@@ -27,6 +27,7 @@ from coterie.client.work.measure import figures_of
 from coterie.client.work.workbench import hash_of
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.problems import Classes, Evidence, Labels, Problem
+from coterie.wire import counted
 
 Array = NDArray[np.float64]
 
@@ -89,7 +90,8 @@ def calibrate(
     named, fitted_on, tested_on = _parts(kept, options, workers)
     if len(fitted_on) < FEWEST:
         raise TaskError(
-            f"there are {len(fitted_on)} samples to calibrate on (of the silo's {named} data). "
+            f"there {'is' if len(fitted_on) == 1 else 'are'} "
+            f"{counted(len(fitted_on), 'sample')} to calibrate on (of the silo's {named} data). "
             f"At least {FEWEST} are needed, and some hundred are better."
         )
     temperature = _temperature(problem, *_evidence(kept, fitted_on))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from math import isfinite
 
 import torch
 
@@ -14,6 +16,7 @@ from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.studies import tasks_of
 from coterie.client.work.data import Held, Part
+from coterie.client.work.diverged import divergence
 from coterie.client.work.measure import evaluate, leading
 from coterie.client.work.oddities import warnings_of
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
@@ -21,9 +24,12 @@ from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
 from coterie.tasks.base import Task, TaskError, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
+from coterie.wire import counted, readable
 
 USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
 """A round as a run has it that says nothing else."""
+
+ONE_EPOCH = replace(USUAL, epochs=1)
 
 
 def check_all(settings: SiloSettings) -> Iterator[str]:
@@ -60,8 +66,12 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
         x = leaves(part.x if isinstance(part, Held) else part.at(torch.zeros(1).long())[0])
         shape = " and ".join("×".join(str(n) for n in leaf.shape[1:]) or "one number" for leaf in x)
         low, high = min(float(leaf.min()) for leaf in x), max(float(leaf.max()) for leaf in x)
-        values = f", from {low:.3g} to {high:.3g}" if isinstance(part, Held) else ", read as needed"
-        yield f"{name:9} {len(part)} samples of {shape}{values} ({_targets(task, part)})"
+        values = (
+            f", from {readable(low)} to {readable(high)}"
+            if isinstance(part, Held)
+            else ", read as needed"
+        )
+        yield f"{name:9} {counted(len(part), 'sample')} of {shape}{values} ({_targets(task, part)})"
     yield from _note_lines(task)
     for line in warnings_of(task, data):
         yield f"warning   {line}"
@@ -116,7 +126,8 @@ def _targets(task: Task, part: Part) -> str:
     if isinstance(problem, Numbers):
         mean, spread = y.mean(dim=0), y.std(dim=0, correction=0)
         each = zip(mean.tolist(), spread.tolist(), strict=True)
-        return ", ".join(f"mean {m:.3g} ± {s:.3g} {problem.unit}".rstrip() for m, s in each)
+        said = (f"mean {readable(m)} ± {readable(s)} {problem.unit}".rstrip() for m, s in each)
+        return ", ".join(said)
     if isinstance(problem, Labels):
         counts = [int(count) for count in y.sum(dim=0)]
     else:
@@ -133,20 +144,23 @@ def _step_lines(bench: Workbench) -> Iterator[str]:
         loss = _one_epoch(bench)
     after = evaluate(bench.task, bench.model, bench.data.test)
     was, now = (lead.text(lead.shortfall(one.error), unit) for one in (before, after))
+    said = f"loss {loss:.3f}" if isfinite(loss) else "the loss is not a number"
     yield (
-        f"one epoch in {watch.seconds:.2f} s: loss {loss:.3f}; {lead.title} on own test data "
+        f"one epoch in {watch.seconds:.2f} s: {said}; {lead.title} on own test data "
         f"{was} before, {now} after"
     )
+    if why := divergence(read_weights(bench.model), loss):
+        yield f"warning   after one epoch with lr {ONE_EPOCH.lr:g}, {why}"
 
 
 def _one_epoch(bench: Workbench) -> float:
     """Train as the silo would; nothing of it leaves, so that it costs no privacy."""
-    plan, private = TrainPlan(epochs=1, batch_size=16, lr=0.01), bench.private()
+    private = bench.private()
     if private is None:
-        return train(bench.task, bench.model, bench.data.train, plan, seed=0)
+        return train(bench.task, bench.model, bench.data.train, ONE_EPOCH, seed=0)
     from coterie.client.work.private import rehearse
 
-    return rehearse(bench.task, bench.model, bench.data.train, plan, private, seed=0)
+    return rehearse(bench.task, bench.model, bench.data.train, ONE_EPOCH, private, seed=0)
 
 
 def _privacy_lines(bench: Workbench) -> Iterator[str]:
@@ -184,7 +198,7 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     yield f"  max_local_epochs {described.max_local_epochs}, versions"
     if described.mark:
         yield "  a mark of the training data, which changes when they do and says nothing else"
-    yield f"In every round, at most: {len(shared)} arrays of the model, {size:,} bytes:"
+    yield f"In every round, at most: {counted(len(shared), 'array')} of the model, {size:,} bytes:"
     for name, array in shared.items():
         yield f"  {name} {'×'.join(map(str, array.shape)) or 'one number'} {array.dtype}"
     of_task = bench.task.problem.metrics

@@ -29,6 +29,7 @@ from coterie.system.files import make_folder, write_named
 from coterie.system.terminal import LEGIBLE
 from coterie.tasks.base import Nest, Option, TaskError, leaves
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Problem
+from coterie.wire import counted
 
 CARD = "coterie-card"
 """The card's name in the file's own metadata."""
@@ -366,7 +367,7 @@ def _text(kept: Kept, card: Mapping[str, Any]) -> str:
             *([f"\nCalibrated: {card['calibration']}."] if card["calibration"] else []),
             *(["The temperature is already in the file."] if card["calibration"] else []),
             "\n## How good it is\n",
-            f"Measured on {measured['samples']} samples: {measured['on']}.\n",
+            f"Measured on {counted(measured['samples'], 'sample')}: {measured['on']}.\n",
             "| metric | value | 95 % interval | trivial |\n|---|---|---|---|",
             *figures,
             "\n## What to keep in mind\n",

@@ -157,6 +157,7 @@ def predict(
     from coterie.system.terminal import LEGIBLE
     from coterie.tasks.base import TaskError
     from coterie.tasks.problems import Masks
+    from coterie.wire import counted
 
     asked = _which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
@@ -179,7 +180,7 @@ def predict(
         ):
             write_csv(answers, out)
     how = "alone" if kept.card.alone else kept.card.trained
-    said = [f"{len(answers.values)} samples", f"model {asked.file}, trained {how}"]
+    said = [counted(len(answers.values), "sample"), f"model {asked.file}, trained {how}"]
     print("; ".join([*said, *filter(None, [headline(answers)])]), file=sys.stderr)
     print(*summary(answers), sep="\n", file=sys.stderr)
 
@@ -264,13 +265,16 @@ def export(
     """
     from coterie.client.cli.export import export
     from coterie.client.cli.predict import load_kept
+    from coterie.wire import counted
 
     asked = _which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
     written = export(kept, to, options=asked.options)
     print(*written.files, sep="\n")
     samples = "of this silo's test data" if written.own else "made up, as the silo's data is away"
-    said = f"asked about {written.checked} samples {samples}, it answers as the model does"
+    said = (
+        f"asked about {counted(written.checked, 'sample')} {samples}, it answers as the model does"
+    )
     print(f"model {asked.file}; {said} (to within {written.apart:.1g})", file=sys.stderr)
     calibration = kept.card.calibration
     if calibration is not None:

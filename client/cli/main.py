@@ -122,8 +122,9 @@ def silo(
         bool,
         typer.Option(
             "--share-column-sums",
-            help="Allow the server to learn count, mean and deviation of each numeric column. "
-            'Every silo is told those over all silos. Tasks with scale = "federation" need this.',
+            help="Allow the server to learn count, mean and deviation of each numeric column "
+            "and real target. Every silo is told those over all silos. Tasks with "
+            'scale = "federation" need this.',
         ),
     ] = False,
     share_statistics: Annotated[

@@ -93,6 +93,7 @@ def load_kept(file: Path, *, source: str = "") -> Kept:
     _check_declaration(card, task)
     if card.scale is not None:
         task.scale = card.scale
+        task = task.of_scale(card.scale)
     model = whole(card, task, weights)
     return Kept(card, task, model.eval())
 
@@ -225,14 +226,15 @@ def answer_of(problem: Problem, outputs: torch.Tensor, temperature: float = 1.0)
 
     Returns:
         Of classes the probabilities (n, K); of labels each one's probability (n, K); of numbers
-        and log risks the outputs; of masks the likeliest class of every pixel, int64 (n, …).
+        the answers in their unit, and log risks; of masks the likeliest class of every pixel, int64
+        (n, …).
     """
     outputs = tempered(problem, outputs, temperature)
     if isinstance(problem, Classes):
         return outputs.softmax(dim=1)
     if isinstance(problem, Labels):
         return outputs.sigmoid()
-    return outputs.argmax(dim=1) if isinstance(problem, Masks) else outputs
+    return outputs.argmax(dim=1) if isinstance(problem, Masks) else problem.answers(outputs)
 
 
 @torch.no_grad()

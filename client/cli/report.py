@@ -38,6 +38,7 @@ class SiloRun:
             that is not known, or no count.
         trivial: error of the best single answer for all test samples; NaN if unknown.
         outbound: message type → what left; None where the silo keeps no ledger.
+        metric, unit: what leads, which errors are of.
         privacy: what the silo has spent of its budget, in all runs, and how many trainings of this
             run it was charged for; empty: it trains without differential privacy.
         last: when something was last written.
@@ -52,6 +53,8 @@ class SiloRun:
     num_samples: float
     outbound: Mapping[str, Total] | None
     last: str
+    metric: wire.Metric = wire.KNOWN_METRICS[wire.ERROR]
+    unit: str = ""
     privacy: str = ""
     tested: float = math.nan
     wrong: float = math.nan
@@ -87,6 +90,7 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
     return SiloRun(
         name=name,
         errors=_errors(of_rounds),
+        **_lead_of(own),
         losses=_by_round(of_rounds, "train-loss"),
         group_sizes=_by_round(of_rounds, "group-size"),
         seconds=_by_round(of_rounds, "seconds"),
@@ -101,6 +105,13 @@ def read_silo(home: Path, run: str | None = None) -> SiloRun:
         privacy=_privacy(home, name, missing),
         missing=tuple(missing),
     )
+
+
+def _lead_of(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the silo's errors are of; earlier versions did not note it."""
+    said: Mapping[str, Any] = next((one for one in reversed(lines) if one.get("metric")), {})
+    metric = wire.KNOWN_METRICS.get(str(said.get("metric")), wire.KNOWN_METRICS[wire.ERROR])
+    return {"metric": metric, "unit": str(said.get("unit", ""))}
 
 
 def _privacy(home: Path, run: str, missing: list[str]) -> str:
@@ -183,7 +194,11 @@ def build_page(run: SiloRun, home: Path) -> Any:
         ),
         "Arrays that left the silo": Table(("message", "array", "shape"), arrays),
     }
-    samples = f"{run.num_samples:.0f} training samples" if math.isfinite(run.num_samples) else ""
+    samples = (
+        wire.counted(int(run.num_samples), "training sample")
+        if math.isfinite(run.num_samples)
+        else ""
+    )
     written = f"last written {run.last}" if run.last else ""
     return Page(
         title=f"{home.name}: {run.name}",
@@ -203,15 +218,15 @@ def _lead(run: SiloRun) -> str:
     parts = []
     if run.errors:
         first, last = min(run.errors), max(run.errors)
+        called = "an error of" if run.metric.name == wire.ERROR else run.metric.title
         parts.append(
-            f"After round {last} the model has an error of {100 * run.errors[last]:.1f} % on this "
+            f"After round {last} the model has {called} {_text(run, run.errors[last])} on this "
             f"silo's own test data{_counted(run)}; after round {first} it was "
-            f"{100 * run.errors[first]:.1f} %."
+            f"{_text(run, run.errors[first])}."
         )
         if math.isfinite(run.trivial):
-            parts.append(
-                f"The best single answer for all of them has an error of {100 * run.trivial:.1f} %."
-            )
+            trivial = f"{called} {_text(run, run.trivial)}"
+            parts.append(f"The best single answer for all of them has {trivial}.")
     if run.group_sizes:
         size = int(_latest(run.group_sizes))
         others = "alone" if size == 1 else f"with {wire.counted(size - 1, 'other')}"
@@ -221,19 +236,25 @@ def _lead(run: SiloRun) -> str:
     return " ".join(parts) or "Nothing has been recorded for this run yet."
 
 
+def _text(run: SiloRun, error: float) -> str:
+    """The leading metric's value, where this much is missing to the best."""
+    return run.metric.text(run.metric.shortfall(error), run.unit)
+
+
 def _counted(run: SiloRun) -> str:
     """Of how many samples a percentage is, and how many of them it means."""
     if not math.isfinite(run.tested):
         return ""
     wrong = f"{run.wrong:.0f} of " if math.isfinite(run.wrong) else ""
-    return f" ({wrong}{run.tested:.0f} samples)"
+    return f" ({wrong}{wire.counted(int(run.tested), 'sample')})"
 
 
 def _figures(run: SiloRun) -> dict[str, str]:
     figures = {}
     if run.errors:
-        figures["error now"] = f"{100 * _latest(run.errors):.1f} %"
-        figures["smallest error"] = f"{100 * min(run.errors.values()):.1f} %"
+        best = "highest" if run.metric.higher else "smallest"
+        figures[f"{run.metric.title} now"] = _text(run, _latest(run.errors))
+        figures[f"{best} {run.metric.title}"] = _text(run, min(run.errors.values()))
     if run.group_sizes:
         figures["silos in its group"] = f"{_latest(run.group_sizes):.0f}"
     if run.losses:
@@ -255,7 +276,7 @@ def _pictures(run: SiloRun) -> list[Any]:
         key: str, title: str, caption: str, values: Mapping[int, float], unit: str, scale: float
     ) -> Picture:
         x, y = list(values), [scale * value for value in values.values()]
-        lines = [charts.Curve(x, y, LIGHT["g0"], f"{y[-1]:.3g}")]
+        lines = [charts.Curve(x, y, LIGHT["g0"], wire.readable(y[-1]))]
         return Picture(
             key,
             title,
@@ -263,13 +284,20 @@ def _pictures(run: SiloRun) -> list[Any]:
             lambda layout: charts.curves(
                 lines, layout=layout, title=title, unit=unit, whole=unit == "silos"
             ),
-            Table(("round", unit), [(str(n), f"{v:.4g}") for n, v in zip(x, y, strict=True)]),
+            Table(
+                ("round", unit),
+                [(str(n), wire.readable(v, figures=4)) for n, v in zip(x, y, strict=True)],
+            ),
         )
 
+    title = run.metric.title[0].upper() + run.metric.title[1:]
+    unit = "%" if run.metric.share else run.unit
+    errors = {number: run.metric.shortfall(error) for number, error in run.errors.items()}
     curves = (
-        ("errors", "Error",
-         "Error on this silo's own test data of the model that it held after every round.",
-         run.errors, "error, %", 100.0),
+        ("errors", title,
+         f"{title} on this silo's own test data of the model that it held after every round.",
+         errors, ", ".join(filter(None, (run.metric.title, unit))),
+         100.0 if run.metric.share else 1.0),
         ("group", "Group size",
          "How many silos trained together with this one, itself among them; 1 is alone.",
          run.group_sizes, "silos", 1.0),

@@ -383,7 +383,10 @@ def leaving(terms: Mapping[str, Value], policy: Policy) -> Iterator[str]:
     if terms.get(wire.ASKS_LABEL_COUNTS):
         yield "how many training samples of each label it has"
     if policy.column_sums:
-        yield "count, mean and deviation of numeric columns, if its task scales by the federation"
+        yield (
+            "count, mean and deviation of numeric columns and real targets, if its task scales by "
+            "the federation"
+        )
     metrics = "all that the run needs" if policy.metrics is None else ", ".join(policy.metrics)
     yield f"how many samples it has, and metrics: {metrics or 'none'}"
     yield itself

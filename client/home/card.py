@@ -337,8 +337,8 @@ def _text(card: Card, file: Path) -> str:
     else:
         rows["Training samples of this silo"] = str(card.num_examples)
         rows[f"{_title(card)} on this silo's test data"] = (
-            f"{value_text(card, card.test_error)} of {card.test_examples} samples "
-            f"(loss {card.test_loss:.4g})"
+            f"{value_text(card, card.test_error)} of {wire.counted(card.test_examples, 'sample')} "
+            f"(loss {wire.readable(card.test_loss, figures=4)})"
         )
     if card.counted:
         rows["Files of this silo's data"] = card.counted
@@ -351,7 +351,8 @@ def _text(card: Card, file: Path) -> str:
         rows["Chosen"] = (
             f"the model after round {card.round}, the best of those measured until round "
             f"{card.best_of}, by {lead.title} on validation data: "
-            f"{value_text(card, card.validation_error)} of {card.validation_examples} samples"
+            f"{value_text(card, card.validation_error)} of "
+            f"{wire.counted(card.validation_examples, 'sample')}"
         )
     if card.calibration is not None:
         rows["Calibrated"] = card.calibration.text()

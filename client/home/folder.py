@@ -97,8 +97,8 @@ auxiliary = true
 # there are two, each can work out the other's counts.
 label_counts = false
 # Whether the server may be told count, mean and deviation of each numeric column of the training
-# data, in runs of a task with scale = "federation". What they are over all silos that allow it goes
-# to every silo: where only two do, each can work out the other's.
+# data, and of real targets, in runs of a task with scale = "federation". What they are over all
+# silos that allow it goes to every silo: where only two do, each can work out the other's.
 column_sums = false
 # Of a column with fewer numbers than this, nothing is told.
 column_sums_from = 20

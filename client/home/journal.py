@@ -30,7 +30,13 @@ NOTED = (
 
 
 def note(
-    home: str, kind: str, run: str, config: ConfigRecord, metrics: Mapping[str, float | int]
+    home: str,
+    kind: str,
+    run: str,
+    config: ConfigRecord,
+    metrics: Mapping[str, float | int],
+    *,
+    lead: Mapping[str, str] | None = None,
 ) -> None:
     """Append a line about one piece of work; a full disk costs the line, not the work.
 
@@ -40,6 +46,7 @@ def note(
         run: its name.
         config: of the message: round, purpose, size of the silo's group.
         metrics: of the answer.
+        lead: ``metric`` and ``unit`` that errors are of; by default an error without a unit.
     """
     if not home:
         return
@@ -51,6 +58,7 @@ def note(
         "type": kind,
         "purpose": config.get(wire.PURPOSE, ""),
         "group-size": config.get(wire.GROUP_SIZE),
+        **(lead or {}),
         **{key: value if math.isfinite(value) else None for key, value in numbers.items()},
     }
     try:

@@ -82,8 +82,8 @@ class Policy:
             (``coterie.client.home.hours``); empty: always.
         label_counts: consent to tell how many training samples of each label there are, which
             only FedGen asks for.
-        column_sums: consent to tell count, mean and deviation of numeric columns of the training
-            data, which runs of a task that scales by the federation ask for.
+        column_sums: consent to tell count, mean and deviation of numeric columns and real targets
+            of the training data, which runs of a task that scales by the federation ask for.
         column_sums_from: of a column with fewer numbers nothing is told.
         statistics: what may be told of the training samples, as counts by column, in a run that
             asks for nothing else: ``inputs``, ``targets``, both or neither.

@@ -265,8 +265,9 @@ class Host:
             return wire.failure(silo.name, error, message)
         if reply.has_error():
             what = "failed on" if reply.error.code == wire.FAILED else "refused"
-            # "Not now" is said every half a minute.
-            level = logging.DEBUG if reply.error.code in wire.NOT_NOW else logging.ERROR
+            # "Not now" is said every half a minute; a training that diverged was told of already.
+            known = reply.error.code in {*wire.NOT_NOW, wire.DIVERGED}
+            level = logging.DEBUG if known else logging.ERROR
             log.log(level, "%s a %s message: %s", what, meta.message_type, reply.error.reason)
         else:
             log.debug("answered a %s message of round %s", meta.message_type, meta.group_id)

@@ -63,6 +63,11 @@ class Teller:
             log.debug("a run of task %.80r asked who is here", config[wire.TASK])
             return
         run = self._run_of(message, config)
+        if wire.LEFT_OUT in config:
+            why = wire.plain_text(config[wire.LEFT_OUT])
+            log.warning(
+                "run %s: what was sent last did not count: %s", _name_of(message, config), why
+            )
         run.seconds += seconds
         run.bytes += wire.num_array_bytes(reply.content)
         self.tally.seconds += seconds

@@ -52,7 +52,8 @@ def in_scale(bench: Workbench, numbers: object) -> Workbench:
         known = _in_scale.get(id(bench.data))
         if known is None or known[0] is not bench.data or known[1] != scale:
             known = _in_scale[id(bench.data)] = bench.data, scale, *_scaled(bench, scale)
-    return replace(bench, data=known[2], scale=scale, data_hash=known[3])
+    task = bench.task.of_scale(scale)
+    return replace(bench, task=task, data=known[2], scale=scale, data_hash=known[3])
 
 
 def _scaled(bench: Workbench, scale: ColumnScale) -> tuple[Data, str]:

@@ -82,7 +82,14 @@ def evaluate_model(request: Request) -> RecordDict:
     }
     if leading(bench.task, metric).name == wire.ERROR and isfinite(result.error):
         figures[WRONG] = round(result.error * result.num_examples)
-    note(bench.settings.home, wire.EVALUATE, request.run, request.config, figures)
+    note(
+        bench.settings.home,
+        wire.EVALUATE,
+        request.run,
+        request.config,
+        figures,
+        lead=request.lead(),
+    )
     return _evaluation(request, result, watch.seconds, choice)
 
 

@@ -145,10 +145,12 @@ def evaluate_in_full(
     plain, parts = _evaluate(task, model, part, metric=metric, in_full=True)
     evidence = join(parts)
     figured = figures_of(problem, evidence, seed=seed)
-    same = problem.trivial(_array(data.train.targets()), evidence)
-    trivial = {} if same is None else _metrics(problem, same)(np.ones((1, len(part))))
-    named = {name: float(trivial[name][0]) for name in figured if name in trivial}
-    return replace(plain, figures=figured, trivial=named)
+    training, trivial = _array(data.train.targets()), {}
+    for name in figured:
+        if (same := problem.trivial(training, evidence, name)) is not None:
+            found = _metrics(problem, same)(np.ones((1, len(part))))
+            trivial[name] = float(found[name][0])
+    return replace(plain, figures=figured, trivial=trivial)
 
 
 def figures_of(

@@ -12,11 +12,16 @@ from coterie.client.work.data import Data, Part
 from coterie.client.work.measure import batch_size
 from coterie.tasks.base import Task, leaves
 from coterie.tasks.problems import Labels, Masks, Survival
+from coterie.wire import counted
 
 FEW = 20
 """Samples of which hardly anything can be said."""
 HARDLY_ANY = 5
 """Training samples of which fewer are nearly what is sent."""
+LITTLE = {
+    "training": "a model learns little from so few",
+    "test": "what is measured on so few says little",
+}
 SAME = "only some metrics are defined, and always giving one answer is without error"
 
 
@@ -37,7 +42,7 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
         )
     for name, part in (("training", data.train), ("test", data.test)):
         if len(part) < FEW:
-            yield f"only {len(part)} {name} samples: what is measured of them says little"
+            yield f"only {counted(len(part), f'{name} sample')}: {LITTLE[name]}"
         if isinstance(task.problem, Masks):
             continue
         y = part.targets().cpu()
@@ -58,8 +63,9 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
     known = set(_digests(data.train))
     if twins := sum(one in known for one in _digests(data.test)):
         yield (
-            f"{twins} of {len(data.test)} test samples are equal to a training sample, also in "
-            "what is to be learned. If they are the same people, what is measured is too good"
+            f"{twins} of {counted(len(data.test), 'test sample')} {'is' if twins == 1 else 'are'} "
+            "equal to a training sample, also in what is to be learned. If they are the same "
+            "people, what is measured is too good"
         )
 
 

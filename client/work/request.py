@@ -411,6 +411,12 @@ class Request:
             raise RefusedError(str(error)) from None
         return name
 
+    def lead(self) -> dict[str, str]:
+        """Name and unit of the leading metric, which errors are of."""
+        task = self.bench.task
+        unit = getattr(task.problem, "unit", "")
+        return {"metric": leading(task, self.metric()).name, "unit": unit}
+
     def inner_steps(self) -> int:
         """Steps on every mini-batch (pFedMe)."""
         steps: int = self.value(wire.INNER_STEPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -17,6 +18,7 @@ from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import note
 from coterie.client.home.policy import permitted
 from coterie.client.work.data import Data, Part
+from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.generators import AddedLoss, latent_loss
 from coterie.client.work.guard import (
     Guard,
@@ -43,6 +45,8 @@ from coterie.client.work.validation import validate, validation_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench
 from coterie.wire import Model
+
+log = logging.getLogger("coterie.silo")
 
 OPTIMISER = "optimiser"
 """Folder of what optimisers remember, at the silo."""
@@ -144,17 +148,20 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
         metrics |= _evaluate_received(request, order)
         metrics |= _stated_noise(order)
         try:
-            metrics[wire.TRAIN_LOSS] = training(order.data.train, order.plan, seed=request.seed())
+            loss = training(order.data.train, order.plan, seed=request.seed())
         except SpentError:
             _keep_received(request, order)
             raise
         trained = read_weights(order.bench.model)
+        metrics[wire.TRAIN_LOSS] = loss
         if not request.purpose:
             metrics |= _train_own_models(request, order, trained)
     metrics[wire.SECONDS] = watch.seconds
     settings, staying = request.bench.settings, order.staying
-    note(settings.home, wire.TRAIN, request.run, request.config, metrics)
-    if not request.purpose:
+    note(*(settings.home, wire.TRAIN, request.run, request.config, metrics), lead=request.lead())
+    leaving = {wire.ARRAYS: personal.without(trained, staying)}
+    _look_at(request, trained, loss, lost=bool(odd_array(leaving[wire.ARRAYS])))
+    if not request.purpose and not odd_array(trained):  # what was kept before is worth more
         round_number = request.round_number()
         personal.keep(request.bench, trained, staying, run=request.run, number=round_number)
         if slots is not None:
@@ -162,7 +169,6 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
             rounds.keep(
                 settings, OPTIMISER, kept, run=request.run, number=round_number, passing=True
             )
-    leaving = {wire.ARRAYS: personal.without(trained, staying)}
     if request.config.get(wire.SECURE):
         received = personal.without(order.received, staying)
         leaving, figures = keep_back(request, received, leaving[wire.ARRAYS])
@@ -177,6 +183,25 @@ def _train(request: Request, training: Training, slots: Slots | None = None) -> 
             wire.METRICS: permitted(metrics, settings.policy, staying=request.staying),
         }
     )
+
+
+def _look_at(request: Request, trained: Model, loss: float, *, lost: bool) -> None:
+    """Tell the silo's people of a training that ended in NaN or infinity.
+
+    Args:
+        request, trained, loss: what was asked, and what came of it.
+        lost: it is in what would leave.
+
+    Raises:
+        RefusedError: in a secure run, where others would see it in a sum alone.
+    """
+    why = divergence(trained, loss)
+    if not why:
+        return
+    end = " What this silo trained in this round does not count." * lost
+    log.warning("run %s round %s: %s%s", request.run, request.round_number(), why, end)
+    if lost and request.config.get(wire.SECURE):
+        request.refuse_for(f"sends nothing of this training: {why}", code=wire.DIVERGED)
 
 
 def _read_order(request: Request) -> _Order:
@@ -279,8 +304,9 @@ def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[s
     if request.value(wire.EVALUATE_TRAINED):
         result = evaluate(bench.task, bench.model, bench.data.test, metric=order.metric)
         metrics = {wire.TRAINED_LOSS: result.loss, wire.TRAINED_ERROR: result.error}
-        finite = all(np.isfinite(array).all() for array in trained.values())
-        if bench.settings.home and finite:  # what it kept before is worth more than one of NaN
+        if bench.settings.home and not odd_array(
+            trained
+        ):  # what it kept before is worth more than one of NaN
             card = card_of(bench, request.config, trained, result, here=True)
             keep_model(bench.settings.home, card, trained)
     if order.own is not None:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from coterie.client.home.budget import Budget, require_opacus
 from coterie.client.home.marks import mark_of
@@ -188,8 +189,7 @@ def of_run(bench: Workbench, values: Mapping[str, object]) -> Workbench:
         task = bench.task.of_run(values)
         key = (id(bench.task), json.dumps(dict(values), sort_keys=True))
         if key not in _of_runs:
-            model = model_of(task).to(bench.device)
-            _check_travelling(task, model)
+            model = _model_on(task, bench.device)
             for old in list(_of_runs)[: -MAX_OF_RUNS + 1]:
                 del _of_runs[old]
             _of_runs[key] = bench.task, task, model, frozen_digest(model)
@@ -231,8 +231,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
     device = _device(common.device)
     task = load_task(common.task)
     loaded = _load(task, settings)
-    model = model_of(task).to(device)
-    _check_travelling(task, model)
+    model = _model_on(task, device)
     frozen = frozen_digest(model)
     on_device: dict[int, torch.Tensor] = {}
     benches = []
@@ -247,7 +246,7 @@ def open_workbenches(settings: Sequence[SiloSettings]) -> list[Workbench]:
         benches.append(
             Workbench(
                 settings=own,
-                task=task,
+                task=task.of_scale(data.scale),
                 data=moved,
                 model=model,
                 device=device,
@@ -285,6 +284,12 @@ def read_unlabelled(task: Task, settings: SiloSettings) -> Samples:
     place = place_of(settings.unlabelled)
     if not place.exists():
         raise TaskError(f"unlabelled: there is no file or folder {place}.")
+    if task.scaled_targets and not task.pooled_columns:
+        raise TaskError(
+            f"unlabelled: task {task.name!r} scales its targets by each silo's own, and a silo "
+            "without labels has none: its model's answers would be in no unit. Declare "
+            'scale = "federation" (of a table; of arrays, within target).'
+        )
     found = task.inputs(place, settings.options)
     if not all(len(leaf) for leaf in leaves(found.x)):
         raise TaskError(f"unlabelled: {place} holds no samples.")
@@ -327,7 +332,29 @@ def model_of(task: Task) -> nn.Module:
         return task.model()
 
 
+def _model_on(task: Task, device: torch.device) -> nn.Module:
+    """A model of the task that can be trained and sent.
+
+    Raises:
+        TaskError: it cannot.
+    """
+    model = model_of(task)
+    _check_travelling(task, model)
+    return model.to(device)
+
+
 def _check_travelling(task: Task, model: nn.Module) -> None:
+    """Check that a model can be trained and sent.
+
+    Raises:
+        TaskError: nothing of it is trained, or it names an array that cannot travel.
+    """
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise TaskError(
+                f"array {name!r} has no shape yet: its layer is lazy. Give the layer its sizes, "
+                "or call the model on one sample before the task's model() returns it."
+            )
     travels = travelling(model)
     if not travels:
         raise TaskError(
@@ -335,12 +362,36 @@ def _check_travelling(task: Task, model: nn.Module) -> None:
             "(requires_grad = False). Leave its head, at least, to be trained."
         )
     for name, tensor in travels.items():
-        if tensor.dtype == torch.bfloat16:
-            raise TaskError(
-                f"array {name!r} is of type bfloat16, which numpy does not have. What is trained "
-                "must be float32, with precision = bfloat16 in the run; what is frozen may be of "
-                "any type."
-            )
+        if why := _cannot_travel(tensor):
+            raise TaskError(f"array {name!r} {why}")
+
+
+def _cannot_travel(tensor: torch.Tensor) -> str:
+    """Why this can be no array of a message; empty: it can."""
+    if tensor.is_meta or tensor.layout != torch.strided:
+        what = "on the meta device" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        return f"must be dense and have values. It is {what}."
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_complex():
+        return (
+            f"must hold real numbers. It is {kind}. Keep its real and imaginary parts as two "
+            "arrays, or register a buffer that only helps to compute with persistent=False."
+        )
+    if tensor.dtype == torch.bfloat16:
+        return (
+            "is of type bfloat16, which numpy does not have. What is trained must be float32, with "
+            "precision = bfloat16 in the run; what is frozen may be of any type."
+        )
+    try:
+        numbers = tensor.cpu().numpy()
+    except TypeError:
+        return f"is of type {kind}, which numpy does not have. What is trained must be float32."
+    if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
+        return (
+            "holds NaN or infinity before any training. Initialise it, or register a buffer that "
+            "only helps to compute, such as a mask, with persistent=False."
+        )
+    return ""
 
 
 def hash_of(data: SiloData | StreamedData | Samples) -> str:
@@ -420,7 +471,8 @@ def _schema(task: Task, model: nn.Module, shapes: Sequence[Sequence[int]], froze
     shape = inputs[0] if len(inputs) == 1 else inputs
     common: list[object] = [task.name, task.num_classes, shape, described]
     if not isinstance(task.problem, Classes) or task.metric:
-        common.append([task.problem.kind, leading(task).name])
+        scaled = ["targets scaled"] if task.scaled_targets else []
+        common.append([task.problem.kind, leading(task).name, *scaled])
     if frozen:
         common.append({"frozen": frozen})
     text = json.dumps([*common, own] if own else common)

@@ -346,9 +346,8 @@ def print_status(options: Given) -> None:
         queue: list[Entry] = []
         with suppress(FederationError):  # a federation alone has one, and one of this release
             queue = RemoteQueue(calls.act).entries() if options.place().root_certificates else []
-    console.print(
-        f"SuperLink at {address}: {online} silos connected, {len(known)} runs", markup=False
-    )
+    silos, runs = wire.counted(online, "silo"), wire.counted(len(known), "run")
+    console.print(f"SuperLink at {address}: {silos} connected, {runs}", markup=False)
     if known:
         table = Table("run", "status", "submitted", "details")
         for info in known:

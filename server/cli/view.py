@@ -77,7 +77,9 @@ def line_of(progress: Progress, event: Event) -> str:
     if event.kind == "waits":
         return f"{progress.title}: {event.text}"
     if event.kind == "ready":
-        return f"{progress.title}: {len(event.silos)} silos have joined: {', '.join(event.silos)}"
+        have = "has" if len(event.silos) == 1 else "have"
+        joined = f"{wire.counted(len(event.silos), 'silo')} {have} joined"
+        return f"{progress.title}: {joined}: {', '.join(event.silos)}"
     if event.budget:
         return f"{progress.title}: {_budget_text(event.budget)}"
     if event.report:

@@ -54,7 +54,7 @@ def _subtitle(run: Run) -> str:
     parts = [
         f"run {run.name}",
         f"strategy {run.strategy}" if run.strategy else "",
-        f"{len(run.silos)} silos",
+        wire.counted(len(run.silos), "silo"),
         f"{len(run.rounds)} of {run.planned_rounds or '?'} rounds",
         run.status,
         "secure: no update of a silo was seen" if run.config.get("secure") else "",

@@ -182,7 +182,7 @@ def _rows(one: Difference, survey: Survey) -> list[tuple[str, ...]]:
     rows = []
     for silo, column in sorted(one.columns.items()):
         at = quantiles(column, survey.told[silo].samples, (0.1, 0.5, 0.9))
-        places = [NO_NUMBER if np.isnan(value) else f"{value:.3g}" for value in at]
+        places = [NO_NUMBER if np.isnan(value) else wire.readable(value) for value in at]
         if column.categories and None not in column.cells:
             own = shares(column, survey.told[silo].samples)[: len(column.cells)]
             most = int(own.argmax())

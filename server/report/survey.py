@@ -14,6 +14,7 @@ from statistics import fmean, median
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie import wire
 from coterie.server.runs.statistics import Survey
 from coterie.wire.statistics import ColumnCounts, Statistics
 
@@ -292,9 +293,10 @@ def _units(name: str, own: Mapping[str, ColumnCounts], survey: Survey) -> Iterat
         factor = max(place[1] / middle, middle / place[1])
         if factor >= OTHER_UNIT:
             beside = max(places) if len(places) == 2 else "the others"
+            low, high, by = map(wire.readable, (place[1], middle, factor))
             yield (
-                f"{name}: the median of {silo} is about {place[1]:.3g}, that of {beside} "
-                f"{middle:.3g}, by a factor of {factor:.3g}. Is it another unit?{_hint(factor)}"
+                f"{name}: the median of {silo} is about {low}, that of {beside} {high}, by a "
+                f"factor of {by}. Is it another unit?{_hint(factor)}"
             )
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from coterie import wire
 from coterie.pictures import charts
 from coterie.pictures.page import Picture, Table
 from coterie.pictures.style import LIGHT, Drawing, Layout
@@ -23,6 +24,7 @@ from coterie.server.report.story import (
     thin,
     thinned,
 )
+from coterie.server.runs.metrics import Lead
 from coterie.strategies.rounds.reports import SiloReport
 
 MOST_NAMED = 8
@@ -94,7 +96,7 @@ def outcomes_picture(story: Story) -> Picture | str | None:
             (
                 r.silo,
                 r.group or "alone",
-                *(decimals(lead.scale * v, 1) for v in (r.alone, r.common, r.together)),
+                *(_error_text(v, lead) for v in (r.alone, r.common, r.together)),
                 signed_points(r.gain, lead) if math.isfinite(r.gain) else NO_NUMBER,
             )
             for r in rows
@@ -123,6 +125,13 @@ def outcomes_picture(story: Story) -> Picture | str | None:
     shown, note = most_telling(rows, lambda row: -row.together, which)
     draw = partial(charts.outcomes, shown, title=title, label=lead.label, scale=lead.scale)
     return Picture("outcomes", title, caption + note + compared, draw, table)
+
+
+def _error_text(error: float, lead: Lead) -> str:
+    """As ``lead.label`` counts it, without a unit."""
+    if lead.scale == 100 or math.isnan(error):
+        return decimals(lead.scale * error, 1)
+    return wire.readable(error)
 
 
 def curves_picture(story: Story) -> Picture | None:
@@ -239,5 +248,5 @@ def _mean_table(
     shown = [(rounds[i], points[rounds[i]]) for i in rows.tolist()]
     return Table(
         ("after round", "silos", what),
-        [(str(n), str(len(own)), f"{scale * mean_of(own.values()):.3g}") for n, own in shown],
+        [(str(n), str(len(own)), wire.readable(scale * mean_of(own.values()))) for n, own in shown],
     )

@@ -147,12 +147,14 @@ class Lead:
     def _form(self, value: float) -> str:
         if self._known.share:
             return f"{100 * value:.1f}"
-        return f"{value:.3f}" if self._known.higher else f"{value:.3g}"
+        return f"{value:.3f}" if self._known.higher else wire.readable(value)
 
     def gain(self, gain: float, *, sign: str = "+") -> str:
         """A difference of errors in ``points``, without that word; a dash if it is unknown."""
-        form = "z.1f" if self.scale == 100 else ".3g"
-        text = "–" if math.isnan(gain) else format(self.scale * gain, f"{sign}{form}")
+        if math.isnan(gain):
+            return "–"
+        shares = self.scale == 100
+        text = f"{100 * gain:{sign}z.1f}" if shares else wire.readable(gain, sign=sign)
         return text.replace("-", "−")
 
     def compared(self, gain: float, noise: float = math.nan) -> str:

@@ -15,6 +15,7 @@ from coterie.strategies.errors import FederationError
 from coterie.system.files import UNKNOWN, held_by
 from coterie.system.health import BAD, OK, WARNING, Finding, disk
 from coterie.system.ports import listens
+from coterie.wire import counted
 
 LAST_DAYS = 3.0
 """A certificate that ends sooner is bad."""
@@ -46,7 +47,9 @@ def superlink(
     except FederationError as error:
         return Finding(BAD, "superlink", str(error))
     online = sum(node.status == "online" for node in nodes)
-    return Finding(OK, "superlink", f"answers at {address}; {online} of {len(nodes)} silos online")
+    return Finding(
+        OK, "superlink", f"answers at {address}; {online} of {counted(len(nodes), 'silo')} online"
+    )
 
 
 def _process(federation: Federation) -> Finding:

@@ -221,8 +221,8 @@ def print_verification(made: Federation, *, head: str) -> int:
         console.print(f"{made.folder / audit.AUDIT} is not what was written.")
         return EXIT_TAMPERED
     console.print(
-        f"{len(log.acts)} acts, each following from the one before; their end is as audit.head "
-        "has it."
+        f"{wire.counted(len(log.acts), 'act')}, each following from the one before; their end is "
+        "as audit.head has it."
     )
     console.print(f"head: {log.head}")
     return 0

@@ -40,7 +40,7 @@ from coterie.system.files import (
     write_atomically,
 )
 from coterie.system.processes import account
-from coterie.wire import is_silo_name
+from coterie.wire import counted, is_silo_name
 
 FOLDER, LOCK = "withdrawals", "lock"
 REPORT = "report.html"
@@ -425,19 +425,20 @@ def verified(text: str, ca: bytes) -> Withdrawal:
 def lines_of(done: Withdrawal) -> Iterator[str]:
     """A statement in words."""
     yield f"Silo {done.silo} withdrew. Asked {done.asked} by {done.asked_by}, complete {done.done}."
-    yield f"It took part in {len(done.runs)} runs: {', '.join(done.runs) or 'none'}."
+    yield f"It took part in {counted(len(done.runs), 'run')}: {', '.join(done.runs) or 'none'}."
     total = sum(one.num_bytes for one in done.deleted)
     if done.stopped:
         yield f"Stopped for it, because they held its models: {', '.join(done.stopped)}."
     yield (
-        f"Deleted: {len(done.deleted)} files that held its models, updates or statistics, "
+        f"Deleted: {counted(len(done.deleted), 'file')} with its models, updates or statistics, "
         f"{total:,} bytes."
     )
     for one in done.deleted:
         yield f"  {one.file}  SHA-256 {one.sha256[:16]}…"
+    messages, objects = counted(done.messages, "message"), counted(done.objects, "object")
     yield (
-        f"Deleted in the SuperLink's database: {done.messages} messages and {done.objects} objects "
-        "of them, also of runs that are over; the file was then written anew."
+        f"Deleted in the SuperLink's database: {messages} and {objects} of them, also of runs "
+        "that are over; the file was then written anew."
     )
     if done.averaged:
         yield "Not deleted, because its updates are in them with others':"

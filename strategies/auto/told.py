@@ -14,7 +14,11 @@ from coterie.strategies.partition.race import Standing
 def verdict_text(verdict: Verdict, own: frozenset[str]) -> str:
     parts = [
         f"{one.candidate.source}: "
-        + (f"{100 * one.standing.error:.1f} %" if verdict.shares else f"{one.standing.error:.3g}")
+        + (
+            f"{100 * one.standing.error:.1f} %"
+            if verdict.shares
+            else wire.readable(one.standing.error)
+        )
         for one in verdict.entrants
         if np.isfinite(one.standing.error)
     ]

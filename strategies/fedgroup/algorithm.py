@@ -325,6 +325,7 @@ class FedGroup(kit.Algorithm[FedGroupState]):
 
     def absorb(self, state: FedGroupState, updates: kit.Updates, now: kit.Round) -> FedGroupState:
         """Form the groups or train them, then place the cold ones that answered."""
+        state = replace(state, here=tuple(sorted(now.names)))  # less who diverged meanwhile
         if state.group_models:
             old = [u for u in updates if u.silo.name in state.group_of]
             state = self._trained(state, old, now)

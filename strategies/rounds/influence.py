@@ -158,6 +158,17 @@ class Conduct:
             probation=self.probation | back | later,
         )
 
+    def diverged(self, models: Mapping[str, Model], number: int) -> Conduct:
+        """With silos whose training ended in NaN: they are alone until one ends in numbers.
+
+        Args:
+            models: silo → what it began from.
+            number: of the round.
+        """
+        why = f"its training of round {number} diverged: it trains alone until one ends in numbers"
+        out = {name: Apart(model, number, number + 2, why) for name, model in models.items()}
+        return replace(self, apart={**self.apart, **out})
+
     def trained_alone(self, updates: Updates) -> Conduct:
         """With what silos that are out made of their own models."""
         own = {

@@ -61,6 +61,7 @@ class ReplyError(ValueError):
         spent: by the silo itself, because its privacy budget does not allow it.
         raised: the ClientApp raised, which is what one does that has no function for a message.
         silent: none came in time.
+        diverged: by the silo itself, because its training ended in NaN or infinity.
     """
 
     def __init__(
@@ -71,9 +72,16 @@ class ReplyError(ValueError):
         spent: bool = False,
         raised: bool = False,
         silent: bool = False,
+        diverged: bool = False,
     ) -> None:
         super().__init__(wire.plain_text(reason))
         self.refused, self.spent, self.raised, self.silent = refused, spent, raised, silent
+        self.diverged = diverged
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the silo cannot know of it: its reply was found wrong here."""
+        return not (self.refused or self.spent or self.raised or self.silent or self.diverged)
 
 
 @dataclass(frozen=True)
@@ -168,6 +176,7 @@ def check_reply(
             refused=reply.error.code in (wire.REFUSED, wire.SPENT),
             spent=reply.error.code == wire.SPENT,
             raised=reply.error.code in (wire.FAILED, RAISED),
+            diverged=reply.error.code == wire.DIVERGED,
         )
     try:
         arrays = {k: wire.decode_arrays(r) for k, r in wire.array_records(reply.content).items()}

@@ -86,7 +86,7 @@ def groups_text(groups: Sequence[Group]) -> str:
 def _figures(means: Mapping[str, object]) -> str:
     """Those that are numbers: a list does not fit a line. Their names come from a network."""
     told = [
-        f"{key} {value:.4g}"
+        f"{key} {wire.readable(value, figures=4)}"
         for key, value in means.items()
         if isinstance(value, int | float) and key.isprintable()
     ]

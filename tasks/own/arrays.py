@@ -11,9 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from coterie.tasks.base import Option, Samples, TaskError, read_array, read_options
+from coterie.tasks.base import (
+    ColumnScale,
+    Option,
+    Samples,
+    TaskError,
+    read_array,
+    read_options,
+)
 from coterie.tasks.own.declared import Declaration, DeclaredTask, Size
-from coterie.tasks.own.targets import ArrayTarget, Target
+from coterie.tasks.own.scaling import moments, scale_of
+from coterie.tasks.own.targets import ArrayTarget, NumberArray, Target
 from coterie.tasks.problems import Classes, Masks, Numbers
 
 
@@ -116,7 +124,26 @@ class ArrayTask(DeclaredTask):
 
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """See ``Task``."""
-        return {"numbers": "multiplied by factor", "factor": self.declaration.scale}
+        factor = self.declaration.scale
+        how = {"numbers": "multiplied by factor", "factor": factor}
+        return {**how, **self.prepared_targets()}
+
+    def scale_of(self, train: Arrays) -> ColumnScale | None:
+        """Of real targets, unless a kept model brings its own."""
+        own = scale_of(train.y) if self.scaled_targets else None
+        return own if self.scale is None else self.scale
+
+    @property
+    def pooled_columns(self) -> int:  # type: ignore[override]
+        """As declared."""
+        target = self.declaration.target
+        pooled = isinstance(target, NumberArray) and target.scale == "federation"
+        return self.scaled_targets if pooled else 0
+
+    def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
+        """See ``Task``."""
+        train, _ = self.read_both(read_options(self.name, options, self.options))
+        return np.stack(moments(train.y), axis=1)
 
     def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
         samples = self._scaled(x, place)

@@ -14,9 +14,11 @@ import tomllib
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +36,7 @@ from coterie.tasks.base import (
     read_options,
 )
 from coterie.tasks.own.targets import Target
-from coterie.tasks.problems import Classes, Masks, Problem, Survival
+from coterie.tasks.problems import Classes, Masks, Numbers, Problem, Survival
 
 if TYPE_CHECKING:
     import torch
@@ -138,6 +140,10 @@ class DeclaredTask(Task):
 
     options: Mapping[str, Option] = OPTIONS
     folder: Path = Path()
+    scaled_inputs: int = 0
+    """Numeric columns that are scaled, the first ones of ``scale``."""
+    _answering: Numbers | None = None
+    """The problem of a silo whose targets are scaled."""
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
@@ -152,7 +158,22 @@ class DeclaredTask(Task):
     @property
     def problem(self) -> Problem:
         """As declared."""
-        return self.declaration.problem()
+        return self.declaration.problem() if self._answering is None else self._answering
+
+    @property
+    def scaled_targets(self) -> int:  # type: ignore[override]
+        """See ``Task``."""
+        problem = self.problem
+        return problem.num_targets if isinstance(problem, Numbers) else 0
+
+    def of_scale(self, scale: ColumnScale | None) -> Self:
+        """See ``Task``. Models kept by an earlier version have no scale of their targets."""
+        problem, own = self.declaration.problem(), list(scale or ())[self.scaled_inputs :]
+        if not isinstance(problem, Numbers):
+            return self
+        made = copy(self)
+        made._answering = replace(problem, scale=own) if own else None
+        return made
 
     @property
     @abstractmethod
@@ -214,8 +235,25 @@ class DeclaredTask(Task):
             )
 
     def says(self) -> Mapping[str, Any]:
-        """The keys of the declaration."""
-        return self.declaration.model_dump(mode="json")
+        """The keys of the declaration; an earlier version did not scale targets."""
+        scaled = {"scale of targets": "standard"} if self.scaled_targets else {}
+        return {**self.declaration.model_dump(mode="json"), **scaled}
+
+    def prepared_targets(self) -> Mapping[str, Any]:
+        """Of real targets, for ``prepared``: what the file does with the network's numbers."""
+        scale = list(self.scale or ())[self.scaled_inputs :]
+        if not scale:
+            return {}
+        told = [
+            {"target": name, "mean": mean, "deviation": width}
+            for name, (mean, width) in zip(self.target_names(), scale, strict=True)
+        ]
+        what = "the network's numbers × deviation + mean; the file has done this"
+        return {"answers": what, "targets": told}
+
+    def target_names(self) -> Sequence[str]:
+        """Of real targets; numbers where they have no names."""
+        return self.classes or [str(i) for i in range(self.scaled_targets)]
 
     def load(self, options: Mapping[str, Option]) -> SiloData | StreamedData:
         """Load this silo's data. See the class for the options.

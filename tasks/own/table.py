@@ -1,9 +1,10 @@
 """A table of one's own, CSV or Parquet: numeric and categorical columns.
 
-Numbers are standardised with the mean and deviation of this silo's own training rows; these
-stay at the silo, with its models. With ``scale = "federation"`` they are of the rows of all silos
-that allow it, and the run brings them. Categories are declared, so that a column of the model
-means the same everywhere. How a silo writes them, it says itself (``coterie.tasks.own.dialect``).
+Numbers and real targets are standardised with the mean and deviation of this silo's own training
+rows; these stay at the silo, with its models. With ``scale = "federation"`` they are of the rows of
+all silos that allow it, and the run brings them. Categories are declared, so that a column of the
+model means the same everywhere. How a silo writes them, it says itself
+(``coterie.tasks.own.dialect``).
 """
 
 from __future__ import annotations
@@ -29,12 +30,11 @@ from coterie.tasks.base import (
 from coterie.tasks.own import dialect, files
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
+from coterie.tasks.own.scaling import moments, scale_of
 from coterie.tasks.own.targets import LabelColumns, NumberColumns, TableTarget, Target
 
 LARGEST = 1e100
 """Numbers beyond it are refused: their squares would overflow."""
-ROUNDING = 1e-12
-"""Numbers whose difference is a smaller share of them are the same."""
 MOST = 0.5
 """If more than this share of a column is not as declared, the column is another one."""
 FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
@@ -51,7 +51,8 @@ class TableDeclaration(Declaration):
 
     ``bounds``: numeric column → the lowest and the highest value that there can be. ``indicators``:
     columns of which the model is also told where a value is missing. ``scale``: whose mean and
-    deviation standardise the numbers, those of each ``silo`` or one pair of the ``federation``.
+    deviation standardise numbers and real targets, those of each ``silo`` or one pair of the
+    ``federation``.
     """
 
     LATER: ClassVar[tuple[str, ...]] = (*Declaration.LATER, "bounds", "indicators", "scale")
@@ -81,7 +82,9 @@ class TableDeclaration(Declaration):
             raise ValueError("a column is named twice among target, numeric and categorical")
         if not inputs:
             raise ValueError("there must be at least one numeric or categorical column")
-        if self.scale == "federation" and not self.numeric:
+        if self.scale == "federation" and not (
+            self.numeric or isinstance(self.target, NumberColumns)
+        ):
             raise ValueError("there are no numeric columns that the federation could scale")
         if not all(self.categorical.values()):
             raise ValueError("a categorical column needs at least one value")
@@ -176,18 +179,28 @@ class Table(DeclaredTask):
         return _scaled(train, scale), _scaled(test, scale)
 
     def scale_of(self, train: Rows) -> ColumnScale:
-        """Mean and deviation of the training rows, unless a kept model brings its own."""
-        return _scale(train.numbers) if self.scale is None else self.scale
+        """Mean and deviation of the training rows' numbers, and then of their real targets, unless
+        a kept model brings its own."""
+        if self.scale is not None:
+            return self.scale
+        return [*scale_of(train.numbers), *(scale_of(train.y) if self.scaled_targets else ())]
+
+    @property
+    def scaled_inputs(self) -> int:  # type: ignore[override]
+        """See ``DeclaredTask``."""
+        return len(self.declaration.numeric)
 
     @property
     def pooled_columns(self) -> int:  # type: ignore[override]
         """As declared."""
-        return len(self.declaration.numeric) if self.declaration.scale == "federation" else 0
+        pooled = self.declaration.scale == "federation"
+        return self.scaled_inputs + self.scaled_targets if pooled else 0
 
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
         """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
-        return np.stack(_moments(train.numbers), axis=1)
+        scaled = [train.numbers, *([train.y] if self.scaled_targets else [])]
+        return np.concatenate([np.stack(moments(own), axis=1) for own in scaled])
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
         """See ``Task``."""
@@ -235,7 +248,7 @@ class Table(DeclaredTask):
         rows = Rows(*columns, np.zeros(len(table), np.int64), np.arange(len(table)))
         notes = (*self._notes, *self._warnings)
         passed = self._passed(file, written, rows)
-        scale = self.scale_of(rows) if scale is None else scale
+        scale = scale_of(rows.numbers) if scale is None else scale
         return Samples(_scaled(rows, scale), notes=notes, passed=passed, scale=scale)
 
     def passed_through(self, options: Mapping[str, Option]) -> Mapping[str, Sequence[str]]:
@@ -258,7 +271,7 @@ class Table(DeclaredTask):
     def prepared(self, options: Mapping[str, Option]) -> Mapping[str, Any]:
         """See ``Task``: the column of every number that goes in, in order."""
         columns: list[dict[str, Any]] = [{"column": name} for name in self.declaration.numeric]
-        for column, (mean, width) in zip(columns, self.scale or (), strict=self.scale is not None):
+        for column, (mean, width) in zip(columns, self.scale or (), strict=False):
             column |= {"mean": mean, "deviation": width}
         columns += [
             {"column": name, "category": value}
@@ -275,6 +288,7 @@ class Table(DeclaredTask):
             "bounds": {name: list(ends) for name, ends in self.declaration.bounds.items()},
             **({"mean and deviation": "one pair for all silos of the run"} if pooled else {}),
             "columns": [{"input": i, **column} for i, column in enumerate(columns)],
+            **self.prepared_targets(),
         }
 
     def _dialect(self, options: Mapping[str, Any]) -> Dialect:
@@ -485,31 +499,10 @@ def _no_target(column: str, row: int, place: Path, written: Dialect) -> TaskErro
     )
 
 
-def _scale(numbers: NDArray[np.float64]) -> ColumnScale:
-    """Mean and deviation of training rows (n, columns), without what is missing."""
-    count, mean, squares = _moments(numbers)
-    width = np.where(squares > 0, np.sqrt(squares / np.maximum(count, 1)), 1.0)
-    found: ColumnScale = np.stack([mean, width], axis=1).tolist()
-    return found
-
-
-def _moments(numbers: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """Of each column what is there, its mean, and its squared deviations' sum; 0 of a constant."""
-    present = np.isfinite(numbers)
-    there = present.sum(axis=0)
-    count = np.maximum(there, 1)
-    mean = np.where(present, numbers, 0).sum(axis=0) / count
-    squares = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0)
-    low = np.where(present, numbers, np.inf).min(axis=0)
-    high = np.where(present, numbers, -np.inf).max(axis=0)
-    # A constant's deviation is not 0 but what rounding its mean leaves.
-    constant = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
-    return there.astype(np.float64), mean, np.where(constant, 0.0, squares)
-
-
 def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:
     """Standardise; what is missing becomes the mean."""
-    mean, width = np.array(scale).reshape(-1, 2).T
+    own = scale[: rows.numbers.shape[1]]  # behind them come real targets
+    mean, width = np.array(own).reshape(-1, 2).T
     standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
     parts = [standard.astype(np.float32), rows.categories, rows.missing]
     return np.concatenate(parts, axis=1)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    SerializerFunctionWrapHandler,
+    Tag,
+    model_serializer,
+)
 
 from coterie.tasks.problems import Labels, Masks, Numbers, Problem, Survival
 
@@ -74,11 +82,20 @@ class SurvivalColumns(Target):
 
 
 class NumberArray(Target):
-    """``y`` of real numbers, (n, count), or (n,) for one."""
+    """``y`` of real numbers, (n, count), or (n,) for one.
+
+    ``scale``: whose mean and deviation standardise them, as of a table.
+    """
 
     kind: Literal["number"]
     count: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     unit: str = ""
+    scale: Literal["silo", "federation"] = "silo"
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without a key that came later where it says nothing: fingerprints stay the same."""
+        return {key: v for key, v in plain(self).items() if (key, v) != ("scale", "silo")}
 
     def problem(self, num_classes: int) -> Problem:
         """See ``Target``."""

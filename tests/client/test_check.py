@@ -205,6 +205,17 @@ network = "mclr"
             ],
         ),
         (
+            [(1, 7, "yes"), (2, 8, "yes")],
+            [
+                "only 1 training sample: a model learns little",
+                "only 1 test sample: what is measured on",
+            ],
+        ),
+        (
+            [(1, 7, "yes"), (1, 7, "yes"), *((20 + i, i % 9, "no") for i in range(198))],
+            ["1 of 41 test samples is equal to a training sample"],
+        ),
+        (
             [(20 + i % 40, i % 40, "yes" if i % 2 else "no") for i in range(200)],
             ["40 of 40 test samples are equal to a training sample, also in what is to be"],
         ),

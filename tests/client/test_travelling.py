@@ -167,3 +167,46 @@ def test_a_model_of_which_nothing_is_trained_is_refused(monkeypatch: pytest.Monk
 def test_arrays_that_cannot_be_sent_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TaskError, match=r"array 'first\.0\.weight' is of type bfloat16"):
         opened(Partly(kind=torch.bfloat16), monkeypatch)
+
+
+class Odd(Partly):
+    """Has one more buffer, or a layer whose size is not known yet."""
+
+    def __init__(self, buffer: torch.Tensor | None, *, persistent: bool = True) -> None:
+        super().__init__("nothing")
+        self.buffer, self.persistent = buffer, persistent
+
+    def model(self) -> nn.Module:
+        """With that buffer, or lazy."""
+        model = Net()
+        if self.buffer is None:
+            model.head = nn.LazyLinear(2)  # type: ignore[assignment]
+        else:
+            model.register_buffer("more", self.buffer, persistent=self.persistent)
+        return model
+
+
+@pytest.mark.parametrize(
+    ("buffer", "why"),
+    [
+        (None, "array 'head.weight' has no shape yet"),
+        (torch.zeros(2, dtype=torch.complex64), "array 'more' must hold real numbers. It is comp"),
+        (torch.zeros(2, dtype=torch.float8_e4m3fn), "array 'more' is of type float8_e4m3fn"),
+        (torch.eye(3).to_sparse(), "array 'more' must be dense and have values. It is sparse_coo"),
+        (torch.full((2,), -torch.inf), "array 'more' holds NaN or infinity before any training"),
+        (torch.empty(2, device="meta"), "array 'more' must be dense and have values"),
+    ],
+    ids=["lazy", "complex", "float8", "sparse", "infinite", "meta"],
+)
+def test_odd_arrays_are_refused_by_name_before_a_run(
+    buffer: torch.Tensor | None, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(TaskError) as refused:
+        opened(Odd(buffer), monkeypatch)
+    assert why in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.int64, torch.float16])
+def test_ordinary_buffers_are_taken(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(Odd(torch.ones(2).to(kind)), monkeypatch)
+    opened(Odd(torch.ones(2, dtype=torch.complex64), persistent=False), monkeypatch)

@@ -168,7 +168,7 @@ def test_names_with_markup_are_printed_as_they_are(name: str) -> None:
         take(event("end", status="failed", seconds=1.0, error=f"lost {name}"))
     lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
     assert lines[0] == f"run {name}: waiting for silos"
-    assert lines[1].endswith(f"1 silos have joined: {name}")
+    assert lines[1].endswith(f"1 silo has joined: {name}")
     assert f"{{{name}}} · {name} joined · {name} left · {name} left out ([b]no[/b])" in lines[2]
     assert lines[3].endswith(f"lost {name}")
 

@@ -89,7 +89,7 @@ def test_a_statement_that_was_changed_or_is_another_federations_is_found(
 ) -> None:
     folder = str(made.folder)
     told = coterie("withdraw", "c", "--federation", folder).stdout
-    assert "Deleted: 6 files that held its models, updates or statistics" in told
+    assert "Deleted: 6 files with its models, updates or statistics" in told
     assert "run fedavg-1, round 1 to 3: models of a, b, c" in told
     assert "Run fedavg-2 can be resumed after round 2, before it came" in told
     assert "Run fedavg-1 has no checkpoint from before it came" in told

@@ -341,7 +341,9 @@ def test_a_round_in_which_nobody_answers_does_not_count_and_is_played_again(
 
 def test_a_round_is_not_played_for_ever_without_answers(at_once: None) -> None:
     grid = InProcessGrid(plain_app(error_reply), plain_nodes(0, 1))
-    with pytest.raises(FederationError, match=r"in 3 tries of round 1: node-1: the disk is full"):
+    with pytest.raises(
+        FederationError, match=r"in 3 tries of round 1: node-1, node-2: the disk is full"
+    ):
         run(FedAvg(), grid)
 
 

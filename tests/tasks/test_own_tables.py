@@ -300,8 +300,8 @@ SEX = "sex"
     assert silo(["check", "--home", str(home)]) == 0
     out = capsys.readouterr().out
     assert re.findall("^warning .*", out, re.MULTILINE) == [
-        "warning   only 16 training samples: what is measured of them says little",
-        "warning   only 4 test samples: what is measured of them says little",
+        "warning   only 16 training samples: a model learns little from so few",
+        "warning   only 4 test samples: what is measured on so few says little",
     ]
 
 

@@ -1,0 +1,32 @@
+"""Whether a training has ended in numbers at all, and what to change where it has not."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from coterie.wire import Model
+
+ADVICE = (
+    "A smaller lr may help, or clip-norm; so may inputs of a smaller range (scale or bounds in the "
+    "task's declaration)."
+)
+"""Keys of a run first, then of a task."""
+
+
+def odd_array(model: Model) -> str:
+    """Name of the first array that holds NaN or infinity; empty: none does."""
+    finite = {
+        name: array.dtype.kind != "f" or np.isfinite(array).all() for name, array in model.items()
+    }
+    return next((name for name, right in finite.items() if not right), "")
+
+
+def divergence(model: Model, loss: float) -> str:
+    """What is not a number after a training, in a sentence; empty: all are numbers."""
+    if name := odd_array(model):
+        return f"array {name!r} holds NaN or infinity: the training has diverged. {ADVICE}"
+    if not math.isfinite(loss):
+        return f"the loss is NaN or infinite: the training is diverging. {ADVICE}"
+    return ""

@@ -1,0 +1,230 @@
+"""A silo whose numbers turn NaN says so in its own log, and costs the others nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf, isfinite, nan
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+
+import coterie.client.work.train
+import coterie.client.work.workbench
+from coterie import wire
+from coterie.client.app import app
+from coterie.client.cli.check import check
+from coterie.client.home.settings import SiloSettings
+from coterie.client.resident.telling import Teller
+from coterie.client.work.diverged import divergence, odd_array
+from coterie.client.work.workbench import Workbench
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.run import execute
+from coterie.strategies import FederationError
+from coterie.strategies.rounds.loop import RunResult
+from tests.conftest import digits_config
+
+NAMES = "abcd"
+KEYS = {
+    **{"rounds": 6, "local-epochs": 2, "batch-size": 10, "min-silos": 4, "seed": 1},
+    **{"wait-for-silos": 1.0, "round-timeout": 5.0},
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_workbenches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
+    yield
+
+
+def nodes(names: str = NAMES) -> list[dict[str, Any]]:
+    """Two kinds of silos: a and d, b and c."""
+    turned = {"a": 0, "d": 0, "b": 90, "c": 90}
+    return [
+        digits_config(n, i, **{"data.train": 30, "data.rotation": turned[n]})
+        for i, n in enumerate(names)
+    ]
+
+
+def sicken(monkeypatch: pytest.MonkeyPatch, *rounds: int, silos: str = "d") -> None:
+    """The first trained array of these silos is NaN after a training in these rounds."""
+    plain = coterie.client.work.train.train
+
+    def train(bench: Workbench, *args: Any, **kwargs: Any) -> float:
+        loss = plain(bench, *args, **kwargs)
+        _, number, _ = bench.work
+        if bench.settings.name in silos and number in rounds:
+            with torch.no_grad():
+                next(bench.model.parameters())[0] = nan
+        return loss
+
+    monkeypatch.setattr(coterie.client.work.train, "train", train)
+
+
+def play(folder: Path, **keys: Any) -> RunResult:
+    return execute(
+        InProcessGrid(app, nodes()), RunConfig.read(KEYS | keys), run_id=1, folder=folder
+    )
+
+
+def sick_rounds(result: RunResult) -> list[int]:
+    return [report.round for report in result.rounds if "d" in report.left_out]
+
+
+SECURE = {"strategy": "hcct", "alpha": 20.0, "secure": True, "settle-after": 1}
+
+
+@pytest.mark.parametrize("rounds", [(2, 3, 4, 5, 6), (6,), (3,)], ids=["always", "last", "once"])
+def test_a_sick_silo_costs_no_healthy_one_its_round(
+    rounds: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sicken(monkeypatch, *rounds)
+    result = play(tmp_path / "run", **SECURE)
+    assert {frozenset(g) for g in result.rounds[1].groups} >= {frozenset("bc")}
+    for report in result.rounds[:6]:
+        assert set(report.left_out) == ({"d"} if report.round in rounds else set())
+        if report.round in rounds:
+            assert ("d",) in report.groups, "in no group with others"
+            assert "array" in report.left_out["d"] and "NaN" in report.left_out["d"]
+            assert set(report.silos) == set("abc")
+    assert set(result.rounds[-1].evaluation) >= set("abc")
+
+
+def test_a_silo_that_recovers_comes_back_to_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sicken(monkeypatch, 3)
+    groups = [set(map(frozenset, one.groups)) for one in play(tmp_path / "run", **SECURE).rounds]
+    pair, alone = frozenset("ad"), frozenset("d")
+    assert [pair in own for own in groups] == [False, True, False, False, True, True, True], groups
+    assert alone in groups[2] and alone in groups[3]
+
+
+def test_who_trained_beside_a_sick_silo_goes_on_from_what_it_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loss falls on, as that of a silo that is alone."""
+    sicken(monkeypatch, *range(2, 7))
+    result = play(tmp_path / "run", **SECURE)
+    losses = [report.silos["a"].train_loss for report in result.rounds[:6]]
+    assert losses == sorted(losses, reverse=True)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedgroup", "cfl", "flhc", "kmeans", "auto"])
+def test_every_secure_strategy_goes_on_without_it(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sicken(monkeypatch, *range(2, 9))
+    own = {"num-groups": 2} if strategy in ("fedgroup", "kmeans") else {}
+    result = play(tmp_path / "run", strategy=strategy, secure=True, rounds=8, **own)
+    others = {name for report in result.rounds for name in report.left_out} - {"d"}
+    assert not others and sick_rounds(result) == list(range(2, 9))
+    assert set(result.rounds[-1].evaluation) >= set("abc")
+
+
+@pytest.mark.parametrize("keys", [{"strategy": "fedavg"}, {"strategy": "hcct"}, SECURE])
+def test_the_silo_s_own_log_has_the_array_and_the_key_to_change(
+    keys: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sicken(monkeypatch, 2)
+    result = play(tmp_path / "run", **keys)
+    told = [r.getMessage() for r in caplog.records if r.name == "coterie.silo"]
+    (line,) = [text for text in told if "moved out" not in text]
+    assert "round 2" in line and "array '" in line and "NaN" in line and "smaller lr" in line
+    assert sick_rounds(result) == [2]
+
+
+def test_layers_that_stay_at_a_silo_are_kept_as_they_were_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sicken(monkeypatch, 2)
+    result = play(tmp_path / "run", strategy="fedavg", personal="representation")
+    assert isfinite(result.rounds[2].silos["d"].train_loss), "it does not go on from NaN"
+
+
+def test_what_is_no_number_is_named_and_only_that() -> None:
+    good = {"w": np.ones(2, np.float32), "n": np.array(7)}
+    assert divergence(good, 0.5) == "" and odd_array(good) == ""
+    assert "array 'v' holds NaN or infinity" in divergence(good | {"v": np.array([inf])}, 0.5)
+    assert "the loss is NaN or infinite" in divergence(good, nan)
+
+
+def test_the_reason_of_all_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sicken(monkeypatch, 1, silos="abcd")
+    monkeypatch.setattr("coterie.strategies.rounds.loop.TRY_AGAIN_S", 0.0)
+    with pytest.raises(FederationError) as failed:
+        play(tmp_path / "run", strategy="fedavg")
+    assert str(failed.value).count("NaN") == 1 and ".;" not in str(failed.value)
+    assert "of round 1: a, b, c, d: array '" in str(failed.value)
+
+
+def test_what_several_are_left_out_for_is_joined_by_reason() -> None:
+    found = wire.reasons({"a": "too large.", "b": "late", "c": "too large"})
+    assert found == "a, c: too large; b: late."
+    assert wire.reasons({}) == ""
+
+
+def test_a_silo_is_told_why_what_it_sent_did_not_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the coordinator alone knows it: here what d sends is spoiled on its way."""
+
+    class Spoiling(InProcessGrid):
+        told: list[str]
+
+        def push_messages(self, messages: Any) -> Any:
+            messages = list(messages)
+            for message in messages:
+                config = message.content.config_records.get(wire.CONFIG, ConfigRecord())
+                if wire.LEFT_OUT in config:
+                    name = str(self.nodes[message.metadata.dst_node_id]["name"])
+                    self.told.append(f"{name} {config[wire.ROUND]}: {config[wire.LEFT_OUT]}")
+            return super().push_messages(messages)
+
+        def pull_messages(self, message_ids: Any) -> Any:
+            for reply in super().pull_messages(message_ids):
+                meta = reply.metadata
+                of_d = self.nodes[meta.src_node_id]["name"] == "d"
+                if of_d and meta.message_type == wire.TRAIN and meta.group_id in "24":
+                    reply.content[wire.ARRAYS] = wire.encode_arrays({"x": np.zeros(1)}, packed=True)
+                yield reply
+
+    grid = Spoiling(app, nodes())
+    grid.told = []
+    config = RunConfig.read(KEYS | {"strategy": "fedavg", "rounds": 4})
+    result = execute(grid, config, run_id=1, folder=tmp_path / "run")
+    assert sick_rounds(result) == [2, 4]
+    assert [text.split(":")[0] for text in grid.told] == ["d 3", "d 4"], "with its next message"
+    assert "its arrays differ from those sent" in grid.told[0]
+    message = Message(
+        RecordDict({wire.CONFIG: ConfigRecord({wire.LEFT_OUT: "it is\n odd", wire.RUN: "r"})}),
+        dst_node_id=1,
+        message_type=wire.TRAIN,
+    )
+    Teller().answered(message, Message(RecordDict(), reply_to=message), 0.1)
+    assert "run r: what was sent last did not count: it is  odd" in caplog.text
+
+
+def test_a_check_names_the_key_where_one_epoch_diverges(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(
+        'kind = "npz"\nname = "t"\nnetwork = "mlp-64"\nshape = [3]\nclasses = ["no", "yes"]\n'
+    )
+    draw = np.random.default_rng(0)
+    np.savez(tmp_path / "d.npz", x=1e18 * draw.normal(size=(200, 3)), y=np.arange(200) % 2)
+    own = {"name": "s", "task": str(tmp_path / "t.toml"), "data.data": str(tmp_path / "d.npz")}
+    lines = list(check(SiloSettings.from_node_config(own | {"device": "cpu"}, node_id=1)))
+    (warning,) = [line for line in lines if line.startswith("warning")]
+    assert "holds NaN or infinity" in warning and "lr" in warning and "scale" in warning
+    assert not any("loss nan" in line for line in lines)
+
+
+def test_an_error_of_a_silo_s_own_is_not_told_back() -> None:
+    message = Message(RecordDict(), dst_node_id=1, message_type=wire.TRAIN)
+    assert wire.refusal("no", message, code=wire.DIVERGED).error == Error(wire.DIVERGED, "no")

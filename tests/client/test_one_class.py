@@ -1,0 +1,76 @@
+"""Silos with one class only, or one sample of a class: they take part, and no NaN is told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import coterie.client.work.workbench
+from coterie.client.app import app
+from coterie.client.cli.check import check
+from coterie.client.home.settings import SiloSettings
+from coterie.server.runs.config import RunConfig
+from coterie.server.runs.inprocess import InProcessGrid
+from coterie.server.runs.record import read_run
+from coterie.server.runs.run import execute
+
+TASK = """
+kind = "table"
+name = "ill"
+target = "ill"
+classes = ["no", "yes"]
+numeric = ["a", "b"]
+network = "mlp-64"
+"""
+
+
+@pytest.fixture
+def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """a is all "no", b has one "yes", which is in its training data; c and d are mixed."""
+    monkeypatch.setattr(coterie.client.work.workbench, "_workbenches", {})
+    (tmp_path / "ill.toml").write_text(TASK)
+    draw, found = np.random.default_rng(0), []
+    for name, yes in (("a", 0), ("b", 1), ("c", 40), ("d", 40)):
+        rows = [f"{x},{y},{'yes' if i < yes else 'no'}" for i, (x, y) in enumerate(_pairs(draw))]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,ill", *rows]))
+        found.append(
+            {
+                **{"name": name, "task": str(tmp_path / "ill.toml"), "device": "cpu", "threads": 1},
+                **{"data.data": str(tmp_path / f"{name}.csv")},
+            }
+        )
+    return found
+
+
+def _pairs(draw: np.random.Generator) -> list[list[float]]:
+    return draw.normal(size=(100, 2)).round(3).tolist()
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"strategy": "fedavg", "balance": "weights"},
+        {"strategy": "hcct", "alpha": 20.0, "balance": "sampling"},
+        {"strategy": "fedavg", "validation": 0.2, "patience": 2},
+        {"strategy": "fedavg", "guard": 0.2},
+    ],
+    ids=["weights", "sampling", "validation", "guard"],
+)
+def test_they_take_part_and_the_record_holds_no_nan(
+    keys: dict[str, Any], nodes: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    told = {"task": "ill", "rounds": 3, "min-silos": 4, "leading-metric": "auroc"}
+    execute(InProcessGrid(app, nodes), RunConfig.read(told | keys), run_id=1, folder=tmp_path / "r")
+    text = (tmp_path / "r" / "run.json").read_text()
+    json.loads(text, parse_constant=pytest.fail)
+    last = read_run(tmp_path / "r").rounds[-1]
+    assert {"c", "d"} <= set(last.errors) and not last.left_out
+
+
+def test_a_check_warns_of_it(nodes: list[dict[str, Any]]) -> None:
+    lines = list(check(SiloSettings.from_node_config(nodes[0], node_id=1)))
+    assert any("all training samples have the same class" in line for line in lines)

@@ -1,0 +1,52 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+from math import inf, nan
+
+import pytest
+
+from coterie import wire
+from coterie.pictures.charts import gain_text
+from coterie.server.runs.metrics import Lead
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (19_234.0, "19,200"),
+        (-5_083.0, "-5,080"),
+        (999.6, "1,000"),
+        (123_456_789.0, "123,000,000"),
+        (1.5e9, "1.5e+09"),
+        (12.345, "12.3"),
+        (0.0, "0"),
+        (0.00012345, "0.000123"),
+        (1.2e-7, "1.2e-07"),
+        (nan, "not a number"),
+        (-inf, "infinite"),
+    ],
+)
+def test_a_number_has_three_figures_and_an_exponent_only_where_it_is_needed(
+    value: float, text: str
+) -> None:
+    assert wire.readable(value) == text
+
+
+def test_more_figures_and_a_sign_can_be_asked_for() -> None:
+    assert wire.readable(19_234.0, figures=4) == "19,230"
+    assert wire.readable(19_234.0, sign="+") == "+19,200"
+
+
+def test_values_and_gains_of_a_metric_are_in_its_unit() -> None:
+    lead = Lead("mae", "EUR")
+    assert lead.text(19_234.0) == "19,200 EUR" and lead.number(19_234.0) == "19,200"
+    assert lead.gain(-5_083.0) == "−5,080" and lead.gain(0.15, sign="") == "0.15"
+    assert gain_text(1_234.0, 1.0) == "+1,234" and gain_text(-0.151, 1.0) == "−0.15"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0 silos"), (1, "1 silo"), (2, "2 silos"), (1200, "1,200 silos")]
+)
+def test_one_of_a_thing_is_no_plural(number: int, text: str) -> None:
+    assert wire.counted(number, "silo") == text
