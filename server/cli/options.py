@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from coterie.system.commandline import address_option
+
 if TYPE_CHECKING:
     from coterie.server.machine.link import Control
     from coterie.server.site.federation import Federation
@@ -54,9 +56,8 @@ FederationOption = Annotated[
 ]
 SuperLinkOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help=f"Control API of the SuperLink. [default: the federation's, or {CONTROL_API}]",
+    address_option(
+        f"Control API of the SuperLink. [default: the federation's, or {CONTROL_API}]", 9093
     ),
 ]
 CertificateOption = Annotated[
