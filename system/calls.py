@@ -325,7 +325,10 @@ def _pool(
 ) -> urllib3.PoolManager:
     own: dict[str, Any] = {"timeout": timeout, "maxsize": CONNECTIONS, "block": True}
     own |= {} if context is None else {"ssl_context": context}
-    proxy, host = getproxies().get("http" if context is None else "https"), split_address(address)[0]
+    proxy, host = (
+        getproxies().get("http" if context is None else "https"),
+        split_address(address)[0],
+    )
     if proxy and not is_own(host) and not proxy_bypass(host):
         return urllib3.ProxyManager(proxy, **own)
     return urllib3.PoolManager(**own)

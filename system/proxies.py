@@ -115,7 +115,7 @@ def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _is_excepted(host: str) -> bool:
     """Whether gRPC goes past its proxy."""
-    listed = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+    listed = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
     return any(_covers(entry.strip(), host) for entry in listed.split(",") if entry.strip())
 
 

@@ -32,9 +32,10 @@ from coterie.client.resident import sharing
 from coterie.client.resident.fleet import Announced, joined
 from coterie.client.resident.lost import (
     LOST,
+    UNKNOWN_WAY,
     LinkError,
-    RunEndedError,
     Way,
+    distrusts,
     meaning_of,
     refusal_of,
 )
@@ -150,7 +151,7 @@ class FleetLink:
         cache: sharing.ObjectCache | None = None,
         max_bytes: int = 0,
         silos: int = 1,
-        way: Way = Way(),
+        way: Way = UNKNOWN_WAY,
     ) -> None:
         self.node_id = node_id
         self._way = way
@@ -329,7 +330,6 @@ class FleetLink:
             push = partial(self._push_object, reply.metadata.run_id, session)
             inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
 
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
@@ -344,6 +344,7 @@ class FleetLink:
             raise LinkError(f"the SuperLink was lost: {sentence(error)}", holds=True) from error
         except RuntimeError as error:  # a node that is gone
             raise LinkError(f"the SuperLink was lost: {sentence(error)}") from error
+
 
 def _reads_bundles(message: Message) -> bool:
     """Whether a message in Flower's form says that its sender reads bundles."""

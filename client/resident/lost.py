@@ -20,9 +20,8 @@ LOST = (
 """What says nothing about this node: it is still the SuperLink's when the way there is back, and a
 connection that is opened anew would sign it off first, which costs it its round."""
 
-OFF, THEIRS = re.compile(r"timestamp is ([+-]\d+) s off"), re.compile(r"timestamp; here it is (\S+)")
-"""In a refusal because of a clock: by how much that of this machine is off, or what the other says.
-"""
+OFF, THEIRS = re.compile(r"stamp is ([+-]\d+) s off"), re.compile(r"stamp; here it is (\S+)")
+"""In a refusal because of a clock: by how much that of this machine is off, or the other's."""
 TOO_LARGE = "larger than max"
 """Said by gRPC, at either end, of a message."""
 OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
@@ -55,8 +54,11 @@ class NotPassedError(LinkError):
 class Way:
     """To a SuperLink: its address, and whether the connection uses TLS."""
 
-    address: str = ""
-    tls: bool = False
+    address: str
+    tls: bool
+
+
+UNKNOWN_WAY = Way("", tls=False)
 
 
 def refusal_of(error: grpc.RpcError | None, way: Way) -> LinkError:

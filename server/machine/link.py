@@ -206,15 +206,15 @@ class Control:
             kind(name, response_deserializer=read), body, metadata=self._sign(name, body)
         )
 
-
     def _translated(self, error: grpc.RpcError) -> FederationError:
         """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
         details = str(error.details())
         with suppress(ValueError, KeyError, TypeError):
             details = str(json.loads(details)["public_message"])
+        where = f"the SuperLink at {self._address}"
         if answered := answer_on_the_way(str(error.details()))[1]:
-            return FederationError(f"the SuperLink at {self._address} cannot be reached: {answered}")
-        told = f"the SuperLink at {self._address} refuses: {error.code().name}: {details}"
+            return FederationError(f"{where} cannot be reached: {answered}")
+        told = f"{where} refuses: {error.code().name}: {details}"
         if error.code() == grpc.StatusCode.UNAVAILABLE:
             proxy = through(self._address, tls=self._tls, http=isinstance(error, HttpError))
             told = f"{wire.sentence(told)} {proxy}" if proxy else told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,8 @@ ENGINES = f"1.34, or {'.'.join(map(str, HTTP_SINCE))} to {'.'.join(map(str, NEWE
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
 HOST = "127.0.0.1"
+MEANT_SO = ("Option `--insecure` was set", "SuperNode authentication is disabled")
+"""How warnings of Flower's begin of what is meant so: `coterie superlink` says it itself."""
 NO_EXECUTOR = ("--isolation", "process")
 
 
@@ -112,7 +115,11 @@ def environment(home: Path) -> dict[str, str]:
 def flower_command(name: str) -> Callable[[], None]:
     """One of Flower's commands, to be called here, with its arguments in ``sys.argv``."""
     (found,) = entry_points(group="console_scripts", name=name)
-    return cast(Callable[[], None], found.load())
+    command = cast(Callable[[], None], found.load())
+    for handler in logging.getLogger("flwr").handlers:
+        vars(handler)["colored"] = sys.stderr.isatty()
+        handler.addFilter(lambda record: not str(record.msg).startswith(MEANT_SO))
+    return command
 
 
 def replace_in(module: ModuleType, **values: Any) -> None:

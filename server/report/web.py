@@ -155,8 +155,8 @@ def make_server(page: LivePage, *, host: str, port: int, token: str) -> Threadin
         return _Server((host, port), page, token)
     except OSError as error:
         raise FederationError(
-            f"cannot listen on {join_address(host, port)}: {error.strerror or error}. Another --port may be"
-            " free.",
+            f"cannot listen on {join_address(host, port)}: {error.strerror or error}. Another "
+            "--port may be free.",
             exit_code=EXIT_CONFIG,
         ) from None
 

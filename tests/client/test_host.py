@@ -26,12 +26,11 @@ from coterie.client.resident.host import GaveUpError, Host
 from coterie.client.resident.ledger import outbound
 from coterie.client.resident.link import (
     Connection,
-    LinkError,
     Received,
-    RunEndedError,
     TooLargeError,
     UnreadableError,
 )
+from coterie.client.resident.lost import LinkError, RunEndedError
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
 

@@ -19,10 +19,13 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUn
 import coterie.client.resident.link
 from coterie import wire
 from coterie.client.resident.fleet import _Node
-from coterie.client.resident.link import FleetLink, LinkError, UnreadableError, _retry
+from coterie.client.resident.link import FleetLink, UnreadableError, _retry
+from coterie.client.resident.lost import LinkError, Way, meaning_of
 from coterie.client.resident.outbox import Unsent
 from coterie.client.resident.sharing import ObjectCache
 from coterie.wire.flower import message_to_proto
+
+WAY = Way("fl.example.org:9092", tls=True)
 
 
 class CallError(grpc.RpcError):
@@ -90,9 +93,8 @@ def test_what_stays_wrong_is_asked_once(code: Any, details: str) -> None:
     ("details", "holds"), [("Timestamp is too old", True), ("invalid signature", False)]
 )
 def test_a_clock_that_jumped_is_no_loss_of_the_connection(details: str, holds: bool) -> None:
-    with pytest.raises(LinkError) as caught, coterie.client.resident.link._translated():
-        raise CallError(grpc.StatusCode.UNAUTHENTICATED, details)
-    assert caught.value.holds is holds
+    lost = meaning_of(CallError(grpc.StatusCode.UNAUTHENTICATED, details), WAY)
+    assert isinstance(lost, LinkError) and lost.holds is holds
 
 
 @pytest.mark.parametrize("cache", [None, ObjectCache()])
