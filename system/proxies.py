@@ -21,7 +21,7 @@ from coterie.system.ports import is_own, own_names, split_address
 GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
 STATUS = re.compile(r"(?:http2 header with status: |^status )(\d{3})\b")
 """In the details of a call that was not answered by a SuperLink."""
-SIZE, HTTP_1 = 413, "http1.x server"
+SIZE, NO_HTTP_2 = 413, ("http1.x server", "Expected SETTINGS frame")
 ANSWERS = {
     400: "does not understand gRPC; it must pass HTTP/2 on, e.g. with grpc_pass",
     403: "lets nobody pass from here",
@@ -34,6 +34,11 @@ ANSWERS = {
     504: "did not wait for the SuperLink; raise its timeouts, e.g. grpc_read_timeout",
 }
 """What a proxy on the way means by a status over HTTP."""
+
+OTHER = (
+    "what answers there does not speak HTTP/2, as gRPC does. A proxy on the way must pass it on, "
+    "e.g. with grpc_pass."
+)
 
 
 class Proxy(NamedTuple):
@@ -86,12 +91,13 @@ def answer_on_the_way(details: str) -> tuple[int, str]:
         details: of the call's error.
 
     Returns:
-        0 and an empty text if it was a SuperLink that answered, or nobody.
+        An empty text if it was a SuperLink that answered, or nobody.
     """
     found = STATUS.search(details)
-    status = int(found[1]) if found else 400 if HTTP_1 in details else 0
-    if not status:
-        return 0, ""
+    if found is None:
+        other = any(said in details for said in NO_HTTP_2)
+        return 0, OTHER if other else ""
+    status = int(found[1])
     what = ANSWERS.get(status, "answers in place of the SuperLink")
     return status, f"a proxy on the way {what} ({status})."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -20,7 +21,7 @@ LOST = (
 """What says nothing about this node: it is still the SuperLink's when the way there is back, and a
 connection that is opened anew would sign it off first, which costs it its round."""
 
-OFF, THEIRS = re.compile(r"stamp is ([+-]\d+) s off"), re.compile(r"stamp; here it is (\S+)")
+OFF, THEIRS = re.compile(r"stamp is ([+-]\d+) s off"), re.compile(r"stamp; here it is (\S+\+00:00)")
 """In a refusal because of a clock: by how much that of this machine is off, or the other's."""
 TOO_LARGE = "larger than max"
 """Said by gRPC, at either end, of a message."""
@@ -127,13 +128,13 @@ def _now() -> str:
 
 def _off(details: str) -> str:
     """By how much this machine's clock is off, if the SuperLink has said what its own says."""
-    if found := OFF.search(details):
-        seconds = float(found[1])
-    elif found := THEIRS.search(details):
-        seconds = (datetime.now(UTC) - datetime.fromisoformat(found[1])).total_seconds()
-    else:
-        return ""
-    return f"is {abs(seconds):.0f} s {'ahead' if seconds > 0 else 'behind'}, "
+    seconds = 0.0
+    with suppress(ValueError):
+        if found := OFF.search(details):
+            seconds = float(found[1])
+        elif found := THEIRS.search(details):
+            seconds = (datetime.now(UTC) - datetime.fromisoformat(found[1])).total_seconds()
+    return f"is {abs(seconds):.0f} s {'ahead' if seconds > 0 else 'behind'}, " if seconds else ""
 
 
 def _of_time(details: str) -> bool:
@@ -167,7 +168,7 @@ def meaning_of(error: grpc.RpcError, way: Way) -> Exception:
     code, details = error.code(), sentence(_details(error))
     status, answered = answer_on_the_way(details)
     if status == SIZE or TOO_LARGE in details:
-        return NotPassedError(answered or f"the SuperLink refuses it: {details}", holds=True)
+        return NotPassedError(answered or f"a message is too large: {details}", holds=True)
     if answered:
         return LinkError(f"the SuperLink was lost: {answered}", holds=True)
     if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):

@@ -305,10 +305,9 @@ def _settings(request: Any) -> dict[str, str]:
     return {key: plain_text(value, 200) for key, value in found.items()}
 
 
-def _with_the_time(why: str) -> str:
+def _with_the_time(why: str, now: datetime) -> str:
     """Why a silo is refused; if it is for its clock, with what the clock here says."""
-    of_time = why == "Invalid timestamp"
-    return f"{why}; here it is {datetime.now(UTC).isoformat()}" if of_time else why
+    return f"{why}; here it is {now.isoformat()}" if why == "Invalid timestamp" else why
 
 
 def main() -> None:
@@ -325,7 +324,11 @@ def main() -> None:
     replace_in(place, **gate, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
     silos = import_module("flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor")
     refuse = vars(silos)["_unary_unary_rpc_terminator"]
-    replace_in(silos, _unary_unary_rpc_terminator=lambda why: refuse(_with_the_time(why)))
+
+    def told(why: str) -> grpc.RpcMethodHandler:
+        return refuse(_with_the_time(why, datetime.now(UTC)))
+
+    replace_in(silos, _unary_unary_rpc_terminator=told)
     from coterie.server.machine import lean
 
     with lean.install(made.folder):

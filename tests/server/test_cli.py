@@ -345,7 +345,7 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*_: Any) -> dict[str, Any]:
+    def interrupted(*_: Any, **__: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(coterie.server.cli.commands, "follow_run", interrupted)
@@ -363,7 +363,7 @@ def test_how_to_go_on_names_the_options_that_were_given(
 ) -> None:
     told: list[Event] = []
 
-    def follow(*given: Any) -> Event:
+    def follow(*given: Any, **_: Any) -> Event:
         for event in told:
             given[-1](event)
         return Event("end", status="failed", error="no silos")
