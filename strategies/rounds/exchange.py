@@ -29,17 +29,17 @@ PULL_SHARE = 0.25
 costs the SuperLink what it needs to pass them on."""
 
 BY_SUPERLINK = {
-    3: "the SuperLink has no message for it any more: it took too long, or was removed.",
+    3: "it took too long, or was removed: the SuperLink has deleted what it was sent.",
     4: "its reply came too late: the SuperLink has deleted it.",
     5: f"it has not been heard of for {SILENT_S:.0f} s.",
 }
 BY_SUPERNODE = {
     0: "it answered with an error",
-    1: "its app cannot be loaded",
-    2: "its app failed",
-    6: "what its mod needs is missing",
+    1: "it cannot load its app",
+    2: "it failed in its app",
+    6: "it lacks what a mod of its app needs",
     7: "it does not take the run's app",
-    8: "its app ended before it answered",
+    8: "it lost its app before it answered",
 }
 """What Flower's error codes mean: those that its SuperLink sets in a silo's place, without more to
 say, and those that come from a SuperNode, with its reason."""

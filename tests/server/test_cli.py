@@ -307,7 +307,7 @@ def test_a_run_that_failed_tells_its_reason_once(
 ) -> None:
     last = Event("end", status="failed", error="the disk is full", seconds=1.0)
 
-    def follow(_: Any, __: int, ___: Path, take: Callable[[Event], None]) -> Event:
+    def follow(_: Any, __: int, ___: Path, take: Callable[[Event], None], **____: Any) -> Event:
         take(last)
         return last
 
