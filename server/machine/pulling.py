@@ -75,6 +75,10 @@ AT_ONCE = 16
 THREADS = 2
 FETCH_S = 1.0
 """How long the objects of one reply are fetched before others have their turn."""
+GONE = (
+    "the rest of it could not be found: the silo has given it up, as its own log says, or has "
+    "sent nothing for minutes."
+)
 
 
 LARGE = 8
@@ -106,7 +110,6 @@ class _Reply:
         large: its pieces go to a file, ``spool``, if they come by calls.
         places: of its objects in ``room``, where those are shown that lie in files.
         received: all of it came along with what told of it, and the SuperLink knows.
-        gone: the SuperLink has it no more: there may be another in its place.
     """
 
     message_id: str
@@ -121,7 +124,6 @@ class _Reply:
     places: dict[str, int] = field(default_factory=dict)
     room: shelf.Room | None = None
     received: bool = False
-    gone: bool = False
 
     def make_room(self) -> None:
         """Once it says which pieces it has: large ones may lie in files of this machine."""
@@ -423,9 +425,6 @@ class _BoundedGrid(Grid):
         for reply in list(self._announced.values()):
             if reply.why or self._fetch(reply):
                 del self._announced[reply.message_id]
-                if reply.gone and (others := list(self._ask([reply.message_id]))):
-                    (self._announced[reply.message_id],) = others
-                    continue
                 self._let_go(reply)
                 whole += self._read(reply)
                 del self._sent[reply.message_id]  # what was sent is as large as the next
@@ -546,8 +545,10 @@ class _BoundedGrid(Grid):
                     return False
         except grpc.RpcError as error:
             reply.why = f"it cannot be fetched: {_said(error)}"
-        except (inflatable_utils.ObjectPullError, ValueError) as error:
-            reply.why, reply.gone = str(error), not isinstance(error, ValueError)
+        except inflatable_utils.ObjectPullError:
+            reply.why = GONE
+        except ValueError as error:
+            reply.why = str(error)
         return True
 
     def _pulled(self, object_id: str, *more: tuple[str, str]) -> wire.Content:

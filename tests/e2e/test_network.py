@@ -11,16 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
-from coterie.server.machine.superlink import Ports
+from coterie.server.machine.local import LocalFederation, SiloSpec
+from coterie.server.machine.superlink import Ports, SuperLink
 from coterie.system.ports import join_address
-from tests.e2e.runs import COTERIE, until
+from tests.e2e.gated import Gate, Gated
+from tests.e2e.planted import KEYS, Towards
+from tests.e2e.runs import COTERIE, ROOT, record_of, until
+from tests.hostile.limiting import Limiting
 
-PROXIES = {
-    name: "http://127.0.0.1:9"
-    for name in ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY")
-}
+PROXIES = dict.fromkeys(
+    ("http_proxy", "https_proxy", "grpc_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"),
+    "http://127.0.0.1:9",
+)
 RUN = ("--rounds", "1", "--min-silos", "1", "--set", "local-epochs=1", "--set", "wait-for-silos=90")
+
+
+class Large(Towards, Gated):
+    """The gated digits with 6 MB in the model: more than an ingress passes by default."""
+
+    begin = torch.linspace(0.0, 1.0, 1_500_000)
 
 
 def environment(folder: Path, proxies: Mapping[str, str]) -> dict[str, str]:
@@ -63,10 +74,13 @@ def test_a_run_within_this_machine_completes_and_its_log_is_clean(
     ports, own, runs = Ports.free(), environment(tmp_path, proxies), tmp_path / "runs"
     line = ["superlink", "--host", host, "--runs-dir", str(runs)]
     line += ["--fleet-port", str(ports.fleet), "--control-port", str(ports.control)]
+    line += ["--runtime-port", str(ports.runtime)]
     silo = ["silo", "--name", "a", "--set", "train=20", "--set", "test=10", "--superlink"]
     fleet, control = join_address(host, ports.fleet), join_address(host, ports.control)
     with (
-        program(tmp_path / "superlink.log", own, *line, "--runtime-port", str(ports.runtime)) as log,
+        program(
+            tmp_path / "superlink.log", own, *line, "--runtime-port", str(ports.runtime)
+        ) as log,
         program(tmp_path / "silo.log", own, *silo, fleet) as other,
     ):
         until(lambda: "is connected" in other.read_text(), "the silo to connect", deadline_s=150)
@@ -97,3 +111,49 @@ def test_a_federation_starts_behind_a_proxy(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert "go through the proxy 127.0.0.1:9, which grpc_proxy names" in done.stderr
     assert "add 192.0.2.1 to no_proxy" in done.stderr
+
+
+@pytest.mark.parametrize("state", ["in memory", "in a database"])
+def test_a_reply_that_an_ingress_does_not_pass_costs_its_silo_the_round_alone(
+    state: str, tmp_path: Path
+) -> None:
+    local, gate = LocalFederation(tmp_path / "federation"), Gate(tmp_path / "gate")
+    if state == "in a database":
+        home = tmp_path / "federation" / "superlink"
+        home.mkdir(parents=True)
+        local.superlink = SuperLink(home, options=["--database", str(home / "state.db")])
+    with local:
+        whole = local.superlink
+        whole.wait()
+        with Limiting(whole.fleet_address) as ingress:
+            for index, name in enumerate("ab"):
+                own = SiloSpec(name, "tests.e2e.test_network:Large",
+                               options={"train": 40, "test": 30, "skip": 70 * index})  # fmt: skip
+                local.superlink = ingress if name == "b" else whole  # type: ignore[assignment]
+                local.start_silo(own, environment={**gate.environment, "PYTHONPATH": path()})
+            local.superlink = whole
+            local.wait_for_silos(2)
+            gate.close()
+            keys = {"task": "tests.e2e.test_network:Large", "strategy": "fedavg", "min-silos": 2}
+            run_id, folder = local.submit(**keys, **{**KEYS, "rounds": 3, "lr": 0.1})
+            gate.hold(2, rounds=1)
+            ingress.most = 1_000_000
+            gate.open()
+            assert local.follow(run_id, folder, lambda event: None).status == "completed"
+        said = local.log_of("b").read_text()
+    why = (  # the second where the run's process has heard of the reply before it was given up
+        "its reply did not get through: a proxy on the way refuses messages of this size",
+        "its reply cannot be read: the rest of it could not be found: the silo has given it up",
+    )
+    first, *rest = record_of(folder)["rounds"]
+    assert first["left-out"] == {}
+    for entry in rest:
+        assert set(entry["left-out"]) == {"b"} and entry["left-out"]["b"].startswith(why)
+        assert set(entry["silos"]) == {"a"}
+    assert set(ingress.refused) == {"PushObject"}
+    assert "a reply is given up: a proxy on the way" in said and "client_max_body_size" in said
+
+
+def path() -> str:
+    """Where the silos find this task."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from flwr.proto.message_pb2 import ObjectTree, PullObjectResponse
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
@@ -59,11 +59,10 @@ class Store:
     Attributes:
         change: node → what becomes of the (objects, tree) of its reply.
         broken: nodes whose replies make ``PullMessages`` fail.
-        then: node → the error reply that is there once its reply was announced.
     """
 
     def __init__(self, change: Mapping[int, Callable[..., Any]], broken: set[int]) -> None:
-        self.change, self.broken, self.then = change, broken, dict[int, Error]()
+        self.change, self.broken = change, broken
         self.objects: dict[str, bytes] = {}
         self.replies: dict[str, tuple[int, str, ObjectTree]] = {}
         self.confirmed: list[str] = []
@@ -93,23 +92,13 @@ class Store:
         if any(node in self.broken for _, node, _, _ in found):
             raise FakeError
         answer = PullAppMessagesResponse()
-        for message_id, node, object_id, tree in found:
+        for message_id, _, object_id, tree in found:
             proto = ProtoMessage()
             proto.metadata.message_id, proto.metadata.reply_to_message_id = object_id, message_id
             answer.messages_list.append(proto)
             answer.message_object_trees.append(tree)
             del self.replies[message_id]
-            if node in self.then:
-                self._refuse(message_id, node)
         return answer
-
-    def _refuse(self, message_id: str, node: int) -> None:
-        sent = Message(RecordDict(), dst_node_id=node, message_type=wire.TRAIN, group_id="1")
-        sent.metadata.__dict__["_message_id"] = message_id
-        reply = Message(self.then.pop(node), reply_to=sent)
-        reply.metadata.__dict__["_message_id"] = reply.object_id
-        self.objects |= {k: o.deflate() for k, o in get_all_nested_objects(reply).items()}
-        self.replies[message_id] = node, reply.object_id, get_object_tree(reply)
 
     def PullObject(self, request: Any, **_: Any) -> Any:
         content = self.objects.get(request.object_id)
@@ -126,12 +115,9 @@ class Store:
         self.confirmed.append(request.message_object_id)
 
 
-def ask(
-    change: Callable[..., Any] | None = None, *, broken: bool = False, then: Error | None = None
-) -> tuple[Any, Store]:
+def ask(change: Callable[..., Any] | None = None, *, broken: bool = False) -> tuple[Any, Store]:
     """The replies of nodes 1, 2 and 3, of which 2 is hostile."""
     store = Store({2: change} if change else {}, {2} if broken else set())
-    store.then = {2: then} if then else {}
     grid = grid_before(store)
     messages = [
         Message(RecordDict(), dst_node_id=node, message_type=wire.TRAIN, group_id="1")
@@ -202,13 +188,6 @@ def test_a_reply_that_cannot_be_read_is_an_error_of_its_silo_alone(what: str) ->
 def test_a_reply_that_is_announced_and_never_sent_waits_until_the_deadline_alone() -> None:
     replies, _ = ask(emptied(b"ArrayChunk", b""))
     assert [reply is None for reply in replies] == [False, True, False]
-
-
-def test_where_the_rest_of_a_reply_is_gone_another_in_its_place_is_taken() -> None:
-    """A silo whose reply no proxy lets pass sends an error after it."""
-    (one, two, three), _ = ask(dropped, then=Error(wire.UNREADABLE, "it did not get through"))
-    assert one.has_content() and three.has_content()
-    assert two.error.reason == "it did not get through"
 
 
 def test_a_superlink_that_fails_on_one_reply_is_asked_for_each_by_itself() -> None:
