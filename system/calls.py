@@ -27,7 +27,7 @@ from urllib.request import getproxies, proxy_bypass
 import grpc
 import urllib3
 
-from coterie.system.ports import split_address
+from coterie.system.ports import is_own, split_address
 
 PROBE_S = 2.0
 """How long an address may take to connect, and to answer what it speaks."""
@@ -78,6 +78,8 @@ def open_channel(
         return HttpChannel(address, certificates, max_bytes=max_bytes)
     limits = [("grpc.max_send_message_length", 2**31 - 1)]
     limits += [("grpc.max_receive_message_length", max_bytes)]
+    if is_own(split_address(address)[0]):
+        limits += [("grpc.enable_http_proxy", 0)]
     if certificates is None:
         return grpc.insecure_channel(address, options=[*limits, *options])
     credentials = grpc.ssl_channel_credentials(certificates or None)
@@ -323,8 +325,11 @@ def _pool(
 ) -> urllib3.PoolManager:
     own: dict[str, Any] = {"timeout": timeout, "maxsize": CONNECTIONS, "block": True}
     own |= {} if context is None else {"ssl_context": context}
-    proxy = getproxies().get("http" if context is None else "https")
-    if proxy and not proxy_bypass(split_address(address)[0]):
+    proxy, host = (
+        getproxies().get("http" if context is None else "https"),
+        split_address(address)[0],
+    )
+    if proxy and not is_own(host) and not proxy_bypass(host):
         return urllib3.ProxyManager(proxy, **own)
     return urllib3.PoolManager(**own)
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
+import typer
 from typer.core import TyperGroup
 
 from coterie.system import terminal
 from coterie.system.files import explained
+from coterie.system.ports import address_of, host_of
 
 EXIT_CONFIG = 2
 
@@ -69,6 +71,27 @@ class Group(TyperGroup):
             text = explained(error) if isinstance(error, OSError) else str(error)
             print(f"{ctx.command_path}: {text}", file=sys.stderr)
             ctx.exit(status)
+
+
+def address_option(text: str, port: int) -> Any:
+    """An option that is where a SuperLink is; without a port it is this one."""
+    read = _reading(lambda value: address_of(value, port))
+    return typer.Option(metavar="HOST:PORT", help=text, callback=read)
+
+
+def host_option(text: str, **more: Any) -> Any:
+    """An option that is an address to listen on."""
+    return typer.Option(help=text, callback=_reading(host_of), **more)
+
+
+def _reading(read: Callable[[str], str]) -> Callable[[str | None], str | None]:
+    def callback(value: str | None) -> str | None:
+        try:
+            return read(value) if value else value
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}.") from None
+
+    return callback
 
 
 def given(context: click.Context) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from coterie.system.ports import is_loopback, names_loopback, split_address
+from coterie.system.ports import is_loopback, join_address, names_loopback, split_address
 
 KIND = "text/plain; version=0.0.4; charset=utf-8"
 ANSWER_DEADLINE_S = 5.0
@@ -85,7 +85,7 @@ class Exposition:
     def address(self) -> str:
         """Where it listens."""
         host, port = self._server.server_address[:2]
-        return f"[{host!s}]:{port}" if ":" in str(host) else f"{host!s}:{port}"
+        return join_address(str(host), port)
 
     def __enter__(self) -> Exposition:
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()

@@ -6,9 +6,17 @@ import ipaddress
 import re
 import socket
 from contextlib import ExitStack, suppress
+from functools import cache
+from socket import AF_INET, AF_INET6
+
+import psutil
 
 ANSWER_DEADLINE_S = 2.0
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""To listen at every address of this machine, and where this machine itself then connects."""
+_NAME, _V6 = re.compile(r"[A-Za-z0-9._-]+"), re.compile(r"[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
+MAX_PORT = 65535
 
 
 def free_ports(count: int) -> list[int]:
@@ -26,25 +34,96 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """``HOST:PORT``, an IPv6 address in brackets, which it may have already."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
+
+
+def address_of(text: str, port: int | None = None) -> str:
+    """``HOST:PORT`` of what a person wrote: a name, an IPv4 or an IPv6 address, in any form.
+
+    Args:
+        text: ``HOST`` or ``HOST:PORT``; an IPv6 address with or without brackets, or a zone.
+        port: if the text has none; None: it must have one.
+
+    Raises:
+        ValueError: it is neither, or can be read in two ways.
+    """
+    host, _, last = text.rpartition(":")
+    has_port = last.isdecimal() and _is_host(host)
+    if has_port and port is not None and _is_host(text):  # ::1:9092 is an IPv6 address as well
+        raise ValueError(f"{text!r} can be read in two ways: write [{host}]:{last}, or [{text}]")
+    if has_port and not 1 <= int(last) <= MAX_PORT:
+        raise ValueError(f"the port must be from 1 to {MAX_PORT}. Got {text!r}")
+    if has_port:
+        return join_address(host, int(last))
+    if port is None or not _is_host(text):
+        raise ValueError(
+            f"must be HOST:PORT, such as fl.example.org:9092 or [::1]:9092. Got {text!r}"
+        )
+    return join_address(text, port)
+
+
+def host_of(text: str) -> str:
+    """A name or an IP address, without brackets.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not _is_host(text):
+        raise ValueError(f"must be a name or an IP address. Got {text!r}")
+    return text.strip("[]")
+
+
 def listen_address(text: str) -> str:
     """``HOST:PORT`` of ``[HOST:]PORT``; without a host, this machine alone.
 
     Raises:
         ValueError: it is neither.
     """
-    host, _, port = text.rpartition(":")
-    known = re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*", host)
-    if not known or not re.fullmatch(r"\d{1,5}", port) or int(port) > 65535:
-        raise ValueError(f"must be PORT or HOST:PORT. Got {text!r}")
-    return f"{host or '127.0.0.1'}:{port}"
+    try:
+        return address_of(f"127.0.0.1:{text}" if text.isdecimal() else text)
+    except ValueError:
+        raise ValueError(f"must be PORT or HOST:PORT. Got {text!r}") from None
+
+
+def from_here(address: str) -> str:
+    """Where this machine itself connects to what listens at an address."""
+    host, port = split_address(address)
+    return join_address(EVERYWHERE.get(host, host), port)
 
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches what listens there."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def is_own(host: str) -> bool:
+    """Whether it is this machine, as far as can be told without asking a name server."""
+    return is_loopback(host) or host.strip("[]").casefold() in own_names()
+
+
+@cache
+def own_names() -> frozenset[str]:
+    """Names and addresses of this machine, in small letters."""
+    name = socket.gethostname().casefold()
+    nets = psutil.net_if_addrs().values()
+    found = {one.address for net in nets for one in net if one.family in (AF_INET, AF_INET6)}
+    bare = {address.partition("%")[0] for address in found}
+    return LOOPBACK_NAMES | found | bare | set(EVERYWHERE) | {name, name.partition(".")[0]}
+
+
+def _is_host(text: str) -> bool:
+    bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if ":" not in bare:
+        return _NAME.fullmatch(text) is not None
+    with suppress(ValueError):
+        return _V6.fullmatch(bare) is not None and bool(ipaddress.IPv6Address(bare))
+    return False
 
 
 def names_loopback(host: str) -> bool:

@@ -42,6 +42,10 @@ INSIDE_FLWR = {
     "flwr.app.message.message": {"server/machine/allowance.py"},
     # In 1.34 alone, where operators are asked who they are:
     "flwr.superlink.servicer.control.control_grpc": {"server/machine/gate.py"},
+    # And silos, whose clock may be wrong:
+    "flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor": {
+        "server/machine/gate.py"
+    },
     # And where it keeps objects, and reads and writes the calls that carry them:
     "flwr.supercore.object_store.in_memory_object_store": {"server/machine/lean.py"},
     "flwr.supercore.object_store.sql_object_store": {"server/machine/lean.py"},

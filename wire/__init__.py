@@ -82,6 +82,7 @@ from coterie.wire.limits import (
     most_bytes,
     num_array_bytes,
     plain_text,
+    sentence,
 )
 from coterie.wire.metrics import HIGH, KNOWN_METRICS, LOW, Metric
 from coterie.wire.names import *
@@ -96,7 +97,15 @@ from coterie.wire.pulled import (
     write_pulled,
 )
 from coterie.wire.releases import agreed, is_spoken, offer, talk
-from coterie.wire.replies import Value, failure, read_figures, read_metrics, refusal, whole
+from coterie.wire.replies import (
+    Value,
+    failure,
+    instead_of,
+    read_figures,
+    read_metrics,
+    refusal,
+    whole,
+)
 from coterie.wire.spellings import ACCURACY, METRIC_SPELLINGS, spelled, understood
 from coterie.wire.statistics import (
     ColumnCounts,

@@ -42,6 +42,12 @@ def plain_text(text: object, limit: int = MAX_TEXT) -> str:
     return shown if len(whole) <= limit else f"{shown}… ({len(whole) - limit:,} letters more)"
 
 
+def sentence(text: object) -> str:
+    """A text of others that ends with a full stop, so that another sentence can follow."""
+    whole = str(text).rstrip(" \n,;:")
+    return whole if whole.endswith((".", "!", "?", "…")) else f"{whole}."
+
+
 def _shown(letter: str) -> str:
     if letter.isprintable():
         return letter

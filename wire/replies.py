@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from copy import copy
 from math import isfinite
 
 from flwr.app import Error, Message, MetricRecord, RecordDict
 
 from coterie.wire.limits import plain_text
-from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED
+from coterie.wire.names import FAILED, METRICS, OWN_METRICS, REFUSED, UNREADABLE
 
 
 def refusal(reason: str, message: Message, *, code: int = REFUSED) -> Message:
     """An error reply of a silo that will not do what was asked."""
     return Message(Error(code, plain_text(reason)), reply_to=message)
+
+
+def instead_of(reply: Message, reason: str) -> Message:
+    """An error reply in the place of one that cannot be sent."""
+    made = Message.__new__(Message)
+    error = Error(UNREADABLE, plain_text(reason))
+    made.__dict__.update(_metadata=copy(reply.metadata), _content=None, _error=error)
+    return made
 
 
 def failure(silo: str, error: BaseException, message: Message) -> Message:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -96,15 +97,28 @@ def join(
     The bundle holds the coordinator's address and its CA certificate.
     """
     from coterie.client.home.folder import Home
+    from coterie.client.home.settings import SettingsError
+    from coterie.system.files import held_by
     from coterie.wire.enrolment import fingerprint_of_certificate
 
-    read = Home(home).join("".join(bundle))
+    silo, before = Home(home), ""
+    with suppress(SettingsError):  # it has not joined yet
+        before, _ = silo.coordinator()
+    read = silo.join("".join(bundle))
     _say(f"Silo {read.name} will connect to {read.address}.")
+    if before not in ("", read.address):
+        _say(
+            f"This replaces {before} by {read.address}. If the coordinator is not there, ask its "
+            "operator for a new bundle: this one is older than its move."
+        )
     _say(
         f"CA fingerprint: {fingerprint_of_certificate(read.ca)}. Check that the operator sees the "
         "same one."
     )
-    _say("Next: coterie silo start")
+    if before and held_by(silo.folder) is not None:
+        _say("The silo is running, and keeps the address that it has. Next: start it again.")
+    else:
+        _say("Next: coterie silo start")
 
 
 @app.command(

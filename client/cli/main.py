@@ -19,7 +19,7 @@ from coterie.client.cli.options import (
     VerboseOption,
     option,
 )
-from coterie.system.commandline import EXIT_CONFIG, Group, MisuseError, given
+from coterie.system.commandline import EXIT_CONFIG, Group, MisuseError, address_option, given
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +38,7 @@ class _Silo(Group):
 
         if isinstance(error, SettingsError | TaskError | EnrolmentError):
             return EXIT_CONFIG
-        from coterie.client.resident.link import LinkError
+        from coterie.client.resident.lost import LinkError
 
         return EXIT_LINK if isinstance(error, LinkError) else super().exit_status(error)
 
@@ -87,7 +87,7 @@ def silo(
     app: AppOption = "",
     mod: ModOption = None,
     superlink: Annotated[
-        str, option("HOST:PORT", "Fleet API of the SuperLink.")
+        str, address_option("Fleet API of the SuperLink.", 9092)
     ] = "127.0.0.1:9092",
     root_certificates: Annotated[
         Path | None,

@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event, Thread
 from types import FrameType
@@ -39,14 +39,13 @@ from coterie.client.home.settings import SiloSettings
 from coterie.client.resident.link import (
     Connection,
     FleetLink,
-    LinkError,
     Received,
-    RunEndedError,
     RunSettings,
     TooLargeError,
     UnreadableError,
     connect,
 )
+from coterie.client.resident.lost import LinkError, NotPassedError, RunEndedError
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
 from coterie.client.resident.telling import Teller
@@ -63,6 +62,10 @@ ASK_S = 10.0
 """How often the SuperLink is asked, while the app works, whether the run still goes on."""
 SETTLE_S = 15.0
 """How often, between messages, the SuperLink is asked which runs that wait for people are over."""
+AFTER_GIVING_UP = (
+    "--patience SECONDS has it wait longer; a service, which `coterie silo service install` sets "
+    "up, starts it again by itself."
+)
 STOP_WORK = signal.SIGUSR1
 """How a thread ends what the main thread works on."""
 
@@ -471,6 +474,14 @@ class Host:
             link.send(unsent)
         except RunEndedError as error:
             log.info("a reply was dropped: its run has ended (%s)", error)
+        except NotPassedError as error:
+            if all(reply.has_error() for reply in unsent.replies):  # which are small
+                raise
+            log.error("a reply is given up: %s", error)
+            why = f"its reply did not get through: {error}"
+            errors = tuple(wire.instead_of(reply, why) for reply in unsent.replies)
+            node.outbox.keep(replace(unsent, replies=errors))
+            return
         except LinkError:
             node.outbox.keep(unsent)
             raise
@@ -496,10 +507,12 @@ class Host:
         elif left_s < 0:
             own = f"silo {node.silos[0].name!r}"
             who = own if self._num_silos == 1 else f"the {self._num_silos} silos"
-            self._fail(GaveUpError(f"{who} gave up after {outage_s:.0f} s: {error}"))
+            text = f"{who} gave up after {outage_s:.0f} s: {wire.sentence(error)} {AFTER_GIVING_UP}"
+            self._fail(GaveUpError(text))
         else:
             level = logging.WARNING if is_news else logging.DEBUG
-            log.log(level, "%s Trying again, for another %.0f s.", error, left_s)
+            said = wire.sentence(error)
+            log.log(level, "%s Trying again, for another %.0f s.", said, left_s)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error

@@ -9,7 +9,6 @@ of heartbeats (``coterie.client.resident.sharing``).
 from __future__ import annotations
 
 import io
-import json
 import logging
 import sys
 import tomllib
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +30,18 @@ from flwr.proto.message_pb2 import ObjectTree
 from coterie import wire
 from coterie.client.resident import sharing
 from coterie.client.resident.fleet import Announced, joined
+from coterie.client.resident.lost import (
+    LOST,
+    UNKNOWN_WAY,
+    LinkError,
+    Way,
+    distrusts,
+    meaning_of,
+    refusal_of,
+)
 from coterie.client.resident.outbox import Unsent
 from coterie.system.calls import Retry
+from coterie.wire import sentence
 from coterie.wire.flower import (
     ObjectPullError,
     ObjectPushError,
@@ -55,18 +63,8 @@ PASSING = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)
 """What a moment may heal: no way there, and what Flower makes of an exception of its own, such as a
 database that was locked for too long. To ask again is harmless: a repeated reply counts once."""
 
-LOST = (
-    *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL),
-    *(grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED),
-)
-"""What says nothing about this node: it is still the SuperLink's when the way there is back, and a
-connection that is opened anew would sign it off first, which costs it its round."""
-
 UNKNOWN_CALL = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.NOT_FOUND)
 """Of a call that the SuperLink, or what stands before it, does not have; the second over HTTP."""
-
-OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
-"""In what is wrong with a certificate: a renewal heals it, or a clock that is set."""
 
 MANIFEST, MAX_MANIFEST = "pyproject.toml", 1_000_000
 """Name in a FAB, and the most bytes that are read of it: it is packed, and comes from a network."""
@@ -80,24 +78,6 @@ OBJECT_WAIT_S = 120.0
 
 OBJECT_PAUSE_S = 0.01
 """First pause before asking again for an object that is announced but not there yet."""
-
-
-class LinkError(ConnectionError):
-    """No connection to the SuperLink.
-
-    Attributes:
-        retry: whether trying again can help.
-        holds: whether the SuperLink still knows this node, as far as one can tell: the same
-            connection goes on when the way there is back.
-    """
-
-    def __init__(self, text: str, *, retry: bool = True, holds: bool = False) -> None:
-        super().__init__(text)
-        self.retry, self.holds = retry, holds
-
-
-class RunEndedError(RuntimeError):
-    """The message belongs to a run that has ended meanwhile."""
 
 
 class UnreadableError(RuntimeError):
@@ -171,8 +151,10 @@ class FleetLink:
         cache: sharing.ObjectCache | None = None,
         max_bytes: int = 0,
         silos: int = 1,
+        way: Way = UNKNOWN_WAY,
     ) -> None:
         self.node_id = node_id
+        self._way = way
         self._cache = cache
         self._max_bytes = max_bytes
         self._silos = silos
@@ -193,7 +175,7 @@ class FleetLink:
             RunEndedError: the message's run ended while it was being fetched.
             UnreadableError: it is no message, or larger than this silo takes.
         """
-        with _translated():
+        with self._translated():
             self._claimed = self._claimed or self._receive()
             if self._claimed is None:
                 return None
@@ -218,7 +200,7 @@ class FleetLink:
         Raises:
             LinkError, RunEndedError: as in ``receive``.
         """
-        with _translated():
+        with self._translated():
             try:
                 self._wait()
             except grpc.RpcError as error:
@@ -297,7 +279,7 @@ class FleetLink:
         Raises:
             LinkError, RunEndedError: as in ``receive``.
         """
-        with _translated():
+        with self._translated():
             self._run(run_id)
 
     def settings_of(self, run_id: int) -> RunSettings:
@@ -306,7 +288,7 @@ class FleetLink:
         Raises:
             LinkError, RunEndedError: as in ``receive``.
         """
-        with _translated():
+        with self._translated():
             run = self._run(run_id)
             content = self._fab(run.fab_hash, run_id).content if run.fab_hash else b""
             own = user_config_from_proto(run.override_config)
@@ -324,8 +306,9 @@ class FleetLink:
 
         Raises:
             LinkError, RunEndedError: as in ``receive``.
+            NotPassedError: it is too large for what stands on the way.
         """
-        with _translated():
+        with self._translated():
             if not unsent.bundled:
                 self._send_as_flower(unsent)
                 return
@@ -346,6 +329,21 @@ class FleetLink:
             wanted, session = self._send(reply, tree, unsent.seconds, {})
             push = partial(self._push_object, reply.metadata.run_id, session)
             inflatable_utils.push_objects(objects, push, object_ids_to_push=wanted)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise meaning_of(error, self._way) from error
+        except UnreadableError:
+            raise
+        except (ObjectPullError, ObjectUnavailableError, ObjectPushError) as error:
+            # One that did not come, or that the SuperLink takes no more under this number: the
+            # reply is announced again.
+            raise LinkError(f"the SuperLink was lost: {sentence(error)}", holds=True) from error
+        except RuntimeError as error:  # a node that is gone
+            raise LinkError(f"the SuperLink was lost: {sentence(error)}") from error
 
 
 def _reads_bundles(message: Message) -> bool:
@@ -416,8 +414,7 @@ def connect(
         LinkError: not reachable, or refused; the text has the SuperLink's reason.
     """
     errors: list[grpc.RpcError] = []
-    tls = how.root_certificates is not None
-    retry = _retry()
+    retry, way = _retry(), Way(how.address, tls=how.root_certificates is not None)
 
     def failed(error: grpc.RpcError, stalled: bool) -> None:
         if not entered:
@@ -436,96 +433,15 @@ def connect(
             )
             node_id, calls = stack.enter_context(opening)
         except grpc.RpcError:
-            raise _refused(how.address, errors, tls=tls) from errors[-1]
+            raise refusal_of(errors[-1] if errors else None, way) from errors[-1]
         entered, retry.max_s = True, RETRY_S
-        yield FleetLink(node_id, calls, cache, max_bytes, silos)
+        yield FleetLink(node_id, calls, cache, max_bytes, silos, way)
 
 
 def _retry() -> Retry:
     """Retry only what a moment may heal, and not for ever: the resident silo reconnects."""
 
     def is_lasting(error: Any) -> bool:
-        return error.code() not in PASSING or _distrusts(str(error.details()))
+        return error.code() not in PASSING or distrusts(str(error.details()))
 
     return Retry(is_lasting, max_s=CONNECT_RETRY_S)
-
-
-def _refused(address: str, errors: list[grpc.RpcError], *, tls: bool) -> LinkError:
-    if not errors:
-        return LinkError(f"no connection to the SuperLink at {address}.")
-    code, details = errors[-1].code(), _details(errors[-1])
-    if _distrusts(details):
-        return LinkError(
-            f"the SuperLink at {address} shows a certificate that this silo does not trust: "
-            f"{details}. The CA certificate must be the one that signed the SuperLink's, and the "
-            "SuperLink's must name the address that this silo connects to.",
-            retry=False,
-        )
-    if code == grpc.StatusCode.UNAVAILABLE:
-        hint = "" if tls else " This silo connects without TLS; does the SuperLink want it?"
-        if "handshake" in details.lower():
-            hint = (
-                " Something takes the connection and ends it before TLS is agreed: a proxy or load "
-                "balancer without the SuperLink behind it, or a SuperLink without TLS."
-            )
-        return LinkError(f"the SuperLink at {address} cannot be reached: {details}.{hint}")
-    if code == grpc.StatusCode.FAILED_PRECONDITION:
-        return LinkError(
-            f"the SuperLink at {address} refuses this silo's key: {details} "
-            "Either it is not enrolled (yet, or any more: ask the operator), or another process "
-            "uses it, or one that used it was killed within the last minute."
-        )
-    if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower():
-        return LinkError(
-            f"the clock of this machine and that of the SuperLink at {address} differ too much: "
-            f"this one says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC, and may be at most 5 s "
-            "ahead and 5 min behind. Set both by NTP."
-        )
-    if code == grpc.StatusCode.UNAUTHENTICATED:
-        return LinkError(
-            f"the SuperLink at {address} does not accept this silo's key: {details}. Is it the "
-            "one that enrolled this silo?"
-        )
-    return LinkError(f"the SuperLink at {address} refuses this silo: {code.name}: {details}")
-
-
-def _distrusts(details: str) -> bool:
-    """Whether a call failed because of the SuperLink's certificate, for good.
-
-    Everything else that ends a handshake passes: whoever took the connection closed it.
-    """
-    said = details.lower()
-    wrong = "certificate_verify_failed" in said or "peer certificate" in said
-    return wrong and not any(word in said for word in OF_TIME)
-
-
-def _details(error: grpc.RpcError) -> str:
-    """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
-    details = str(error.details())
-    try:
-        return str(json.loads(details)["public_message"])
-    except (ValueError, KeyError, TypeError):
-        return details
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except grpc.RpcError as error:
-        if error.code() in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
-            raise RunEndedError(_details(error)) from error
-        details = _details(error)
-        of_time = error.code() == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower()
-        raise LinkError(
-            f"the SuperLink was lost: {error.code().name}: {details}",
-            holds=(error.code() in LOST and not _distrusts(details)) or of_time,
-        ) from error
-    except UnreadableError:
-        raise
-    except (ObjectPullError, ObjectUnavailableError, ObjectPushError) as error:
-        # One that did not come, or that the SuperLink takes no more under this number: the reply is
-        # announced again.
-        raise LinkError(f"the SuperLink was lost: {error}", holds=True) from error
-    except RuntimeError as error:  # a node that is gone
-        raise LinkError(f"the SuperLink was lost: {error}") from error

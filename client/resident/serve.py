@@ -101,6 +101,7 @@ def _log(log_format: str, silos: Sequence[SiloSettings], *, verbose: bool) -> No
     handler.setFormatter(logs.formatter("silo", log_format, **always))
     level = logging.DEBUG if verbose else logging.INFO
     logging.basicConfig(level=level, handlers=[handler])
+    logging.getLogger("flwr").handlers.clear()  # which say the same again, in colours
     for noisy in ("asyncio", "flwr", "grpc"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 

@@ -19,7 +19,7 @@ from coterie.server.cli.submitting import say
 from coterie.server.cli.view import collaboration_text, local_time, showing
 from coterie.server.cli.waiting import print_queue
 from coterie.server.machine.link import Control
-from coterie.server.machine.local import follow_run
+from coterie.server.machine.local import Start, follow_run
 from coterie.server.paths import default_runs_dir
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.record import EVENTS, RECORD, Evaluations, Run, SiloFacts, reading
@@ -37,6 +37,8 @@ LAST_WORDS_S = 5.0
 """How long after its last event a run that nobody holds may still be read to its end."""
 BEGINNING_S = 10.0
 """How long a command that does not follow its run still looks whether it begins."""
+PENDING, START_POLL_S = "pending", 0.5
+"""What the SuperLink calls a run that no ServerApp has begun, and how often it is asked."""
 STOP_DEADLINE_S, STOP_POLL_S = 60.0, 0.2
 
 
@@ -66,11 +68,11 @@ def follow(
     if detach:
         return _await_beginning(console, calls, run_id, folder) if here else 0
     if not here:
-        return _follow_log(console, calls, run_id)
+        return _follow_log(console, calls, run_id, Start(run_id, config.wait_for_silos))
     progress = Progress(config.resume or config.strategy)
     again = run_id if config.resume else None
     with insistent_interrupts(), showing(console, progress, resumed_as=again) as show:
-        last = follow_run(calls, run_id, folder, show)
+        last = follow_run(calls, run_id, folder, show, wait_s=config.wait_for_silos)
     if last.status != "completed":  # why, was shown
         if progress.round:  # before the first there is nothing to go on from
             _print_resumption(console, folder.name, options)
@@ -227,8 +229,12 @@ def watch_run(name: str | None, options: Given) -> int:
     return 0 if status == "completed" else EXIT_RUN
 
 
-def _follow_log(console: Console, calls: Control, run_id: int) -> int:
-    """Follow a run elsewhere by what its ServerApp prints."""
+def _follow_log(console: Console, calls: Control, run_id: int, start: Start) -> int:
+    """Follow a run elsewhere by what its ServerApp prints, once there is one."""
+    while all(info.status == PENDING for info in calls.runs(run_id)):
+        if news := start.news():
+            say(console, news, highlight=False)
+        time.sleep(START_POLL_S)
     for line in calls.log_lines(run_id, deadline_s=LOG_DEADLINE_S):
         say(console, line, highlight=False)
     (info,) = calls.runs(run_id)

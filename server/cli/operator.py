@@ -24,7 +24,7 @@ from coterie.server.cli.options import (
     port,
 )
 from coterie.system import logs
-from coterie.system.commandline import MisuseError, given
+from coterie.system.commandline import MisuseError, address_option, given, host_option
 from coterie.system.service_commands import (
     AccountOption,
     ActionArgument,
@@ -64,7 +64,7 @@ def init(
     control_port: ControlPortOption = 9093,
     runtime_port: RuntimePortOption = 9091,
     operators: Annotated[
-        str, typer.Option(metavar="HOST", help="Address to listen on for operators.")
+        str, host_option("Address to listen on for operators.", metavar="HOST")
     ] = "127.0.0.1",
 ) -> None:
     """Create a federation's folder: CA, certificate, settings."""
@@ -270,15 +270,15 @@ NOT_WITH_FEDERATION = {
 def superlink(
     context: typer.Context,
     federation: FederationOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, host_option("Address to listen on.")] = "127.0.0.1",
     fleet_port: Annotated[int, port("Port to listen on for silos.")] = 9092,
     control_port: ControlPortOption = 9093,
     runtime_port: RuntimePortOption = 9091,
     operators: Annotated[
         str,
-        typer.Option(
+        host_option(
+            "Address to listen on for operators and the ServerApp. [default: --host]",
             metavar="HOST",
-            help="Address to listen on for operators and the ServerApp. [default: --host]",
         ),
     ] = "",
     database: Annotated[
@@ -338,13 +338,13 @@ def superlink(
     require_free(host, ports, operators=operators)
     if database is not None:
         compact(database, _say, most=math.inf)
+    silos, control, runtime = ports.at(host, operators)
     _say(
-        f"SuperLink: silos connect to {host}:{fleet_port}, "
-        f"operators to {operators or host}:{control_port}\n"
+        f"SuperLink: silos connect to {silos}, operators to {control}\n"
         "It uses no TLS and accepts every silo: for one machine or a network that you trust."
     )
     line = plain_command(host, ports, operators=operators, database=database)
-    beside = executor_command(f"{operators or host}:{runtime_port}") if executor else None
+    beside = executor_command(runtime) if executor else None
     _become(line, runs_dir, log_format, beside)
 
 
@@ -381,7 +381,7 @@ def service(
 @app.command(epilog="Example:  coterie executor --superlink superlink:9091 --runs-dir /runs")
 def executor(
     superlink: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Runtime API of the SuperLink.")
+        str, address_option("Runtime API of the SuperLink.", 9091)
     ] = "127.0.0.1:9091",
     runs_dir: RunsOption = None,
     log_format: LogFormatOption = "",

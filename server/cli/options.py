@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from coterie.system.commandline import MisuseError
+from coterie.system.commandline import MisuseError, address_option
 
 if TYPE_CHECKING:
     from coterie.server.machine.link import Control
@@ -56,9 +56,8 @@ FederationOption = Annotated[
 ]
 SuperLinkOption = Annotated[
     str | None,
-    typer.Option(
-        metavar="HOST:PORT",
-        help=f"Control API of the SuperLink. [default: the federation's, or {CONTROL_API}]",
+    address_option(
+        f"Control API of the SuperLink. [default: the federation's, or {CONTROL_API}]", 9093
     ),
 ]
 CertificateOption = Annotated[

@@ -9,7 +9,7 @@ import typer
 
 from coterie.server.cli import options
 from coterie.server.cli.keys import KeysCommand, keys_given, keys_of, require_nothing_else, resumed
-from coterie.system.commandline import MisuseError
+from coterie.system.commandline import MisuseError, host_option
 
 app = typer.Typer()
 
@@ -179,7 +179,7 @@ def watch(
     web: Annotated[
         bool, typer.Option("--web", help="Serve a web page instead of using the terminal.")
     ] = False,
-    host: Annotated[str, typer.Option(help="With --web: address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, host_option("With --web: address to listen on.")] = "127.0.0.1",
     port: Annotated[
         int,
         typer.Option(

@@ -13,6 +13,7 @@ from coterie.server.cli.options import Given
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import refused
+from coterie.system.ports import is_loopback, split_address
 
 if TYPE_CHECKING:
     from coterie.server.cli.waiting import Turn
@@ -71,7 +72,7 @@ def submit_and_follow(
 
 def is_local(address: str) -> bool:
     """Whether the record can be read where this command runs."""
-    return address.rpartition(":")[0] in ("127.0.0.1", "localhost", "[::1]")
+    return is_loopback(split_address(address)[0])
 
 
 def _its_turn(queue: Listed, entry: Entry, options: Given, console: Console) -> int:

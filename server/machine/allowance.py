@@ -17,7 +17,7 @@ from importlib import import_module
 from itertools import islice
 from threading import Lock
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flwr.app import Error, Message
 from flwr.app.message.message import make_message, remove_content_from_message
@@ -47,14 +47,23 @@ Silos of ours have 10, Flower's 30; Flower itself takes half an hour."""
 HANDLERS = ("pull_messages", "pull_object", "push_messages", "push_object")
 
 
+class _Announced(NamedTuple):
+    """A reply: what it answers, its own id, and what Flower knows it by until it is whole."""
+
+    asked: str
+    reply: str
+    session: str
+
+
 @dataclass
 class _Account:
-    """Of one silo in one run: what it may send, and what it has."""
+    """Of one silo in one run: what it may send, what it has, and its last reply."""
 
     most_bytes: int
     most_objects: int
     num_bytes: int = 0
     num_objects: int = 0
+    last: _Announced | None = None
 
     @property
     def problem(self) -> str:
@@ -108,6 +117,16 @@ class Allowances:
             account.num_objects += num_objects
             return account.problem
 
+    def last(self, run: int, node: int) -> _Announced | None:
+        """The silo's last reply."""
+        with self._lock:
+            return self._account(run, node).last
+
+    def announced(self, run: int, node: int, reply: _Announced) -> None:
+        """It has announced this one."""
+        with self._lock:
+            self._account(run, node).last = reply
+
     def sends(self, run: int, node: int, num_bytes: int) -> str:
         """It sends so many bytes; returns why that is too much, or nothing."""
         with self._lock:
@@ -152,7 +171,7 @@ class Limited:
         run, node = request.messages_list[0].metadata.run_id, request.node.node_id
         why = self.allowances.announces(run, node, _num_objects(request.message_object_trees[0]))
         if not why:
-            return self._flower.push_messages(request=request, state=state)
+            return self._push(request, state)
         header, tree, objects = _refusal(request.messages_list[0], why)
         answer = self._flower.push_messages(
             request=PushMessagesRequest(
@@ -172,6 +191,21 @@ class Limited:
                 state=state,
             )
         return type(answer)()  # it has nothing to send
+
+    def _push(self, request: Any, state: Any) -> Any:
+        """As Flower's; a reply of which the rest does not come makes room for another one.
+
+        A silo sends an error where a proxy does not let its reply pass. Flower itself takes one
+        reply to a message, and waits for the rest of it for minutes.
+        """
+        about, node = request.messages_list[0].metadata, request.node.node_id
+        run, asked, own = about.run_id, about.reply_to_message_id, about.message_id
+        last = self.allowances.last(run, node)
+        if last is not None and last.asked == asked and last.reply != own:
+            state._cleanup_push_session(last.session, cleanup_messages=True)
+        answer = self._flower.push_messages(request=request, state=state)
+        self.allowances.announced(run, node, _Announced(asked, own, answer.session_id))
+        return answer
 
     def push_object(self, request: Any, state: Any) -> Any:
         """As Flower's, as long as the silo has not sent too much."""

@@ -43,7 +43,8 @@ async def divide(
     """
     host, port = split_address(address)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family, backlog=1024)
+    both = host == "::" and socket.has_dualstack_ipv6()  # as gRPC's server does
+    listener = socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=both)
     listener.setblocking(False)
     loop, open_now = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict
+from datetime import UTC, datetime
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -304,6 +305,11 @@ def _settings(request: Any) -> dict[str, str]:
     return {key: plain_text(value, 200) for key, value in found.items()}
 
 
+def _with_the_time(why: str, now: datetime) -> str:
+    """Why a silo is refused; if it is for its clock, with what the clock here says."""
+    return f"{why}; here it is {now.isoformat()}" if why == "Invalid timestamp" else why
+
+
 def main() -> None:
     """Start Flower's SuperLink with the gate before its Control API."""
     made = load()
@@ -316,6 +322,13 @@ def main() -> None:
     inner = vars(place)["ControlAccountAuthInterceptor"]
     gate = {"ControlAccountAuthInterceptor": lambda plugin: GrpcGate(Gate(made), inner(plugin))}
     replace_in(place, **gate, GRPC_MAX_MESSAGE_LENGTH=CALL_BYTES)
+    silos = import_module("flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor")
+    refuse = vars(silos)["_unary_unary_rpc_terminator"]
+
+    def told(why: str) -> grpc.RpcMethodHandler:
+        return refuse(_with_the_time(why, datetime.now(UTC)))
+
+    replace_in(silos, _unary_unary_rpc_terminator=told)
     from coterie.server.machine import lean
 
     with lean.install(made.folder):

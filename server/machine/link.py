@@ -16,7 +16,7 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from io import BytesIO
@@ -27,12 +27,14 @@ from zipfile import ZipFile, ZipInfo
 import grpc
 import tomli_w
 
+from coterie import wire
 from coterie.server.machine import signing
 from coterie.server.machine.signing import Identity
 from coterie.server.runs.config import RunConfig
 from coterie.strategies.errors import FederationError, refused
-from coterie.system.calls import open_channel
+from coterie.system.calls import HttpError, open_channel
 from coterie.system.ports import split_address
+from coterie.system.proxies import answer_on_the_way, through
 
 CONNECT_DEADLINE_S, HANDSHAKE_DEADLINE_S = 10.0, 2.0
 CALL_DEADLINE_S = 30.0
@@ -43,6 +45,8 @@ MANIFEST, BUNDLED_AT = "pyproject.toml", (2024, 10, 1, 0, 0, 0)
 ACT_DEADLINE_S = 120.0
 """Longer: an act waits for another operator's, and makes calls of its own."""
 CONTROL, ACT = "/flwr.proto.Control/", "/coterie.Operators/Act"
+OF_TIME = (9, 10)
+"""OpenSSL's numbers for a certificate that is not valid yet, or any more."""
 STREAMS = ("StreamLogs",)
 Sign = Callable[[str, bytes], signing.Metadata]
 
@@ -94,10 +98,13 @@ class Control:
         channel: to it.
         address: for messages.
         sign: metadata by which a method and its request are known to be an operator's.
+        tls: of the channel; for messages.
     """
 
-    def __init__(self, channel: grpc.Channel, address: str, sign: Sign) -> None:
-        self._channel, self._address, self._sign = channel, address, sign
+    def __init__(
+        self, channel: grpc.Channel, address: str, sign: Sign, *, tls: bool = False
+    ) -> None:
+        self._channel, self._address, self._sign, self._tls = channel, address, sign, tls
 
     def submit(self, config: RunConfig, bundle: bytes = b"") -> int:
         """Start a run; return its id. ``bundle``: as ``bundle_of`` makes it."""
@@ -141,7 +148,7 @@ class Control:
             refused = error.code() == grpc.StatusCode.FAILED_PRECONDITION
             if refused and all(run.ended for run in self.runs(run_id)):
                 return False
-            raise _translated(error, self._address) from error
+            raise self._translated(error) from error
         return True
 
     def num_online(self) -> int:
@@ -170,7 +177,7 @@ class Control:
                 json.loads(call(body, timeout=ACT_DEADLINE_S, metadata=self._sign(ACT, body)))
             )
         except grpc.RpcError as error:
-            raise _translated(error, self._address) from error
+            raise self._translated(error) from error
 
     def log_lines(self, run_id: int, *, deadline_s: float) -> Iterator[str]:
         """What the ServerApp prints, as it comes, until the run ends or the deadline passes."""
@@ -180,13 +187,13 @@ class Control:
                 yield from part.log_output.splitlines()
         except grpc.RpcError as error:
             if error.code() != grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise _translated(error, self._address) from error
+                raise self._translated(error) from error
 
     def _call(self, method: str, **fields: Any) -> Any:
         try:
             return self._method(method, **fields)(timeout=CALL_DEADLINE_S)
         except grpc.RpcError as error:
-            raise _translated(error, self._address) from error
+            raise self._translated(error) from error
 
     def _method(self, method: str, **fields: Any) -> Callable[..., Any]:
         """A call that is signed over the bytes that travel: a stub would encode them again."""
@@ -198,6 +205,20 @@ class Control:
         return partial(
             kind(name, response_deserializer=read), body, metadata=self._sign(name, body)
         )
+
+    def _translated(self, error: grpc.RpcError) -> FederationError:
+        """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
+        details = str(error.details())
+        with suppress(ValueError, KeyError, TypeError):
+            details = str(json.loads(details)["public_message"])
+        where = f"the SuperLink at {self._address}"
+        if answered := answer_on_the_way(str(error.details()))[1]:
+            return FederationError(f"{where} cannot be reached: {answered}")
+        told = f"{where} refuses: {error.code().name}: {details}"
+        if error.code() == grpc.StatusCode.UNAVAILABLE:
+            proxy = through(self._address, tls=self._tls, http=isinstance(error, HttpError))
+            told = f"{wire.sentence(told)} {proxy}" if proxy else told
+        return FederationError(told)
 
 
 def _node(info: Any) -> Node:
@@ -240,7 +261,8 @@ def control(
     try:
         grpc.channel_ready_future(channel).result(timeout=CONNECT_DEADLINE_S)
         ca = _read_certificates(root_certificates) if root_certificates else b""
-        yield Control(channel, address, partial(signing.metadata, identity, ca))
+        sign = partial(signing.metadata, identity, ca)
+        yield Control(channel, address, sign, tls=root_certificates is not None)
     except grpc.FutureTimeoutError as error:
         raise FederationError(
             f"no SuperLink answers at {address} (Control API) within {CONNECT_DEADLINE_S:.0f} s. "
@@ -277,6 +299,13 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
         ):
             pass
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in OF_TIME:
+            raise FederationError(
+                f"the SuperLink at {address} shows a certificate that is not valid by the clock of "
+                f"this machine, which says {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC: "
+                f"{error.verify_message}. Set the clock, by NTP. If it is right, renew the "
+                "certificate with `coterie init FOLDER --renew`, and restart the SuperLink."
+            ) from None
         raise FederationError(
             f"something else listens at {address}: its certificate is not of the CA in "
             f"{root_certificates} ({error.verify_message}). Is it another federation's SuperLink? "
@@ -287,6 +316,8 @@ def _require_trusted(address: str, root_certificates: Path) -> None:
 
 
 def _what_to_do(address: str, root_certificates: Path | None) -> str:
+    if proxy := through(address, tls=root_certificates is not None):
+        return proxy
     try:
         _connected(address).close()
     except (OSError, ValueError, OverflowError):
@@ -318,14 +349,6 @@ def _read_certificates(file: Path) -> bytes:
             f"the CA's certificate {str(file)!r} cannot be read: {error.strerror}. Name the "
             "federation's tls/ca.pem with --root-certificates, or its folder with --federation."
         ) from None
-
-
-def _translated(error: grpc.RpcError, address: str) -> FederationError:
-    """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
-    details = str(error.details())
-    with suppress(ValueError, KeyError, TypeError):
-        details = str(json.loads(details)["public_message"])
-    return FederationError(f"the SuperLink at {address} refuses: {error.code().name}: {details}")
 
 
 def bundle_of(config: RunConfig, note: str = "") -> bytes:

@@ -36,6 +36,12 @@ from coterie.tasks.base import Option
 JOIN_DEADLINE_S, JOIN_MORE_S = 120.0, 0.3
 """Seconds for silos to connect, and for each of them on top."""
 START_DEADLINE_S = 60.0
+LATE_S, LATE_AGAIN_S = 30.0, 60.0
+"""After how long it is said that a run has not begun, and how long after that again."""
+WHERE_TO_LOOK = (
+    "Is its executor running? Its log says what is wrong: logs/executor.log in the federation's "
+    "folder, or what `coterie superlink` prints."
+)
 STOP_DEADLINE_S = 15.0
 ENDING_DEADLINE_S = 60.0
 """How long the process of a run that the SuperLink has ended may take to write so."""
@@ -224,13 +230,61 @@ class LocalFederation:
         return sum(proportional_memory(pid) for pid in family(self.superlink.pids | silos))
 
 
-def follow_run(calls: Control, run_id: int, folder: Path, take: Callable[[Event], None]) -> Event:
-    """Follow a run whose record is on this machine; the SuperLink may be away for a while."""
-    seen = time.monotonic()
+class Start:
+    """The time that a run that was submitted takes to begin at its coordinator.
+
+    Args:
+        run_id: its id.
+        wait_s: that it was told to wait for silos: so long at least this waits as well.
+    """
+
+    def __init__(self, run_id: int, wait_s: float) -> None:
+        self.deadline_s = max(START_DEADLINE_S, wait_s)
+        self._run_id, self._since, self._due_s = run_id, time.monotonic(), LATE_S
+
+    def news(self) -> str:
+        """What to say of it now: after half a minute, and each minute after that.
+
+        Raises:
+            FederationError: it has not begun by the deadline.
+        """
+        waited_s = time.monotonic() - self._since
+        if waited_s > self.deadline_s:
+            raise FederationError(
+                f"the run has not begun after {self.deadline_s:.0f} s. {WHERE_TO_LOOK}"
+            )
+        if waited_s < self._due_s:
+            return ""
+        self._due_s += LATE_AGAIN_S
+        return (
+            f"the coordinator has not started run {self._run_id} for {waited_s:.0f} s. "
+            f"{WHERE_TO_LOOK} Ctrl-C leaves the run as it is."
+        )
+
+
+def follow_run(
+    calls: Control,
+    run_id: int,
+    folder: Path,
+    take: Callable[[Event], None],
+    *,
+    wait_s: float = 0.0,
+) -> Event:
+    """Follow a run whose record is on this machine; the SuperLink may be away for a while.
+
+    Args:
+        calls: to the SuperLink.
+        run_id, folder: of the run.
+        take: is given its events, and one ``waits`` while it does not begin.
+        wait_s: see ``Start``.
+    """
+    start, begun, seen = Start(run_id, wait_s), False, time.monotonic()
     over: float | None = None
 
     def ended() -> str | None:
         nonlocal seen, over
+        if not begun and (news := start.news()):
+            take(Event("waits", text=news))
         try:
             found = calls.runs(run_id)
         except FederationError:
@@ -245,6 +299,7 @@ def follow_run(calls: Control, run_id: int, folder: Path, take: Callable[[Event]
             return None  # its process is about to write how it ended
         return f"{found[0].sub_status}: {found[0].details}"
 
-    for event in events(folder, start_deadline_s=START_DEADLINE_S, ended=ended, run_id=run_id):
+    for event in events(folder, start_deadline_s=start.deadline_s, ended=ended, run_id=run_id):
+        begun = begun or event.run_id == str(run_id)
         take(event)
     return event

@@ -75,6 +75,10 @@ AT_ONCE = 16
 THREADS = 2
 FETCH_S = 1.0
 """How long the objects of one reply are fetched before others have their turn."""
+GONE = (
+    "the rest of it could not be found: the silo has given it up, as its own log says, or has "
+    "sent nothing for minutes."
+)
 
 
 LARGE = 8
@@ -541,7 +545,9 @@ class _BoundedGrid(Grid):
                     return False
         except grpc.RpcError as error:
             reply.why = f"it cannot be fetched: {_said(error)}"
-        except (inflatable_utils.ObjectPullError, ValueError) as error:
+        except inflatable_utils.ObjectPullError:
+            reply.why = GONE
+        except ValueError as error:
             reply.why = str(error)
         return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -15,8 +16,9 @@ from typing import Any, cast
 from coterie.server.site.federation import ENVIRONMENT
 from coterie.strategies.errors import FederationError, refused
 from coterie.system.memory import keeping_freed_memory
-from coterie.system.ports import check_free, free_ports, listens
+from coterie.system.ports import check_free, free_ports, from_here, join_address, listens
 from coterie.system.processes import Program, ProgramError
+from coterie.system.proxies import past_proxies
 
 HTTP_SINCE, NEWEST = (1, 40), (1, 42)
 """Releases of Flower: from which on silos, operators and ServerApps call a SuperLink over HTTP, and
@@ -25,6 +27,8 @@ ENGINES = f"1.34, or {'.'.join(map(str, HTTP_SINCE))} to {'.'.join(map(str, NEWE
 START_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 10.0
 HOST = "127.0.0.1"
+MEANT_SO = ("Option `--insecure` was set", "SuperNode authentication is disabled")
+"""How warnings of Flower's begin of what is meant so: `coterie superlink` says it itself."""
 NO_EXECUTOR = ("--isolation", "process")
 
 
@@ -40,6 +44,15 @@ class Ports:
     def free(cls) -> Ports:
         """Three ports that nothing listens on."""
         return cls(*free_ports(3))
+
+    def at(self, host: str, operators: str = "") -> tuple[str, str, str]:
+        """``HOST:PORT`` for silos, operators and the ServerApp; arguments as in ``command``."""
+        inner = operators or host
+        return (
+            join_address(host, self.fleet),
+            join_address(inner, self.control),
+            join_address(inner, self.runtime),
+        )
 
 
 def engine() -> tuple[int, int]:
@@ -72,7 +85,7 @@ def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
         port = getattr(ports, name)
         where = host if name == "fleet" else operators or host
         try:
-            check_free(f"{where}:{port}")
+            check_free(join_address(where, port))
         except OSError as error:
             raise refused(
                 f"port {port} on {where} ({name} API) cannot be used: {error.strerror}. "
@@ -81,13 +94,15 @@ def require_free(host: str, ports: Ports, *, operators: str = "") -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """Environment of a SuperLink: no telemetry, no update check, its files under ``home``."""
+    """Environment of a SuperLink: no telemetry, no update check, its files under ``home``, no proxy
+    between its parts."""
     own_scripts = str(Path(sys.executable).parent)
     # A federation that the user's commands mean by default has no say in another SuperLink.
     inherited = {key: value for key, value in os.environ.items() if key != ENVIRONMENT}
     return {
         **keeping_freed_memory(),
         **inherited,
+        **past_proxies(inherited),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_HOME": str(home / "flwr"),
@@ -100,7 +115,11 @@ def environment(home: Path) -> dict[str, str]:
 def flower_command(name: str) -> Callable[[], None]:
     """One of Flower's commands, to be called here, with its arguments in ``sys.argv``."""
     (found,) = entry_points(group="console_scripts", name=name)
-    return cast(Callable[[], None], found.load())
+    command = cast(Callable[[], None], found.load())
+    for handler in logging.getLogger("flwr").handlers:
+        vars(handler)["colored"] = sys.stderr.isatty()
+        handler.addFilter(lambda record: not str(record.msg).startswith(MEANT_SO))
+    return command
 
 
 def replace_in(module: ModuleType, **values: Any) -> None:
@@ -151,12 +170,9 @@ def plain_command(
         operators: address to listen on for operators and the ServerApp, if it is another.
         database: SQLite file of its state, on a local disk; None keeps it in memory.
     """
-    inner = operators or host
     options = ["--insecure", *NO_EXECUTOR]
     options += ["--database", str(database)] if database else []
-    return command(
-        f"{host}:{ports.fleet}", f"{inner}:{ports.control}", f"{inner}:{ports.runtime}", *options
-    )
+    return command(*ports.at(host, operators), *options)
 
 
 def executor_command(address: str, *options: str) -> list[str]:
@@ -165,7 +181,7 @@ def executor_command(address: str, *options: str) -> list[str]:
         *(sys.executable, "-m", "coterie.server.machine.executor"),
         "--insecure",  # between processes of one machine, or in a network that is trusted
         *("--plugin-type", "serverapp"),
-        *("--appio-api-address", address),
+        *("--appio-api-address", from_here(address)),
         *options,
     ]
 

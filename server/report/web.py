@@ -30,7 +30,7 @@ from coterie.server.runs.record import (
     read_run,
 )
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
-from coterie.system.ports import is_loopback
+from coterie.system.ports import is_loopback, join_address
 from coterie.system.tokens import TokenHandler, TokenServer, new_token
 
 REST = 4.0
@@ -155,8 +155,8 @@ def make_server(page: LivePage, *, host: str, port: int, token: str) -> Threadin
         return _Server((host, port), page, token)
     except OSError as error:
         raise FederationError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}. Another --port may be"
-            " free.",
+            f"cannot listen on {join_address(host, port)}: {error.strerror or error}. Another "
+            "--port may be free.",
             exit_code=EXIT_CONFIG,
         ) from None
 
@@ -171,8 +171,7 @@ def serve(run: str | None, *, root: Path | None, host: str, port: int, token: st
         find_run(run, root)
     token = token or new_token()
     with make_server(LivePage(run, root), host=host, port=port, token=token) as server:
-        shown = f"[{host}]" if ":" in host else host
-        address = f"http://{shown}:{server.server_address[1]}/?token={token}"
+        address = f"http://{join_address(host, server.server_address[1])}/?token={token}"
         print(f"{address} (Ctrl-C ends it)", flush=True)
         if not is_loopback(host):
             print(

@@ -16,9 +16,6 @@ from coterie import wire
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.rounds.roster import MOST_REASONS, DescribedRoster, Silo, by_reason
 
-QUIET_S = 2.0
-"""So long nobody new must have come before a run gives up on those who are here: others may be
-connecting just now."""
 CHECK_AGAIN_S = 1.0
 """How often to look whether silos that were not asked are to be asked after all."""
 SERVES = re.compile(r"serves task ((?:'[^']{1,256}'(?:, )?)+)")
@@ -32,10 +29,6 @@ class Known(Protocol):
         """Why a silo need not be asked whether it serves a task; empty if it is to be asked."""
         ...
 
-    def serving(self, task: str) -> frozenset[int]:
-        """Nodes that have said they serve a task."""
-        ...
-
     def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
         """Silo → its node, and which tasks it says it serves."""
         ...
@@ -47,8 +40,7 @@ class EnrolledRoster(DescribedRoster):
 
     A federation may have several studies: that a silo is of another one is no error, and one that
     is known to be is not asked. A run that so many enrolled silos refuse that too few are left who
-    could come ends at once; so does one whose task nobody who is here serves, if as many are here
-    as it needs or its task is a slip of theirs, and nobody who is away has said it serves it.
+    could come ends at once. One whose task nobody who is here serves waits: its silos may come.
 
     Attributes:
         known: of enrolled silos, from earlier runs; what this run learns is added.
@@ -60,8 +52,6 @@ class EnrolledRoster(DescribedRoster):
     _heard: dict[int, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
     """Node → the name and the tasks that it has just stated."""
     _next_check: float = 0.0
-    _quiet: tuple[int, float] = (0, 0.0)
-    """How many nodes had answered, and since when so many."""
 
     def _describe(self, grid: Grid, new: Sequence[int], deadline_s: float) -> None:
         names = self.enrolled() if self.enrolled is not None and new else {}
@@ -117,35 +107,7 @@ class EnrolledRoster(DescribedRoster):
             if too_few or (not here and why and len(why) == len(enrolled)):
                 told = {enrolled[node]: reason for node, reason in why.items()}
                 raise self._hopeless(told, could if len(why) < len(enrolled) else 0)
-        if number <= 1 and not here:
-            self._require_task()
         return here
-
-    def _require_task(self) -> None:
-        """Give up if all who are here have answered that they serve other tasks.
-
-        Raises:
-            FederationError: nobody who could be meant is missing.
-        """
-        reasons = set(self._refused_nodes.values())
-        if len(self._refused_nodes) != self._quiet[0]:
-            self._quiet = len(self._refused_nodes), time.monotonic()
-        if self._silent or not all(wire.OTHER_TASK in reason for reason in reasons):
-            return
-        enough = len(self._refused_nodes) >= self.min_silos or self._nearest(reasons)
-        if not reasons or not enough or time.monotonic() - self._quiet[1] < QUIET_S:
-            return
-        names = {} if self.enrolled is None else self.enrolled()
-        if self.known is not None and self.known.serving(self.task) & names.keys():
-            return
-        told = " ".join(by_reason(self.elsewhere)[:MOST_REASONS])
-        raise FederationError(
-            f"no silo that is here serves the run's task: {told} {self._advice(reasons)}, or start "
-            f"silos that serve {self.task!r} first.",
-            round_number=1,
-            phase="roster",
-            exit_code=EXIT_NO_SILOS,
-        )
 
     def _refuse(self, node: int, who: str, reason: str) -> None:
         if who in ("", f"node {node}") and self.enrolled is not None:
@@ -168,6 +130,10 @@ class EnrolledRoster(DescribedRoster):
             phase="roster",
             exit_code=EXIT_NO_SILOS,
         )
+
+    def _hint(self) -> str:
+        near = "" if self._by_node else self._nearest(set(self.elsewhere.values()))
+        return f". Did you mean --task {near}?" if near else ""
 
     def _after_waiting(self) -> str:
         reasons = set(self.elsewhere.values())

@@ -91,10 +91,6 @@ class Contacts:
             return ""
         return f"it serves task {', '.join(map(repr, served.tasks))}, {wire.OTHER_TASK} {task!r}."
 
-    def serving(self, task: str) -> frozenset[int]:
-        """Nodes that have said they serve a task."""
-        return frozenset(one.node for one in self.served().values() if task in one.tasks)
-
     def note(self, told: Mapping[str, tuple[int, tuple[str, ...]]]) -> None:
         """Write down what silos said of themselves; a failure costs only that they are asked again.
 

@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +30,14 @@ from coterie.server.site import certificates
 from coterie.strategies.errors import refused
 from coterie.system import logs
 from coterie.system.files import make_folder, write_atomically
-from coterie.system.ports import listen_address
+from coterie.system.ports import (
+    address_of,
+    from_here,
+    is_loopback,
+    join_address,
+    listen_address,
+    split_address,
+)
 
 ENVIRONMENT = "COTERIE_FEDERATION"
 """The folder, for commands that are not told one, and for the ServerApp."""
@@ -73,17 +79,7 @@ log_format = "text"
 """
 
 
-def _has_a_port(address: str) -> str:
-    if not 1 <= _split(address)[1] <= 65535:
-        raise ValueError(f"the port must be from 1 to 65535. Got {address!r}")
-    return address
-
-
-Address = Annotated[
-    str,
-    Field(pattern=r"^(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}$"),
-    AfterValidator(_has_a_port),
-]
+Address = Annotated[str, AfterValidator(address_of)]
 
 
 class _Section(BaseModel):
@@ -156,13 +152,12 @@ class Federation:
     @property
     def control_address(self) -> str:
         """Where an operator on this machine connects."""
-        host, port = _split(self.config.listen.operators)
-        return f"{'127.0.0.1' if host in ('0.0.0.0', '[::]') else host}:{port}"
+        return from_here(self.config.listen.operators)
 
     @property
     def is_open_to_operators_elsewhere(self) -> bool:
         """Whether other machines reach the operators' API."""
-        return _split(self.config.listen.operators)[0] not in ("127.0.0.1", "localhost", "[::1]")
+        return not is_loopback(split_address(self.config.listen.operators)[0])
 
     def monitored(self, *, metrics: str = "", log_format: str = "") -> Federation:
         """The same with what a command line says of its monitoring, and the environment.
@@ -184,7 +179,7 @@ class Federation:
     @property
     def names(self) -> list[str]:
         """Hosts under which silos come."""
-        return [_split(address)[0] for address in self.config.addresses]
+        return [split_address(address)[0] for address in self.config.addresses]
 
     def renew_certificate(self, *, always: bool = False) -> str:
         """Renew the server's certificate if needed; return why, or an empty text."""
@@ -232,16 +227,20 @@ def create(
             f"{folder} holds a federation already. To renew its certificate: "
             f"coterie init {folder} --renew"
         )
-    complete = [_with_port(address, fleet_port or DEFAULT_PORT) for address in addresses]
+    try:
+        complete = [address_of(address, fleet_port or DEFAULT_PORT) for address in addresses]
+    except ValueError as error:
+        raise refused(f"--address {error}.") from None
+    host, port = split_address(complete[0])
     text = TEMPLATE.format(
         addresses=", ".join(f'"{address}"' for address in complete),
-        silos=f"0.0.0.0:{fleet_port or complete[0].rpartition(':')[2]}",
-        operators=f"{operators}:{control_port}",
+        silos=join_address("::" if ":" in host else "0.0.0.0", fleet_port or port),
+        operators=join_address(operators, control_port),
         serverapp=f"127.0.0.1:{runtime_port}",
     )
     _read(text, "--address")
     make_folder(folder, private=True)  # the database holds models
-    certificates.make_ca(folder / "tls", _split(complete[0])[0])
+    certificates.make_ca(folder / "tls", host)
     make_folder(folder / "runs")
     write_atomically(file, text.encode())  # last: what has a coterie.toml is whole
     federation = load(folder)
@@ -298,21 +297,7 @@ def _read(text: str, source: str) -> _Config:
 
 
 def _problem(entry: ErrorDetails) -> str:
-    known = {
-        "extra_forbidden": "there is no such key",
-        "string_pattern_mismatch": "must be HOST:PORT, an IPv6 address in brackets",
-    }
+    known = {"extra_forbidden": "there is no such key"}
     where = ".".join(str(part) for part in entry["loc"])
     text = entry["msg"].removeprefix("Value error, ")
     return f"{where}: {known.get(entry['type'], text[:1].lower() + text[1:])}"
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host, int(port)
-
-
-def _with_port(address: str, port: int) -> str:
-    has_port = re.search(r"^[^:]+:\d+$|\]:\d+$", address)
-    bare_v6 = address.count(":") > 1 and not address.startswith("[")
-    return address if has_port else f"{f'[{address}]' if bare_v6 else address}:{port}"

@@ -21,10 +21,28 @@ log = logging.getLogger("coterie.run")
 PAUSE_SHARE = 0.02
 """The pause between two pulls, as a share of the time waited so far: a round of a second is
 answered within 20 ms, a round of an hour costs the SuperLink next to nothing."""
+SILENT_S = 60.0
+"""For so long a SuperLink waits for a silo's heartbeat: twice what silos announce."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.005, 1.0
 PULL_SHARE = 0.25
 """Most of the time that may go into pulls which bring nothing: asking after a thousand messages
 costs the SuperLink what it needs to pass them on."""
+
+BY_SUPERLINK = {
+    3: "it took too long, or was removed: the SuperLink has deleted what it was sent.",
+    4: "its reply came too late: the SuperLink has deleted it.",
+    5: f"it has not been heard of for {SILENT_S:.0f} s.",
+}
+BY_SUPERNODE = {
+    0: "it answered with an error",
+    1: "it cannot load its app",
+    2: "it failed in its app",
+    6: "it lacks what a mod of its app needs",
+    7: "it does not take the run's app",
+    8: "it lost its app before it answered",
+}
+"""What Flower's error codes mean: those that its SuperLink sets in a silo's place, without more to
+say, and those that come from a SuperNode, with its reason."""
 
 
 @runtime_checkable
@@ -105,14 +123,23 @@ def admit(reply: Message, message: Message) -> Message:
     """The reply, or an error reply in its place if nothing of it may be looked at."""
     try:
         if reply.has_error():
-            reason = wire.plain_text(reply.error.reason or "it answered with an error.")
-            reply.error = Error(int(reply.error.code), reason)
+            code = int(reply.error.code)
+            reply.error = Error(code, wire.plain_text(_why(code, reply.error.reason or "")))
             return reply
         most = wire.most_bytes(message.metadata.message_type, wire.num_array_bytes(message.content))
         objection = wire.content_objection(reply.content, max_bytes=most)
     except Exception as error:  # made of what came from elsewhere: of any kind
         objection = wire.plain_text(error)
     return _unreadable(message, objection) if objection else reply
+
+
+def _why(code: int, reason: str) -> str:
+    """An error's reason; of Flower's own errors in words of ours."""
+    if code in BY_SUPERLINK:
+        return BY_SUPERLINK[code]
+    if code in BY_SUPERNODE:
+        return f"{BY_SUPERNODE[code]}: {reason}" if reason else f"{BY_SUPERNODE[code]}."
+    return reason or "it answered with an error."
 
 
 def _unreadable(message: Message, why: str) -> Message:

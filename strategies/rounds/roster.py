@@ -267,8 +267,8 @@ class DescribedRoster:
             text += reasons
             if reasons != known or time.monotonic() - self._said >= SAY_AGAIN_S:
                 self._said, known = time.monotonic(), reasons
-                log.info(text)
-                self.on_wait(text)
+                log.info("%s", text + self._hint())
+                self.on_wait(text + self._hint())
             if now >= started + patience_s:
                 later = self._later.values()  # told already
                 untold = {who: why for who, why in self.refused.items() if why not in later}
@@ -291,6 +291,10 @@ class DescribedRoster:
         return "".join(f"; {reason.rstrip('.')}" for reason in found[:MOST_REASONS]) + (
             f"; and {more} more" if more > 0 else ""
         )
+
+    def _hint(self) -> str:
+        """What else to say while nobody is here who can take part."""
+        return ""
 
     def _after_waiting(self) -> str:
         """What to do where too few silos came."""

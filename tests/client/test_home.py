@@ -12,6 +12,7 @@ from coterie.client.home.settings import SettingsError
 from coterie.server.site.certificates import make_ca
 from coterie.tasks.base import TaskError
 from coterie.wire.enrolment import Bundle, read_request, write_bundle
+from tests.commands import coterie
 
 
 def test_a_new_folder_holds_a_key_that_only_its_owner_reads(tmp_path: Path) -> None:
@@ -182,3 +183,22 @@ def test_a_folder_serves_one_process(tmp_path: Path) -> None:
         pass
     with locked(home.folder):
         pass
+
+
+def test_a_bundle_with_another_address_says_what_it_replaces(tmp_path: Path) -> None:
+    make_ca(tmp_path / "tls", "study")
+    ca = (tmp_path / "tls" / "ca.pem").read_bytes()
+    home = create(tmp_path / "a", "a")
+    old, new = "old.example.org:9092", "new.example.org:9092"
+
+    def join(address: str) -> str:
+        bundle = write_bundle(Bundle("a", home.fingerprint(), address, ca))
+        return coterie("silo", "join", "--home", str(home.folder), bundle).stderr
+
+    for address in (new, new):
+        said = join(address)
+        assert "replaces" not in said and "Next: coterie silo start" in said
+    said = join(old)
+    assert f"This replaces {new} by {old}. If the coordinator is not there" in said
+    with locked(home.folder):
+        assert "is running, and keeps the address" in join(new)

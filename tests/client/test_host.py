@@ -26,12 +26,11 @@ from coterie.client.resident.host import GaveUpError, Host
 from coterie.client.resident.ledger import outbound
 from coterie.client.resident.link import (
     Connection,
-    LinkError,
     Received,
-    RunEndedError,
     TooLargeError,
     UnreadableError,
 )
+from coterie.client.resident.lost import LinkError, NotPassedError, RunEndedError
 from coterie.client.resident.outbox import Outbox, Unsent
 from coterie.client.resident.sharing import ObjectCache
 
@@ -259,6 +258,34 @@ def test_a_way_that_stays_cut_ends_the_silo_after_its_patience(world: World) -> 
     world.connections = [[LinkError("cut", holds=True)] * 50]
     with pytest.raises(GaveUpError, match=r"gave up after 3\d s: cut"):
         world.host.run()
+
+
+def test_a_reply_that_no_proxy_lets_pass_is_given_up_and_an_error_goes_in_its_place(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    why = "a proxy on the way refuses messages of this size (413)."
+    world.send_errors = [NotPassedError(why, holds=True)]
+    world.connections = [[message(text="1"), message(text="2")]]
+    world.host.run()
+    assert texts(world) == [f"its reply did not get through: {why}", "2"]
+    assert world.sent[0].error.code == wire.UNREADABLE
+    assert world.sent[0].metadata.reply_to_message_id == "id" and world.opened == 1
+    assert f"a reply is given up: {why}" in caplog.text
+
+
+def test_patience_ends_where_not_even_an_error_gets_through(world: World) -> None:
+    world.send_errors = [NotPassedError("nothing passes", holds=True)] * 50
+    world.connections = [[message(text="1")]]
+    with pytest.raises(GaveUpError, match=r"gave up after 3\d s: nothing passes\. --patience"):
+        world.host.run()
+
+
+def test_who_gives_up_says_what_would_go_on(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.connections = [LinkError("the SuperLink was lost: Connection refused")] * 50
+    with pytest.raises(GaveUpError, match=r"Connection refused\. --patience .*silo service"):
+        world.host.run()
+    left = re.findall(r"refused\. Trying again, for another (\d+) s\.", caplog.text)
+    assert len(left) > 5 and sorted(map(int, left), reverse=True) == list(map(int, left))
 
 
 def test_a_reply_that_could_not_be_sent_is_sent_by_the_next_process(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
@@ -19,10 +21,14 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError, ObjectUn
 import coterie.client.resident.link
 from coterie import wire
 from coterie.client.resident.fleet import _Node
-from coterie.client.resident.link import FleetLink, LinkError, UnreadableError, _retry
+from coterie.client.resident.link import FleetLink, UnreadableError, _retry
+from coterie.client.resident.lost import LinkError, NotPassedError, Way, meaning_of, refusal_of
 from coterie.client.resident.outbox import Unsent
 from coterie.client.resident.sharing import ObjectCache
+from coterie.server.machine.gate import _with_the_time
 from coterie.wire.flower import message_to_proto
+
+WAY = Way("fl.example.org:9092", tls=True)
 
 
 class CallError(grpc.RpcError):
@@ -90,9 +96,8 @@ def test_what_stays_wrong_is_asked_once(code: Any, details: str) -> None:
     ("details", "holds"), [("Timestamp is too old", True), ("invalid signature", False)]
 )
 def test_a_clock_that_jumped_is_no_loss_of_the_connection(details: str, holds: bool) -> None:
-    with pytest.raises(LinkError) as caught, coterie.client.resident.link._translated():
-        raise CallError(grpc.StatusCode.UNAUTHENTICATED, details)
-    assert caught.value.holds is holds
+    lost = meaning_of(CallError(grpc.StatusCode.UNAUTHENTICATED, details), WAY)
+    assert isinstance(lost, LinkError) and lost.holds is holds
 
 
 @pytest.mark.parametrize("cache", [None, ObjectCache()])
@@ -262,3 +267,70 @@ def test_objects_that_do_not_come_or_are_not_taken_end_no_silo(
     with pytest.raises(LinkError, match="Failed to push object") as refused:
         link.send(Unsent((Message(RecordDict(), reply_to=asked),), 1.5, 1))
     assert refused.value.retry and refused.value.holds, "the reply is sent again"
+
+
+# ---------------------------------------------------------------- in words
+
+
+@pytest.mark.parametrize("details", ["Deadline Exceeded", "Connection refused.", "who?"])
+def test_a_text_of_grpc_ends_before_the_next_sentence_begins(details: str) -> None:
+    for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        for said in (meaning_of(CallError(code, details), WAY),
+                     refusal_of(CallError(code, details), Way("a:1", tls=False))):  # fmt: skip
+            assert re.search(r"(Deadline Exceeded\.|refused\.|who\?)( This silo|$)", str(said))
+
+
+@pytest.mark.parametrize("why", ["certificate is not yet valid", "certificate has expired"])
+def test_a_certificate_that_is_not_valid_now_is_a_matter_of_clocks(why: str) -> None:
+    details = f"Ssl handshake failed: SSL_ERROR_SSL: CERTIFICATE_VERIFY_FAILED: {why}: OK"
+    error = refusal_of(CallError(grpc.StatusCode.UNAVAILABLE, details), WAY)
+    assert "by the clock of this machine, which says 20" in str(error) and why in str(error)
+    assert error.retry and "proxy" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("off_s", "said"), [(60, "this one is 60 s ahead, says"), (-400, "this one is 400 s behind")]
+)
+def test_a_silo_is_told_by_how_much_its_clock_is_off(off_s: int, said: str) -> None:
+    theirs = datetime.now(UTC) - timedelta(seconds=off_s)
+    for details in (
+        _with_the_time("Invalid timestamp", theirs),
+        f"no. (its timestamp is {off_s:+} s off)",
+    ):
+        error = refusal_of(CallError(grpc.StatusCode.UNAUTHENTICATED, details), WAY)
+        assert said in str(error) and "Set both by NTP." in str(error)
+    assert _with_the_time("Invalid signature", theirs) == "Invalid signature"
+
+
+def test_a_coordinator_that_does_not_tell_its_time_is_understood() -> None:
+    error = refusal_of(CallError(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp"), WAY)
+    assert "differ too much: this one says 20" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "given_up"), [(413, True), (403, False), (404, False), (502, False), (504, False)]
+)
+def test_what_a_proxy_answers_is_no_word_of_the_superlink(status: int, given_up: bool) -> None:
+    """403 is not the end of the run, 404 no call that is missing; 413 stays."""
+    code = {403: grpc.StatusCode.PERMISSION_DENIED, 404: grpc.StatusCode.UNIMPLEMENTED}
+    details = f"Received http2 header with status: {status}"
+    error = CallError(code.get(status, grpc.StatusCode.UNKNOWN), details)
+    lost, refused = meaning_of(error, WAY), refusal_of(error, WAY)
+    assert isinstance(lost, LinkError) and lost.holds
+    assert isinstance(lost, NotPassedError) == given_up
+    assert "a proxy on the way" in str(lost) and f"({status})." in str(refused)
+
+
+def test_a_message_that_is_larger_than_the_superlink_takes_is_given_up() -> None:
+    details = "SERVER: Received message larger than max (5000000 vs. 4194304)"
+    error = meaning_of(CallError(grpc.StatusCode.RESOURCE_EXHAUSTED, details), WAY)
+    assert isinstance(error, NotPassedError) and details in str(error)
+
+
+def test_an_error_of_a_call_through_a_proxy_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
+    cut = CallError(grpc.StatusCode.UNAVAILABLE, "Connection refused")
+    for said in (meaning_of(cut, WAY), refusal_of(cut, WAY)):
+        assert "Connection refused. Calls to fl.example.org go through the proxy" in str(said)
+    here = refusal_of(cut, Way("127.0.0.1:9092", tls=False))
+    assert "proxy" not in str(here) and "does the SuperLink want it?" in str(here)

@@ -25,7 +25,8 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id
 from coterie import wire
 from coterie.client.app import app
 from coterie.client.resident import fleet
-from coterie.client.resident.link import Connection, FleetLink, LinkError, RunEndedError, connect
+from coterie.client.resident.link import Connection, FleetLink, connect
+from coterie.client.resident.lost import LinkError, RunEndedError
 from coterie.client.resident.outbox import Unsent
 from coterie.system.calls import Retry, open_channel
 from coterie.wire.enrolment import public_pem

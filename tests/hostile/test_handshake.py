@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from coterie.client.resident import link
-from coterie.client.resident.link import Connection, LinkError, connect
+from coterie.client.resident.link import Connection, connect
+from coterie.client.resident.lost import LinkError
 from coterie.server.site import certificates
 from tests.hostile.proxy import Proxy
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.app.message.message import remove_content_from_message
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto import fleet_pb2, message_pb2
@@ -103,10 +103,11 @@ class SuperLink:
             assert self.fleet.pull_object(wanted, self.state).object_available
         return message_from_proto(answer.messages_list[0])
 
-    def reply(self, message: Message, numbers: int) -> None:
-        """The silo answers with so many numbers."""
+    def reply(self, message: Message, numbers: int, *, whole: bool = True, why: str = "") -> str:
+        """The silo answers with so many numbers, or with an error; returns the reply's id."""
         arrays = ArrayRecord({"w": Array(np.ones(numbers, np.uint8))})
-        reply = Message(RecordDict({"arrays": arrays}), reply_to=message)
+        content = Error(wire.UNREADABLE, why) if why else RecordDict({"arrays": arrays})
+        reply = Message(content, reply_to=message)
         reply.metadata.__dict__["_message_id"] = reply.object_id
         found = inflatable_object.get_all_nested_objects(reply)
         tree = inflatable_object.get_object_tree(reply)
@@ -117,7 +118,7 @@ class SuperLink:
             ),
             self.state,
         )
-        for name in answer.objects_to_push:
+        for name in answer.objects_to_push if whole else ():
             request = message_pb2.PushObjectRequest(
                 node=self.node,
                 run_id=self.run,
@@ -126,6 +127,7 @@ class SuperLink:
                 object_content=found[name].deflate(),
             )
             self.fleet.push_object(request, self.state)
+        return reply.metadata.message_id
 
     def got(self, message_id: str) -> Any:
         """The header of the reply, as the run's process gets it."""
@@ -164,6 +166,28 @@ def test_who_sends_too_much_is_answered_for_in_words_and_the_disk_gets_no_more(
         refused.metadata.message_id, {refused.metadata.message_id: content}, max_bytes=0
     )
     assert told.error.reason == refused.error.reason
+
+
+def test_an_error_takes_the_place_of_a_reply_of_which_the_rest_does_not_come(
+    superlink: SuperLink,
+) -> None:
+    asked = superlink.ask(1000)
+    message = superlink.receive()
+    first = superlink.reply(message, 1000, whole=False)
+    assert superlink.got(asked).metadata.message_id == first
+    superlink.reply(message, 0, why="it did not get through")
+    second = superlink.got(asked)
+    assert second.error.reason == "it did not get through"
+    assert superlink.state.get_object(superlink.run, first) is None
+
+
+def test_a_reply_that_is_whole_stays(superlink: SuperLink) -> None:
+    asked = superlink.ask(1000)
+    message = superlink.receive()
+    first = superlink.reply(message, 1000)
+    superlink.reply(message, 0, why="another")
+    assert superlink.got(asked).metadata.message_id == first
+    assert superlink.state.get_object(superlink.run, first)
 
 
 def test_one_reply_at_a_time(superlink: SuperLink) -> None:

@@ -356,7 +356,7 @@ def test_a_run_that_failed_tells_its_reason_once(
 ) -> None:
     last = Event("end", status="failed", error="the disk is full", seconds=1.0)
 
-    def follow(_: Any, __: int, ___: Path, take: Callable[[Event], None]) -> Event:
+    def follow(_: Any, __: int, ___: Path, take: Callable[[Event], None], **____: Any) -> Event:
         take(last)
         return last
 
@@ -394,7 +394,7 @@ def test_ctrl_c_says_that_the_run_goes_on_and_how_to_end_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def interrupted(*_: Any) -> dict[str, Any]:
+    def interrupted(*_: Any, **__: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(coterie.server.cli.commands, "follow_run", interrupted)
@@ -412,7 +412,7 @@ def test_how_to_go_on_names_the_options_that_were_given(
 ) -> None:
     told: list[Event] = []
 
-    def follow(*given: Any) -> Event:
+    def follow(*given: Any, **_: Any) -> Event:
         for event in told:
             given[-1](event)
         return Event("end", status="failed", error="no silos")

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+import coterie.server.cli.commands
+import coterie.server.machine.local
 import coterie.server.runs.record.follow
 from benchmarks.engine.synthetic import write_run
 from coterie.server.cli.commands import watch_run
 from coterie.server.cli.options import Given
 from coterie.server.machine.link import RunInfo
-from coterie.server.machine.local import follow_run
+from coterie.server.machine.local import Start, follow_run
 from coterie.server.runs.record import Event, event_of
 from coterie.server.runs.record.follow import Progress, events
 from coterie.strategies import FederationError
@@ -179,6 +184,57 @@ def test_a_run_that_was_stopped_is_given_time_to_write_how_it_ended(
     write(tmp_path, {"event": "resume", "run_id": "2"})
     with pytest.raises(FederationError, match="did not record how it ended: stopped"):
         follow_run(Calls(), 2, tmp_path, told.append)  # type: ignore[arg-type]
+
+
+class Pending:
+    """A SuperLink at which a run is not begun before the clock of the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, until_s: float, step_s: float) -> None:
+        self.now, self.until_s = 0.0, until_s
+        clock = SimpleNamespace(monotonic=lambda: self.now, sleep=lambda _: self._pass(step_s))
+        monkeypatch.setattr(coterie.server.machine.local, "time", clock)
+        monkeypatch.setattr(coterie.server.runs.record.follow, "time", clock)
+        monkeypatch.setattr(coterie.server.cli.commands, "time", clock)
+
+    def _pass(self, seconds: float) -> None:
+        self.now += seconds
+
+    def runs(self, run_id: int) -> list[RunInfo]:
+        return [RunInfo(run_id, "pending" if self.now < self.until_s else "finished", "", "", "")]
+
+    def log_lines(self, run_id: int, *, deadline_s: float) -> list[str]:
+        return ["begun"]
+
+
+NOT_STARTED = "the coordinator has not started run 7 for {} s. Is its executor running?"
+
+
+@pytest.mark.parametrize(("wait_s", "said"), [(10.0, ["30"]), (170.0, ["30", "90", "150"])])
+def test_a_run_that_the_coordinator_does_not_start_is_said_to_wait_and_not_for_ever(
+    wait_s: float, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: Any = Pending(monkeypatch, until_s=1e6, step_s=5.0)
+    told: list[Event] = []
+    with pytest.raises(FederationError, match="has not begun after") as caught:
+        follow_run(calls, 7, tmp_path, told.append, wait_s=wait_s)
+    assert f"after {max(wait_s, 60):.0f} s" in str(caught.value)
+    assert kinds(told) == ["waits"] * len(said)
+    for event, seconds in zip(told, said, strict=True):
+        assert event.text.startswith(NOT_STARTED.format(seconds))
+        assert "logs/executor.log" in event.text and "Ctrl-C" in event.text
+
+
+def test_the_same_of_a_run_whose_record_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=500)
+    calls: Any = Pending(monkeypatch, until_s=100.0, step_s=5.0)
+    follow_log = coterie.server.cli.commands._follow_log
+    assert follow_log(console, calls, 7, Start(7, 300.0)) != 0
+    first, second, then = console.file.getvalue().splitlines()[:3]  # type: ignore[attr-defined]
+    assert first.startswith(NOT_STARTED.format(30)) and second.startswith(NOT_STARTED.format(90))
+    assert then == "begun"
+    calls.until_s = 1e6
+    with pytest.raises(FederationError, match="has not begun after 300 s"):
+        follow_log(console, calls, 7, Start(7, 300.0))
 
 
 # ---------------------------------------------------------------- progress

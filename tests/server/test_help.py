@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import coterie.client.resident.serve
 from coterie.client.resident.host import GaveUpError
-from coterie.client.resident.link import LinkError
+from coterie.client.resident.lost import LinkError
 from coterie.server.cli.main import app, main
 from coterie.server.runs.config import all_keys
 

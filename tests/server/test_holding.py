@@ -25,7 +25,8 @@ from flwr.supercore.object_store import ObjectStoreFactory
 from flwr.superlink.federation import NoOpFederationManager
 
 from coterie import wire
-from coterie.client.resident.link import Connection, FleetLink, LinkError, connect
+from coterie.client.resident.link import Connection, FleetLink, connect
+from coterie.client.resident.lost import LinkError
 from coterie.server.machine import holding
 from coterie.server.machine.allowance import handlers
 from coterie.server.machine.holding import FullError, Room

@@ -19,7 +19,6 @@ import coterie.server.runs.record.recorder
 from coterie import wire
 from coterie.client.app import app
 from coterie.server.paths import default_runs_dir
-from coterie.server.runs import roster as server_roster
 from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.metrics import Lead
@@ -333,66 +332,29 @@ def test_a_task_that_too_few_enrolled_silos_may_serve_ends_the_run_at_once(
     assert record(tmp_path / "run")["refused"] == {}
 
 
-class _SaidBefore:
-    """What is known of silos that are away."""
-
-    def __init__(self, serving: dict[int, str]) -> None:
-        self.tasks = serving
-
-    def objection(self, node: int, name: str, task: str) -> str:
-        return ""
-
-    def serving(self, task: str) -> frozenset[int]:
-        return frozenset(node for node, own in self.tasks.items() if own == task)
-
-    def note(self, told: Any) -> None:
-        pass
-
-
+@pytest.mark.parametrize("away", [None, 3])
 @pytest.mark.parametrize(
-    ("keys", "away", "known", "said"),
-    [
-        ({"task": "digit", "min-silos": 9}, None, {}, "Did you mean --task digits?"),
-        ({"task": "mnist", "min-silos": 3}, None, {}, "start silos that serve 'mnist' first"),
-        ({"task": "mnist", "min-silos": 4}, None, {}, ""),
-        ({"task": "mnist", "min-silos": 3}, 3, {}, "start silos that serve 'mnist' first"),
-        ({"task": "digit", "min-silos": 3}, 3, {99: "other"}, "Did you mean --task digits?"),
-        ({"task": "mnist", "min-silos": 3}, 3, {99: "mnist"}, ""),
-    ],
+    ("task", "hint"), [("digit", ". Did you mean --task digits?"), ("mnist", "")]
 )
-def test_a_task_that_nobody_here_serves_ends_the_run_unless_others_may_come(
-    keys: dict[str, Any],
-    away: int | None,
-    known: dict[int, str],
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_run_whose_silos_are_not_there_yet_waits_for_them(
+    task: str, hint: str, away: int | None, tmp_path: Path
 ) -> None:
-    """Also where nobody is enrolled, and where silos have not said before what they serve."""
-    monkeypatch.setattr(server_roster, "QUIET_S", 0.0)
+    """Also where nobody is enrolled: only silos of another study are connected."""
     grid = InProcessGrid(app, three())
     names = dict(zip(grid.get_node_ids(), "abc", strict=True))
     names |= dict.fromkeys(range(99, 99 + (away or 0)), "away")
-    wait_s = 100.0 if said else 0.3
-    config = RunConfig.read(SHORT | keys | {"wait-for-silos": wait_s})
-    with pytest.raises(FederationError) as caught:
+    config = RunConfig.read(SHORT | {"task": task, "min-silos": 3, "wait-for-silos": 0.3})
+    with pytest.raises(FederationError, match="gave up after 0 s") as caught:
         execute(
             *(grid, config),
             run_id=42,
             folder=tmp_path / "run",
             enrolled=None if away is None else lambda: names,
-            known=_SaidBefore(known),
         )
-    why = f"a, b, c serve task 'digits', the run is of task '{keys['task']}'"
-    assert why in str(caught.value)
-    if said:
-        assert "no silo that is here serves the run's task" in str(caught.value)
-        assert said in str(caught.value)
-        return
-    assert "gave up after 0 s" in str(caught.value), "it waited"
+    why = f"a, b, c serve task 'digits', the run is of task '{task}'"
+    assert why in str(caught.value) and f"start silos that serve '{task}'" in str(caught.value)
     (waits,) = [event for event in lines(tmp_path / "run") if event["event"] == "waits"]
-    least = keys["min-silos"]
-    assert waits["text"] == f"waiting for silos: 0 of at least {least} here; {why}"
+    assert waits["text"] == f"waiting for silos: 0 of at least 3 here; {why}{hint}"
 
 
 def test_a_reply_left_out_is_in_record_events_and_log(tmp_path: Path) -> None:

@@ -1,0 +1,181 @@
+"""Why a silo does not reach its SuperLink, in words, and whether to try again helps."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+import grpc
+
+from coterie.system.calls import HttpError
+from coterie.system.proxies import SIZE, answer_on_the_way, through
+from coterie.wire import sentence
+
+LOST = (
+    *(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.INTERNAL),
+    *(grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.RESOURCE_EXHAUSTED),
+)
+"""What says nothing about this node: it is still the SuperLink's when the way there is back, and a
+connection that is opened anew would sign it off first, which costs it its round."""
+
+OFF, THEIRS = re.compile(r"stamp is ([+-]\d+) s off"), re.compile(r"stamp; here it is (\S+\+00:00)")
+"""In a refusal because of a clock: by how much that of this machine is off, or the other's."""
+TOO_LARGE = "larger than max"
+"""Said by gRPC, at either end, of a message."""
+OF_TIME = ("expired", "not yet valid", "has_expired", "not_yet_valid")
+"""In what is wrong with a certificate: a renewal heals it, or a clock that is set."""
+
+
+class LinkError(ConnectionError):
+    """No connection to the SuperLink.
+
+    Attributes:
+        retry: whether trying again can help.
+        holds: whether the SuperLink still knows this node, as far as one can tell: the same
+            connection goes on when the way there is back.
+    """
+
+    def __init__(self, text: str, *, retry: bool = True, holds: bool = False) -> None:
+        super().__init__(text)
+        self.retry, self.holds = retry, holds
+
+
+class RunEndedError(RuntimeError):
+    """The message belongs to a run that has ended meanwhile."""
+
+
+class NotPassedError(LinkError):
+    """A message is larger than what the SuperLink, or a proxy on the way to it, ever takes."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """To a SuperLink: its address, and whether the connection uses TLS."""
+
+    address: str
+    tls: bool
+
+
+UNKNOWN_WAY = Way("", tls=False)
+
+
+def refusal_of(error: grpc.RpcError | None, way: Way) -> LinkError:
+    """What the last call means of those that should have opened a connection."""
+    where = f"the SuperLink at {way.address}"
+    if error is None:
+        return LinkError(f"no connection to {where}.")
+    code, details = error.code(), sentence(_details(error))
+    if _of_time(details):
+        return LinkError(
+            f"{where} shows a certificate that is not valid by the clock of this machine, which "
+            f"says {_now()}: {details} Set the clock, by NTP. If it is right, the operator renews "
+            "the certificate with `coterie init FOLDER --renew`."
+        )
+    if distrusts(details):
+        return LinkError(
+            f"{where} shows a certificate that this silo does not trust: {details} The CA "
+            "certificate must be the one that signed the SuperLink's, and the SuperLink's must "
+            "name the address that this silo connects to.",
+            retry=False,
+        )
+    if answered := answer_on_the_way(details)[1]:
+        return LinkError(f"{where} cannot be reached: {answered}")
+    if code == grpc.StatusCode.UNAVAILABLE:
+        return LinkError(f"{where} cannot be reached: {details} {_hint(way, error)}".rstrip())
+    if code == grpc.StatusCode.FAILED_PRECONDITION:
+        return LinkError(
+            f"{where} refuses this silo's key: {details} Either it is not enrolled (yet, or any "
+            "more: ask the operator), or another process uses it, or one that used it was killed "
+            "within the last minute."
+        )
+    if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower():
+        return LinkError(
+            f"the clock of this machine and that of {where} differ too much: this one "
+            f"{_off(details)}says {_now()}, and may be at most 5 s ahead and 5 min behind. Set "
+            "both by NTP."
+        )
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return LinkError(
+            f"{where} does not accept this silo's key: {details} Is it the one that enrolled this "
+            "silo?"
+        )
+    return LinkError(f"{where} refuses this silo: {code.name}: {details}")
+
+
+def _hint(way: Way, error: grpc.RpcError) -> str:
+    """What may keep a silo from reaching the SuperLink."""
+    if proxy := _proxy(way, error):
+        return proxy
+    if "handshake" in str(error.details()).lower():
+        return (
+            "Something takes the connection and ends it before TLS is agreed: a proxy or load "
+            "balancer without the SuperLink behind it, or a SuperLink without TLS."
+        )
+    return "" if way.tls else "This silo connects without TLS; does the SuperLink want it?"
+
+
+def _proxy(way: Way, error: grpc.RpcError) -> str:
+    http = isinstance(error, HttpError)
+    return through(way.address, tls=way.tls, http=http) if way.address else ""
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _off(details: str) -> str:
+    """By how much this machine's clock is off, if the SuperLink has said what its own says."""
+    seconds = 0.0
+    with suppress(ValueError):
+        if found := OFF.search(details):
+            seconds = float(found[1])
+        elif found := THEIRS.search(details):
+            seconds = (datetime.now(UTC) - datetime.fromisoformat(found[1])).total_seconds()
+    return f"is {abs(seconds):.0f} s {'ahead' if seconds > 0 else 'behind'}, " if seconds else ""
+
+
+def _of_time(details: str) -> bool:
+    said = details.lower()
+    return _is_of_certificate(said) and any(word in said for word in OF_TIME)
+
+
+def _is_of_certificate(said: str) -> bool:
+    return "certificate_verify_failed" in said or "peer certificate" in said
+
+
+def distrusts(details: str) -> bool:
+    """Whether a call failed because of the SuperLink's certificate, for good.
+
+    Everything else that ends a handshake passes: whoever took the connection closed it.
+    """
+    return _is_of_certificate(details.lower()) and not _of_time(details)
+
+
+def _details(error: grpc.RpcError) -> str:
+    """What the SuperLink says; since 1.34 mostly JSON, of which one entry is for people."""
+    details = str(error.details())
+    try:
+        return str(json.loads(details)["public_message"])
+    except (ValueError, KeyError, TypeError):
+        return details
+
+
+def meaning_of(error: grpc.RpcError, way: Way) -> Exception:
+    """What a call means that failed on a connection that there was."""
+    code, details = error.code(), sentence(_details(error))
+    status, answered = answer_on_the_way(details)
+    if status == SIZE or TOO_LARGE in details:
+        return NotPassedError(answered or f"a message is too large: {details}", holds=True)
+    if answered:
+        return LinkError(f"the SuperLink was lost: {answered}", holds=True)
+    if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ABORTED):
+        return RunEndedError(_details(error))
+    of_time = code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details.lower()
+    proxy = _proxy(way, error) if code == grpc.StatusCode.UNAVAILABLE else ""
+    return LinkError(
+        f"the SuperLink was lost: {code.name}: {details} {proxy}".rstrip(),
+        holds=(code in LOST and not distrusts(details)) or of_time,
+    )

@@ -1,0 +1,131 @@
+"""What stands between two machines: a proxy that variables name, or one in front of the other end.
+
+gRPC takes ``grpc_proxy``, ``https_proxy`` or ``http_proxy``, with or without TLS; HTTP the one of
+its scheme. Calls within this machine go past both (``coterie.system.calls``); so that those of
+programs that are not ours do, ``no_proxy`` has this machine's names for them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import proxy_bypass
+
+from coterie.system.ports import is_own, own_names, split_address
+
+GRPC = ("grpc_proxy", "https_proxy", "http_proxy")
+STATUS = re.compile(r"(?:http2 header with status: |^status )(\d{3})\b")
+"""In the details of a call that was not answered by a SuperLink."""
+SIZE, NO_HTTP_2 = 413, ("http1.x server", "Expected SETTINGS frame")
+ANSWERS = {
+    400: "does not understand gRPC; it must pass HTTP/2 on, e.g. with grpc_pass",
+    403: "lets nobody pass from here",
+    404: "knows no such path; it must pass all of them on to the SuperLink",
+    408: "did not wait for the end of the message; raise its timeouts, e.g. client_body_timeout",
+    SIZE: "refuses messages of this size; raise its limit, e.g. client_max_body_size",
+    421: "does not serve this name; it must pass the connection on to the SuperLink",
+    502: "does not reach the SuperLink",
+    503: "does not reach the SuperLink",
+    504: "did not wait for the SuperLink; raise its timeouts, e.g. grpc_read_timeout",
+}
+"""What a proxy on the way means by a status over HTTP."""
+
+OTHER = (
+    "what answers there does not speak HTTP/2, as gRPC does. A proxy on the way must pass it on, "
+    "e.g. with grpc_pass."
+)
+
+
+class Proxy(NamedTuple):
+    """A proxy that calls go through.
+
+    Attributes:
+        variable: that names it.
+        address: ``HOST:PORT``, without what it wants to know of whoever calls.
+    """
+
+    variable: str
+    address: str
+
+
+def proxy_of(address: str, *, tls: bool, http: bool = False) -> Proxy | None:
+    """The proxy that calls to an address go through, if there is one.
+
+    Args:
+        address: ``HOST:PORT``.
+        tls: they use TLS.
+        http: they are made over HTTP, and not over gRPC.
+    """
+    host = split_address(address)[0]
+    own = "https_proxy" if tls else "http_proxy"
+    names = (own, own.upper()) if http else GRPC
+    variable = next((name for name in names if os.environ.get(name)), "")
+    if not variable or is_own(host) or (proxy_bypass(host) if http else _is_excepted(host)):
+        return None
+    url = os.environ[variable]
+    place = urlsplit(url if "//" in url else f"//{url}").netloc.rpartition("@")[2]
+    return Proxy(variable, place)
+
+
+def through(address: str, *, tls: bool, http: bool = False) -> str:
+    """A sentence for errors of a call that goes through a proxy; otherwise empty."""
+    proxy = proxy_of(address, tls=tls, http=http)
+    if proxy is None:
+        return ""
+    host = split_address(address)[0]
+    return (
+        f"Calls to {host} go through the proxy {proxy.address}, which {proxy.variable} names. If "
+        f"they should not, add {host} to no_proxy."
+    )
+
+
+def answer_on_the_way(details: str) -> tuple[int, str]:
+    """The status over HTTP with which a proxy on the way has answered, and what it means.
+
+    Args:
+        details: of the call's error.
+
+    Returns:
+        An empty text if it was a SuperLink that answered, or nobody.
+    """
+    found = STATUS.search(details)
+    if found is None:
+        other = any(said in details for said in NO_HTTP_2)
+        return 0, OTHER if other else ""
+    status = int(found[1])
+    what = ANSWERS.get(status, "answers in place of the SuperLink")
+    return status, f"a proxy on the way {what} ({status})."
+
+
+def past_proxies(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which a program's calls within this machine go past its proxies.
+
+    Args:
+        environment: the program's.
+    """
+    if not any(name.casefold().endswith("_proxy") for name in environment):
+        return {}
+    # A zone is more than some programs can read.
+    own = sorted(name for name in own_names() | {"127.0.0.0/8"} if "%" not in name)
+    known = environment.get("no_proxy") or environment.get("NO_PROXY") or ""
+    extended = known if known.strip() == "*" else ",".join(filter(None, [known, *own]))
+    # gRPC does not know "*".
+    for_grpc = ",".join(filter(None, [environment.get("no_grpc_proxy") or known, *own]))
+    return {"no_proxy": extended, "NO_PROXY": extended, "no_grpc_proxy": for_grpc}
+
+
+def _is_excepted(host: str) -> bool:
+    """Whether gRPC goes past its proxy."""
+    listed = next(filter(None, map(os.environ.get, ("no_grpc_proxy", "no_proxy"))), "")
+    return any(_covers(entry.strip(), host) for entry in listed.split(",") if entry.strip())
+
+
+def _covers(entry: str, host: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    return f".{host}".casefold().endswith(f".{entry.removeprefix('.')}".casefold())
