@@ -79,7 +79,11 @@ def replacing(target: Path, *, private: bool = False, synced: bool = True) -> It
     except BaseException as error:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(unfinished)):
+        if (
+            isinstance(error, OSError)
+            and error.errno is not None  # a library's text says all by itself
+            and error.filename in (None, str(unfinished))
+        ):
             error.filename, error.filename2 = str(target), None  # what a person knows
         raise
 

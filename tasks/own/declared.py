@@ -142,7 +142,7 @@ class DeclaredTask(Task):
     folder: Path = Path()
     scaled_inputs: int = 0
     """Numeric columns that are scaled, the first ones of ``scale``."""
-    _answering: Numbers | None = None
+    answering: Numbers | None = None
     """The problem of a silo whose targets are scaled."""
 
     def __init__(self, declaration: Declaration) -> None:
@@ -158,7 +158,7 @@ class DeclaredTask(Task):
     @property
     def problem(self) -> Problem:
         """As declared."""
-        return self.declaration.problem() if self._answering is None else self._answering
+        return self.declaration.problem() if self.answering is None else self.answering
 
     @property
     def scaled_targets(self) -> int:  # type: ignore[override]
@@ -172,7 +172,7 @@ class DeclaredTask(Task):
         if not isinstance(problem, Numbers):
             return self
         made = copy(self)
-        made._answering = replace(problem, scale=own) if own else None
+        made.answering = replace(problem, scale=own) if own else None
         return made
 
     @property
