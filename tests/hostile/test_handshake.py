@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coterie.client.resident import link
+from coterie.client.resident import link, lost
 from coterie.client.resident.link import Connection, connect
 from coterie.client.resident.lost import LinkError
 from coterie.server.site import certificates
@@ -85,4 +85,4 @@ def test_what_closes_a_connection_does_not(server: str, tmp_path: Path) -> None:
     ],
 )
 def test_only_what_time_cannot_heal_is_final(details: str, final: bool) -> None:
-    assert link._distrusts(details) == final
+    assert lost.distrusts(details) == final

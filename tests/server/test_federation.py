@@ -20,7 +20,9 @@ from coterie.server.site import certificates, enrolled
 from coterie.server.site.federation import Federation, create, find, load
 from coterie.server.site.operator import print_remove, print_roster, take_request
 from coterie.strategies.errors import FederationError
+from coterie.system.ports import join_address
 from coterie.wire.enrolment import fingerprint_of_key, make_request, public_pem, read_bundle
+from tests.commands import coterie
 
 
 def test_init_makes_a_folder_that_only_its_owner_reads(tmp_path: Path) -> None:
@@ -234,3 +236,30 @@ def test_names_and_fingerprints_are_never_cut(
     print_roster(made)
     lines = [text.strip() for text in capsys.readouterr().out.splitlines()]
     assert "…" not in "".join(lines) and len(lines) > 2, "it folds"
+
+
+@pytest.mark.parametrize("address", ["::1", "[::1]", "[::1]:9092", "fl.example.org", "10.0.0.1"])
+def test_an_address_is_taken_in_every_form(address: str, tmp_path: Path) -> None:
+    made = create(tmp_path / "study", [address], operators="::")
+    bare = address.removesuffix(":9092").strip("[]") if "[" in address else address
+    assert made.config.addresses == [join_address(bare, 9092)] and made.names == [bare]
+    assert made.config.listen.silos == ("[::]:9092" if ":" in bare else "0.0.0.0:9092")
+    assert made.control_address == "[::1]:9093" and made.is_open_to_operators_elsewhere
+    file = made.folder / "coterie.toml"
+    file.write_text(file.read_text().replace('"[::]:9093"', '"::1:9093"'))
+    assert load(made.folder).config.listen.operators == "[::1]:9093"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["status", "--superlink", "::1:9093"], "can be read in two ways: write [::1]:9093"),
+        (["status", "--superlink", "http://a"], "must be HOST:PORT"),
+        (["superlink", "--host", "[::1"], "must be a name or an IP address"),
+        (["silo", "--name", "a", "--superlink", "a:0"], "the port must be from 1 to 65535"),
+        (["executor", "--superlink", "a b"], "must be HOST:PORT"),
+    ],
+)
+def test_a_command_refuses_what_is_no_address(line: list[str], said: str) -> None:
+    done = coterie(*line)
+    assert done.returncode == 2 and said in " ".join(done.stderr.split())
