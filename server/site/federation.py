@@ -32,6 +32,7 @@ from coterie.strategies.errors import refused
 from coterie.system import logs
 from coterie.system.files import make_folder, write_atomically
 from coterie.system.ports import listen_address
+from coterie.tasks.text import read_text
 
 ENVIRONMENT = "COTERIE_FEDERATION"
 """The folder, for commands that are not told one, and for the ServerApp."""
@@ -261,7 +262,7 @@ def load(folder: Path | None = None) -> Federation:
     root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_text(file)
     except FileNotFoundError:
         raise refused(
             f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name "

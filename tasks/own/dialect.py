@@ -214,7 +214,7 @@ def _marks_of_file(options: Mapping[str, Any]) -> Dialect:
         if options[key] < 0:
             raise TaskError(f"{key} must be at least 0. Got {options[key]}.")
     try:
-        b"".decode(options["encoding"])
+        "a".encode(options["encoding"])
         encoding = codecs.lookup(options["encoding"]).name
     except LookupError:
         raise TaskError(

@@ -25,6 +25,7 @@ from coterie.tasks.own.values import (
     Coded,
     Codes,
     Numbers,
+    counted,
     first,
     shown,
     without_rows,
@@ -100,16 +101,16 @@ def read_columns(
             raise TaskError(
                 f"{str(place)!r} cannot be read: {said}. Expected {expected}."
             ) from None
-    if not count:
-        raise TaskError(f"{str(place)!r} has no rows.")
     found = Contents(count)
     opened.finish(found)
+    if not count:
+        raise TaskError(f"{str(place)!r} has no rows.")
     for column in read:
         if isinstance(column, Numbers):
             column.refuse(repr(str(place)), count)
             found.numbers[column.column] = column.done()
             found.notes += [
-                f"{column.column}: {rows} values of {place.name} {what}"
+                f"{column.column}: {counted(rows, 'value')} of {place.name} {what}"
                 for what, rows in column.done_to.items()
             ]
         else:
@@ -199,7 +200,7 @@ class _Binary:
     def _refuse_parts_without_columns(self) -> None:
         of_folders = self.opened.partitioning.schema.names
         for part in self.opened.get_fragments():
-            names = {*part.physical_schema.names, *of_folders}
+            names = {*self.opened.format.inspect(part.path, part.filesystem).names, *of_folders}
             if lacking := [name for name in self.called if name not in names]:
                 raise TaskError(f"{part.path!r} has no column {lacking[0]!r}.")
 
@@ -207,8 +208,8 @@ class _Binary:
         """Say which files of a folder were left out."""
         if self.others:
             found.notes.append(
-                f"{self.place.name}: {len(self.others)} files that do not end in .parquet are left "
-                f"out, such as {shown(self.others[0])}"
+                f"{self.place.name}: without {counted(len(self.others), 'file')} of another ending "
+                f"than .parquet, such as {shown(self.others[0])}"
             )
 
 
@@ -301,7 +302,7 @@ class _Delimited:
         if self.lines.count > records:
             _tell_broken(found, broken_rows(self.place, self.dialect), name)
         elif len(self.lines.names) == 1 and self.lines.empty:
-            found.notes.append(f"{name}: {self.lines.empty} empty lines are no rows")
+            found.notes.append(f"{name}: left out {counted(self.lines.empty, 'empty line')}")
         if self.odd.count:
             raise TaskError(f"{str(self.place)!r} has {self._odd_rows(records)}")
 
@@ -309,11 +310,11 @@ class _Delimited:
         odd, separator = self.odd, self.lines.separator
         row, fields = odd.first.number, odd.first.actual_columns
         said = (
-            f"{fields} field{'s' * (fields != 1)} in row {row}, where its line of names has "
+            f"{counted(fields, 'field')} in row {row}, where its line of names has "
             f"{odd.first.expected_columns}, separated by {separator!r}"
         )
         if odd.count > 1:
-            said += f"; {odd.count - 1} more rows have another number of fields, too"
+            said += f"; {counted(odd.count - 1, 'more row')} with another number of fields"
         if odd.count == records - row + 1 <= min(LAST, records - 1):
             return said + f". If the file ends with a footer, set skip-last = {odd.count}."
         if odd.count == records:
@@ -327,15 +328,15 @@ class _Delimited:
 def _tell_broken(found: Contents, broken: Broken, name: str) -> None:
     if broken.rows:
         found.notes.append(
-            f"{name}: line breaks in quotes in {broken.rows} rows, the first from line "
+            f"{name}: line breaks in quotes in {counted(broken.rows, 'row')}, the first from line "
             f"{broken.line} of the file"
         )
     if broken.joined:
         found.warnings.append(
-            f"{name}: {broken.joined} quoted values with line breaks look like several rows of the "
-            f"table (the first from line {broken.joined_line} of the file). If a quote there is an "
-            'ordinary character, rows are lost: write it twice, or set quote = "" if nothing in '
-            "the file is quoted"
+            f"{name}: {counted(broken.joined, 'quoted value')} with line breaks may be several "
+            f"rows of the table (the first from line {broken.joined_line} of the file). If a quote "
+            'there is an ordinary character, rows are lost: write it twice, or set quote = "" if '
+            "nothing in the file is quoted"
         )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from coterie.tasks.base import TaskError
 from coterie.tasks.own.dialect import Dialect
+from coterie.tasks.text import encoding_by_bom
 
 CHUNK = 1 << 20
 """Bytes to read at once."""
@@ -29,18 +30,6 @@ LOOKED = 20
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 """Ending of a file → what pyarrow calls its compression."""
 BREAK = rb"\r\n|\r|\n"
-BOMS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF32_LE: "utf-32",  # begins as UTF-16 does
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-
-
-def encoding_by_bom(start: bytes) -> str | None:
-    """The encoding that a file's first bytes tell; None: they do not."""
-    return next((name for mark, name in BOMS.items() if start.startswith(mark)), None)
 
 
 class Lines(io.RawIOBase):

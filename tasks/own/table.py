@@ -380,7 +380,7 @@ class Table(DeclaredTask):
     def _finite(
         self, table: Contents, column: str, place: Path, written: Dialect
     ) -> NDArray[np.float64]:
-        values = table.numbers[column]
+        values = table.numbers.pop(column)  # a column of them is read once
         if (large := np.abs(values) > LARGEST).any():
             raise TaskError(
                 f"numeric column {written.named(column)} of {str(place)!r} holds infinite values, "

@@ -32,6 +32,11 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= LONGEST else text[:LONGEST] + "…")
 
 
+def counted(count: int, what: str) -> str:
+    """So many of them, for people."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def without_rows(text: str) -> str:
     """An error of pyarrow's without what it quotes of the file."""
     return re.split(r":\s|\n", text.removeprefix("CSV parse error: "))[0].rstrip(". ")
@@ -44,6 +49,28 @@ def is_text(kind: Any) -> bool:
     return bool(
         pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
     )
+
+
+class Growing:
+    """An array that grows part by part, in one piece: many small ones would leave gaps in memory
+    that the system does not get back."""
+
+    def __init__(self, kind: Any) -> None:
+        self._held, self.count = np.empty(1 << 16, kind), 0
+
+    def add(self, part: NDArray[Any]) -> None:
+        """Put these behind the others."""
+        end = self.count + len(part)
+        if end > len(self._held):
+            grown = np.empty(max(end, 2 * len(self._held)), self._held.dtype)
+            grown[: self.count] = self._held[: self.count]
+            self._held = grown
+        self._held[self.count : end] = part
+        self.count = end
+
+    def all(self) -> NDArray[Any]:
+        """All parts."""
+        return self._held[: self.count]
 
 
 @dataclass(frozen=True)
@@ -77,7 +104,7 @@ class Coded:
 
 def _also(count: int) -> str:
     """How many more rows there are than the one that is named."""
-    return "" if count == 1 else f" and {count - 1} more row{'s' * (count > 2)}"
+    return "" if count == 1 else f" and {counted(count - 1, 'more row')}"
 
 
 class Codes:
@@ -86,7 +113,7 @@ class Codes:
     def __init__(self, column: str, dialect: Dialect) -> None:
         self.column, self.dialect = column, dialect
         self._numbers: dict[str, int] = {}
-        self._parts: list[NDArray[np.int32]] = []
+        self._at = Growing(np.int32)
 
     def add(self, part: Any) -> None:
         """Read some more rows.
@@ -102,16 +129,14 @@ class Codes:
             for text in encoded.dictionary.to_pylist()
         ]
         at = encoded.indices.fill_null(len(numbers)).to_numpy()
-        self._parts.append(np.array([*numbers, -1], np.int32)[at])
+        self._at.add(np.array([*numbers, -1], np.int32)[at])
 
     def done(self) -> Coded:
         """All rows, as what they mean."""
         means = [self.dialect.meant(self.column, text) for text in self._numbers]
         distinct = {text: i for i, text in enumerate(dict.fromkeys(filter(None, means)))}
         numbers = [-1 if text is None else distinct[text] for text in means]
-        parts, self._parts = self._parts, []
-        at = np.array([*numbers, -1], np.int32)[np.concatenate(parts)]
-        return Coded(at, list(distinct))
+        return Coded(np.array([*numbers, -1], np.int32)[self._at.all()], list(distinct))
 
 
 @dataclass
@@ -137,8 +162,7 @@ class Numbers:
     dialect: Dialect
     odd: dict[tuple[str, str], Form] = field(default_factory=dict)
     done_to: Counter[str] = field(default_factory=Counter)
-    _parts: list[NDArray[np.float64]] = field(default_factory=list)
-    _rows: int = 0
+    _values: Growing = field(default_factory=lambda: Growing(np.float64))
     _simple: bool = True
 
     def add(self, part: Any) -> None:
@@ -153,13 +177,11 @@ class Numbers:
             part = part.dictionary_decode()
         is_plain = not (is_text(part.type) or self.dialect.translates(self.column))
         read = _float if is_plain else self._read
-        self._parts.append(read(part))
-        self._rows += len(part)
+        self._values.add(read(part))
 
     def done(self) -> NDArray[np.float64]:
         """(n,) All rows, NaN where a value is missing."""
-        parts, self._parts = self._parts, []
-        return np.concatenate(parts)
+        return self._values.all()
 
     def _read(self, part: Any) -> NDArray[np.float64]:
         import pyarrow as pa
@@ -200,7 +222,7 @@ class Numbers:
             self.done_to.update(dict.fromkeys(done, counts[text]) if is_number else {})
             meant[text] = np.nan if not is_number or LIMITS["missing"] in done else value
             if not is_number:
-                row = self._rows + int(rows[texts.index(text)]) + 1
+                row = self._values.count + int(rows[texts.index(text)]) + 1
                 self.odd.setdefault(_form(text), Form(text, row)).count += counts[text]
         return np.array([meant[text] for text in texts])
 
@@ -237,7 +259,7 @@ class Numbers:
         said = ", ".join(each) + more
         said += ", which is no number. " if total == 1 else ", which are no numbers. "
         last = (
-            " If the last row is a footer, set skip-last = 1."
+            " If the file ends with a footer, set skip-last = 1."
             if total == 1 and forms[0].row == rows
             else ""
         )

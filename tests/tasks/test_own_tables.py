@@ -391,7 +391,10 @@ def test_tables_of_options_may_stand_in_the_files_of_simulations_and_comparisons
     ("change", "said"),
     [
         ({5: -9, 9: -9}, "age has one value below 0, in 2 training rows (the first is row 6), and"),
-        ({5: -0.25, 9: -0.25}, "age has one value below 0, in 2 training rows (the first is row 6)"),
+        (
+            {5: -0.25, 9: -0.25},
+            "age has one value below 0, in 2 training rows (the first is row 6)",
+        ),
         ({5: -999}, "age has one value below 0, in row 6, and no other one"),
         ({5: -88}, "age has one value below 0, in row 6, and no other one"),
         ({5: -1}, "age has one value below 0, in row 6, and no other one"),
