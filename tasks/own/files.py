@@ -198,9 +198,11 @@ class _Binary:
             yield batch.columns
 
     def _refuse_parts_without_columns(self) -> None:
-        of_folders = self.opened.partitioning.schema.names
+        from pyarrow import dataset
+
         for part in self.opened.get_fragments():
-            names = {*self.opened.format.inspect(part.path, part.filesystem).names, *of_folders}
+            of_folders = dataset.get_partition_keys(part.partition_expression)
+            names = {*part.physical_schema.names, *of_folders}
             if lacking := [name for name in self.called if name not in names]:
                 raise TaskError(f"{part.path!r} has no column {lacking[0]!r}.")
 

@@ -1,4 +1,4 @@
-"""Tables as programs write them: titles, footers, stray quotes, odd numbers, other kinds of file."""
+"""Tables as programs write them: titles, footers, stray quotes, odd numbers, kinds of file."""
 
 from __future__ import annotations
 
@@ -409,6 +409,12 @@ def test_folders_of_parquet_and_feather_files_are_read_as_one_table(tmp_path: Pa
     ]
     feather.write_feather(columns(ROWS), tmp_path / "t.feather")
     assert_same(task.load({"data": str(tmp_path / "t.feather")}), tmp_path)
+    for sex, rows in (("f", ROWS[::2]), ("m", ROWS[1::2])):  # as Spark parts a table
+        (tmp_path / "hive.parquet" / f"sex={sex}").mkdir(parents=True)
+        part = columns(rows).drop_columns(["sex"])
+        parquet.write_table(part, tmp_path / "hive.parquet" / f"sex={sex}" / "p.parquet")
+    found = task.load({"data": str(tmp_path / "hive.parquet")})
+    assert sorted(map(tuple, found.x_train[:, 1:])) == [(0, 1)] * 16 + [(1, 0)] * 16
     parquet.write_table(columns(ROWS).drop_columns(["sex"]), folder / "c.parquet")
     with pytest.raises(TaskError, match=r"c\.parquet' has no column 'sex'"):
         task.load({"data": str(folder)})
