@@ -19,6 +19,7 @@ from coterie.client.cli.options import (
     VerboseOption,
     option,
 )
+from coterie.system.logs import show_progress
 from coterie.system.service_commands import (
     AccountOption,
     Action,
@@ -120,6 +121,7 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
     from coterie.client.home.folder import Home
 
     settings = Home(home).settings()
+    show_progress()
     if app:
         from coterie.client.cli.check_app import check_app
 

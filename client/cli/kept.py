@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coterie.client.cli.options import HomeOption, SetOption, option
+from coterie.system.logs import show_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -155,6 +156,7 @@ def predict(
     from coterie.tasks.base import TaskError
     from coterie.tasks.problems import Masks
 
+    show_progress()
     asked = _which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
     masks = isinstance(kept.task.problem, Masks)

@@ -87,9 +87,12 @@ def read_columns(
 
     source = _Delimited if _kind(place) in TEXTS else _Binary
     for block in BLOCKS:
-        read = [(Numbers if name in numeric else Codes)(name, dialect) for name in columns]
         try:
             opened = source(place, dialect, columns)
+            read = [
+                (Numbers if name in numeric else Codes)(name, dialect, opened.about)
+                for name in columns
+            ]
             count = _fill(read, opened.batches(block), place)
             break
         except (pa.ArrowException, OSError, TypeError, ValueError, KeyError) as error:
@@ -187,6 +190,7 @@ class _Binary:
             self.opened = form.make_fragment(str(place), fs.LocalFileSystem())
             found = self.opened.physical_schema.names
         self.called = _called(columns, found, place, dialect)
+        self.about = self.opened.count_rows()
 
     def batches(self, block: int) -> Iterator[Sequence[Any]]:
         """Columns of some rows at once, in the order of the files' names."""
@@ -244,7 +248,7 @@ class _Delimited:
             self.lines = Lines(place, dialect)
         except UnicodeDecodeError:
             raise _no_text(place, dialect) from None
-        names = self.lines.names
+        names, self.about = self.lines.names, self.lines.about
         self.called = _called(columns, names, place, dialect, self.lines)
         self.called += [BEYOND] * (BEYOND in names)
 
@@ -306,7 +310,8 @@ class _Delimited:
         elif len(self.lines.names) == 1 and self.lines.empty:
             found.notes.append(f"{name}: left out {counted(self.lines.empty, 'empty line')}")
         if self.odd.count:
-            raise TaskError(f"{str(self.place)!r} has {self._odd_rows(records)}")
+            stray = "".join(f" Is there a stray quote? {note}." for note in found.notes)
+            raise TaskError(f"{str(self.place)!r} has {self._odd_rows(records)}{stray}")
 
     def _odd_rows(self, records: int) -> str:
         odd, separator = self.odd, self.lines.separator

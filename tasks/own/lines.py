@@ -41,6 +41,7 @@ class Lines(io.RawIOBase):
         count: lines read so far that are not empty.
         breaks: ends of lines read so far.
         above: lines above the first row.
+        about: how many rows the file probably has, by its size; 0 if that is not known.
         looked: the first lines of the file.
     """
 
@@ -58,6 +59,8 @@ class Lines(io.RawIOBase):
         start = ends[skipped] if skipped < len(ends) else len(head)
         self.names, rows, lines = _names(head[start:], self.separator, dialect.quote)
         self.above = skipped + lines
+        packed = place.suffix.lower() in COMPRESSIONS
+        self.about = 0 if packed else place.stat().st_size * len(ends) // max(len(head), 1)
         self._chunks = self._counted(_rest(chunks, head[start + rows :], dialect.skip_last))
 
     @property

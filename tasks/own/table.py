@@ -368,14 +368,19 @@ class Table(DeclaredTask):
             numbers[:, i], beyond = self._numbers(table, column, place, written, strict=strict)
             missing[column] = np.isnan(numbers[:, i])
             odd.append(beyond)
-        blocks = [np.empty((len(table), 0), np.float32)]
-        for column in self.declaration.categorical:
+        categorical = self.declaration.categorical
+        categories = np.zeros((len(table), sum(map(len, categorical.values()))), np.float32)
+        before = 0
+        for column, values in categorical.items():
             missing[column] = table.codes[column].at < 0
-            blocks.append(self._one_hot(table, column, place, written, strict=strict))
-            odd.append(~missing[column] & ~blocks[-1].any(axis=1))
+            places = self._places(table, column, place, written, strict=strict)
+            known = np.flatnonzero(places >= 0)
+            categories[known, before + places[known]] = 1
+            odd.append(~missing[column] & (places < 0))
+            before += len(values)
         told = [missing[column].astype(np.float32) for column in self.declaration.indicators]
         indicators = np.stack(told, axis=1) if told else np.empty((len(table), 0), np.float32)
-        return numbers, np.concatenate(blocks, axis=1), indicators, np.stack(odd, axis=1)
+        return numbers, categories, indicators, np.stack(odd, axis=1)
 
     def _finite(
         self, table: Contents, column: str, place: Path, written: Dialect
@@ -412,14 +417,12 @@ class Table(DeclaredTask):
             self._notes.append(f"{column}: {missing} missing in {place.name}, taken as the mean")
         return values, beyond
 
-    def _one_hot(
+    def _places(
         self, table: Contents, column: str, place: Path, written: Dialect, *, strict: bool
-    ) -> NDArray[np.float32]:
+    ) -> NDArray[np.int64]:
+        """(n,) Which of the declared categories each row is of; -1: none."""
         values, found = self.declaration.categorical[column], table.codes[column]
         places = found.places(lambda text: written.place(text, values))
-        block = np.zeros((len(places), len(values)), np.float32)
-        known = np.flatnonzero(places >= 0)
-        block[known, places[known]] = 1
         if missing := int((found.at < 0).sum()):
             self._notes.append(f"{column}: {missing} missing in {place.name}, of no category")
         present, odd = len(places) - missing, (places < 0) & (found.at >= 0)
@@ -434,7 +437,7 @@ class Table(DeclaredTask):
                     "silo.toml what the file's codes mean, or correct the declaration."
                 )
             self._warnings.append(f"{said}; they count as of no category")
-        return block
+        return places
 
     def _look_at(self, train: Rows) -> None:
         """Warn of columns that say nothing."""

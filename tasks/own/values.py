@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -21,6 +21,8 @@ from coterie.tasks.own.dialect import LOOKALIKES, MINUS, Dialect
 
 SHOWN = 20
 """Columns or forms that an error names."""
+FEW, MANY = 1 << 12, 1 << 25
+"""Rows for which there is room from the beginning, at least and at most."""
 LONGEST = 24
 """Characters of a code that an error shows."""
 NUMBER = r"^[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity|nan(?:\(.*\))?))$"
@@ -53,10 +55,15 @@ def is_text(kind: Any) -> bool:
 
 class Growing:
     """An array that grows part by part, in one piece: many small ones would leave gaps in memory
-    that the system does not get back."""
+    that the system does not get back.
 
-    def __init__(self, kind: Any) -> None:
-        self._held, self.count = np.empty(1 << 16, kind), 0
+    Args:
+        kind: of its numbers.
+        about: how many there will probably be. What is not used takes no memory.
+    """
+
+    def __init__(self, kind: Any, about: int) -> None:
+        self._held, self.count = np.empty(min(about + about // 10 + FEW, MANY), kind), 0
 
     def add(self, part: NDArray[Any]) -> None:
         """Put these behind the others."""
@@ -110,10 +117,10 @@ def _also(count: int) -> str:
 class Codes:
     """Texts of one column, part by part."""
 
-    def __init__(self, column: str, dialect: Dialect) -> None:
+    def __init__(self, column: str, dialect: Dialect, about: int) -> None:
         self.column, self.dialect = column, dialect
         self._numbers: dict[str, int] = {}
-        self._at = Growing(np.int32)
+        self._at = Growing(np.int32, about)
 
     def add(self, part: Any) -> None:
         """Read some more rows.
@@ -148,7 +155,6 @@ class Form:
     count: int = 0
 
 
-@dataclass
 class Numbers:
     """Numbers of one column, part by part.
 
@@ -158,12 +164,11 @@ class Numbers:
         done_to: what was done to values to read them → in how many rows.
     """
 
-    column: str
-    dialect: Dialect
-    odd: dict[tuple[str, str], Form] = field(default_factory=dict)
-    done_to: Counter[str] = field(default_factory=Counter)
-    _values: Growing = field(default_factory=lambda: Growing(np.float64))
-    _simple: bool = True
+    def __init__(self, column: str, dialect: Dialect, about: int) -> None:
+        self.column, self.dialect = column, dialect
+        self.odd: dict[tuple[str, str], Form] = {}
+        self.done_to: Counter[str] = Counter()
+        self._values, self._simple = Growing(np.float64, about), True
 
     def add(self, part: Any) -> None:
         """Read some more rows.
@@ -275,7 +280,7 @@ class Numbers:
         for form in forms:
             before, number, behind = _split(form.example)
             behind, limit = behind.strip(), LIMIT.match(before)
-            if limit:
+            if limit and number:
                 limits.append(form.example)
             if number and (mark := (before[limit.end() :] if limit else before).strip()):
                 marks.append(mark)
