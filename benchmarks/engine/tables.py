@@ -40,7 +40,9 @@ from coterie.tasks.own.declared import load_declared
 
 def used():
     now = resource.getrusage(resource.RUSAGE_SELF)
-    return now.ru_utime + now.ru_stime, now.ru_maxrss * 1024 / 1e6
+    status = Path("/proc/self/status").read_text()  # that of getrusage has the parent's memory
+    peak_kb = int(status.partition("VmHWM:")[2].split()[0])
+    return now.ru_utime + now.ru_stime, peak_kb * 1024 / 1e6
 
 folder = Path(sys.argv[1])
 task, (before_s, start_mb) = load_declared(folder / "large.toml"), used()
