@@ -323,7 +323,7 @@ class Numbers:
         return f"If it is a number, set the silo's option {', or '.join(best)}."
 
 
-LIMITS = {"limit": "taken as their limit", "missing": "beyond a limit, taken as missing"}
+LIMITS = {"limit": "taken as the limit", "missing": "beyond a limit, taken as missing"}
 """What is said of censored values."""
 
 

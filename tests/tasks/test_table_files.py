@@ -13,8 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
+from coterie.client.home.folder import create
 from coterie.tasks import TaskError
 from coterie.tasks.own import files
+from tests.conftest import silo
 from tests.tasks.test_declared import declared
 
 TASK = """
@@ -316,7 +318,7 @@ def test_all_odd_forms_of_a_column_are_listed_with_a_setting_for_each(tmp_path: 
     options = {"censored": "limit", "ignore-marks": ["%", "*"], "missing": ["n.d."]}
     _, notes = load(tmp_path, text(rows), **options)
     assert notes[:3] == [
-        "age: 3 values of data.csv taken as their limit",
+        "age: 3 values of data.csv taken as the limit",
         "age: 2 values of data.csv read without '%'",
         "age: 1 value of data.csv read without '*'",
     ]
@@ -427,3 +429,10 @@ def test_a_long_reading_says_how_far_it_is(
     with caplog.at_level(logging.INFO):
         load(tmp_path, text())
     assert caplog.messages == ["reading data.csv: 40 rows so far"]
+    home = create(
+        tmp_path / "a", "a", task=str(tmp_path / "study.toml"), data=tmp_path / "data.csv"
+    )
+    logging.getLogger("coterie.tasks").setLevel(logging.NOTSET)
+    caplog.clear()
+    assert silo(["check", "--home", str(home.folder)]) == 0
+    assert "reading data.csv: 40 rows so far" in caplog.messages
