@@ -286,8 +286,8 @@ class Numbers:
                 marks.append(mark)
             if number and behind:
                 marks.append(behind)
-            if not number or not (limit or before.strip() or behind):
-                rest.append(form.example)
+            if not number or not _reads([number], self.dialect):
+                rest.append(number or form.example)
         said = []
         if limits:
             said.append(
@@ -296,9 +296,7 @@ class Numbers:
             )
         if marks := list(dict.fromkeys(marks)):
             listed = ", ".join(f'"{mark[:LONGEST]}"' for mark in marks[:SHOWN])
-            said.append(
-                f"To read numbers without what stands beside them: ignore-marks = [{listed}]."
-            )
+            said.append(f"To read the numbers alone, set ignore-marks = [{listed}].")
         if rest:
             said.append(self._setting_for(rest))
         return said
