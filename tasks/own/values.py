@@ -348,7 +348,7 @@ def _reads(texts: list[str], dialect: Dialect) -> bool:
     import pyarrow as pa
     from pyarrow import compute
 
-    plain = numerals(pa.array(texts), dialect)
+    plain = numerals(pa.array([text.replace(MINUS, "-") for text in texts]), dialect)
     return bool(compute.all(compute.match_substring_regex(plain, NUMBER)).as_py())
 
 

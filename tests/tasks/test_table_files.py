@@ -337,6 +337,9 @@ def test_of_very_many_odd_forms_some_are_listed(tmp_path: Path) -> None:
         (["1\u00a0234,5", "7,25"], r'option decimal = "," and thousands = " "\.'),
         (["1,234", "2,000"], r'option decimal = ",", or thousands = ","\.'),
         (["1\u2019234.5"], 'option thousands = "\'"'),
+        (["\u22121,5"], 'option decimal = ","'),
+        (["1.234,5 %"], r'ignore-marks = \["%"\].*option decimal = "," and thousands = "\."'),
+        (["1.2.3 x"], r'ignore-marks = \["x"\].*option missing; if for a number'),
         (["1.234,5", "3"], r'option decimal = "," and thousands = "\."'),
     ],
 )
