@@ -11,7 +11,7 @@ SILENT_PIP = --quiet --disable-pip-version-check
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo docs test check config e2e nightly mutations images pins e2e-docker chaos bench-overhead bench-partition bench-auto \
         bench-bounds bench-digits bench-hcct bench-fedgroup bench-fedcollab bench-baselines bench-durability \
-        bench-fedgenp bench-formats bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
+        bench-fedgenp bench-formats bench-large-tables bench-newcomers bench-poison bench-privacy bench-report bench-scale bench-secure bench-tables clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -139,6 +139,9 @@ bench-baselines: setup ## The papers' baselines: make bench-baselines ARGS='--da
 	@$(BIN)/python -m benchmarks.papers.baselines $(ARGS)
 	@$(BIN)/python -m benchmarks.papers.hcct --parts digit --seeds 1 \
 	    --only "Independent;Global;HCCT;MAXFL;FedFA;IFCA;FLSC" $(ARGS)
+
+bench-large-tables: setup ## Processor time and memory to load a table of 1,000,000 rows
+	@$(BIN)/python -m benchmarks.engine.tables $(ARGS)
 
 bench-report: setup ## Time and size of reports, up to 200 silos and 500 rounds
 	@$(BIN)/python -m benchmarks.engine.report $(ARGS)

@@ -44,6 +44,12 @@ def chosen(asked: str = "", configured: str = "") -> str:
     return found
 
 
+def show_progress() -> None:
+    """Have a command that keeps no log say on standard error how far a long reading is."""
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("coterie.tasks").setLevel(logging.INFO)
+
+
 def formatter(part: str, kind: str, *, text: str = TEXT, **always: str) -> logging.Formatter:
     """Of log records.
 

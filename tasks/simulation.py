@@ -42,6 +42,7 @@ from coterie.tasks.base import (
     with_task_keys,
 )
 from coterie.tasks.splits.options import SPLIT_KEYS
+from coterie.tasks.text import read_text
 
 MAX_SILOS = 100_000
 PLACES = ("data", "test-data", "fonts")
@@ -144,7 +145,7 @@ class Simulation(BaseModel):
                 folder is in a home that nobody has.
         """
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+            table = tomllib.loads(read_text(file))
         except (OSError, UnicodeDecodeError) as error:
             raise TaskError(f"simulation file {str(file)!r} cannot be read: {error}") from None
         except tomllib.TOMLDecodeError as error:

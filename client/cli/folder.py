@@ -22,6 +22,7 @@ from coterie.client.cli.options import (
     option,
 )
 from coterie.system.commandline import MisuseError
+from coterie.system.logs import show_progress
 from coterie.system.service_commands import (
     AccountOption,
     Action,
@@ -141,6 +142,7 @@ def check(home: HomeOption = None, app: AppOption = "", mod: ModOption = None) -
     settings = made.settings()
     if made.key_file.exists():
         made.key()  # refused here as by `start`
+    show_progress()
     if app:
         from coterie.client.cli.check_app import check_app
 

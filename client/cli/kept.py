@@ -13,6 +13,7 @@ import typer
 
 from coterie.client.cli.options import HomeOption, SetOption, option
 from coterie.system.commandline import MisuseError
+from coterie.system.logs import show_progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -159,6 +160,7 @@ def predict(
     from coterie.tasks.problems import Masks
     from coterie.wire import counted
 
+    show_progress()
     asked = _which(home, model, task, options)
     kept = load_kept(asked.file, source=asked.task)
     masks = isinstance(kept.task.problem, Masks)

@@ -42,6 +42,7 @@ from coterie.client.home.settings import (
 from coterie.system import files, keys
 from coterie.system.ports import listen_address
 from coterie.tasks.base import as_option, place_of
+from coterie.tasks.text import read_text
 from coterie.wire import enrolment
 
 OTHER_FILES = 512
@@ -447,7 +448,7 @@ def _write_key(folder: Path) -> None:
 
 def _read(file: Path) -> _File:
     try:
-        return _File.model_validate(tomllib.loads(file.read_text(encoding="utf-8-sig")))
+        return _File.model_validate(tomllib.loads(read_text(file)))
     except FileNotFoundError:
         raise SettingsError(
             f"{file.parent} is not a silo's folder (no silo.toml). Make one with `coterie silo "

@@ -38,6 +38,7 @@ from coterie.system.ports import (
     listen_address,
     split_address,
 )
+from coterie.tasks.text import read_text
 
 ENVIRONMENT = "COTERIE_FEDERATION"
 """The folder, for commands that are not told one, and for the ServerApp."""
@@ -260,7 +261,7 @@ def load(folder: Path | None = None) -> Federation:
     root = place(folder or os.environ.get(ENVIRONMENT) or ".").resolve()
     file = root / "coterie.toml"
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_text(file)
     except FileNotFoundError:
         raise refused(
             f"{root} holds no federation (no coterie.toml). Make one with `coterie init`, or name "

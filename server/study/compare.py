@@ -93,6 +93,7 @@ from coterie.tasks import load_task
 from coterie.tasks.base import Option, Task, TaskError, as_option, place_of, with_task_keys
 from coterie.tasks.own.declared import DeclaredTask, load_declared
 from coterie.tasks.simulation import PLACES, Simulation, placed, split_problem
+from coterie.tasks.text import read_text
 from coterie.wire import is_silo_name
 
 ALONE = "alone"
@@ -260,7 +261,7 @@ def read(file: Path, *, data: Path | None = None) -> Comparison:
         FederationError: it cannot be read, or a key is unknown, missing or out of bounds.
     """
     try:
-        table = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        table = tomllib.loads(read_text(file))
         checked = CompareFile.model_validate(table)
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(f"{file} cannot be read: {error}") from None

@@ -37,6 +37,7 @@ from coterie.tasks.base import (
 )
 from coterie.tasks.own.targets import Target
 from coterie.tasks.problems import Classes, Masks, Numbers, Problem, Survival
+from coterie.tasks.text import read_text
 
 if TYPE_CHECKING:
     import torch
@@ -363,10 +364,14 @@ def load_declared(file: Path) -> DeclaredTask:
         TaskError: it is missing, no TOML, or says something wrong; every problem is named.
     """
     try:
-        fields = tomllib.loads(in_nfc(file.read_text(encoding="utf-8-sig")))
+        fields = tomllib.loads(in_nfc(read_text(file)))
     except FileNotFoundError:
         raise TaskError(f"there is no file {str(file)!r} that declares a task.") from None
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise TaskError(
+            f"the task's declaration {str(file)!r} is not UTF-8. Save it as UTF-8."
+        ) from None
+    except (OSError, tomllib.TOMLDecodeError) as error:
         raise TaskError(f"the task's declaration {str(file)!r} cannot be read: {error}.") from None
     kinds = _kinds()
     kind = fields.get("kind")

@@ -9,27 +9,40 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coterie.tasks.base import Option, TaskError
 from coterie.tasks.own.declared import in_nfc
 
 EVERY = "*"
-"""In ``missing``: every column."""
+"""In place of a column: every column."""
+TABLES = ("columns", "codes")
+"""Options that say something of one column each."""
 
 OPTIONS: dict[str, Option] = {
     "separator": ",",
     "decimal": ".",
     "thousands": "",
     "encoding": "utf-8",
+    "quote": '"',
+    "skip": 0,
+    "skip-last": 0,
     "columns": "",
     "codes": "",
     "missing": "",
+    "censored": "",
+    "ignore-marks": "",
     "pass-through": "",
 }
 SEPARATORS = (",", ";", "\t", "|")
+LOOKALIKES = {" ": "\u00a0\u202f\u2009", "'": "\u2019"}
+"""Mark of thousands → what programs write for it."""
+MINUS = "\u2212"
+"""The minus sign of typography."""
+CENSORED = ("limit", "missing")
+"""What a value such as ``<0.5`` counts as."""
 
 
 @dataclass(frozen=True)
@@ -37,26 +50,35 @@ class Dialect:
     """See the module.
 
     Attributes:
-        separator, encoding: of a CSV file.
+        separator, encoding, quote: of a CSV file; no quote: nothing is quoted.
+        skip, skip_last: lines above the names of a CSV file, and below its last row.
         decimal, thousands: marks in numbers; no thousands: they have none.
         columns: declared name → the file's, where that is another one.
         codes: declared column → what stands in the file → what is meant.
         missing: declared column, or ``*`` → codes that stand for a missing value.
+        censored: declared column, or ``*`` → what ``<0.5`` counts as, see ``CENSORED``.
+        marks: declared column, or ``*`` → texts beside a number that do not count.
         passed: columns of a file to predict from that are copied to the answers.
     """
 
     separator: str = ","
     decimal: str = "."
     thousands: str = ""
-    encoding: str = "utf8"
+    encoding: str = "utf-8"
+    quote: str = '"'
+    skip: int = 0
+    skip_last: int = 0
     columns: Mapping[str, str] = field(default_factory=dict)
     codes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    censored: Mapping[str, str] = field(default_factory=dict)
+    marks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     passed: Sequence[str] = ()
 
     def code(self, text: str) -> str:
         """The form in which codes are compared: without spaces around, ``4.0`` as ``4``."""
-        return re.sub(rf"^([+-]?\d+){self.nothing}$", r"\1", in_nfc(text).strip())
+        plain = in_nfc(text).strip().replace(MINUS, "-")
+        return re.sub(rf"^([+-]?\d+){self.nothing}$", r"\1", plain)
 
     @property
     def nothing(self) -> str:
@@ -81,6 +103,19 @@ class Dialect:
     def translates(self, column: str) -> bool:
         """Whether a text in this column may mean another one."""
         return bool(self.codes_of(column))
+
+    def censored_as(self, column: str) -> str:
+        """What a value below or above a limit counts as in a declared column; empty: nothing."""
+        return self.censored.get(column, self.censored.get(EVERY, ""))
+
+    def marks_of(self, column: str) -> list[str]:
+        """Texts that may stand beside a number of a declared column, the longest first."""
+        marks = (*self.marks.get(EVERY, ()), *self.marks.get(column, ()))
+        return sorted(filter(None, marks), key=len, reverse=True)
+
+    def bare(self) -> Dialect:
+        """How the file is written, without what its columns and codes mean."""
+        return replace(self, columns={}, codes={}, missing={}, censored={}, marks={}, passed=())
 
     def place(self, text: str, declared: Sequence[str]) -> int | None:
         """Which of the declared values a text is; None: none of them."""
@@ -109,24 +144,7 @@ def read_dialect(
     Raises:
         TaskError: an option of another form, or one that names what is not declared.
     """
-    for key, known in (("decimal", (".", ",")), ("thousands", ("", ".", ",", " ", "'", "_"))):
-        if options[key] not in known:
-            raise TaskError(
-                f"{key} must be one of {', '.join(map(repr, known))}. Got {options[key]!r}."
-            )
-    if options["decimal"] == options["thousands"]:
-        raise TaskError(f"decimal and thousands must differ. Got {options['decimal']!r} for both.")
-    if len(options["separator"]) != 1:
-        raise TaskError(f"separator must be one character. Got {options['separator']!r}.")
-    try:
-        # pyarrow reads by itself what is called just so.
-        encoding = codecs.lookup(options["encoding"]).name.replace("utf-8", "utf8")
-    except LookupError:
-        raise TaskError(
-            "encoding must be one that Python knows, such as utf-8 or cp1252. "
-            f"Got {options['encoding']!r}."
-        ) from None
-    plain = Dialect(options["separator"], options["decimal"], options["thousands"], encoding)
+    plain = _marks_of_file(options)
     columns = {in_nfc(means): in_nfc(own) for own, means in _table(options, "columns").items()}
     codes = {
         in_nfc(column): {plain.code(code): in_nfc(str(means)) for code, means in of.items()}
@@ -134,26 +152,78 @@ def read_dialect(
     }
     missing = {
         in_nfc(column): frozenset(plain.code(str(code)) for code in of)
-        for column, of in _missing(options).items()
+        for column, of in _by_column(options, "missing").items()
     }
-    for key, names in (("columns", columns), ("codes", codes), ("missing", missing)):
-        unknown = sorted(set(names) - set(declared) - ({EVERY} if key == "missing" else set()))
+    censored = {
+        in_nfc(column): str([*of, ""][0]) for column, of in _by_column(options, "censored").items()
+    }
+    if wrong := [one for one in censored.values() if one not in CENSORED]:
+        raise TaskError(f"censored must be {' or '.join(CENSORED)}. Got {wrong[0]!r}.")
+    marks = {
+        in_nfc(column): [in_nfc(str(mark)).strip() for mark in of]
+        for column, of in _by_column(options, "ignore-marks").items()
+    }
+    named: dict[str, Iterable[str]] = {
+        "columns": columns, "codes": codes, "missing": missing, "censored": censored,
+        "ignore-marks": marks,
+    }  # fmt: skip
+    for key, names in named.items():
+        unknown = sorted(set(names) - set(declared) - (set() if key in TABLES else {EVERY}))
         if unknown:
             raise TaskError(
                 f"option {key} names {unknown[0]!r}, which is not a column of task {task!r}. It "
                 f"has: {', '.join(declared)}."
             )
-    for column, of in codes.items():
+    for column, means in codes.items():
         allowed = declared[column]
-        wrong = [m for m in of.values() if allowed and plain.place(m, allowed) is None]
+        wrong = [m for m in means.values() if allowed and plain.place(m, allowed) is None]
         if wrong:
             raise TaskError(
                 f"option codes gives {wrong[0]!r} for column {column!r}, which is not declared. "
                 f"Declared: {', '.join(allowed)}."
             )
+    return replace(
+        plain, columns=columns, codes=codes, missing=missing, censored=censored, marks=marks,
+        passed=tuple(map(in_nfc, _list(options, "pass-through"))),
+    )  # fmt: skip
+
+
+def _marks_of_file(options: Mapping[str, Any]) -> Dialect:
+    """What is said of the file itself.
+
+    Raises:
+        TaskError: it is of another form.
+    """
+    thousands = next(
+        (mark for mark, alike in LOOKALIKES.items() if options["thousands"] in [*alike]),
+        options["thousands"],
+    )
+    known = {
+        "decimal": (".", ","), "thousands": ("", ".", ",", " ", "'", "_"), "quote": ("", '"', "'")
+    }  # fmt: skip
+    for key, allowed in known.items():
+        if (thousands if key == "thousands" else options[key]) not in allowed:
+            raise TaskError(
+                f"{key} must be one of {', '.join(map(repr, allowed))}. Got {options[key]!r}."
+            )
+    if options["decimal"] == thousands:
+        raise TaskError(f"decimal and thousands must differ. Got {thousands!r} for both.")
+    if len(options["separator"].encode()) != 1:
+        raise TaskError(f"separator must be one character. Got {options['separator']!r}.")
+    for key in ("skip", "skip-last"):
+        if options[key] < 0:
+            raise TaskError(f"{key} must be at least 0. Got {options[key]}.")
+    try:
+        "a".encode(options["encoding"])
+        encoding = codecs.lookup(options["encoding"]).name
+    except LookupError:
+        raise TaskError(
+            "encoding must be one that Python knows, such as utf-8 or cp1252. "
+            f"Got {options['encoding']!r}."
+        ) from None
     return Dialect(
-        plain.separator, plain.decimal, plain.thousands, plain.encoding, columns, codes, missing,
-        tuple(map(in_nfc, _list(options, "pass-through"))),
+        options["separator"], options["decimal"], thousands, encoding, options["quote"],
+        options["skip"], options["skip-last"],
     )  # fmt: skip
 
 
@@ -194,9 +264,10 @@ def _list(options: Mapping[str, Any], key: str) -> list[str]:
     return [str(one) for one in found]
 
 
-def _missing(options: Mapping[str, Any]) -> dict[str, list[Any]]:
-    found = _json(options, "missing")
+def _by_column(options: Mapping[str, Any], key: str) -> dict[str, list[Any]]:
+    """A text or list for every column, or a table of them by column."""
+    found = _json(options, key)
     if not isinstance(found, dict):
-        codes = _list(options, "missing")
-        return {EVERY: codes} if codes else {}
+        of = _list(options, key)
+        return {EVERY: of} if of else {}
     return {column: of if isinstance(of, list) else [of] for column, of in found.items()}

@@ -1,4 +1,4 @@
-"""Columns of a CSV or Parquet file, and where in them something is wrong.
+"""Columns of a CSV, Parquet or Feather file, and where in them something is wrong.
 
 Rows are counted from 1, without the line of names. An error says a column, a row, and at most what
 stands there in this column.
@@ -6,8 +6,10 @@ stands there in this column.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,104 +19,349 @@ from numpy.typing import NDArray
 from coterie.tasks.base import TaskError
 from coterie.tasks.own.declared import in_nfc
 from coterie.tasks.own.dialect import SEPARATORS, Dialect
+from coterie.tasks.own.lines import BEYOND, COMPRESSIONS, Broken, Lines, broken_rows
+from coterie.tasks.own.values import (
+    SHOWN,
+    Coded,
+    Codes,
+    Numbers,
+    counted,
+    first,
+    shown,
+    without_rows,
+)
 
-SHOWN = 20
-"""Columns of a file that an error names."""
-LONGEST = 24
-"""Characters of a code that an error shows."""
+__all__ = ["Contents", "first", "flags", "raw_texts", "read_columns", "shown"]
+
+log = logging.getLogger("coterie.tasks")
+
+TEXTS = (".csv", ".tsv", ".txt")
+BINARY = {".parquet": "parquet", ".pq": "parquet", ".feather": "ipc", ".arrow": "ipc"}
+READABLE = (
+    "A table is a .csv, .tsv or .txt file (also compressed: .csv.gz, .csv.bz2, .csv.zst), a "
+    ".parquet, .feather or .arrow file, or a folder of .parquet files"
+)
+SHEETS = (".xlsx", ".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
+BLOCKS = (1 << 22, 1 << 26, (1 << 31) - 1)
+"""Bytes of a CSV file that are read at once: a row must fit, so that longer ones need more."""
+ROWS = 1 << 16
+"""Rows of a Parquet file that are read at once."""
+PAUSE_S = 3.0
+"""How often a long reading says how far it is."""
+LAST = 20
+"""So many last rows may be a footer."""
 
 
-def read_columns(place: Path, columns: Sequence[str], dialect: Dialect, expected: str) -> Any:
-    """A pyarrow table of these columns, under their declared names.
+@dataclass
+class Contents:
+    """Columns of a file by their declared names, and what a person should know of its rows."""
 
-    Columns of a CSV file are texts; those of a Parquet file are what they are there.
+    num_rows: int = 0
+    numbers: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    codes: dict[str, Coded] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def texts(self, column: str) -> list[str | None]:
+        """What each row means in a column of codes; None where it is missing."""
+        return self.codes[column].all()
+
+
+def read_columns(
+    place: Path,
+    columns: Sequence[str],
+    dialect: Dialect,
+    expected: str,
+    *,
+    numeric: Collection[str] = (),
+) -> Contents:
+    """Read these columns: those of ``numeric`` as numbers, the others as codes.
 
     Raises:
         TaskError: a column or all rows are missing, or the file cannot be read.
     """
     import pyarrow as pa
-    from pyarrow import parquet
 
-    wanted = [dialect.columns.get(column, column) for column in columns]
-    try:
-        if place.suffix.lower() in (".parquet", ".pq"):
-            if place.is_file():
-                called = _called(wanted, parquet.read_schema(place).names, place, dialect)
-                table = parquet.read_table(place, columns=called).select(called)
-            else:
-                table = parquet.read_table(place, columns=wanted).select(wanted)
-        elif place.suffix.lower() in (".csv", ".tsv", ".txt"):
-            table = _csv(place, wanted, dialect)
-        else:
-            raise TaskError(f"{str(place)!r} is neither .csv nor .parquet.")
-    except (pa.ArrowException, OSError, TypeError, ValueError, KeyError) as error:
-        if isinstance(error, TaskError):
-            raise
-        said = _without_rows(str(error))
-        raise TaskError(f"{str(place)!r} cannot be read: {said}. Expected {expected}.") from None
-    if not len(table):
+    source = _Delimited if _kind(place) in TEXTS else _Binary
+    for block in BLOCKS:
+        try:
+            opened = source(place, dialect, columns)
+            read = [
+                (Numbers if name in numeric else Codes)(name, dialect, opened.about)
+                for name in columns
+            ]
+            count = _fill(read, opened.batches(block), place)
+            break
+        except (pa.ArrowException, OSError, TypeError, ValueError, KeyError) as error:
+            if "straddling" in str(error) and block != BLOCKS[-1]:
+                continue
+            if isinstance(error, TaskError):
+                raise
+            said = without_rows(str(error))
+            raise TaskError(
+                f"{str(place)!r} cannot be read: {said}. Expected {expected}."
+            ) from None
+    found = Contents(count)
+    opened.finish(found)
+    if not count:
         raise TaskError(f"{str(place)!r} has no rows.")
-    return table.rename_columns(list(columns))
+    for column in read:
+        if isinstance(column, Numbers):
+            column.refuse(repr(str(place)), count)
+            found.numbers[column.column] = column.done()
+            found.notes += [
+                f"{column.column}: {counted(rows, 'value')} of {place.name} {what}"
+                for what, rows in column.done_to.items()
+            ]
+        else:
+            found.codes[column.column] = column.done()
+    return found
 
 
-def _without_rows(text: str) -> str:
-    """An error of pyarrow's without what it quotes of the file."""
-    return re.split(r":\s|\n", text.removeprefix("CSV parse error: "))[0].rstrip(". ")
-
-
-def _csv(place: Path, wanted: Sequence[str], dialect: Dialect) -> Any:
+def _fill(read: Sequence[Codes | Numbers], batches: Iterator[Sequence[Any]], place: Path) -> int:
+    """Give every column its part of each batch; the number of rows."""
     import pyarrow as pa
-    from pyarrow import csv
 
-    odd: list[Any] = []
+    count, said = 0, time.monotonic()
+    for parts in batches:
+        for column, part in zip(read, parts, strict=True):
+            try:
+                column.add(part)
+            except pa.ArrowException as error:
+                raise _other_type(column, place, str(error)) from None
+        count += len(parts[0])
+        if time.monotonic() - said > PAUSE_S:
+            log.info("reading %s: %s rows so far", place.name, f"{count:,}")
+            said = time.monotonic()
+    return count
 
-    def keep(row: Any) -> str:
-        odd.append(row)
+
+def _other_type(column: Codes | Numbers, place: Path, said: str) -> TaskError:
+    named, what = column.dialect.named(column.column), without_rows(said)
+    if isinstance(column, Numbers):
+        return TaskError(f"numeric column {named} of {str(place)!r} holds something else: {what}.")
+    return TaskError(
+        f"column {named} of {str(place)!r} must hold one text or number a row: {what}."
+    )
+
+
+def _kind(place: Path) -> str:
+    """How a file is written, by its ending; a folder holds Parquet files.
+
+    Raises:
+        TaskError: it is nothing that can be read.
+    """
+    *_, inner, outer = ("", "", *(suffix.lower() for suffix in place.suffixes))
+    kind = inner if outer in COMPRESSIONS else outer
+    if place.is_dir():
+        return ".parquet"
+    if kind in TEXTS or outer in BINARY:
+        return kind
+    if kind in SHEETS:
+        raise TaskError(
+            f"{str(place)!r} is a spreadsheet. In the program that wrote it, save as CSV (in "
+            'Excel: "CSV UTF-8"), and name that file as data.'
+        )
+    raise TaskError(f"{str(place)!r} has the ending {outer!r}. {READABLE}.")
+
+
+class _Binary:
+    """A Parquet or Feather file, or a folder of Parquet files."""
+
+    def __init__(self, place: Path, dialect: Dialect, columns: Sequence[str]) -> None:
+        from pyarrow import dataset, fs
+
+        self.place, self.others, kind = place, [], BINARY[_kind(place)]
+        form = dataset.ParquetFileFormat() if kind == "parquet" else dataset.IpcFileFormat()
+        if place.is_dir():
+            inside = [file for file in sorted(place.rglob("*")) if _counts(file, place)]
+            paths = [file for file in inside if file.suffix.lower() in (".parquet", ".pq")]
+            self.others = [file.name for file in inside if file not in paths]
+            if not paths:
+                raise TaskError(f"there are no .parquet files in {str(place)!r}. {READABLE}.")
+            self.opened = dataset.dataset(
+                [*map(str, paths)], format=form, partitioning="hive", partition_base_dir=str(place)
+            )
+            found = self.opened.schema.names
+        else:
+            self.opened = form.make_fragment(str(place), fs.LocalFileSystem())
+            found = self.opened.physical_schema.names
+        self.called = _called(columns, found, place, dialect)
+        self.about = self.opened.count_rows()
+
+    def batches(self, block: int) -> Iterator[Sequence[Any]]:
+        """Columns of some rows at once, in the order of the files' names."""
+        if self.place.is_dir():
+            self._refuse_parts_without_columns()
+        for batch in self.opened.to_batches(
+            columns=self.called, batch_size=ROWS, batch_readahead=2, use_threads=False
+        ):
+            yield batch.columns
+
+    def _refuse_parts_without_columns(self) -> None:
+        from pyarrow import dataset
+
+        for part in self.opened.get_fragments():
+            of_folders = dataset.get_partition_keys(part.partition_expression)
+            names = {*part.physical_schema.names, *of_folders}
+            if lacking := [name for name in self.called if name not in names]:
+                raise TaskError(f"{part.path!r} has no column {lacking[0]!r}.")
+
+    def finish(self, found: Contents) -> None:
+        """Say which files of a folder were left out."""
+        if self.others:
+            found.notes.append(
+                f"{self.place.name}: without {counted(len(self.others), 'file')} of another ending "
+                f"than .parquet, such as {shown(self.others[0])}"
+            )
+
+
+def _counts(file: Path, folder: Path) -> bool:
+    """Whether it is a file and not what a program keeps for itself, such as ``_SUCCESS``."""
+    hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
+    return file.is_file() and not hidden
+
+
+@dataclass
+class _OddRows:
+    """Rows of a CSV file with another number of fields than it has names."""
+
+    count: int = 0
+    first: Any = None
+    last: int = 0
+
+    def __call__(self, row: Any) -> str:
+        self.first = self.first or row
+        self.count, self.last = self.count + 1, row.number
         return "skip"
 
-    parsing = csv.ParseOptions(
-        delimiter=dialect.separator, newlines_in_values=True, invalid_row_handler=keep
-    )
-    # With threads pyarrow does not know the number of a row that it cannot read.
-    reading = csv.ReadOptions(use_threads=False, encoding=dialect.encoding)
-    try:
-        with csv.open_csv(place, read_options=reading, parse_options=parsing) as opened:
-            names = opened.schema.names
-    except UnicodeDecodeError:
-        raise _no_text(place, dialect) from None
-    called = _called(wanted, names, place, dialect, dialect.separator)
-    odd.clear()
-    converting = csv.ConvertOptions(
-        column_types=dict.fromkeys(called, pa.string()),
-        include_columns=called,
-        # NA and the like stand for a missing number; in a text they may be a class or category.
-        strings_can_be_null=False,
-    )
-    try:
-        table = csv.read_csv(
-            place, read_options=reading, parse_options=parsing, convert_options=converting
-        )
-    except pa.ArrowInvalid as error:
-        if "UTF8" in str(error):
+
+class _Delimited:
+    """A CSV file. Its columns are texts."""
+
+    def __init__(self, place: Path, dialect: Dialect, columns: Sequence[str]) -> None:
+        self.place, self.dialect, self.odd = place, dialect, _OddRows()
+        try:
+            self.lines = Lines(place, dialect)
+        except UnicodeDecodeError:
             raise _no_text(place, dialect) from None
-        raise
-    if odd:
-        first = odd[0]
-        row = f"row {first.number - 1}" if first.number else "a row"
-        raise TaskError(
-            f"{str(place)!r} has {first.actual_columns} fields in {row}, where its first line has "
-            f"{first.expected_columns}, separated by {dialect.separator!r}; so have {len(odd) - 1} "
-            f"more rows. Where {dialect.separator!r} is part of a value, the value must be in "
-            '"quotes".'
+        names, self.about = self.lines.names, self.lines.about
+        self.called = _called(columns, names, place, dialect, self.lines)
+        self.called += [BEYOND] * (BEYOND in names)
+
+    def batches(self, block: int) -> Iterator[Sequence[Any]]:
+        """Columns of some rows at once."""
+        import pyarrow as pa
+        from pyarrow import csv
+
+        parsing = csv.ParseOptions(
+            delimiter=self.lines.separator, quote_char=self.dialect.quote or False,
+            newlines_in_values=bool(self.dialect.quote), invalid_row_handler=self.odd,
+        )  # fmt: skip
+        converting = csv.ConvertOptions(
+            column_types=dict.fromkeys(self.called, pa.string()), include_columns=self.called,
+            # NA and the like stand for a missing number; in a text they may be a class or category.
+            strings_can_be_null=False,
+        )  # fmt: skip
+        # With threads pyarrow does not know the number of a row that it cannot read.
+        reading = csv.ReadOptions(
+            use_threads=False, block_size=block, column_names=self.lines.names
         )
-    return table
+        rows = 0
+        try:
+            with csv.open_csv(self.lines, reading, parsing, converting) as opened:
+                for batch in opened:
+                    columns = batch.columns
+                    if BEYOND in self.called:
+                        self._refuse_beyond(columns.pop(), rows)
+                    rows += len(batch)
+                    yield columns
+        except pa.ArrowInvalid as error:
+            if "Empty CSV" in str(error):
+                return
+            if "UTF8" in str(error):
+                raise _no_text(self.place, self.dialect) from None
+            raise
+        except UnicodeDecodeError:
+            raise _no_text(self.place, self.dialect) from None
+
+    def _refuse_beyond(self, column: Any, rows: int) -> None:
+        from pyarrow import compute
+
+        full = compute.not_equal(column, "").to_numpy(zero_copy_only=False)
+        if full.any():
+            raise TaskError(
+                f"{str(self.place)!r} has a value behind its last column in row "
+                f"{rows + first(full)}. Is there a name too few in its line of names?"
+            )
+
+    def finish(self, found: Contents) -> None:
+        """Say what happened to rows that are not one line each.
+
+        Raises:
+            TaskError: some have another number of fields, or a quote has swallowed some.
+        """
+        records, name = found.num_rows + self.odd.count, self.place.name
+        if self.lines.count > records:
+            _tell_broken(found, broken_rows(self.place, self.dialect), name)
+        elif len(self.lines.names) == 1 and self.lines.empty:
+            found.notes.append(f"{name}: left out {counted(self.lines.empty, 'empty line')}")
+        if self.odd.count:
+            stray = "".join(f" Is there a stray quote? {note}." for note in found.notes)
+            raise TaskError(f"{str(self.place)!r} has {self._odd_rows(records)}{stray}")
+
+    def _odd_rows(self, records: int) -> str:
+        odd, separator = self.odd, self.lines.separator
+        row, fields = odd.first.number, odd.first.actual_columns
+        said = (
+            f"{counted(fields, 'field')} in row {row}, where its line of names has "
+            f"{odd.first.expected_columns}, separated by {separator!r}"
+        )
+        if odd.count > 1:
+            said += f"; {counted(odd.count - 1, 'more row')} with another number of fields"
+        if odd.count == records - row + 1 <= min(LAST, records - 1):
+            return said + f". If the file ends with a footer, set skip-last = {odd.count}."
+        if odd.count == records:
+            return said + (
+                ". All rows differ from the line of names: does it lack a name, or stand below a "
+                "title? For lines above it, set skip."
+            )
+        return said + f'. Where {separator!r} is part of a value, the value must be in "quotes".'
+
+
+def _tell_broken(found: Contents, broken: Broken, name: str) -> None:
+    if broken.rows:
+        found.notes.append(
+            f"{name}: line breaks in quotes in {counted(broken.rows, 'row')}, the first from line "
+            f"{broken.line} of the file"
+        )
+    if broken.joined:
+        found.warnings.append(
+            f"{name}: {counted(broken.joined, 'quoted value')} with line breaks may be several "
+            f"rows of the table (the first from line {broken.joined_line} of the file). If a quote "
+            'there is an ordinary character, rows are lost: write it twice, or set quote = "" if '
+            "nothing in the file is quoted"
+        )
 
 
 def _no_text(place: Path, dialect: Dialect) -> TaskError:
+    encoding = dialect.encoding
+    encoding = encoding.upper() if encoding.startswith("utf") else encoding
     return TaskError(
-        f"{str(place)!r} is not {dialect.encoding}. Save it as UTF-8, or say how it is written "
-        'with the silo\'s option encoding, such as "cp1252".'
+        f"{str(place)!r} is not {encoding}. Save it as UTF-8, or say how it is written with the "
+        f'silo\'s option encoding, such as "{_likely(place)}".'
     )
+
+
+def _likely(place: Path) -> str:
+    """An encoding that a file may have which is not UTF-8: in UTF-16 every other byte is 0."""
+    with place.open("rb") as file:
+        start = file.read(1 << 12)
+    zeros = [start[half::2].count(0) for half in (0, 1)]
+    return "cp1252" if not any(zeros) else ("utf-16-be", "utf-16-le")[zeros[1] > zeros[0]]
 
 
 def _called(
@@ -122,65 +369,73 @@ def _called(
     found: Sequence[str],
     place: Path,
     dialect: Dialect,
-    separator: str = "",
+    lines: Lines | None = None,
 ) -> list[str]:
-    """How the file spells these columns: the same characters may be composed or decomposed.
+    """How the file spells these columns: the same characters may be composed or decomposed, and
+    spaces may stand around them.
 
     Raises:
         TaskError: the file has none of that name, or two.
     """
+    wanted = [dialect.columns.get(column, column) for column in columns]
     spelled: dict[str, list[str]] = {}
+    stripped: dict[str, list[str]] = {}
     for name in found:
         spelled.setdefault(in_nfc(name), []).append(name)
+        stripped.setdefault(in_nfc(name).strip(), []).append(name)
     called = []
-    for column in columns:
-        same = spelled.get(column, [])
+    for column in wanted:
+        same = spelled.get(column) or stripped.get(column.strip(), [])
         if len(same) > 1:
             raise TaskError(
                 f"{str(place)!r} has {len(same)} columns named {column!r}. Rename or remove all "
                 "but the one that is meant."
             )
         if not same:
-            own = column in dialect.columns.values()
-            raise _no_column(column, found, place, separator, renamed=own)
+            advice = _names_elsewhere(wanted, lines, place) or (
+                f"Correct {column!r} under [data.columns] in silo.toml."
+                if column in dialect.columns.values()
+                else "If one of them is meant, say so under [data.columns] in silo.toml: "
+                f'"ITS NAME" = "{column}".'
+            )
+            raise TaskError(_no_column(column, found, place, lines) + advice)
         called.append(same[0])
     return called
 
 
-def _no_column(
-    column: str, found: Sequence[str], place: Path, separator: str, *, renamed: bool
-) -> TaskError:
-    has = ", ".join(map(repr, found[:SHOWN])) + (", …" if len(found) > SHOWN else "")
-    how = f", separated by {separator!r} (the silo's option separator)" * bool(separator)
-    advice = (
-        f"Correct {column!r} under [data.columns] in silo.toml."
-        if renamed
-        else "If one of them is meant, say so under [data.columns] in silo.toml: "
-        f'"ITS NAME" = "{column}".'
+def _no_column(column: str, found: Sequence[str], place: Path, lines: Lines | None) -> str:
+    has = ", ".join(shown(name) for name in found[:SHOWN] if name != BEYOND)
+    has += ", …" if len(found) > SHOWN else ""
+    how = (
+        "" if lines is None else f", separated by {lines.separator!r} (the silo's option separator)"
     )
-    other = [s for s in SEPARATORS if len(found) == 1 and s != separator and s in found[0]]
-    if separator and other:
-        advice = f"It looks separated by {other[0]!r}: set separator = {_quoted(other[0])}."
-    return TaskError(f"{str(place)!r} has no column {column!r}. Its columns{how}: {has}. {advice}")
+    return f"{str(place)!r} has no column {column!r}. Its columns{how}: {has}. "
+
+
+def _names_elsewhere(wanted: Sequence[str], lines: Lines | None, place: Path) -> str:
+    """What to set so that the names are found; empty if it is not known."""
+    if lines is None:
+        return ""
+    if any("\0" in name for name in lines.names):
+        return f'It looks like UTF-16: set encoding = "{_likely(place)}".'
+    for skip, line in enumerate(lines.looked):
+        for separator in dict.fromkeys((lines.separator, *SEPARATORS)):
+            names = {in_nfc(name).strip(' "') for name in line.split(separator)}
+            if names.issuperset(wanted):
+                other = f"separator = {_quoted(separator)}" * (separator != lines.separator)
+                if not skip and other:
+                    return f"It looks separated by {separator!r}: set {other}."
+                also = f" and {other}" * bool(other)
+                return f"Line {skip + 1} of the file has these names: set skip = {skip}{also}."
+    found = lines.names
+    alike = [s for s in SEPARATORS if len(found) == 1 and s != lines.separator and s in found[0]]
+    return (
+        f"It looks separated by {alike[0]!r}: set separator = {_quoted(alike[0])}." if alike else ""
+    )
 
 
 def _quoted(separator: str) -> str:
     return '"\\t"' if separator == "\t" else f'"{separator}"'
-
-
-def shown(text: str) -> str:
-    """A code, for people, cut where it is a long text."""
-    return repr(text if len(text) <= LONGEST else text[:LONGEST] + "…")
-
-
-def texts_of(table: Any, column: str, place: Path, dialect: Dialect) -> list[str | None]:
-    """What each row means in this column; None where it is missing.
-
-    Raises:
-        TaskError: the column holds lists or the like.
-    """
-    found: list[str | None] = _meant(table, column, place, dialect).to_pylist()
-    return found
 
 
 def raw_texts(place: Path, column: str, dialect: Dialect, expected: str) -> list[str | None]:
@@ -189,147 +444,27 @@ def raw_texts(place: Path, column: str, dialect: Dialect, expected: str) -> list
     Raises:
         TaskError: there is none, or it cannot be read.
     """
-    plain = Dialect(dialect.separator, encoding=dialect.encoding)
-    table = read_columns(place, [column], plain, expected)
-    return texts_of(table, column, place, plain)
+    return read_columns(place, [column], dialect.bare(), expected).texts(column)
 
 
-def _meant(table: Any, column: str, place: Path, dialect: Dialect) -> Any:
-    import pyarrow as pa
-    from pyarrow import compute
-
-    try:
-        texts = table.column(column).cast(pa.string()).combine_chunks()
-        encoded = compute.dictionary_encode(texts)
-    except pa.ArrowException as error:
-        raise TaskError(
-            f"column {dialect.named(column)} of {str(place)!r} must hold one text or number a row: "
-            f"{_without_rows(str(error))}."
-        ) from None
-    means = [dialect.meant(column, text) for text in encoded.dictionary.to_pylist()]
-    return pa.array(means, pa.string()).take(encoded.indices)
-
-
-def numbers_of(table: Any, column: str, place: Path, dialect: Dialect) -> NDArray[np.float64]:
-    """(n,) Numbers of a column, NaN where one is missing.
-
-    Raises:
-        TaskError: names the first row that has none.
-    """
-    import pyarrow as pa
-
-    found = table.column(column)
-    is_text = pa.types.is_string(found.type) or pa.types.is_large_string(found.type)
-    if not (is_text or dialect.translates(column)):
-        try:
-            return _float(found)
-        except pa.ArrowException as error:
-            raise TaskError(
-                f"numeric column {dialect.named(column)} of {str(place)!r} holds something else: "
-                f"{_without_rows(str(error))}."
-            ) from None
-    texts = found.cast(pa.string()).combine_chunks()
-    if dialect.translates(column):
-        texts = _translated(texts, column, dialect)
-    plain = _numerals(texts, dialect)
-    try:
-        return _float(plain)
-    except pa.ArrowException:
-        odd = {one.as_py() for one in plain.unique() if not _is_number(one)}
-        row = next(i for i, one in enumerate(plain.to_pylist()) if one in odd)
-        text = texts[row].as_py()
-        comma = dialect.decimal == "." and re.fullmatch(r"\s*[+-]?[\d.]*,\d+\s*", text)
-        raise TaskError(
-            f"numeric column {dialect.named(column)} of {str(place)!r} holds {shown(text)} in row "
-            f"{row + 1}, which is no number. "
-            + (
-                'If it has a decimal comma, set the silo\'s option decimal = ",".'
-                if comma
-                else "If it stands for a missing value, add it to the silo's option missing; if "
-                f"for a number, to [data.codes.{column}]."
-            )
-        ) from None
-
-
-def _translated(texts: Any, column: str, dialect: Dialect) -> Any:
-    """Texts of which those that are codes say what they mean.
-
-    Most numbers differ from each other: to look up each would take long.
-    """
-    import pyarrow as pa
-    from pyarrow import compute
-
-    forms = "|".join(f"{re.escape(code)}{dialect.nothing}?" for code in dialect.codes_of(column))
-    coded = compute.fill_null(compute.match_substring_regex(texts, rf"^\s*({forms})\s*$"), False)
-    means = [dialect.meant(column, text) for text in texts.filter(coded).to_pylist()]
-    return compute.replace_with_mask(texts, coded, pa.array(means, pa.string()))
-
-
-def _float(found: Any) -> NDArray[np.float64]:
-    import pyarrow as pa
-
-    values: NDArray[np.float64] = found.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    return values.astype(np.float64)
-
-
-def _is_number(text: Any) -> bool:
-    import pyarrow as pa
-
-    try:
-        text.cast(pa.float64())
-    except pa.ArrowException:
-        return False
-    return True
-
-
-def _numerals(texts: Any, dialect: Dialect) -> Any:
-    """Texts with a decimal point and no thousands, and null for what says that it is missing."""
-    import pyarrow as pa
-    from pyarrow import compute, csv
-
-    texts = compute.utf8_trim_whitespace(texts)
-    missing = compute.is_in(texts, value_set=pa.array(csv.ConvertOptions().null_values))
-    texts = compute.if_else(missing, None, texts)
-    if mark := dialect.thousands:
-        every, decimal = re.escape(mark), re.escape(dialect.decimal)
-        grouped = compute.match_substring_regex(
-            texts, rf"^[+-]?\d{{1,3}}({every}\d{{3}})+({decimal}\d*)?$"
-        )
-        texts = compute.if_else(grouped, compute.replace_substring(texts, mark, ""), texts)
-    if dialect.decimal != ".":
-        # A point that is left is no decimal point: 1.5 must not become 15.
-        texts = compute.replace_substring(texts, ".", "?")
-        texts = compute.replace_substring(texts, dialect.decimal, ".")
-    return texts
-
-
-def first(rows: NDArray[np.bool_] | Sequence[bool]) -> int:
-    """Number of the first row that is so, from 1."""
-    return int(np.argmax(rows)) + 1
-
-
-def flags_of(table: Any, column: str, place: Path, dialect: Dialect) -> NDArray[np.float32]:
+def flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[np.float32]:
     """(n,) 0 or 1 of a column.
 
     Raises:
         TaskError: names the first row that has neither.
     """
-    known = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0}
-    found = texts_of(table, column, place, dialect)
-    number: dict[str | None, float | None] = {
-        text: known.get(dialect.code(text).lower()) for text in set(found) if text is not None
-    }
-    values = [number.get(text) for text in found]
-    if None in values:
-        row = values.index(None)
-        text = found[row]
+    known = {"0": 0, "1": 1, "false": 0, "true": 1}
+    values = found.places(lambda text: known.get(dialect.code(text).lower()))
+    if (wrong := values < 0).any():
+        row = first(wrong)
+        at = found.at[row - 1]
         raise TaskError(
             f"target column {dialect.named(column)} of {str(place)!r} must hold 0 or 1. Row "
             + (
-                f"{row + 1} holds nothing: leave such rows out of the file."
-                if text is None
-                else f"{row + 1} holds {shown(text)}: say under [data.codes.{column}] in silo.toml "
-                "what it means."
+                f"{row} holds nothing: leave such rows out of the file."
+                if at < 0
+                else f"{row} holds {shown(found.texts[at])}: say under [data.codes.{column}] in "
+                "silo.toml what it means."
             )
         )
-    return np.array(values, np.float32)
+    return values.astype(np.float32)

@@ -28,7 +28,11 @@ def moments(numbers: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], ..
     there = present.sum(axis=0)
     count = np.maximum(there, 1)
     mean = np.where(present, numbers, 0).sum(axis=0) / count
-    squares = np.where(present, (numbers - mean) ** 2, 0).sum(axis=0)
+    deviations = numbers - mean
+    np.square(deviations, out=deviations)
+    deviations[~present] = 0
+    squares = deviations.sum(axis=0)
+    del deviations
     low = np.where(present, numbers, np.inf).min(axis=0)
     high = np.where(present, numbers, -np.inf).max(axis=0)
     # A constant's deviation is not 0 but what rounding its mean leaves.

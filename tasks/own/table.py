@@ -27,21 +27,25 @@ from coterie.tasks.base import (
     place_of,
     read_options,
 )
-from coterie.tasks.own import dialect, files
+from coterie.tasks.own import dialect, files, looks
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
+from coterie.tasks.own.files import Contents
 from coterie.tasks.own.scaling import moments, scale_of
-from coterie.tasks.own.targets import LabelColumns, NumberColumns, TableTarget, Target
+from coterie.tasks.own.targets import (
+    LabelColumns,
+    NumberColumns,
+    SurvivalColumns,
+    TableTarget,
+    Target,
+)
 
 LARGEST = 1e100
 """Numbers beyond it are refused: their squares would overflow."""
 MOST = 0.5
 """If more than this share of a column is not as declared, the column is another one."""
-FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
-"""So many times the range of the middle half from the median is probably a slip, where so small a
-share of at least so many numbers is."""
-ALMOST = 0.9
-"""A column of which more than this share is missing is almost empty."""
+BLOCK = 1 << 16
+"""Rows that are scaled at once."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -74,6 +78,13 @@ class TableDeclaration(Declaration):
     def targets(self) -> tuple[str, ...]:
         """Columns that hold what is learned."""
         return (self.target,) if isinstance(self.target, str) else self.target.columns
+
+    @property
+    def real_targets(self) -> tuple[str, ...]:
+        """Those of them that hold numbers."""
+        if isinstance(self.target, NumberColumns):
+            return self.target.columns
+        return (self.target.time,) if isinstance(self.target, SurvivalColumns) else ()
 
     @model_validator(mode="after")
     def _columns_differ(self) -> TableDeclaration:
@@ -132,11 +143,14 @@ class Table(DeclaredTask):
     it writes its tables (``coterie.tasks.own.dialect``):
 
     Options of a silo:
-        separator, encoding: of a CSV file.
+        separator, encoding, quote: of a CSV file.
+        skip, skip-last: lines above its names, and below its last row.
         decimal, thousands: marks in numbers.
         columns: name in the file → declared name.
         codes: declared column → what stands in the file → what is meant.
         missing: codes that stand for a missing value, in every column or by column.
+        censored: what ``<0.5`` counts as, ``limit`` or ``missing``.
+        ignore-marks: texts beside a number that do not count, such as ``%``.
         pass-through: columns to copy from what is predicted to the answers.
     """
 
@@ -167,10 +181,17 @@ class Table(DeclaredTask):
     def read(self, place: Path, options: Mapping[str, Any]) -> Rows:
         """Read the declared columns and no others."""
         written = self._dialect(options)
-        columns = [*self.declaration.targets, *self._inputs]
-        table = files.read_columns(place, columns, written, self.expected())
+        table = self._contents(place, [*self.declaration.targets, *self._inputs], written)
         y = self._targets(table, place, written)
         return Rows(*self._columns(table, place, written, strict=True), y, np.arange(len(table)))
+
+    def _contents(self, place: Path, columns: Sequence[str], written: Dialect) -> Contents:
+        """These columns of a file; what is to be known of its rows becomes a note or warning."""
+        numeric = {*self.declaration.numeric, *self.declaration.real_targets}
+        found = files.read_columns(place, columns, written, self.expected(), numeric=numeric)
+        self._notes += found.notes
+        self._warnings += found.warnings
+        return found
 
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""
@@ -243,7 +264,7 @@ class Table(DeclaredTask):
             scale = self.scale_of(self.read_both(chosen)[0])
         self._notes, self._warnings = [], []
         written = self._dialect(chosen)
-        table = files.read_columns(file, self._inputs, written, self.expected())
+        table = self._contents(file, self._inputs, written)
         columns = self._columns(table, file, written, strict=False)
         rows = Rows(*columns, np.zeros(len(table), np.int64), np.arange(len(table)))
         notes = (*self._notes, *self._warnings)
@@ -300,14 +321,14 @@ class Table(DeclaredTask):
             declared[self.declaration.target] = self.classes
         return dialect.read_dialect(self.name, declared, options)
 
-    def _targets(self, table: Any, place: Path, written: Dialect) -> NDArray[Any]:
+    def _targets(self, table: Contents, place: Path, written: Dialect) -> NDArray[Any]:
         """(n,) Classes, or (n, columns) real numbers."""
         target = self.declaration.target
         if isinstance(target, str):
             return self._classes(table, target, place, written)
         if isinstance(target, LabelColumns):
             found: list[NDArray[Any]] = [
-                files.flags_of(table, name, place, written) for name in target.columns
+                files.flags(table.codes[name], name, place, written) for name in target.columns
             ]
         elif isinstance(target, NumberColumns):
             found = [self._known(table, name, place, written) for name in target.columns]
@@ -318,34 +339,35 @@ class Table(DeclaredTask):
                     f"target column {written.named(target.time)} of {str(place)!r} holds a time "
                     f"below 0 in row {files.first(early)}. Times count from 0 on."
                 )
-            found = [times, files.flags_of(table, target.event, place, written)]
+            found = [times, files.flags(table.codes[target.event], target.event, place, written)]
         return np.stack(found, axis=1).astype(np.float32)
 
-    def _classes(self, table: Any, column: str, place: Path, written: Dialect) -> NDArray[np.int64]:
-        found = files.texts_of(table, column, place, written)
-        if None in found:
-            raise _no_target(column, found.index(None) + 1, place, written)
-        known = {text: written.place(text or "", self.classes) for text in set(found)}
-        places = [known[text] for text in found]
-        if None in places:
-            row = places.index(None)
+    def _classes(
+        self, table: Contents, column: str, place: Path, written: Dialect
+    ) -> NDArray[np.int64]:
+        found = table.codes[column]
+        if (missing := found.at < 0).any():
+            raise _no_target(column, missing, place, written)
+        places = found.places(lambda text: written.place(text, self.classes))
+        if (other := places < 0).any():
             raise TaskError(
-                f"target column {written.named(column)} of {str(place)!r} has class "
-                f"{files.shown(found[row] or '')} in row {row + 1}, which is not declared. "
-                f"Declared: {', '.join(self.classes)}. If it is a code for one of them, say so "
-                f"under [data.codes.{column}] in silo.toml."
+                f"target column {written.named(column)} of {str(place)!r} has values that are not "
+                f"declared: {found.listed(other)}. Declared: {', '.join(self.classes)}. Say under "
+                f"[data.codes.{column}] in silo.toml what the file's codes mean."
             )
-        return np.array(places, dtype=np.int64)
+        return places
 
-    def _known(self, table: Any, column: str, place: Path, written: Dialect) -> NDArray[np.float64]:
+    def _known(
+        self, table: Contents, column: str, place: Path, written: Dialect
+    ) -> NDArray[np.float64]:
         """Numbers of a target column, of which none is missing."""
         values = self._finite(table, column, place, written)
         if (missing := np.isnan(values)).any():
-            raise _no_target(column, files.first(missing), place, written)
+            raise _no_target(column, missing, place, written)
         return values
 
     def _columns(
-        self, table: Any, place: Path, written: Dialect, *, strict: bool
+        self, table: Contents, place: Path, written: Dialect, *, strict: bool
     ) -> tuple[NDArray[np.float64], NDArray[np.float32], NDArray[np.float32], NDArray[np.bool_]]:
         """Numbers, one-hot categories, indicators and what is not as declared, of all rows.
 
@@ -360,20 +382,24 @@ class Table(DeclaredTask):
             numbers[:, i], beyond = self._numbers(table, column, place, written, strict=strict)
             missing[column] = np.isnan(numbers[:, i])
             odd.append(beyond)
-        blocks = [np.empty((len(table), 0), np.float32)]
-        for column, values in self.declaration.categorical.items():
-            found = files.texts_of(table, column, place, written)
-            missing[column] = np.array([text is None for text in found])
-            blocks.append(self._one_hot(found, column, values, place, written, strict=strict))
-            odd.append(~missing[column] & ~blocks[-1].any(axis=1))
+        categorical = self.declaration.categorical
+        categories = np.zeros((len(table), sum(map(len, categorical.values()))), np.float32)
+        before = 0
+        for column, values in categorical.items():
+            missing[column] = table.codes[column].at < 0
+            places = self._places(table, column, place, written, strict=strict)
+            known = np.flatnonzero(places >= 0)
+            categories[known, before + places[known]] = 1
+            odd.append(~missing[column] & (places < 0))
+            before += len(values)
         told = [missing[column].astype(np.float32) for column in self.declaration.indicators]
         indicators = np.stack(told, axis=1) if told else np.empty((len(table), 0), np.float32)
-        return numbers, np.concatenate(blocks, axis=1), indicators, np.stack(odd, axis=1)
+        return numbers, categories, indicators, np.stack(odd, axis=1)
 
     def _finite(
-        self, table: Any, column: str, place: Path, written: Dialect
+        self, table: Contents, column: str, place: Path, written: Dialect
     ) -> NDArray[np.float64]:
-        values = files.numbers_of(table, column, place, written)
+        values = table.numbers.pop(column)  # a column of them is read once
         if (large := np.abs(values) > LARGEST).any():
             raise TaskError(
                 f"numeric column {written.named(column)} of {str(place)!r} holds infinite values, "
@@ -383,7 +409,7 @@ class Table(DeclaredTask):
         return values
 
     def _numbers(
-        self, table: Any, column: str, place: Path, written: Dialect, *, strict: bool
+        self, table: Contents, column: str, place: Path, written: Dialect, *, strict: bool
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """The numbers, NaN where there is none that counts; and where one is out of bounds."""
         values = self._finite(table, column, place, written)
@@ -405,40 +431,27 @@ class Table(DeclaredTask):
             self._notes.append(f"{column}: {missing} missing in {place.name}, taken as the mean")
         return values, beyond
 
-    def _one_hot(
-        self,
-        found: list[str | None],
-        column: str,
-        values: tuple[str, ...],
-        place: Path,
-        written: Dialect,
-        *,
-        strict: bool,
-    ) -> NDArray[np.float32]:
-        known = {text: written.place(text, values) for text in set(found) if text is not None}
-        places = [None if text is None else known[text] for text in found]
-        block = np.zeros((len(found), len(values)), np.float32)
-        for row, at in enumerate(places):
-            if at is not None:
-                block[row, at] = 1
-        missing = found.count(None)
-        if missing:
+    def _places(
+        self, table: Contents, column: str, place: Path, written: Dialect, *, strict: bool
+    ) -> NDArray[np.int64]:
+        """(n,) Which of the declared categories each row is of; -1: none."""
+        values, found = self.declaration.categorical[column], table.codes[column]
+        places = found.places(lambda text: written.place(text, values))
+        if missing := int((found.at < 0).sum()):
             self._notes.append(f"{column}: {missing} missing in {place.name}, of no category")
-        other = places.count(None) - missing
-        if other:
-            row = next(i for i, text in enumerate(found) if text is not None and places[i] is None)
+        present, odd = len(places) - missing, (places < 0) & (found.at >= 0)
+        if other := int(odd.sum()):
             said = (
-                f"{other} of {len(found) - missing} values of {written.named(column)} in "
-                f"{place.name} match no declared category (the first is "
-                f"{files.shown(found[row] or '')} in row {row + 1})"
+                f"{other} of {present} values of {written.named(column)} in "
+                f"{place.name} match no declared category: {found.listed(odd)}"
             )
-            if strict and other > MOST * (len(found) - missing):
+            if strict and other > MOST * present:
                 raise TaskError(
                     f"{said}. Declared: {', '.join(values)}. Say under [data.codes.{column}] in "
                     "silo.toml what the file's codes mean, or correct the declaration."
                 )
             self._warnings.append(f"{said}; they count as of no category")
-        return block
+        return places
 
     def _look_at(self, train: Rows) -> None:
         """Warn of columns that say nothing."""
@@ -446,56 +459,24 @@ class Table(DeclaredTask):
             return
         for i, column in enumerate(self.declaration.numeric):
             present = train.numbers[np.isfinite(train.numbers[:, i]), i]
-            self._warn_of(
-                column, 1 - len(present) / len(train.y), bool(len(present) and np.ptp(present))
-            )
-            self._warn_of_odd_numbers(column, train.numbers[:, i], train.rows)
+            varies = bool(len(present) and np.ptp(present))
+            empty = 1 - len(present) / len(train.y)
+            self._warnings += looks.says_little(column, empty, varies=varies)
+            self._warnings += looks.odd_numbers(column, train.numbers[:, i], train.rows)
         for column, (_, block) in self._blocks(train.categories).items():
             empty = float((block.sum(axis=1) == 0).mean())
-            self._warn_of(column, empty, bool(np.ptp(block, axis=0).any()))
-
-    def _warn_of(self, column: str, empty: float, varies: bool) -> None:
-        if empty > ALMOST:
-            self._warnings.append(
-                f"{column} says nothing in {100 * empty:.0f} % of the training rows"
-            )
-        elif not varies:
-            self._warnings.append(f"{column} is the same in all training rows")
-
-    def _warn_of_odd_numbers(
-        self, column: str, values: NDArray[np.float64], rows: NDArray[np.intp]
-    ) -> None:
-        """Warn of what looks like a code for missing, or like a slip: by number of row, not value.
-
-        Args:
-            column: its name.
-            values: (n,) NaN where missing.
-            rows: (n,) their rows in the file, from 0.
-        """
-        negative = values < 0
-        if negative.any() and len(np.unique(values[negative])) == 1 and np.nanmedian(values) > 0:
-            self._warnings.append(
-                f"{column} has one value below 0 in {negative.sum()} of the training rows (the "
-                f"first is row {rows[negative][0] + 1}) and no other one. If it is a code for "
-                "missing, say so under [data.missing] in silo.toml"
-            )
-            values = np.where(negative, np.nan, values)
-        present = values[np.isfinite(values)]
-        if len(present) < LEAST_TO_TELL or np.ptp(present) == 0:
-            return
-        low, middle, high = np.percentile(present, (25, 50, 75))
-        far = np.abs(values - middle) > FAR * max(high - low, abs(middle) / FAR)
-        if far.any() and far.sum() <= RARE * len(present):
-            self._warnings.append(
-                f"{column} is very far from all others in {far.sum()} of the training rows (the "
-                f"first is row {rows[far][0] + 1}). If it is a slip, correct it, or declare bounds"
-            )
+            varies = bool(np.ptp(block, axis=0).any())
+            self._warnings += looks.says_little(column, empty, varies=varies)
 
 
-def _no_target(column: str, row: int, place: Path, written: Dialect) -> TaskError:
+def _no_target(column: str, missing: NDArray[np.bool_], place: Path, written: Dialect) -> TaskError:
+    row, count = files.first(missing), int(missing.sum())
+    last = missing.argmax() == len(missing) - count
+    advice = f" If the file ends with a footer, set skip-last = {count}." if last else ""
     return TaskError(
-        f"{str(place)!r} has no value in target column {written.named(column)} in row {row} (and "
-        "maybe others). Leave such rows out of the file."
+        f"{str(place)!r} has no value in target column {written.named(column)} in row {row}"
+        + f" and {count - 1} more" * (count > 1)
+        + f". Leave such rows out of the file.{advice}"
     )
 
 
@@ -503,6 +484,12 @@ def _scaled(rows: Rows, scale: ColumnScale) -> NDArray[np.float32]:
     """Standardise; what is missing becomes the mean."""
     own = scale[: rows.numbers.shape[1]]  # behind them come real targets
     mean, width = np.array(own).reshape(-1, 2).T
-    standard = np.nan_to_num((rows.numbers - mean) / width, nan=0.0)
-    parts = [standard.astype(np.float32), rows.categories, rows.missing]
-    return np.concatenate(parts, axis=1)
+    ends = np.cumsum([len(mean), rows.categories.shape[1], rows.missing.shape[1]])
+    found = np.empty((len(rows.y), ends[2]), np.float32)
+    for start in range(0, len(found), BLOCK):
+        some = slice(start, start + BLOCK)
+        standard = (rows.numbers[some] - mean) / width
+        found[some, : ends[0]] = np.nan_to_num(standard, nan=0.0)
+    found[:, ends[0] : ends[1]] = rows.categories
+    found[:, ends[1] :] = rows.missing
+    return found

@@ -260,8 +260,8 @@ def test_a_table_is_standardised_by_its_own_training_rows(tmp_path: Path) -> Non
     assert (both[:, 2:].sum(axis=1) == 0).sum() == 7
     assert task.notes() == ["bmi: 1 missing in data.csv, taken as the mean"]
     assert task.warnings()[0] == (
-        "7 of 20 values of 'sex' in data.csv match no declared category (the first is 'x' in row "
-        "1); they count as of no category"
+        "7 of 20 values of 'sex' in data.csv match no declared category: 'x' in row 1 and 6 more "
+        "rows; they count as of no category"
     )
 
 
@@ -322,7 +322,7 @@ def test_csv_and_parquet_give_the_same(tmp_path: Path) -> None:
         (("ill", "sick"), "has no column 'ill'.*'id', 'age', 'bmi', 'sex', 'sick'"),
         (
             (",yes", ",perhaps"),
-            "class 'perhaps' in row 2, which is not declared. Declared: no",
+            "values that are not declared: 'perhaps' in row 2 and 9 more rows. Declared: no",
         ),
         ((",21,", ",old,"), "old"),
         ((",yes", ","), "no value in target column 'ill' in row 2"),
@@ -407,8 +407,14 @@ def test_a_target_of_lists_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_other_files_than_tables_are_refused(tmp_path: Path) -> None:
     task = declared(tmp_path, TABLE)
-    with pytest.raises(TaskError, match=r"is neither \.csv nor \.parquet"):
+    with pytest.raises(TaskError, match=r"is a spreadsheet.* save as CSV"):
         task.load({"data": table(tmp_path, name="data.xlsx")})
+    known = r"'\.sav'\. A table is a \.csv, \.tsv or \.txt file .*\.csv\.gz.*\.parquet.* folder"
+    with pytest.raises(TaskError, match=known):
+        task.load({"data": table(tmp_path, name="data.sav")})
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(TaskError, match=r"no \.parquet files in .*empty'\. A table is a \.csv"):
+        task.load({"data": str(tmp_path / "empty")})
     with pytest.raises(TaskError, match="cannot be read"):
         task.load({"data": table(tmp_path, name="data.parquet")})
     with pytest.raises(TaskError, match="has no rows"):

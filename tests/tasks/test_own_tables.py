@@ -159,7 +159,7 @@ def test_a_file_with_another_separator_names_it_and_no_row(tmp_path: Path) -> No
 
 def test_an_encoding_that_is_not_utf_8_is_asked_for(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_bytes(plain().replace("f", "ü").encode("cp1252"))
-    with pytest.raises(TaskError, match=r"is not utf8.*option encoding"):
+    with pytest.raises(TaskError, match=r"is not UTF-8.*option encoding"):
         load(declared(tmp_path, HEART), str(tmp_path / "d.csv"))
 
 
@@ -167,8 +167,8 @@ def test_a_column_that_never_matches_is_refused_with_the_code(tmp_path: Path) ->
     wrong = plain().replace(",4,", ",typical,").replace(",1,", ",none,")
     task = declared(tmp_path, HEART)
     said = (
-        r"20 of 20 values of 'pain' in data.csv match no declared category \(the first is 'none' "
-        r"in row 1\). Declared: 1, 4. Say under \[data.codes.pain\]"
+        r"20 of 20 values of 'pain' in data.csv match no declared category: 'none' in row 1 "
+        r"and 6 more rows, 'typical' in row 2 and 12 more rows\. Declared: 1, 4"
     )
     with pytest.raises(TaskError, match=said):
         load(task, table(tmp_path, wrong))
@@ -390,17 +390,24 @@ def test_tables_of_options_may_stand_in_the_files_of_simulations_and_comparisons
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({5: -9, 9: -9}, "age has one value below 0 in 2 of the training rows"),
+        ({5: -9, 9: -9}, "age has one value below 0, in 2 training rows (the first is row 6), and"),
         (
-            {5: 6300},
-            "age is very far from all others in 1 of the training rows (the first is row 6)",
+            {5: -0.25, 9: -0.25},
+            "age has one value below 0, in 2 training rows (the first is row 6)",
         ),
+        ({5: -999}, "age has one value below 0, in row 6, and no other one"),
+        ({5: -88}, "age has one value below 0, in row 6, and no other one"),
+        ({5: -1}, "age has one value below 0, in row 6, and no other one"),
+        ({5: -0.37}, ""),
+        ({5: -2}, ""),
+        ({5: -12}, ""),
+        ({5: 6300}, "age is very far from all other values in row 6. If"),
         ({5: 130}, ""),
         ({i: -i for i in range(20)}, ""),
     ],
 )
 def test_numbers_that_are_probably_codes_or_slips_are_told_by_row(
-    change: dict[int, int], said: str, tmp_path: Path
+    change: dict[int, float], said: str, tmp_path: Path
 ) -> None:
     ages = {i: 40 + i % 20 for i in range(80)} | change
     rows = [(ages[i], *PLAIN[i % 20][1:]) for i in range(80)]

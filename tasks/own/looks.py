@@ -1,0 +1,69 @@
+"""What is probably wrong with columns of a table. A row is told by its number, not its value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+FAR, RARE, LEAST_TO_TELL = 50.0, 0.02, 20
+"""So many times the range of the middle half from the median is probably a slip, where so small a
+share of at least so many numbers is."""
+ALMOST = 0.9
+"""A column of which more than this share is missing is almost empty."""
+SENTINEL = re.compile(r"-(1|([789])\2*)")
+"""Numbers such as -1 and -999 stand for a missing value, even where there is one only."""
+
+
+def says_little(column: str, empty: float, *, varies: bool) -> Iterator[str]:
+    """Warn of a column from which nothing can be learned.
+
+    Args:
+        column: its name.
+        empty: share of the training rows in which it is missing.
+        varies: whether it has two values.
+    """
+    if empty > ALMOST:
+        yield f"{column} says nothing in {100 * empty:.0f} % of the training rows"
+    elif not varies:
+        yield f"{column} is the same in all training rows"
+
+
+def odd_numbers(column: str, values: NDArray[np.float64], rows: NDArray[np.intp]) -> Iterator[str]:
+    """Warn of what looks like a code for missing, or like a slip.
+
+    Args:
+        column: its name.
+        values: (n,) NaN where missing.
+        rows: (n,) their rows in the file, from 0.
+    """
+    negative = values < 0
+    if _is_code(values[negative]) and np.nanmedian(values) > 0:
+        yield (
+            f"{column} has one value below 0, in {_where(rows[negative])}, and no other one. If it "
+            "is a code for missing, say so under [data.missing] in silo.toml"
+        )
+        values = np.where(negative, np.nan, values)
+    present = values[np.isfinite(values)]
+    if len(present) < LEAST_TO_TELL or np.ptp(present) == 0:
+        return
+    low, middle, high = np.percentile(present, (25, 50, 75))
+    far = np.abs(values - middle) > FAR * max(high - low, abs(middle) / FAR)
+    if far.any() and far.sum() <= RARE * len(present):
+        yield (
+            f"{column} is very far from all other values in {_where(rows[far])}. If it is a slip, "
+            "correct it, or declare bounds"
+        )
+
+
+def _is_code(negative: NDArray[np.float64]) -> bool:
+    """Whether values below 0 are one code: several of one value, or one that is often a code."""
+    same = len(negative) > 0 and (negative == negative[0]).all()
+    return bool(same and (len(negative) > 1 or SENTINEL.fullmatch(f"{negative[0]:g}")))
+
+
+def _where(rows: NDArray[np.intp]) -> str:
+    first = f"row {rows[0] + 1}"
+    return first if len(rows) == 1 else f"{len(rows)} training rows (the first is {first})"

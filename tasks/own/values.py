@@ -1,0 +1,402 @@
+"""What the texts of one column mean: numbers, or codes.
+
+A column is read in parts, so that its texts are never all held at once. Rows are counted from 1,
+without the line of names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coterie.tasks.base import TaskError
+from coterie.tasks.own.dialect import LOOKALIKES, MINUS, Dialect
+
+SHOWN = 20
+"""Columns or forms that an error names."""
+FEW, MANY = 1 << 12, 1 << 25
+"""Rows for which there is room from the beginning, at least and at most."""
+LONGEST = 24
+"""Characters of a code that an error shows."""
+NUMBER = r"^[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|(?i:inf|infinity|nan(?:\(.*\))?))$"
+LIMIT = re.compile(r"^(<=|>=|[<>≤≥])\s*")
+
+
+def shown(text: str) -> str:
+    """A code, for people, cut where it is a long text."""
+    return repr(text if len(text) <= LONGEST else text[:LONGEST] + "…")
+
+
+def counted(count: int, what: str) -> str:
+    """So many of them, for people."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
+def without_rows(text: str) -> str:
+    """An error of pyarrow's without what it quotes of the file."""
+    return re.split(r":\s|\n", text.removeprefix("CSV parse error: "))[0].rstrip(". ")
+
+
+def is_text(kind: Any) -> bool:
+    """Whether a column of this type of pyarrow's holds texts."""
+    import pyarrow as pa
+
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+class Growing:
+    """An array that grows part by part, in one piece: many small ones would leave gaps in memory
+    that the system does not get back.
+
+    Args:
+        kind: of its numbers.
+        about: how many there will probably be. What is not used takes no memory.
+    """
+
+    def __init__(self, kind: Any, about: int) -> None:
+        self._held, self.count = np.empty(min(about + about // 10 + FEW, MANY), kind), 0
+
+    def add(self, part: NDArray[Any]) -> None:
+        """Put these behind the others."""
+        end = self.count + len(part)
+        if end > len(self._held):
+            grown = np.empty(max(end, 2 * len(self._held)), self._held.dtype)
+            grown[: self.count] = self._held[: self.count]
+            self._held = grown
+        self._held[self.count : end] = part
+        self.count = end
+
+    def all(self) -> NDArray[Any]:
+        """All parts."""
+        return self._held[: self.count]
+
+
+@dataclass(frozen=True)
+class Coded:
+    """(n,) Rows of a column as numbers of its distinct ``texts``; -1: the value is missing."""
+
+    at: NDArray[np.int32]
+    texts: list[str]
+
+    def all(self) -> list[str | None]:
+        """The text of each row; None where it is missing."""
+        known = [*self.texts, None]
+        return [known[one] for one in self.at.tolist()]
+
+    def places(self, place_of: Callable[[str], int | None]) -> NDArray[np.int64]:
+        """(n,) What ``place_of`` gives for each row's text; -1 where it is None or missing."""
+        found = [place_of(text) for text in self.texts]
+        return np.array([-1 if one is None else one for one in found] + [-1])[self.at]
+
+    def listed(self, rows: NDArray[np.bool_]) -> str:
+        """The distinct texts of these rows, for people, each with its first row."""
+        where = np.flatnonzero(rows)
+        numbers, starts, counts = np.unique(self.at[where], return_index=True, return_counts=True)
+        order = np.argsort(starts)
+        each = [
+            f"{shown(self.texts[numbers[i]])} in row {where[starts[i]] + 1}{_also(int(counts[i]))}"
+            for i in order[:SHOWN]
+        ]
+        return ", ".join(each) + f", and {len(order) - SHOWN} more" * (len(order) > SHOWN)
+
+
+def _also(count: int) -> str:
+    """How many more rows there are than the one that is named."""
+    return "" if count == 1 else f" and {counted(count - 1, 'more row')}"
+
+
+class Codes:
+    """Texts of one column, part by part."""
+
+    def __init__(self, column: str, dialect: Dialect, about: int) -> None:
+        self.column, self.dialect = column, dialect
+        self._numbers: dict[str, int] = {}
+        self._at = Growing(np.int32, about)
+
+    def add(self, part: Any) -> None:
+        """Read some more rows.
+
+        Raises:
+            pyarrow.ArrowException: they are lists or the like.
+        """
+        import pyarrow as pa
+
+        encoded = part.cast(pa.string()).dictionary_encode()
+        numbers = [
+            self._numbers.setdefault(text, len(self._numbers))
+            for text in encoded.dictionary.to_pylist()
+        ]
+        at = encoded.indices.fill_null(len(numbers)).to_numpy()
+        self._at.add(np.array([*numbers, -1], np.int32)[at])
+
+    def done(self) -> Coded:
+        """All rows, as what they mean."""
+        means = [self.dialect.meant(self.column, text) for text in self._numbers]
+        distinct = {text: i for i, text in enumerate(dict.fromkeys(filter(None, means)))}
+        numbers = [-1 if text is None else distinct[text] for text in means]
+        return Coded(np.array([*numbers, -1], np.int32)[self._at.all()], list(distinct))
+
+
+@dataclass
+class Form:
+    """Values that are no numbers and look alike: what stands before and behind is the same."""
+
+    example: str
+    row: int
+    count: int = 0
+
+
+class Numbers:
+    """Numbers of one column, part by part.
+
+    Attributes:
+        column, dialect: which, and how it is written.
+        odd: form → the values that are no numbers.
+        done_to: what was done to values to read them → in how many rows.
+    """
+
+    def __init__(self, column: str, dialect: Dialect, about: int) -> None:
+        self.column, self.dialect = column, dialect
+        self.odd: dict[tuple[str, str], Form] = {}
+        self.done_to: Counter[str] = Counter()
+        self._values, self._simple = Growing(np.float64, about), True
+
+    def add(self, part: Any) -> None:
+        """Read some more rows.
+
+        Raises:
+            pyarrow.ArrowException: they are neither numbers nor texts.
+        """
+        import pyarrow as pa
+
+        if pa.types.is_dictionary(part.type):
+            part = part.dictionary_decode()
+        is_plain = not (is_text(part.type) or self.dialect.translates(self.column))
+        read = _float if is_plain else self._read
+        self._values.add(read(part))
+
+    def done(self) -> NDArray[np.float64]:
+        """(n,) All rows, NaN where a value is missing."""
+        return self._values.all()
+
+    def _read(self, part: Any) -> NDArray[np.float64]:
+        import pyarrow as pa
+        from pyarrow import compute
+
+        texts = part.cast(pa.string())
+        if self.dialect.translates(self.column):
+            texts = _translated(texts, self.column, self.dialect)
+        elif self.dialect.decimal == "." and self._simple:
+            try:
+                return _float(texts)
+            except pa.ArrowException:
+                self._simple = False
+        plain = numerals(texts, self.dialect)
+        try:
+            return _float(plain)
+        except pa.ArrowException:
+            pass
+        is_odd = compute.invert(compute.match_substring_regex(plain, NUMBER))
+        values = _float(compute.if_else(is_odd, None, plain))
+        odd = np.flatnonzero(is_odd.fill_null(False))
+        values[odd] = self._odd(texts.take(odd).to_pylist(), odd)
+        return values
+
+    def _odd(self, texts: list[str], rows: NDArray[np.intp]) -> NDArray[np.float64]:
+        """(k,) Numbers with a mark or a limit beside them. What has none is kept in ``odd``."""
+        import pyarrow as pa
+        from pyarrow import compute
+
+        counts = Counter(texts)
+        how = {text: self._without_marks(text) for text in counts}
+        plain = numerals(pa.array([number for number, _ in how.values()]), self.dialect)
+        good = compute.match_substring_regex(plain, NUMBER).to_pylist()
+        values = _float(compute.if_else(pa.array(good), plain, None)).tolist()
+        meant = {}
+        for text, is_number, value in zip(how, good, values, strict=True):
+            done = how[text][1]
+            self.done_to.update(dict.fromkeys(done, counts[text]) if is_number else {})
+            meant[text] = np.nan if not is_number or LIMITS["missing"] in done else value
+            if not is_number:
+                row = self._values.count + int(rows[texts.index(text)]) + 1
+                self.odd.setdefault(_form(text), Form(text, row)).count += counts[text]
+        return np.array([meant[text] for text in texts])
+
+    def _without_marks(self, text: str) -> tuple[str, list[str]]:
+        """A value without marks and limits beside it, and what was left out."""
+        text, done = text.strip().replace(MINUS, "-"), []
+        marks = self.dialect.marks_of(self.column)
+        censored = self.dialect.censored_as(self.column)
+        while True:
+            if found := next((mark for mark in marks if _beside(text, mark)), None):
+                text = text.removesuffix(found) if text.endswith(found) else text[len(found) :]
+                done.append(f"read without {found!r}")
+            elif censored and (limit := LIMIT.match(text)):
+                text = text[limit.end() :]
+                done.append(LIMITS[censored])
+            else:
+                return text, done
+            text = text.strip()
+
+    def refuse(self, where: str, rows: int) -> None:
+        """Say what is no number, if there is something.
+
+        Raises:
+            TaskError: lists the forms, and what to set for each.
+        """
+        if not self.odd:
+            return
+        forms = [*self.odd.values()]
+        total = sum(form.count for form in forms)
+        each = [
+            f"{shown(form.example)} in row {form.row}" + _also(form.count) for form in forms[:SHOWN]
+        ]
+        more = f", and {len(forms) - SHOWN} more forms" * (len(forms) > SHOWN)
+        said = ", ".join(each) + more
+        said += ", which is no number. " if total == 1 else ", which are no numbers. "
+        last = (
+            " If the file ends with a footer, set skip-last = 1."
+            if total == 1 and forms[0].row == rows
+            else ""
+        )
+        raise TaskError(
+            f"numeric column {self.dialect.named(self.column)} of {where} holds {said}"
+            + " ".join(self._advice(forms))
+            + last
+        )
+
+    def _advice(self, forms: list[Form]) -> list[str]:
+        """What to set for these forms, a sentence each."""
+        marks, limits, rest = [], [], []
+        for form in forms:
+            before, number, behind = _split(form.example)
+            behind, limit = behind.strip(), LIMIT.match(before)
+            if limit and number:
+                limits.append(form.example)
+            if number and (mark := (before[limit.end() :] if limit else before).strip()):
+                marks.append(mark)
+            if number and behind:
+                marks.append(behind)
+            if not number or not _reads([number], self.dialect):
+                rest.append(number or form.example)
+        said = []
+        if limits:
+            said.append(
+                f'Set the silo\'s option censored = "limit" to read {shown(limits[0])} as its '
+                'limit, or "missing" to leave it out.'
+            )
+        if marks := list(dict.fromkeys(marks)):
+            listed = ", ".join(f'"{mark[:LONGEST]}"' for mark in marks[:SHOWN])
+            said.append(f"To read the numbers alone, set ignore-marks = [{listed}].")
+        if rest:
+            said.append(self._setting_for(rest))
+        return said
+
+    def _setting_for(self, texts: list[str]) -> str:
+        """Which marks of decimals and thousands would read all of these."""
+        now = {"decimal": self.dialect.decimal, "thousands": self.dialect.thousands}
+        ways = []
+        for decimal, thousands in product((",", "."), ("", ".", ",", " ", "'", "_")):
+            if decimal != thousands and _reads(
+                texts, Dialect(decimal=decimal, thousands=thousands)
+            ):
+                other = {"decimal": decimal, "thousands": thousands}
+                ways.append([f'{key} = "{to}"' for key, to in other.items() if to != now[key]])
+        if not ways:
+            return (
+                "If it stands for a missing value, add it to the silo's option missing; if for a "
+                f"number, to [data.codes.{self.column}]."
+            )
+        least = min(map(len, ways))
+        best = [" and ".join(way) for way in ways if len(way) == least]
+        return f"If it is a number, set the silo's option {', or '.join(best)}."
+
+
+LIMITS = {"limit": "taken as the limit", "missing": "beyond a limit, taken as missing"}
+"""What is said of censored values."""
+
+
+def _beside(text: str, mark: str) -> bool:
+    return text != mark and (text.endswith(mark) or text.startswith(mark))
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    """What stands before a number, the number, and what stands behind it."""
+    found = re.search(rf"[+\-{MINUS}]?\d(?:[\d.,'’_\s]*\d)?", text)
+    if not found:
+        return text, "", ""
+    return text[: found.start()], found[0], text[found.end() :]
+
+
+def _form(text: str) -> tuple[str, str]:
+    """Values of one form differ in their number alone."""
+    before, number, behind = _split(text.strip())
+    plain = bool(number) and not (before or behind)
+    return (before.strip(), behind.strip()) if not plain else ("", re.sub(r"\d+", "0", number))
+
+
+def _reads(texts: list[str], dialect: Dialect) -> bool:
+    import pyarrow as pa
+    from pyarrow import compute
+
+    plain = numerals(pa.array([text.replace(MINUS, "-") for text in texts]), dialect)
+    return bool(compute.all(compute.match_substring_regex(plain, NUMBER)).as_py())
+
+
+def _translated(texts: Any, column: str, dialect: Dialect) -> Any:
+    """Texts of which those that are codes say what they mean.
+
+    Most numbers differ from each other: to look up each would take long.
+    """
+    import pyarrow as pa
+    from pyarrow import compute
+
+    texts = compute.replace_substring(compute.utf8_trim_whitespace(texts), MINUS, "-")
+    forms = "|".join(f"{re.escape(code)}{dialect.nothing}?" for code in dialect.codes_of(column))
+    coded = compute.fill_null(compute.match_substring_regex(texts, rf"^\s*({forms})\s*$"), False)
+    means = [dialect.meant(column, text) for text in texts.filter(coded).to_pylist()]
+    return compute.replace_with_mask(texts, coded, pa.array(means, pa.string()))
+
+
+def _float(found: Any) -> NDArray[np.float64]:
+    import pyarrow as pa
+
+    values: NDArray[np.float64] = found.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    return values.astype(np.float64)
+
+
+def numerals(texts: Any, dialect: Dialect) -> Any:
+    """Texts with a decimal point and no thousands, and null for what says that it is missing."""
+    import pyarrow as pa
+    from pyarrow import compute, csv
+
+    texts = compute.utf8_trim_whitespace(texts)
+    missing = compute.is_in(texts, value_set=pa.array(csv.ConvertOptions().null_values))
+    texts = compute.if_else(missing, None, texts)
+    if mark := dialect.thousands:
+        for alike in LOOKALIKES.get(mark, ""):
+            texts = compute.replace_substring(texts, alike, mark)
+        every, decimal = re.escape(mark), re.escape(dialect.decimal)
+        grouped = compute.match_substring_regex(
+            texts, rf"^[+-]?\d{{1,3}}({every}\d{{3}})+({decimal}\d*)?$"
+        )
+        texts = compute.if_else(grouped, compute.replace_substring(texts, mark, ""), texts)
+    if dialect.decimal != ".":
+        # A point that is left is no decimal point: 1.5 must not become 15.
+        texts = compute.replace_substring(texts, ".", "?")
+        texts = compute.replace_substring(texts, dialect.decimal, ".")
+    return texts
+
+
+def first(rows: NDArray[np.bool_]) -> int:
+    """Number of the first row that is so, from 1."""
+    return int(np.argmax(rows)) + 1
