@@ -31,6 +31,8 @@ Nest = Any
 """An array or a tensor, or a dict, list or tuple of nests."""
 ColumnScale = Sequence[Sequence[float]]
 """(columns, 2) Mean and width by which the numbers of a table were standardised."""
+Persons = NDArray[np.int64]
+"""(n,) Whose each sample is: samples with the same number are one person's. It means no more."""
 
 
 class TaskError(ValueError):
@@ -50,6 +52,8 @@ class SiloData:
         num_classes: of the task, also those that this silo has none of; None: targets are no
             classes, and the task's problem says what they must be.
         scale: of a table; the silo keeps it with its models (``Task.scale``).
+        persons: of training and of test samples whose they are, in the same numbers, where one
+            person may have several: then whole persons are held out. None: each is of another one.
     """
 
     x_train: Nest
@@ -58,6 +62,7 @@ class SiloData:
     y_test: Nest
     num_classes: int | None = None
     scale: ColumnScale | None = None
+    persons: tuple[Persons, Persons] | None = None
 
     def __post_init__(self) -> None:
         for part, x, y in (
@@ -93,6 +98,22 @@ class SiloData:
             raise TaskError(
                 f"training and test samples must have one shape. Got {got[0]} and {got[1]}."
             )
+        _check_persons(self.persons, *(len(leaves(x)[0]) for x in (self.x_train, self.x_test)))
+
+
+def _check_persons(persons: tuple[Persons, Persons] | None, *sizes: int) -> None:
+    """Check that there is a whole number for every sample.
+
+    Raises:
+        TaskError: there is not.
+    """
+    own = [np.asarray(part) for part in persons or ()]
+    fits = [part.shape for part in own] == [(size,) for size in sizes]
+    if persons is not None and not (fits and all(part.dtype.kind in "iu" for part in own)):
+        raise TaskError(
+            f"persons must be two arrays of whole numbers, {sizes[0]} for the training and "
+            f"{sizes[1]} for the test samples."
+        )
 
 
 def leaves(nest: Nest) -> list[Any]:
@@ -112,12 +133,13 @@ class StreamedData:
         train, test: map-style ``torch.utils.data.Dataset``s of (inputs, targets), tensors or nests
             of them. One with an attribute ``targets`` (n, …), as torchvision's have, need not be
             read to know them. With worker processes they must be picklable.
-        scale: see ``SiloData``.
+        scale, persons: see ``SiloData``.
     """
 
     train: Dataset[Any]
     test: Dataset[Any]
     scale: ColumnScale | None = None
+    persons: tuple[Persons, Persons] | None = None
 
     def __post_init__(self) -> None:
         for part, dataset in (("training", self.train), ("test", self.test)):
@@ -130,6 +152,7 @@ class StreamedData:
                     f"{part} data is empty. A silo must have at least one {part} sample: "
                     "check the data folder and the silo's options."
                 )
+        _check_persons(self.persons, len(self.train), len(self.test))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -353,7 +376,8 @@ class Task(ABC):
 
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
         """(``pooled_columns``, 3) Of the training samples: numbers that are there, their mean, and
-        the sum of the squares of their deviations from it."""
+        the sum of the squares of their deviations from it; perhaps, as a fourth, how many persons
+        the numbers are of."""
         raise NotImplementedError
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:

@@ -333,3 +333,28 @@ def flags_of(table: Any, column: str, place: Path, dialect: Dialect) -> NDArray[
             )
         )
     return np.array(values, np.float32)
+
+
+def names_of(place: Path, dialect: Dialect) -> list[str]:
+    """Names of all columns of a file, as they stand there.
+
+    Raises:
+        TaskError: it cannot be read.
+    """
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    try:
+        if place.suffix.lower() in (".parquet", ".pq"):
+            return list(parquet.read_schema(place).names)
+        parsing = csv.ParseOptions(
+            delimiter=dialect.separator,
+            newlines_in_values=True,
+            invalid_row_handler=lambda row: "skip",
+        )
+        reading = csv.ReadOptions(use_threads=False, encoding=dialect.encoding)
+        with csv.open_csv(place, read_options=reading, parse_options=parsing) as opened:
+            return list(opened.schema.names)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        said = _without_rows(str(error))
+        raise TaskError(f"{str(place)!r} cannot be read: {said}.") from None

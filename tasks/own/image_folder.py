@@ -15,15 +15,18 @@ from pydantic import Field, model_validator
 
 from coterie.tasks.base import (
     Option,
+    Persons,
     Samples,
     SiloData,
     StreamedData,
     TaskError,
+    place_of,
     read_options,
 )
 from coterie.tasks.images.scale import Scale, read_scale
-from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask, Size
+from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask, Size, persons_of
 from coterie.tasks.own.targets import MaskTarget, Target
+from coterie.tasks.own.whose import keys_in_paths, repeated_in_paths
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -81,6 +84,7 @@ class Files:
     labels: NDArray[np.int64]
     parts: list[str]
     masks: list[Path] | None = None
+    persons: Persons | None = None
 
     @property
     def y(self) -> NDArray[np.int64]:
@@ -94,6 +98,7 @@ class Files:
             self.labels[rows],
             [self.parts[i] for i in rows],
             None if self.masks is None else [self.masks[i] for i in rows],
+            None if self.persons is None else self.persons[rows],
         )
 
 
@@ -265,7 +270,8 @@ class ImageFolder(DeclaredTask):
             return self.held(train, test)
         self._notes.append("images are read as they are needed")
         opener = self._opener
-        return StreamedData(Pictures(train, opener), Pictures(test, opener))  # type: ignore[arg-type]
+        pictures = Pictures(train, opener), Pictures(test, opener)
+        return StreamedData(*pictures, persons=persons_of(train, test))  # type: ignore[arg-type]
 
     def held(self, train: Files, test: Files) -> SiloData:
         """See ``DeclaredTask``."""
@@ -275,7 +281,7 @@ class ImageFolder(DeclaredTask):
         masks = (np.stack([self._opener.mask(path) for path in of]) for of in
                  (train.masks, test.masks))  # fmt: skip
         y_train, y_test = masks
-        return SiloData(x_train, y_train, x_test, y_test)
+        return SiloData(x_train, y_train, x_test, y_test, persons=persons_of(train, test))
 
     def read(self, place: Path, options: Mapping[str, Any]) -> Files:
         """Find the images; they are opened later."""
@@ -319,6 +325,19 @@ class ImageFolder(DeclaredTask):
             f"there are no images in {str(place)!r}. Expected {self.expected()}; images end in "
             f"{', '.join(SUFFIXES)}."
         )
+
+    def keys(self, of: Files, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
+        """See ``DeclaredTask``: what the pattern ``group`` finds in the path of each image."""
+        paths, depth = _below(place, of)
+        return keys_in_paths(paths, depth, options["group"])
+
+    def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
+        """See ``DeclaredTask``: names of images, or of their folders, that begin alike."""
+        chosen = read_options(self.name, options, self.options)
+        if chosen["group"] or not chosen["data"]:
+            return []
+        place = place_of(chosen["data"])
+        return repeated_in_paths(*_below(place, self.read(place, chosen)))
 
     def parts(self, whole: Files) -> tuple[Files, Files] | None:
         """``train`` and ``test``, where the folder has both."""
@@ -404,6 +423,11 @@ def _from_0_to_255(image: Image.Image, mode: str) -> Image.Image:
             "Save it with 8 bits, or as a 16-bit grey PNG in which 65535 is white"
         )
     return image.convert(mode)
+
+
+def _below(place: Path, files: Files) -> tuple[list[Path], int]:
+    """Paths below the data folder, and how many folders of them lead to that of the class."""
+    return [path.relative_to(place) for path in files.paths], 2 if files.parts[0] else 1
 
 
 def _images(folder: Path) -> list[Path]:

@@ -21,12 +21,14 @@ from coterie.tasks.base import (
     Column,
     ColumnScale,
     Option,
+    Persons,
     Samples,
     TaskError,
     place_of,
     read_options,
 )
-from coterie.tasks.own import dialect, files
+from coterie.tasks.draws import num_persons
+from coterie.tasks.own import dialect, files, whose
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.own.targets import LabelColumns, NumberColumns, TableTarget, Target
@@ -103,7 +105,7 @@ class Rows:
     """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1: (n, values) for
     categories and (n, indicators) for what is missing; ``odd`` (n, columns) of the numeric and then
     the categorical ones: there is a value, but not as declared; ``rows``: numbers of them in the
-    file."""
+    file; ``persons``: whose they are, if the silo says it."""
 
     numbers: NDArray[np.float64]
     categories: NDArray[np.float32]
@@ -111,6 +113,7 @@ class Rows:
     odd: NDArray[np.bool_]
     y: NDArray[Any]
     rows: NDArray[np.intp]
+    persons: Persons | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
         """These rows only."""
@@ -121,6 +124,7 @@ class Rows:
             self.odd[rows],
             self.y[rows],
             self.rows[rows],
+            None if self.persons is None else self.persons[rows],
         )
 
 
@@ -169,6 +173,21 @@ class Table(DeclaredTask):
         y = self._targets(table, place, written)
         return Rows(*self._columns(table, place, written, strict=True), y, np.arange(len(table)))
 
+    def keys(self, of: Rows, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
+        """See ``DeclaredTask``: what stands in the column ``group``."""
+        keys = whose.keys_in_column(place, options["group"], self._dialect(options))
+        return [keys[row] for row in of.rows]
+
+    def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
+        """See ``DeclaredTask``: columns that are not declared, or numbers, and repeat."""
+        chosen = read_options(self.name, options, self.options)
+        if chosen["group"] or not chosen["data"]:
+            return []
+        declared = {*self.declaration.targets, *self.declaration.categorical}
+        return whose.repeated_in_columns(
+            place_of(chosen["data"]), self._dialect(chosen), declared, self.declaration.numeric
+        )
+
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""
         self._look_at(train)
@@ -187,7 +206,11 @@ class Table(DeclaredTask):
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
         """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
-        return np.stack(_moments(train.numbers), axis=1)
+        sums = np.stack(_moments(train.numbers), axis=1)
+        if train.persons is None:
+            return sums
+        told = [num_persons(train.persons[there]) for there in np.isfinite(train.numbers).T]
+        return np.column_stack([sums, told])
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
         """See ``Task``."""
