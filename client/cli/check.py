@@ -13,13 +13,15 @@ from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.studies import tasks_of
-from coterie.client.work.data import Held, Part
+from coterie.client.work.data import Data, Held, Part
 from coterie.client.work.measure import evaluate, leading
 from coterie.client.work.oddities import warnings_of
 from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
 from coterie.tasks.base import Task, TaskError, leaves
+from coterie.tasks.draws import most_of_one, num_persons
+from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
 
 USUAL = TrainPlan(epochs=5, batch_size=16, lr=0.01)
@@ -62,10 +64,24 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
         low, high = min(float(leaf.min()) for leaf in x), max(float(leaf.max()) for leaf in x)
         values = f", from {low:.3g} to {high:.3g}" if isinstance(part, Held) else ", read as needed"
         yield f"{name:9} {len(part)} samples of {shape}{values} ({_targets(task, part)})"
+    yield from _person_lines(data)
     for line in getattr(task, "notes", list)():
         yield f"          {line}"
     for line in warnings_of(task, data):
         yield f"warning   {line}"
+    if isinstance(task, DeclaredTask) and data.train.persons is None:
+        for line in task.look_for_persons(bench.settings.options):
+            yield f"warning   {line}"
+
+
+def _person_lines(data: Data) -> Iterator[str]:
+    """Of how many persons the samples are, where the silo says whose they are."""
+    train, test = data.train.persons, data.test.persons
+    if train is not None and test is not None:
+        yield (
+            f"persons   {num_persons(train)} of the training samples, {num_persons(test)} of the "
+            f"test samples; one has at most {most_of_one(train)} training samples"
+        )
 
 
 def _unlabelled_lines(bench: Workbench) -> Iterator[str]:
@@ -153,6 +169,10 @@ def _privacy_lines(bench: Workbench) -> Iterator[str]:
     yield f"privacy   {spent.text()} spent, in {spent.charges} trainings; noise {terms.noise:g},"
     yield f"          clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of"
     yield f"          {USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
+    if (persons := bench.data.train.persons) is not None:
+        most = most_of_one(persons)
+        yield f"          ε is of one sample. Of a person with {most} samples, the whole budget is up"
+        yield f"          to {most} times as much: ε {most * terms.epsilon:.3g}."
     if not bench.settings.home:
         yield "warning   without a folder the noise can be foreseen: a simulation of privacy."
 
@@ -206,6 +226,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     about = About(
         *(len(bench.data.train), len(bench.data.test), tuple(names), bench.task.pooled_columns),
         epsilon=0.0 if bench.settings.privacy is None else bench.settings.privacy.epsilon,
+        persons=0 if (whose := bench.data.train.persons) is None else num_persons(whose),
+        most=1 if whose is None else most_of_one(whose),
     )
     yield from learned_lines(policy, about)
 

@@ -208,7 +208,7 @@ def _pool(bench: Workbench, *, samples: int, seed: int, labelled: bool) -> Pool:
 
 def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
     """(n,) Which of the held-out samples are of their second half: of each person all, or none."""
-    second = np.arange(len(held)) % 2 == 1
+    second: NDArray[np.bool_] = np.arange(len(held)) % 2 == 1
     if part.persons is not None and len(held):
         persons, alike = part.persons[held.numpy()], np.zeros(len(held), np.int64)
         second[:] = False

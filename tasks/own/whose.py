@@ -209,7 +209,7 @@ def _look_like_keys(words: str, values: Sequence[str], places: Any) -> bool:
     """Of a column whose name does not say it. Diagnoses, ages and dates repeat as well."""
     if not TWICE <= len(places) / len(values) <= OFTEN or ELSE.search(words):
         return False
-    if any(DATE.match(value) for value in values):
+    if all(DATE.match(value) for value in values):
         return False
     if all(CODE.fullmatch(value.lower()) for value in values):
         return True
@@ -236,7 +236,7 @@ def repeated_in_paths(paths: Sequence[PurePath], depth: int) -> list[str]:
          [one[1] if one else "" for one in beginnings]),
     ):  # fmt: skip
         known = len({*keys})
-        if "" in keys or any(DATE.fullmatch(key) for key in keys):
+        if "" in keys or all(DATE.fullmatch(key) for key in keys):
             continue
         if known >= FEWEST and known > num_classes and TWICE <= len(paths) / known <= OFTEN:
             return [
