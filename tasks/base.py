@@ -107,9 +107,11 @@ def _check_persons(persons: tuple[Persons, Persons] | None, *sizes: int) -> None
     Raises:
         TaskError: there is not.
     """
-    own = [np.asarray(part) for part in persons or ()]
+    if persons is None:
+        return
+    own = [np.asarray(part) for part in persons]
     fits = [part.shape for part in own] == [(size,) for size in sizes]
-    if persons is not None and not (fits and all(part.dtype.kind in "iu" for part in own)):
+    if not fits or any(part.dtype.kind not in "iu" for part in own):
         raise TaskError(
             f"persons must be two arrays of whole numbers, {sizes[0]} for the training and "
             f"{sizes[1]} for the test samples."

@@ -34,7 +34,7 @@ def split_by_class(
     """
     rng = np.random.default_rng([seed, len(y)])
     if persons is not None:
-        return _sides(_deal(y, persons, [1 - share, share], rng) == 1)
+        return _sides(_deal(y, persons, [1 - share, share], rng, testing=True) == 1)
     test = np.zeros(len(y), dtype=bool)
     for label in np.unique(y):
         rows = np.flatnonzero(y == label)
@@ -72,23 +72,30 @@ def _sides(test: NDArray[np.bool_]) -> tuple[Rows, Rows]:
 
 
 def _deal(
-    y: NDArray[np.int64], persons: Persons, shares: Sequence[float], rng: np.random.Generator
+    y: NDArray[np.int64],
+    persons: Persons,
+    shares: Sequence[float],
+    rng: np.random.Generator,
+    *,
+    testing: bool = False,
 ) -> NDArray[np.intp]:
     """(n,) The part that each row's person goes to: each part gets its share of all rows and of
     every class, as near as whole persons allow.
 
     Persons with many rows come first, and those of about as many in random order. Each goes to the
     part that would then be the least filled, of what they bring (Sainte-Laguë's rule for seats).
+    With ``testing`` the second of two parts is for testing.
     """
     _, whose = np.unique(persons, return_inverse=True)
     _, kind = np.unique(y, return_inverse=True)
     held = np.zeros((whose.max() + 1, kind.max() + 2))  # the last column counts all rows
     np.add.at(held, (whose, kind), 1)
     held[:, -1] = held.sum(axis=1)
-    wanted = _wanted(held, np.array(shares))
+    total = held.sum(axis=0)
+    wanted = _for_testing(held, shares[1]) if testing else np.outer(shares, total)
     order = rng.permutation(len(held))
     order = order[np.argsort(-np.floor(np.log2(held[order, -1])), kind="stable")]
-    weight, given = held / held.sum(axis=0), np.zeros_like(wanted)
+    weight, given = held / total, np.zeros_like(wanted)
     part = np.empty(len(held), np.intp)
     for person in order:
         has = held[person] > 0
@@ -98,16 +105,14 @@ def _deal(
     return part[whose]
 
 
-def _wanted(held: NDArray[np.float64], shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    """(parts, classes) Rows of each part; of two parts both get somebody of every class, but of a
-    class that one person has alone the first gets all."""
-    total = held.sum(axis=0)
-    wanted: NDArray[np.float64] = np.outer(shares, total)
-    if len(shares) == 2:
-        least = np.where(held > 0, held, np.inf).min(axis=0)
-        wanted[1] = np.minimum(np.maximum(wanted[1], least), total - least)
-        wanted[0] = total - wanted[1]
-    return np.maximum(wanted, 1e-9)
+def _for_testing(held: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """(2, classes) Rows to train on and to test on: of every class somebody for both, but of one
+    that a single person has nobody to test on."""
+    total, least = held.sum(axis=0), np.where(held > 0, held, np.inf).min(axis=0)
+    test = np.minimum(np.maximum(share * total, least), total - least)
+    test[-1] = test[:-1].sum()
+    wanted: NDArray[np.float64] = np.maximum(np.stack([total - test, test]), 1e-9)
+    return wanted
 
 
 def number_persons(*keys: Sequence[str]) -> list[Persons]:

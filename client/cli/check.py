@@ -171,8 +171,8 @@ def _privacy_lines(bench: Workbench) -> Iterator[str]:
     yield f"          {USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
     if (persons := bench.data.train.persons) is not None:
         most = most_of_one(persons)
-        yield f"          ε is of one sample. Of a person with {most} samples, the whole budget is up"
-        yield f"          to {most} times as much: ε {most * terms.epsilon:.3g}."
+        yield f"          ε is of one sample. Of a person with {most}, the whole budget is up to"
+        yield f"          {most} times as much: ε {most * terms.epsilon:.3g}."
     if not bench.settings.home:
         yield "warning   without a folder the noise can be foreseen: a simulation of privacy."
 

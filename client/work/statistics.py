@@ -4,8 +4,9 @@ Every column divides the training samples into cells, those without a value amon
 fewer than ``statistics_from`` samples, or of samples of fewer persons, is hidden, and as all cells
 add up to a number that the server knows, another one with it (complementary suppression; Hundepool
 et al., "Statistical Disclosure Control", Wiley 2012, chapter 5). Which one does not depend on how
-many are in it, so that knowing the rule does not help. The intervals are this silo's own, round numbers, and the same
-whenever it is asked: whoever could choose them could shift one past a single patient.
+many are in it, so that knowing the rule does not help. The intervals are this silo's own, round
+numbers, and the same whenever it is asked: whoever could choose them could shift one past a single
+patient.
 """
 
 from __future__ import annotations

@@ -100,8 +100,8 @@ def keys_in_paths(paths: Sequence[PurePath], depth: int, pattern: str) -> Sequen
         fewest = min(fewest, keys.count(""))
     raise TaskError(
         f"group = {pattern!r} finds no person in the paths of {fewest} of {len(paths)} images. It "
-        "is looked for in each path below the folder of its class, such as ward7/P001/1.png, and "
-        "in the file's name; what its first (group) finds is the person."
+        "is looked for in each path below the folder of its class, such as ward7/patient12/1.png, "
+        "and in the file's name; what its first (group) finds is the person."
     )
 
 
@@ -134,7 +134,10 @@ WITH_AN_ID = (
     "|spender"
 )
 NAMED = re.compile(rf"({ALONE})|({ALONE}|{WITH_AN_ID})(n|s|en|es)?[ ]?({IDS})|({IDS}) ({ALONE})")
-CALLED_ID = re.compile(rf"(.* )?({IDS})|.*[a-z](id|nr)")
+CALLED_ID = re.compile(
+    r"(.* )?(ids?|nrs?|nummer|number|key|uid|guid|uuid|hash|pseudonyme?|identifi(er|ant)|kennung)"
+    r"|.*[a-z](id|nr)"
+)
 ELSE = re.compile(
     r"\b(age|alter|edad|[âa]ge|date|datum|fecha|data|time|zeit|year|jahr|ann[ée]e|año|anno|month"
     r"|monat|week|day|tag|hour|zip|plz|cap|postcode|postal|postleitzahl|icd|ops|diagnos\w*|ward"
@@ -145,6 +148,8 @@ CODE = re.compile(
     r"[^\W\d_]{2,6}[-_ ]?\d{2,}|[^\W\d_][-_ ]?\d{3,}|(?=.*\d)(?=.*[a-f])[0-9a-f-]{8,}"
 )
 """A letter and some digits, as P001; an ICD code has two of them."""
+NUMBERED = re.compile(r"[^\s.,]*\d[^\s.,]*")
+"""What is enough where the column's name ends as those of keys do."""
 DATE = re.compile(r"(19|20)\d\d([-./]?(0[1-9]|1[0-2])([-./]?[0-3]\d)?)?")
 
 
@@ -211,14 +216,14 @@ def _look_like_keys(words: str, values: Sequence[str], places: Any) -> bool:
         return False
     if all(DATE.match(value) for value in values):
         return False
-    if all(CODE.fullmatch(value.lower()) for value in values):
+    code = NUMBERED if CALLED_ID.fullmatch(words) else CODE
+    if all(code.fullmatch(value.lower()) for value in values):
         return True
     if not all(value.isdecimal() for value in values):
         return False
     often = np.bincount(places)
     stretches = 1 + np.count_nonzero(np.diff(places))
-    by_design = often.var() <= EVEN * often.mean() or stretches <= TOGETHER * len(values)
-    return bool(by_design or CALLED_ID.fullmatch(words))
+    return bool(often.var() <= EVEN * often.mean() or stretches <= TOGETHER * len(values))
 
 
 def repeated_in_paths(paths: Sequence[PurePath], depth: int) -> list[str]:
