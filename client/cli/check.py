@@ -69,9 +69,19 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
         yield f"          {line}"
     for line in warnings_of(task, data):
         yield f"warning   {line}"
-    if isinstance(task, DeclaredTask) and data.train.persons is None:
+    yield from _key_lines(bench)
+
+
+def _key_lines(bench: Workbench) -> Iterator[str]:
+    """What in the data may say whose samples they are, where the silo does not."""
+    task = bench.task
+    if not isinstance(task, DeclaredTask) or bench.data.train.persons is not None:
+        return
+    try:
         for line in task.look_for_persons(bench.settings.options):
             yield f"warning   {line}"
+    except TaskError as error:
+        yield f"warning   columns that say whose a row is were not looked for: {error}"
 
 
 def _person_lines(data: Data) -> Iterator[str]:

@@ -260,7 +260,7 @@ class DeclaredTask(Task):
         x_train, x_test = self.samples(train, test)
         classes = self.num_classes if isinstance(self.problem, Classes) else None
         scale, persons = self.scale_of(train), persons_of(train, test)
-        return SiloData(x_train, train.y, x_test, test.y, classes, scale, persons)
+        return SiloData(x_train, train.y, x_test, test.y, classes, scale, persons=persons)
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
         """Training and test part as ``read`` gives them."""

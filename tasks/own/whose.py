@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
 
 import numpy as np
 
@@ -177,8 +176,8 @@ def repeated_in_columns(
         f"column {name!r} has {known} different values in {rows} rows. If it says whose row it is, "
         f'set group = "{name}" under [data] in silo.toml: nobody is then in training and in test '
         "data both"
-        for name in table.column_names
-        for known, rows in _repeats(name, table.column(name))
+        for name in names
+        for known, rows in _repeats(name, files.texts_of(table, in_nfc(name), place, plain))
     ]
 
 
@@ -192,25 +191,18 @@ def _words(name: str) -> str:
     return " ".join(re.split(r"[\W_]+", apart.casefold())).strip()
 
 
-def _repeats(name: str, column: Any) -> Iterator[tuple[int, int]]:
+def _repeats(name: str, texts: Sequence[str | None]) -> Iterator[tuple[int, int]]:
     """How many values in how many rows, if the column may say whose they are."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    if not any(is_so(column.type) for is_so in (pa.types.is_string, pa.types.is_integer)):
-        return
-    texts = compute.drop_null(compute.utf8_trim_whitespace(column.cast(pa.string())))
-    texts = texts.filter(compute.not_equal(texts, "")).combine_chunks()
-    encoded = compute.dictionary_encode(texts)
-    values, places = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+    values: dict[str, int] = {}
+    places = [values.setdefault(text, len(values)) for text in texts if text and text.strip()]
     known, rows = len(values), len(places)
     if not FEWEST <= known < rows:
         return
-    if _is_named(name) or (known >= MANY and _look_like_keys(_words(name), values, places)):
+    if _is_named(name) or (known >= MANY and _look_like_keys(_words(name), [*values], places)):
         yield known, rows
 
 
-def _look_like_keys(words: str, values: Sequence[str], places: Any) -> bool:
+def _look_like_keys(words: str, values: Sequence[str], places: Sequence[int]) -> bool:
     """Of a column whose name does not say it. Diagnoses, ages and dates repeat as well."""
     if not TWICE <= len(places) / len(values) <= OFTEN or ELSE.search(words):
         return False
