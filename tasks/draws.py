@@ -82,8 +82,9 @@ def _deal(
     """(n,) The part that each row's person goes to: each part gets its share of all rows and of
     every class, as near as whole persons allow.
 
-    Persons with many rows come first, and those of about as many in random order. Each goes to the
-    part that would then be the least filled, of what they bring (Sainte-Laguë's rule for seats).
+    Who has a class alone comes first, then who has many rows, and those of about as many in random
+    order. Each goes to the part that would then be the least filled, of what they bring
+    (Sainte-Laguë's rule for seats).
     With ``testing`` the second of two parts is for testing.
     """
     _, whose = np.unique(persons, return_inverse=True)
@@ -94,7 +95,8 @@ def _deal(
     total = held.sum(axis=0)
     wanted = _for_testing(held, shares[1]) if testing else np.outer(shares, total)
     order = rng.permutation(len(held))
-    order = order[np.argsort(-np.floor(np.log2(held[order, -1])), kind="stable")]
+    has_a_class_alone, many = (held == total).any(axis=1), np.floor(np.log2(held[:, -1]))
+    order = order[np.lexsort((-many[order], ~has_a_class_alone[order]))]
     weight, given = held / total, np.zeros_like(wanted)
     part = np.empty(len(held), np.intp)
     for person in order:

@@ -288,9 +288,9 @@ class DeclaredTask(Task):
             rows = split_by_class(strata, share, seed=chosen["seed"], persons=drawn)
             if drawn is not None and not len(rows[1]):
                 raise TaskError(
-                    f"no test samples can be held out of {str(place)!r}: they are of "
-                    f"{num_persons(drawn)} persons (group), and no two have the same class. Name "
-                    "other data in test-data."
+                    f"no test samples can be held out of {str(place)!r}: by its group, they are of "
+                    f"{num_persons(drawn)} persons, and training needs each of them, who has a "
+                    "class alone. Name other data in test-data."
                 )
         return whole.take(rows[0]), whole.take(rows[1])
 

@@ -323,7 +323,7 @@ def test_a_row_of_nobody_is_refused_by_its_number(blank: str, tmp_path: Path) ->
     ("group", "says"),
     [
         ("pat", r"has no column 'pat', which group names in silo\.toml\. Its columns: 'patient', "),
-        ("ill", "they are of 2 persons"),
+        ("ill", "they are of 2 persons, and training needs each"),
     ],
 )  # fmt: skip
 def test_a_column_that_does_not_serve_is_refused(group: str, says: str, tmp_path: Path) -> None:
