@@ -32,6 +32,8 @@ Nest = Any
 ColumnScale = Sequence[Sequence[float]]
 """(columns, 2) Mean and width by which the numbers of a table, and then real targets, were
 standardised."""
+Persons = NDArray[np.int64]
+"""(n,) Whose each sample is: samples with the same number are one person's. It means no more."""
 
 
 class TaskError(ValueError):
@@ -53,6 +55,8 @@ class SiloData:
         scale: of a table and of real targets; the silo keeps it with its models (``Task.scale``).
         x_val, y_val: samples that are never trained on, for runs that hold some out of the training
             data; None: such runs draw them from it.
+        persons: of training and of test samples whose they are, in the same numbers, where one
+            person may have several: then whole persons are held out. None: each is of another one.
     """
 
     x_train: Nest
@@ -63,6 +67,7 @@ class SiloData:
     scale: ColumnScale | None = None
     x_val: Nest | None = None
     y_val: Nest | None = None
+    persons: tuple[Persons, Persons] | None = None
 
     def __post_init__(self) -> None:
         parts = [
@@ -102,6 +107,24 @@ class SiloData:
                 f"training and {parts[other[0]][0]} samples must have one shape. Got {got[0]} and "
                 f"{got[other[0]]}."
             )
+        _check_persons(self.persons, *(len(leaves(x)[0]) for x in (self.x_train, self.x_test)))
+
+
+def _check_persons(persons: tuple[Persons, Persons] | None, *sizes: int) -> None:
+    """Check that there is a whole number for every sample.
+
+    Raises:
+        TaskError: there is not.
+    """
+    if persons is None:
+        return
+    own = [np.asarray(part) for part in persons]
+    fits = [part.shape for part in own] == [(size,) for size in sizes]
+    if not fits or any(part.dtype.kind not in "iu" for part in own):
+        raise TaskError(
+            f"persons must be two arrays of whole numbers, {sizes[0]} for the training and "
+            f"{sizes[1]} for the test samples."
+        )
 
 
 def leaves(nest: Nest) -> list[Any]:
@@ -121,7 +144,7 @@ class StreamedData:
         train, test: map-style ``torch.utils.data.Dataset``s of (inputs, targets), tensors or nests
             of them. One with an attribute ``targets`` (n, …), as torchvision's have, need not be
             read to know them. With worker processes they must be picklable.
-        scale: see ``SiloData``.
+        scale, persons: see ``SiloData``.
         val: the same as ``SiloData.x_val`` and ``y_val``.
     """
 
@@ -129,6 +152,7 @@ class StreamedData:
     test: Dataset[Any]
     scale: ColumnScale | None = None
     val: Dataset[Any] | None = None
+    persons: tuple[Persons, Persons] | None = None
 
     def __post_init__(self) -> None:
         for part, dataset in (("training", self.train), ("test", self.test)):
@@ -141,6 +165,7 @@ class StreamedData:
                     f"{part} data is empty. A silo must have at least one {part} sample: "
                     "check the data folder and the silo's options."
                 )
+        _check_persons(self.persons, len(self.train), len(self.test))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -374,7 +399,8 @@ class Task(ABC):
 
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
         """(``pooled_columns``, 3) Of the training samples: numbers that are there, their mean, and
-        the sum of the squares of their deviations from it."""
+        the sum of the squares of their deviations from it; perhaps, as a fourth, how many persons
+        the numbers are of."""
         raise NotImplementedError
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:

@@ -26,6 +26,7 @@ from coterie.client.work.guard import held_out
 from coterie.client.work.measure import figures_of
 from coterie.client.work.workbench import hash_of
 from coterie.tasks.base import Option, TaskError
+from coterie.tasks.draws import num_persons
 from coterie.tasks.problems import Classes, Evidence, Labels, Problem
 from coterie.wire import counted
 
@@ -102,8 +103,9 @@ def calibrate(
     rule = "greatest sensitivity + specificity"
     if sensitivity is not None:
         rule = f"sensitivity at least {sensitivity:g}"
-    before = figures_of(problem, _evidence(kept, tested_on))
-    after = figures_of(problem, _evidence(warm, tested_on), thresholds=thresholds)
+    persons = tested_on.persons
+    before = figures_of(problem, _evidence(kept, tested_on), persons=persons)
+    after = figures_of(problem, _evidence(warm, tested_on), thresholds=thresholds, persons=persons)
     if len(fitted_on) < FEW:
         notes.append(
             f"Note: {len(fitted_on)} samples are few to fit on. With other samples, temperature "
@@ -120,6 +122,11 @@ def calibrate(
         positive=names_of(kept.task, 2)[1] if two else "yes",
         rule=rule if thresholds else "",
         part_examples=len(fitted_on) + (len(tested_on) if named == "test" else 0),
+        part_persons=sum(
+            num_persons(part.persons)
+            for part in (fitted_on, tested_on)[: 2 if named == "test" else 1]
+            if part.persons is not None
+        ),
         figures={name: (f.value, f.low, f.high) for name, f in after.items()},
     )
     return Calibrated(calibration, before, after, notes)
@@ -148,7 +155,11 @@ def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str
     data = to_device(loaded, torch.device("cpu"), workers=workers)
     if card.guard:
         return "validation", held_out(data, card.guard, silo=card.silo, seed=card.seed), data.test
-    fit, rest = (torch.from_numpy(rows) for rows in halves(len(data.test)))
+    fit, rest = (torch.from_numpy(rows) for rows in halves(len(data.test), data.test.persons))
+    if not len(rest):
+        raise TaskError(
+            "all test samples are one person's (group): none are left to measure a calibration on."
+        )
     return "test", data.test.take(fit), data.test.take(rest)
 
 

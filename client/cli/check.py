@@ -15,7 +15,7 @@ from coterie.client.home.policy import METRICS, REVEALING, Policy
 from coterie.client.home.privacy import STAYING
 from coterie.client.home.settings import SiloSettings
 from coterie.client.home.studies import tasks_of
-from coterie.client.work.data import Held, Part
+from coterie.client.work.data import Data, Held, Part
 from coterie.client.work.diverged import divergence
 from coterie.client.work.measure import evaluate, leading
 from coterie.client.work.oddities import warnings_of
@@ -23,6 +23,8 @@ from coterie.client.work.sgd import Stopwatch, TrainPlan, train
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import Workbench, open_workbench
 from coterie.tasks.base import Task, TaskError, leaves
+from coterie.tasks.draws import most_of_one, num_persons
+from coterie.tasks.own.declared import DeclaredTask
 from coterie.tasks.problems import Classes, Labels, Masks, Numbers, Survival
 from coterie.wire import counted, readable
 
@@ -72,9 +74,33 @@ def _data_lines(bench: Workbench) -> Iterator[str]:
             else ", read as needed"
         )
         yield f"{name:9} {counted(len(part), 'sample')} of {shape}{values} ({_targets(task, part)})"
+    yield from _person_lines(data)
     yield from _note_lines(task)
     for line in warnings_of(task, data):
         yield f"warning   {line}"
+    yield from _key_lines(bench)
+
+
+def _key_lines(bench: Workbench) -> Iterator[str]:
+    """What in the data may say whose samples they are, where the silo does not."""
+    task = bench.task
+    if not isinstance(task, DeclaredTask) or bench.data.train.persons is not None:
+        return
+    try:
+        for line in task.look_for_persons(bench.settings.options):
+            yield f"warning   {line}"
+    except TaskError as error:
+        yield f"warning   columns that say whose a row is were not looked for: {error}"
+
+
+def _person_lines(data: Data) -> Iterator[str]:
+    """Of how many persons the samples are, where the silo says whose they are."""
+    train, test = data.train.persons, data.test.persons
+    if train is not None and test is not None:
+        yield (
+            f"persons   {num_persons(train)} of the training samples, {num_persons(test)} of the "
+            f"test samples; one has at most {most_of_one(train)} training samples"
+        )
 
 
 def _note_lines(task: Task) -> Iterator[str]:
@@ -176,6 +202,12 @@ def _privacy_lines(bench: Workbench) -> Iterator[str]:
         f"clip {terms.clip:g}. The next round of {USUAL.epochs} epochs with batches of "
         f"{USUAL.batch_size} costs ε {more:.3g}; {left} such rounds are left."
     )
+    if (persons := bench.data.train.persons) is not None:
+        most = most_of_one(persons)
+        yield (
+            f"          ε is of one sample. Of a person with {most}, the whole budget is up to "
+            f"{most} times as much: ε {most * terms.epsilon:.3g}."
+        )
     if not bench.settings.home:
         yield "warning   without a folder the noise can be foreseen: a simulation of privacy."
 
@@ -231,6 +263,8 @@ def _leaving_lines(bench: Workbench) -> Iterator[str]:
     about = About(
         *(len(bench.data.train), len(bench.data.test), tuple(names), bench.task.pooled_columns),
         epsilon=0.0 if bench.settings.privacy is None else bench.settings.privacy.epsilon,
+        persons=0 if (whose := bench.data.train.persons) is None else num_persons(whose),
+        most=1 if whose is None else most_of_one(whose),
     )
     yield from learned_lines(policy, about)
 

@@ -29,7 +29,8 @@ from coterie.client.work.measure import batch_size, figures_of, join
 from coterie.client.work.weights import frozen_digest, load_weights, travelling
 from coterie.client.work.workbench import hash_of, model_of
 from coterie.tasks import Task, load_task
-from coterie.tasks.base import Nest, Option, Samples, TaskError, leaves
+from coterie.tasks.base import Nest, Option, Persons, Samples, TaskError, leaves
+from coterie.tasks.draws import num_persons, split_by_class
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Problem
 from coterie.wire import Model, model_hash
 
@@ -136,8 +137,9 @@ def answer(
         return Answers(card, task, values, None, found)
     rows, measured = np.arange(len(part)), "this silo's own test data"
     if calibration is not None and calibration.part == "test":
-        if len(part) == calibration.part_examples:
-            _, rows = halves(len(part))
+        persons = 0 if part.persons is None else num_persons(part.persons)
+        if (len(part), persons) == (calibration.part_examples, calibration.part_persons):
+            _, rows = halves(len(part), part.persons)
             measured += f" (the {len(rows)} samples that it was not calibrated on)"
         else:
             notes.append(
@@ -148,6 +150,7 @@ def answer(
         task.problem,
         tuple(array[rows] for array in evidence),
         thresholds=() if calibration is None else calibration.thresholds,
+        persons=None if part.persons is None else part.persons[rows],
     )
     return Answers(card, task, values, targets, found, figures, measured)
 
@@ -163,8 +166,18 @@ def _passed(
         return {}
 
 
-def halves(num_samples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of test samples to calibrate on, and the rest to measure on; always the same ones."""
+def halves(
+    num_samples: int, persons: Persons | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of test samples to calibrate on, and the rest to measure on; always the same ones.
+
+    Args:
+        num_samples: in all.
+        persons: whose they are, where one may have several: all of one are in the same half.
+    """
+    if persons is not None:
+        alike = np.zeros(num_samples, np.int64)
+        return split_by_class(alike, 0.5, seed=0, persons=persons)
     order = np.random.default_rng([0, num_samples]).permutation(num_samples)
     return np.sort(order[: num_samples // 2]), np.sort(order[num_samples // 2 :])
 

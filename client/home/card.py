@@ -19,11 +19,13 @@ from coterie import wire
 from coterie.client.home.best import Best
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.home.settings import SettingsError
+from coterie.client.work.data import Part
 from coterie.client.work.guard import Choice
 from coterie.client.work.measure import Evaluation
 from coterie.client.work.workbench import Workbench
 from coterie.system.files import write_atomically
 from coterie.tasks.base import ColumnScale, Option
+from coterie.tasks.draws import num_persons
 from coterie.wire import Model, model_hash
 
 METADATA = "coterie-card"
@@ -47,7 +49,7 @@ class Calibration:
         positive: what the answer above a threshold is: the second class's name, or ``yes``.
         rule: what the thresholds were chosen by, in words; empty where there are none.
         part: ``validation`` or ``test``: of which of the silo's own data some or all was used.
-        part_examples: of that part in all.
+        part_examples, part_persons: of that part in all; no persons: each sample is of another.
         examples: of these, those that temperature and thresholds were fitted on.
         measured: other samples of the silo's test data, which ``figures`` are of.
         figures: metric → value, and low and high end of its 95 % interval, with the calibration.
@@ -62,6 +64,7 @@ class Calibration:
     examples: int
     measured: int
     figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    part_persons: int = 0
 
     def text(self) -> str:
         """For people, in one sentence without a full stop."""
@@ -90,6 +93,7 @@ class Card:
         trained: ``together`` with the group, ``alone`` where the guard found that better, or
             ``here``: as this silo trained it last, before it was averaged.
         num_examples: training samples of this silo.
+        num_persons, test_persons: whose training and test samples are; 0: the silo did not say.
         test_error, test_loss, test_examples: on this silo's own test data.
         validation_error, validation_error_alone: what the guard went by.
         metric, unit: what leads, which the errors are of.
@@ -156,6 +160,8 @@ class Card:
     privacy: Mapping[str, float] = field(default_factory=dict)
     placed: str = ""
     counted: str = ""
+    num_persons: int = 0
+    test_persons: int = 0
 
     @property
     def alone(self) -> bool:
@@ -228,7 +234,13 @@ def card_of(
         privacy=_privacy(bench),
         placed=_placed(config) if bench.settings.unlabelled else "",
         counted="; ".join(getattr(bench.task, "counted", list)()),
+        num_persons=_persons_of(bench.data.train),
+        test_persons=_persons_of(bench.data.test),
     )
+
+
+def _persons_of(part: Part) -> int:
+    return 0 if part.persons is None else num_persons(part.persons)
 
 
 def _placed(config: ConfigRecord) -> str:
@@ -335,10 +347,10 @@ def _text(card: Card, file: Path) -> str:
         rows["How it was found"] = card.placed
         rows[f"{_title(card)} on this silo's data"] = "not known without labels"
     else:
-        rows["Training samples of this silo"] = str(card.num_examples)
+        rows["Training samples of this silo"] = f"{card.num_examples}{_of(card.num_persons)}"
         rows[f"{_title(card)} on this silo's test data"] = (
-            f"{value_text(card, card.test_error)} of {wire.counted(card.test_examples, 'sample')} "
-            f"(loss {wire.readable(card.test_loss, figures=4)})"
+            f"{value_text(card, card.test_error)} of {wire.counted(card.test_examples, 'sample')}"
+            f"{_of(card.test_persons)} (loss {wire.readable(card.test_loss, figures=4)})"
         )
     if card.counted:
         rows["Files of this silo's data"] = card.counted
@@ -362,6 +374,10 @@ def _text(card: Card, file: Path) -> str:
             f"ε {told_of['epsilon']:.3g} at δ {told_of['delta']:.3g}, all that was trained on "
             f"them so far included (noise {told_of['noise']:g}, clip {told_of['clip']:g})"
         )
+        if card.num_persons:
+            rows["Differential privacy of one person"] = (
+                "not counted: ε is of one sample, and of a person with k of them up to k times it"
+            )
     if card.task_values:
         told = card.task_values.items()
         rows["Keys of the task"] = ", ".join(f"task.{key} = {value}" for key, value in told)
@@ -397,6 +413,10 @@ def _text(card: Card, file: Path) -> str:
         "It was made for this silo's data. It may hold traces of the data of the group's silos"
         f"{traces}: pass it on only as they agreed.\n"
     )
+
+
+def _of(persons: int) -> str:
+    return f" of {wire.counted(persons, 'person')}" if persons else ""
 
 
 def numbers_of(card: Card) -> str:

@@ -68,7 +68,9 @@ task = {task}
 
 [data]
 # Options of the task, mostly where the data is; paths are meant from this folder. Of a table also
-# how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN].
+# how it is written: separator, decimal, missing, [data.columns], [data.codes.COLUMN]. Where a
+# person has several samples, group says whose each is: then whole persons are held out, and
+# column_sums_from, statistics_from and min_samples below count persons.
 {data}
 
 # Further tasks that this silo serves, each with data of its own. A run takes the one that it

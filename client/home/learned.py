@@ -21,6 +21,8 @@ class About:
         metrics: names of those that would leave.
         columns: numeric ones that the task wants sums of; 0: it wants none.
         epsilon: of differential privacy, for all runs together; 0: the silo has none.
+        persons: whose the training samples are; 0: each is of another one.
+        most: samples of one person, at most.
     """
 
     samples: int
@@ -28,14 +30,31 @@ class About:
     metrics: tuple[str, ...]
     columns: int = 0
     epsilon: float = 0.0
+    persons: int = 0
+    most: int = 1
+
+    @property
+    def behind(self) -> int:
+        """What ``min_samples`` counts."""
+        return self.persons or self.samples
+
+    @property
+    def unit(self) -> str:
+        """What it is called."""
+        return "persons" if self.persons else "samples"
+
+    @property
+    def of_a_person(self) -> str:
+        """What ε means for a person who has several samples."""
+        return f" (of a person, up to {self.most} times that)" if self.most > 1 else ""
 
 
 def _updates(policy: Policy, about: About) -> str:
     kept = f", less the layers {policy.keep_layers!r}" if policy.keep_layers else ""
     if about.epsilon:
         kept += (
-            f", with noise: of a single sample no more than ε = {about.epsilon:g} allows, unless "
-            "it lies (docs/how-to/differential-privacy.md)"
+            f", with noise: of a single sample no more than ε = {about.epsilon:g} allows"
+            f"{about.of_a_person}, unless it lies (docs/how-to/differential-privacy.md)"
         )
     if policy.secure:
         return (
@@ -59,14 +78,16 @@ def _sums(policy: Policy, about: About) -> str:
 
 
 def _behind(policy: Policy, about: About) -> str:
-    step = f", of {policy.min_batch} in each step" if policy.min_batch > 1 else ""
-    if about.samples < policy.min_samples:
+    called = " samples" if about.persons else ""
+    step = f", of {policy.min_batch}{called} in each step" if policy.min_batch > 1 else ""
+    if about.behind < policy.min_samples:
+        called = " persons" if about.persons else ""
         return (
-            f"all {about.samples} of yours{step}, fewer than min_samples = {policy.min_samples}: "
-            "the server may be able to work out single ones"
+            f"all {about.behind}{called} of yours{step}, fewer than min_samples = "
+            f"{policy.min_samples}: the server may be able to work out single ones"
         )
     return (
-        f"at least {policy.min_samples} different samples{step}: of fewer, single ones can be "
+        f"at least {policy.min_samples} different {about.unit}{step}: of fewer, single ones can be "
         "worked out"
     )
 
@@ -128,7 +149,8 @@ def _columns(policy: Policy, about: About) -> str:
         return "nobody is told (column_sums); the silo uses the others' scale"
     return (
         f"the server is told count, mean and deviation of each of {about.columns} with at least "
-        f"{policy.column_sums_from} numbers, and every silo those over all silos that allow it"
+        f"{policy.column_sums_from} numbers{' of different persons' * bool(about.persons)}, and "
+        "every silo those over all silos that allow it"
     )
 
 
@@ -137,7 +159,8 @@ def _statistics(policy: Policy, about: About) -> str:
         return "nobody is told (statistics)"
     return (
         f"the server is told how many samples are in which interval or category of "
-        f"{' and '.join(policy.statistics)}; below {policy.statistics_from} no number"
+        f"{' and '.join(policy.statistics)}; below {policy.statistics_from}"
+        f"{' persons' * bool(about.persons)} no number"
     )
 
 
@@ -171,7 +194,7 @@ def _made(policy: Policy, about: About) -> str:
     if about.epsilon:
         return (
             "who gets it can tell whether a single sample was trained on no better than "
-            f"ε = {about.epsilon:g} allows"
+            f"ε = {about.epsilon:g} allows{about.of_a_person}"
         )
     return (
         "who gets it may find out whether a sample that they have was trained on: no noise is added"

@@ -68,8 +68,9 @@ class Policy:
         max_local_epochs, max_rounds: the most that a run may ask for; 0 sets no limit. Epochs are
             passes over the silo's training data, in each training by itself: of the round's model,
             however it is counted, of the silo's own, and before a test.
-        min_samples: the fewest different training samples behind an update; a silo that has fewer
-            trains with all it has, or not at all. From an update of few samples they can be worked
+        min_samples: the fewest different training samples behind an update, or persons where one
+            may have several samples (``group``); a silo that has fewer trains with all it has, or
+            not at all. From an update of few samples they can be worked
             out, in however many steps it was made; of 64 few of them (explanation/privacy.md).
         min_batch: the fewest samples of a step.
         max_evaluations: the most in one round of a run; 0 sets no limit.
@@ -84,10 +85,11 @@ class Policy:
             only FedGen asks for.
         column_sums: consent to tell count, mean and deviation of numeric columns and real targets
             of the training data, which runs of a task that scales by the federation ask for.
-        column_sums_from: of a column with fewer numbers nothing is told.
+        column_sums_from: of a column with fewer numbers, or numbers of fewer persons, nothing is
+            told.
         statistics: what may be told of the training samples, as counts by column, in a run that
             asks for nothing else: ``inputs``, ``targets``, both or neither.
-        statistics_from: in these counts fewer samples are hidden.
+        statistics_from: in these counts fewer samples, or samples of fewer persons, are hidden.
         secure: ``required``: nothing leaves from which an update could be read, but sketches and
             masked sums of secure runs; empty: a run may be either.
         peers: ``NAME FINGERPRINT`` of each silo with which this one takes part in sums; empty:
@@ -181,19 +183,26 @@ class Policy:
             f"key {fingerprint or 'of nobody'} is none of them."
         )
 
-    def samples_objection(self, samples: int, batch: int, *, of: int) -> str:
+    def samples_objection(
+        self, samples: int, batch: int, *, of: int, persons: tuple[int, int] | None = None
+    ) -> str:
         """Why a training with too few samples is refused; empty if it is not.
 
         Args:
             samples: different ones that it sees at most.
             batch: samples of a step.
             of: training samples that the silo has.
+            persons: the fewest that so many samples can belong to, and all that the silo has, where
+                one may have several: they are counted then.
         """
-        least = min(self.min_samples, of)
-        if samples < least:
+        (behind, all_of), what = (samples, of), "samples"
+        if persons is not None:
+            (behind, all_of), what = persons, "persons"
+        least = min(self.min_samples, all_of)
+        if behind < least:
             return (
-                f"lets no update leave that fewer than {least} samples are behind (min_samples); "
-                f"this run's would have {samples}. Raise local-steps or batch-size."
+                f"lets no update leave that fewer than {least} {what} are behind (min_samples); "
+                f"this run's would have {behind}. Raise local-steps or batch-size."
             )
         if batch < min(self.min_batch, of):
             return (

@@ -12,11 +12,13 @@ from threading import Lock
 
 import numpy as np
 from flwr.app import MetricRecord, RecordDict
+from numpy.typing import NDArray
 
 from coterie import wire
 from coterie.client.work.data import Data, to_device
 from coterie.client.work.workbench import Workbench, hash_of, read_unlabelled
 from coterie.tasks.base import ColumnScale, Samples, SiloData, StreamedData, TaskError
+from coterie.tasks.draws import fewest_persons
 
 _in_scale: dict[int, tuple[Data, ColumnScale, Data, str]] = {}
 """``id`` of a silo's data → itself, the last scale, what it is in that scale, and its hash."""
@@ -25,16 +27,27 @@ _loading = Lock()
 
 def column_sums(bench: Workbench) -> RecordDict:
     """Of each column how many numbers there are, their mean, and the sum of squared deviations; of
-    a column that has too few of them, zeros."""
+    a column that has too few of them, or those of too few persons, zeros."""
     found = bench.task.column_sums(bench.settings.options)
-    told = np.where(found[:, :1] >= bench.settings.policy.column_sums_from, found, 0.0)
-    counts, means, squares = told.T.tolist()
+    enough = _persons(bench, found) >= bench.settings.policy.column_sums_from
+    counts, means, squares = np.where(enough[:, None], found[:, :3], 0.0).T.tolist()
     metrics = {
         wire.COLUMN_COUNTS: [int(count) for count in counts],
         wire.COLUMN_MEANS: means,
         wire.COLUMN_SQUARES: squares,
     }
     return RecordDict({wire.METRICS: MetricRecord(metrics)})
+
+
+def _persons(bench: Workbench, found: NDArray[np.float64]) -> NDArray[np.float64]:
+    """(columns,) Of how many persons the numbers are; where the task does not say, how many they
+    are of at least."""
+    persons, counts = bench.data.train.persons, found[:, 0]
+    if persons is None:
+        return counts
+    if found.shape[1] > 3:
+        return found[:, 3]
+    return np.array([fewest_persons(persons, int(count)) for count in counts], np.float64)
 
 
 def in_scale(bench: Workbench, numbers: object) -> Workbench:

@@ -20,9 +20,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from coterie.tasks.base import Nest, Samples, SiloData, StreamedData, leaves
+from coterie.tasks.base import Nest, Persons, Samples, SiloData, StreamedData, leaves
+from coterie.tasks.draws import split_by_class
 
 log = logging.getLogger("coterie.silo")
 
@@ -47,6 +49,10 @@ class Part(Protocol):
     @property
     def sample_bytes(self) -> int:
         """Of one sample's inputs."""
+
+    @property
+    def persons(self) -> Persons | None:
+        """(n,) Whose each sample is; None: each is of another person."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -85,6 +91,7 @@ class Held:
 
     x: Nest
     y: Nest
+    persons: Persons | None = None
 
     @property
     def device(self) -> torch.device:
@@ -119,11 +126,15 @@ class Held:
 
     def take(self, rows: torch.Tensor) -> Held:
         """See ``Part``."""
-        return Held(*self.at(rows))
+        return Held(*self.at(rows), _persons_at(self.persons, rows))
 
     def targets(self) -> Nest:
         """See ``Part``."""
         return self.y
+
+
+def _persons_at(persons: Persons | None, rows: torch.Tensor) -> Persons | None:
+    return None if persons is None else persons[rows.cpu().numpy()]
 
 
 def _rows_of(nest: Nest, rows: torch.Tensor | slice) -> Nest:
@@ -185,12 +196,14 @@ class Streamed:
         rows: int64 (n,), which of its samples these are.
         device: where batches go.
         workers: processes that read; 0 reads in this one.
+        persons: whose these samples are.
     """
 
     dataset: Dataset[Any]
     rows: torch.Tensor
     device: torch.device
     workers: int = 0
+    persons: Persons | None = None
     _loaders: dict[int, tuple[DataLoader[Batch], _Order]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -234,7 +247,8 @@ class Streamed:
     def take(self, rows: torch.Tensor) -> Streamed:
         """See ``Part``."""
         kept = self.rows[rows.cpu()]
-        return Streamed(self.dataset, kept, self.device, self.workers, self._loaders)
+        persons = _persons_at(self.persons, rows)
+        return Streamed(self.dataset, kept, self.device, self.workers, persons, self._loaders)
 
     def targets(self) -> Nest:
         """See ``Part``; a dataset's own ``targets``, as torchvision's have, spare reading it."""
@@ -298,14 +312,41 @@ class Data:
         Validation samples of the silo's own are held out instead, whatever the share.
 
         Args:
-            share: in (0, 0.5]; at least one of at least 2 samples is held out.
+            share: in (0, 0.5]; at least one of at least 2 samples, or persons, is held out.
             seed: of the choice; the same seed holds out the same samples.
         """
         if self.validation is not None:
             return Data(self.train, self.validation)
-        order = torch.randperm(len(self.train), generator=torch.Generator().manual_seed(seed))
-        count = max(1, round(share * len(order)))
-        return Data(self.train.take(order[count:]), self.train.take(order[:count]))
+        count = max(1, round(share * len(self.train)))
+        held, kept = draw(self.train, count, seed=seed)
+        return Data(self.train.take(kept), self.train.take(held))
+
+
+def draw(part: Part, count: int, *, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """So many samples at random, and all others, both in random order.
+
+    Where several are one person's, whole persons are drawn: about so many samples, with about as
+    many of every class as there are where the classes need not be read for that. Of a single
+    person, none.
+    """
+    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))
+    if part.persons is None:
+        return order[:count], order[count:]
+    share = count / len(part)
+    _, rows = split_by_class(_known_classes(part), share, seed=seed, persons=part.persons)
+    drawn = torch.zeros(len(part), dtype=torch.bool)
+    drawn[rows] = True
+    return order[drawn[order]], order[~drawn[order]]
+
+
+def _known_classes(part: Part) -> NDArray[np.int64]:
+    """(n,) Classes of samples; of other targets, and of what would have to be read, zeros."""
+    known = isinstance(part, Held) or hasattr(getattr(part, "dataset", None), "targets")
+    y = part.targets() if known else None
+    if isinstance(y, torch.Tensor) and y.ndim == 1 and not y.is_floating_point():
+        found: NDArray[np.int64] = y.cpu().numpy()
+        return found
+    return np.zeros(len(part), np.int64)
 
 
 def to_device(
@@ -327,8 +368,10 @@ def to_device(
     """
     if isinstance(data, StreamedData):
         parts = [
-            Streamed(part, torch.arange(len(part)), device, workers)  # type: ignore[arg-type]
-            for part in (data.train, data.test, data.val)
+            Streamed(part, torch.arange(len(part)), device, workers, persons)  # type: ignore[arg-type]
+            for part, persons in zip(
+                (data.train, data.test, data.val), (*_persons_of(data), None), strict=True
+            )
             if part is not None
         ]
         return Data(*parts)
@@ -339,11 +382,21 @@ def to_device(
             known[id(array)] = torch.as_tensor(array).to(device)
         return known[id(array)]
 
-    def part(x: Nest, y: Nest) -> Held:
-        return Held(map_nest(move, x), map_nest(move, y))
+    def part(x: Nest, y: Nest, persons: Persons | None = None) -> Held:
+        return Held(map_nest(move, x), map_nest(move, y), persons)
 
     if isinstance(data, Samples):
         own = part(map_nest(np.asarray, data.x), ())
         return Data(own, own.take(torch.arange(0)))
-    own_validation = None if data.x_val is None else part(data.x_val, data.y_val)
-    return Data(part(data.x_train, data.y_train), part(data.x_test, data.y_test), own_validation)
+    of_train, of_test = _persons_of(data)
+    return Data(
+        part(data.x_train, data.y_train, of_train),
+        part(data.x_test, data.y_test, of_test),
+        None if data.x_val is None else part(data.x_val, data.y_val, None),
+    )
+
+
+def _persons_of(data: SiloData | StreamedData) -> Sequence[Persons | None]:
+    if data.persons is None:
+        return None, None
+    return [np.asarray(own, np.int64) for own in data.persons]

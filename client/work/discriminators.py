@@ -18,15 +18,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.func import functional_call, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from coterie.client.work.data import Held, Part
+from coterie.client.work.data import Held, Part, draw
 from coterie.client.work.measure import batch_size
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.workbench import Workbench
 from coterie.tasks.base import Nest, Task, leaves
+from coterie.tasks.draws import split_by_class
 from coterie.tasks.models import Discriminator
 from coterie.tasks.problems import Classes
 from coterie.wire import HITS, Model
@@ -63,6 +65,7 @@ class Pool:
         x, y: of the training part: features (n, F), labels (n,).
         x_held, y_held: of the held-out part.
         num_classes: of the task.
+        second: (held out,) which of the held-out samples are of the second half of them.
     """
 
     x: torch.Tensor
@@ -70,6 +73,7 @@ class Pool:
     x_held: torch.Tensor
     y_held: torch.Tensor
     num_classes: int
+    second: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -184,18 +188,32 @@ def _num_bytes(module: nn.Module) -> int:
 def _pool(bench: Workbench, *, samples: int, seed: int, labelled: bool) -> Pool:
     """Cut the silo's training data: min(half, ``samples``) to train with, the rest held out."""
     part = bench.data.train
-    order = torch.randperm(len(part), generator=torch.Generator().manual_seed(seed))
+    # Of what is not in memory, no more is read than discriminators need.
+    most = len(part) if isinstance(part, Held) else 2 * max(samples, MOST_READ // 2)
+    count = min(min(len(part), most) // 2, samples)
+    used, held = draw(part, count, seed=seed)
+    used, held = used[:count], held[: most - count]
+    second = torch.from_numpy(_second_half(part, held))
     if isinstance(part, Held):
         with torch.no_grad():
             x = bench.task.discriminator_features(part.x)
         y = _labels(bench.task, part.y) if labelled else _no_labels(x)
-    else:  # no more of them is read than discriminators need
-        order = order[: 2 * max(samples, MOST_READ // 2)]
-        x, y = _read(bench.task, part, order)
+    else:
+        x, y = _read(bench.task, part, torch.cat([used, held]))
         y = y if labelled else _no_labels(x)
-        order = torch.arange(len(order))
-    used, held = order.to(bench.device).tensor_split([min(len(order) // 2, samples)])
-    return Pool(x[used], y[used], x[held], y[held], max(bench.task.num_classes, 1))
+        used, held = torch.arange(len(x)).tensor_split([len(used)])
+    used, held, second = (rows.to(bench.device) for rows in (used, held, second))
+    return Pool(x[used], y[used], x[held], y[held], max(bench.task.num_classes, 1), second)
+
+
+def _second_half(part: Part, held: torch.Tensor) -> NDArray[np.bool_]:
+    """(n,) Which of the held-out samples are of their second half: of each person all, or none."""
+    second: NDArray[np.bool_] = np.arange(len(held)) % 2 == 1
+    if part.persons is not None and len(held):
+        persons, alike = part.persons[held.numpy()], np.zeros(len(held), np.int64)
+        second[:] = False
+        second[split_by_class(alike, 0.5, seed=0, persons=persons)[1]] = True
+    return second
 
 
 @torch.no_grad()
@@ -352,7 +370,7 @@ class _Wide:
 
 @torch.no_grad()
 def count_hits(pairs: Pairs) -> Model:
-    """Right answers on the held-out samples' even and odd halves.
+    """Right answers on both halves of the held-out samples.
 
     Returns:
         ``hits`` (K, 2) and ``counts`` (2,), int64.
@@ -368,7 +386,7 @@ def count_hits(pairs: Pairs) -> Model:
             logits = _vmap_logits(module, stack, x, one_hot(y, pool.num_classes).float())
         right.append((logits > 0) == (pairs.labels[:, None] > 0.5))
     whole = torch.cat(right, dim=1)
-    halves = [whole[:, half::2] for half in (0, 1)]
+    halves = [whole[:, ~pool.second], whole[:, pool.second]]
     return {
         HITS: torch.stack([half.sum(dim=1) for half in halves], dim=1).cpu().numpy(),
         "counts": np.array([half.shape[1] for half in halves], dtype=np.int64),

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coterie.tasks.base import Persons
+from coterie.tasks.draws import num_persons
+
 Array = NDArray[np.float64]
 
 RESAMPLES = 200
@@ -37,7 +40,11 @@ class Figure:
 
 
 def with_intervals(
-    metrics: Callable[[Array], Mapping[str, Array]], num_samples: int, *, seed: int = 0
+    metrics: Callable[[Array], Mapping[str, Array]],
+    num_samples: int,
+    *,
+    seed: int = 0,
+    persons: Persons | None = None,
 ) -> dict[str, Figure]:
     """Metrics and their intervals.
 
@@ -45,11 +52,16 @@ def with_intervals(
         metrics: weights (b, n) → name → values (b,).
         num_samples: n.
         seed: of the resampling.
+        persons: (n,) whose the samples are, where one may have several: persons are resampled, for
+            what several samples of one say is not several persons' word.
     """
     values = {name: float(found[0]) for name, found in metrics(np.ones((1, num_samples))).items()}
     draw = np.random.default_rng(seed)
-    even = np.full(num_samples, 1 / num_samples)
-    drawn = draw.multinomial(num_samples, even, size=RESAMPLES).astype(np.float64)
+    units = num_samples if persons is None else num_persons(persons)
+    even = np.full(units, 1 / units)
+    drawn = draw.multinomial(units, even, size=RESAMPLES).astype(np.float64)
+    if persons is not None:
+        drawn = drawn[:, np.unique(persons, return_inverse=True)[1]]
     again = metrics(drawn)
     figures = {}
     for name, value in values.items():

@@ -14,7 +14,7 @@ from coterie.client.work import figures
 from coterie.client.work.data import Batch, Data, Part
 from coterie.client.work.figures import Array, Figure
 from coterie.client.work.weights import load_weights
-from coterie.tasks.base import Nest, Task, TaskError, leaves
+from coterie.tasks.base import Nest, Persons, Task, TaskError, leaves
 from coterie.tasks.problems import Classes, Evidence, Labels, Masks, Numbers, Problem, Survival
 from coterie.wire import KNOWN_METRICS, Metric, Model
 
@@ -144,7 +144,7 @@ def evaluate_in_full(
     part, problem = data.test, task.problem
     plain, parts = _evaluate(task, model, part, metric=metric, in_full=True)
     evidence = join(parts)
-    figured = figures_of(problem, evidence, seed=seed)
+    figured = figures_of(problem, evidence, seed=seed, persons=part.persons)
     training, trivial = _array(data.train.targets()), {}
     for name in figured:
         if (same := problem.trivial(training, evidence, name)) is not None:
@@ -154,7 +154,12 @@ def evaluate_in_full(
 
 
 def figures_of(
-    problem: Problem, evidence: Evidence, *, seed: int = 0, thresholds: Sequence[float] = ()
+    problem: Problem,
+    evidence: Evidence,
+    *,
+    seed: int = 0,
+    thresholds: Sequence[float] = (),
+    persons: Persons | None = None,
 ) -> dict[str, Figure]:
     """The problem's metrics, as far as they are defined, with their intervals.
 
@@ -162,9 +167,10 @@ def figures_of(
         problem, evidence: of all samples.
         seed: of the bootstrap.
         thresholds: of the answers, in place of the usual; see ``figures.of_classes``.
+        persons: whose the samples are, where one may have several.
     """
     metrics = _metrics(problem, evidence, thresholds=thresholds)
-    found = figures.with_intervals(metrics, len(evidence[0]), seed=seed)
+    found = figures.with_intervals(metrics, len(evidence[0]), seed=seed, persons=persons)
     return {n: f for n, f in found.items() if np.isfinite(f.value) and n in problem.metrics}
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import blake2b
 
+import numpy as np
 import torch
 
 from coterie import wire
 from coterie.client.work.data import Data, Part
 from coterie.client.work.measure import batch_size
 from coterie.tasks.base import Task, leaves
+from coterie.tasks.draws import num_persons
 from coterie.tasks.problems import Labels, Masks, Survival
 from coterie.wire import counted
 
@@ -43,6 +45,11 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
     for name, part in (("training", data.train), ("test", data.test)):
         if len(part) < FEW:
             yield f"only {counted(len(part), f'{name} sample')}: {LITTLE[name]}"
+        elif part.persons is not None and (persons := num_persons(part.persons)) < FEW:
+            yield (
+                f"the {len(part)} {name} samples are of only {counted(persons, 'person')}: "
+                f"{LITTLE[name]}"
+            )
         if isinstance(task.problem, Masks):
             continue
         y = part.targets().cpu()
@@ -58,6 +65,7 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
             for column in torch.nonzero((y == y[0]).all(dim=0)).flatten().tolist():
                 named = task.classes[column] if task.classes else str(column)
                 yield f"all {name} samples have the same {named}"
+    yield from _on_both_sides(data)
     if not duplicates:
         return
     known = set(_digests(data.train))
@@ -66,6 +74,19 @@ def warnings_of(task: Task, data: Data, *, duplicates: bool = True) -> Iterator[
             f"{twins} of {counted(len(data.test), 'test sample')} {'is' if twins == 1 else 'are'} "
             "equal to a training sample, also in what is to be learned. If they are the same "
             "people, what is measured is too good"
+        )
+
+
+def _on_both_sides(data: Data) -> Iterator[str]:
+    """Of persons who have training and test samples, as in files that were given apart."""
+    train, test = data.train.persons, data.test.persons
+    if train is None or test is None:
+        return
+    if both := len(np.intersect1d(train, test)):
+        are = "person has" if both == 1 else "persons have"
+        yield (
+            f"{both} {are} samples in the training and in the test data: what is measured is "
+            "probably too good"
         )
 
 

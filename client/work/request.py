@@ -39,6 +39,7 @@ from coterie.client.work.sgd import (
 from coterie.client.work.weights import load_weights, travelling
 from coterie.client.work.workbench import Workbench, of_run, workbench_of
 from coterie.tasks.base import TaskError, has_own
+from coterie.tasks.draws import fewest_persons, num_persons
 from coterie.wire import Model
 from coterie.wire.secure import Limit, within
 
@@ -483,10 +484,12 @@ class Request:
         left = self.bench.data if of is None else of
         if share > 0.5:
             raise RefusedError(f"{key} must be in [0, 0.5]. Got {share}.")
-        if share and len(left.train) < 2:
+        persons = left.train.persons
+        if share and (len(left.train) if persons is None else num_persons(persons)) < 2:
+            what = "training samples" if persons is None else "persons in its training data"
             self.refuse_for(
-                f"has too few training samples for {key}: 1 is left, and at least 2 are needed to "
-                "hold out one of them."
+                f"has too few {what} for {key}: 1 is left, and at least 2 are needed to hold out "
+                "one of them."
             )
         return share
 
@@ -547,17 +550,20 @@ class Request:
         self.refuse_for(self.bench.settings.policy.passes_objection(passes, key))
 
     def check_samples(self, steps: int, batch: int, *, most: int | None = None) -> None:
-        """Refuse a training with too few of the silo's samples.
+        """Refuse a training with too few of the silo's samples, or of the persons they are of.
 
         Args:
             steps: mini-batches; 0: whole epochs.
             batch: samples in each.
             most: samples that may be used at all.
         """
-        own = len(self.bench.data.train)
+        own, whose = len(self.bench.data.train), self.bench.data.train.persons
         seen = min(own, own if most is None else most, steps * batch if steps else own)
+        behind = None
+        if whose is not None:
+            behind = fewest_persons(whose, seen), num_persons(whose)
         policy = self.bench.settings.policy
-        self.refuse_for(policy.samples_objection(seen, batch, of=own))
+        self.refuse_for(policy.samples_objection(seen, batch, of=own, persons=behind))
 
     def _one_of(self, key: str, known: Sequence[str], *, default: str) -> str:
         value = str(self.config.get(key, default))

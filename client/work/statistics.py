@@ -1,17 +1,19 @@
 """What a silo tells of its data before anybody trains: cells of a histogram, none of them small.
 
 Every column divides the training samples into cells, those without a value among them. A cell of
-fewer than ``statistics_from`` samples is hidden, and as all cells add up to a number that the
-server knows, another one with it (complementary suppression; Hundepool et al., "Statistical
-Disclosure Control", Wiley 2012, chapter 5). Which one does not depend on how many are in it, so
-that knowing the rule does not help. The intervals are this silo's own, round numbers, and the same
-whenever it is asked: whoever could choose them could shift one past a single patient.
+fewer than ``statistics_from`` samples, or of samples of fewer persons, is hidden, and as all cells
+add up to a number that the server knows, another one with it (complementary suppression; Hundepool
+et al., "Statistical Disclosure Control", Wiley 2012, chapter 5). Which one does not depend on how
+many are in it, so that knowing the rule does not help. The intervals are this silo's own, round
+numbers, and the same whenever it is asked: whoever could choose them could shift one past a single
+patient.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,8 @@ from coterie.client.home.policy import STATISTICS
 from coterie.client.work.data import Part
 from coterie.client.work.measure import batch_size
 from coterie.client.work.workbench import Workbench
-from coterie.tasks.base import Column, Task, TaskError, leaves
+from coterie.tasks.base import Column, Persons, Task, TaskError, leaves
+from coterie.tasks.draws import num_persons
 from coterie.tasks.problems import Labels, Masks, Numbers, Survival
 from coterie.wire.limits import MAX_NAME, MAX_WORD
 from coterie.wire.statistics import MAX_CELLS, MAX_COLUMNS
@@ -53,41 +56,59 @@ def tell_statistics(bench: Workbench) -> RecordDict:
     if any(len(column.values) != len(data.train) for column in (*inputs, *targets)):
         raise TaskError("the data have changed since the silo was started. Start it again.")
     kept = inputs[: MAX_COLUMNS - min(len(targets), MAX_COLUMNS)], targets[:MAX_COLUMNS]
-    least = policy.statistics_from
+    least, persons = policy.statistics_from, data.train.persons
     return wire.encode_statistics(
         wire.Statistics(
             samples=len(data.train),
             tests=len(data.test),
             least=least,
             shapes=bench.shapes[:MAX_CELLS],
-            inputs=tuple(count(column, least) for column in kept[0]),
-            targets=tuple(count(column, least) for column in kept[1]),
+            inputs=tuple(count(column, least, persons) for column in kept[0]),
+            targets=tuple(count(column, least, persons) for column in kept[1]),
             left_out=len(inputs) + len(targets) - len(kept[0]) - len(kept[1]),
         )
     )
 
 
-def count(column: Column, least: int) -> wire.ColumnCounts:
+def count(column: Column, least: int, persons: Persons | None = None) -> wire.ColumnCounts:
     """Divide the samples of a column into cells, and hide small ones.
 
     Args:
         column: values of all samples.
-        least: the smallest number of samples in a cell that is told.
+        least: the smallest number of samples, or persons, in a cell that is told.
+        persons: whose the samples are, where one may have several.
     """
-    odd = int(column.odd.sum()) if column.odd is not None else 0
-    present = column.values[_present(column)]
-    missing = len(column.values) - len(present) - odd
+    there = _present(column)
+    odd = np.zeros_like(there) if column.odd is None else column.odd
+    present, of = column.values[there], None if persons is None else persons[there]
     name = wire.plain_text(column.name, MAX_NAME)
     categories = tuple(wire.plain_text(one, MAX_WORD) for one in column.categories)
-    first, step, cells = 0, 0.0, [len(present)]
+    first, step, places, size = 0, 0.0, np.zeros(len(present), np.intp), 1
     if 0 < len(categories) <= MAX_CELLS:
-        cells = np.bincount(present.astype(np.intp), minlength=len(categories)).tolist()
+        places, size = present.astype(np.intp), len(categories)
     else:
         categories = ()
-        if not column.categories and len(present) >= least:
-            first, step, cells = intervals(present, least)
-    *told, missed, others = suppress([*cells, missing, odd], least)
+        if not column.categories and _many(present, of) >= least:
+            first, step, cells = intervals(present, least, of)
+            places, size = _places(present, step, first, first + len(cells) - 1), len(cells)
+    every = np.full(len(there), size)  # those without a value, behind the cells of the others
+    every[there], every[odd] = places, size + 1
+    cells = np.bincount(every, minlength=size + 2).tolist()
+    *told, missed, others = suppress(cells, least, _members(every, size + 2, persons))
     return wire.ColumnCounts(name, tuple(told), missed, others, categories, first, step)
+
+
+def _many(values: NDArray[Any], persons: Persons | None) -> int:
+    return len(values) if persons is None else num_persons(persons)
+
+
+def _members(
+    places: NDArray[np.intp], size: int, persons: Persons | None
+) -> list[frozenset[int]] | None:
+    """Of each cell whose samples are in it; None: every sample is of another person."""
+    if persons is None:
+        return None
+    return [frozenset(persons[places == cell].tolist()) for cell in range(size)]
 
 
 def _present(column: Column) -> NDArray[np.bool_]:
@@ -95,21 +116,25 @@ def _present(column: Column) -> NDArray[np.bool_]:
     return there if column.odd is None else there & ~column.odd
 
 
-def intervals(values: NDArray[np.float64], least: int) -> tuple[int, float, list[int]]:
+def intervals(
+    values: NDArray[np.float64], least: int, persons: Persons | None = None
+) -> tuple[int, float, list[int]]:
     """Round intervals of numbers, of which the first and the last hold ``least`` or more.
 
     Of a few widths the one is taken with which most intervals can be told, and few are hidden.
 
     Args:
-        values: (n,) finite, n at least ``least``.
+        values: (n,) finite, of at least ``least`` samples, or persons.
         least: the smallest cell.
+        persons: (n,) whose the samples are, where one may have several.
 
     Returns:
         The first interval's number, the step, and how many numbers are in each; interval i is from
         i times the step on.
     """
     ordered = np.sort(values.astype(np.float64))
-    low, high = ordered[least - 1], ordered[len(ordered) - least]
+    lowest, highest = _ends(values, persons)
+    low, high = lowest[least - 1], highest[len(highest) - least]
     if low > high:
         low = high = ordered[(len(ordered) - 1) // 2]
     width = high - low if high > low else abs(low) / 10
@@ -119,11 +144,28 @@ def intervals(values: NDArray[np.float64], least: int) -> tuple[int, float, list
     found = []
     for _ in range(WIDTHS):
         first, last = (math.floor(end / step + ROUNDING) for end in (low, high))
-        numbers = np.clip(np.floor(ordered / step + ROUNDING), first, last) - first
-        cells = np.bincount(numbers.astype(np.intp), minlength=last - first + 1).tolist()
-        found.append((first, step, cells))
+        places, size = _places(values, step, first, last), last - first + 1
+        cells = np.bincount(places, minlength=size).tolist()
+        told = suppress(cells, least, _members(places, size, persons))
+        found.append((_num_told(told), (first, step, cells)))
         step = round_step(step * 1.5)
-    return max(found, key=lambda one: _num_told(suppress(one[2], least)))
+    return max(found, key=lambda one: one[0])[1]
+
+
+def _ends(values: NDArray[np.float64], persons: Persons | None) -> tuple[NDArray[np.float64], ...]:
+    """Sorted: of each person the lowest value, and the highest."""
+    if persons is None:
+        return np.sort(values), np.sort(values)
+    by_person = np.lexsort((values, persons))
+    changes = np.flatnonzero(np.diff(persons[by_person])) + 1
+    firsts, lasts = np.append(0, changes), np.append(changes, len(values)) - 1
+    return np.sort(values[by_person[firsts]]), np.sort(values[by_person[lasts]])
+
+
+def _places(values: NDArray[np.float64], step: float, first: int, last: int) -> NDArray[np.intp]:
+    """Number of each value's interval, of those from ``first`` to ``last``."""
+    numbers = np.clip(np.floor(values / step + ROUNDING), first, last) - first
+    return numbers.astype(np.intp)
 
 
 def _num_told(cells: Sequence[int | None]) -> int:
@@ -138,26 +180,40 @@ def round_step(width: float) -> float:
     return float(f"{step}e{power}")
 
 
-def suppress(cells: Sequence[int], least: int) -> list[int | None]:
+def suppress(
+    cells: Sequence[int], least: int, members: Sequence[frozenset[int]] | None = None
+) -> list[int | None]:
     """Hide small cells, and as many others that none can be worked out, by the rule neither.
 
     Args:
-        cells: counts, whose sum is known to everybody.
+        cells: counts of samples, whose sum is known to everybody.
         least: the smallest that is told. Empty cells are told, too: nobody is in them.
+        members: of each cell the persons in it, where one may have several samples: a cell is then
+            small if few persons are in it, and so are cells together.
 
     Returns:
         The counts, None for the hidden ones: none of them, at least two, or all.
     """
-    hidden = {i for i, cell in enumerate(cells) if 0 < cell < least}
+
+    def many(*places: int) -> int:
+        if members is None:
+            return sum(cells[i] for i in places)
+        return len(frozenset[int]().union(*(members[i] for i in places)))
+
+    each = [many(i) for i in range(len(cells))]
+    hidden = {i for i, number in enumerate(each) if 0 < number < least}
     if not hidden:
         return list(cells)
-    if sum(cells) <= len(cells) * (least - 1):  # all of them could be small
+    if sum(each) <= len(cells) * (least - 1):  # all of them could be small
         return [None] * len(cells)
     # The next ones in order, not the smallest: how many are in them is then no hint.
     first = min(hidden)
     following = [(first + i) % len(cells) for i in range(1, len(cells))]
-    others = iter([i for i in following if cells[i] >= least])
-    while not _is_open(sum(cells[i] for i in hidden), len(hidden), least):
+    others = iter([i for i in following if each[i] >= least])
+    while not all(
+        _is_open(total, len(hidden), least)
+        for total in (many(*hidden), sum(cells[i] for i in hidden))
+    ):
         other = next(others, None)
         if other is None:
             return [None] * len(cells)

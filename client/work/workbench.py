@@ -397,13 +397,16 @@ def _cannot_travel(tensor: torch.Tensor) -> str:
 def hash_of(data: SiloData | StreamedData | Samples) -> str:
     """SHA-256 of the training samples as the model sees them; of a dataset only how many and the
     first one, since reading them all would take as long as training; of samples without labels
-    nothing, for no model is trained on them."""
+    nothing, for no model is trained on them. Whose samples they are is part of it where that is
+    said: what is held out goes by it."""
     if isinstance(data, Samples):
         return ""
     known = hashlib.sha256()
     inputs = data.x_train if isinstance(data, SiloData) else [len(data.train), data.train[0][0]]  # type: ignore[arg-type]
     for leaf in leaves(inputs):
         known.update(np.ascontiguousarray(leaf).data)
+    for persons in data.persons or ():
+        known.update(np.ascontiguousarray(persons, np.int64).data)
     return known.hexdigest()
 
 

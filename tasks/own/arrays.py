@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -14,14 +14,16 @@ from pydantic import Field, model_validator
 from coterie.tasks.base import (
     ColumnScale,
     Option,
+    Persons,
     Samples,
     TaskError,
     read_array,
     read_options,
 )
-from coterie.tasks.own.declared import Declaration, DeclaredTask, Size
-from coterie.tasks.own.scaling import moments, scale_of
+from coterie.tasks.own.declared import Declaration, DeclaredTask, Size, in_nfc
+from coterie.tasks.own.scaling import scale_of, sums_of
 from coterie.tasks.own.targets import ArrayTarget, NumberArray, Target
+from coterie.tasks.own.whose import checked_keys
 from coterie.tasks.problems import Classes, Masks, Numbers
 
 
@@ -54,10 +56,12 @@ class Arrays:
     x: NDArray[np.float32]
     y: NDArray[Any]
     test: Arrays | None = None
+    persons: Persons | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Arrays:
         """These rows only."""
-        return Arrays(self.x[rows], self.y[rows])
+        persons = None if self.persons is None else self.persons[rows]
+        return Arrays(self.x[rows], self.y[rows], persons=persons)
 
 
 class ArrayTask(DeclaredTask):
@@ -103,6 +107,23 @@ class ArrayTask(DeclaredTask):
             )
         return self._arrays(held["x"], held["y"], place)
 
+    def keys(
+        self, of: Arrays, place: Path, options: Mapping[str, Any], which: str
+    ) -> Sequence[str]:
+        """See ``DeclaredTask``: those of the array that ``group`` names."""
+        group = options["group"]
+        with np.load(place, allow_pickle=False) as loaded:
+            wanted = f"{group}_{which}" if which else group
+            found = loaded[wanted] if wanted in loaded.files else None
+        if found is None or found.shape != (len(of.x),) or found.dtype.kind not in "iuU":
+            got = "none" if found is None else f"{found.dtype} of shape {found.shape}"
+            raise TaskError(
+                f"{str(place)!r} must have an array {wanted!r} of {len(of.x)} whole numbers or "
+                f"texts: group = {group!r} says that it names the person of each sample. Got {got}."
+            )
+        keys: list[str] = [in_nfc(key).strip() for key in found.astype(str).tolist()]
+        return checked_keys(keys, f"array {wanted!r} of {str(place)!r}")
+
     def parts(self, whole: Arrays) -> tuple[Arrays, Arrays] | None:
         """As the file says."""
         return None if whole.test is None else (whole, whole.test)
@@ -143,7 +164,7 @@ class ArrayTask(DeclaredTask):
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
         """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
-        return np.stack(moments(train.y), axis=1)
+        return sums_of(train.persons, train.y)
 
     def _arrays(self, x: NDArray[Any], y: NDArray[Any], place: Path) -> Arrays:
         samples = self._scaled(x, place)

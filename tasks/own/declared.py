@@ -28,6 +28,7 @@ from pydantic_core import ErrorDetails
 from coterie.tasks.base import (
     ColumnScale,
     Option,
+    Persons,
     SiloData,
     StreamedData,
     Task,
@@ -35,6 +36,7 @@ from coterie.tasks.base import (
     place_of,
     read_options,
 )
+from coterie.tasks.draws import num_persons, number_persons, split_by_class, split_by_fold
 from coterie.tasks.own.targets import Target
 from coterie.tasks.problems import Classes, Masks, Numbers, Problem, Survival
 from coterie.tasks.text import read_text
@@ -49,6 +51,7 @@ OPTIONS: dict[str, Option] = {
     "test-share": 0.2,
     "fold": "",
     "seed": 0,
+    "group": "",
 }
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -130,6 +133,8 @@ class DeclaredTask(Task):
         fold: in place of ``test-share``, for cross-validation: "2/5" tests on the second of five
             parts, which have the same share of every class and no sample in common.
         seed: of that choice.
+        group: what says whose a sample is: a column, an array, or a pattern on an image's path.
+            All samples of a person then lie on one side of every split.
 
     Attributes:
         classes: their names.
@@ -183,7 +188,30 @@ class DeclaredTask(Task):
 
     @abstractmethod
     def read(self, place: Path, options: Mapping[str, Any]) -> Any:
-        """Targets and whatever ``samples`` makes samples of; ``y`` is its attribute."""
+        """Targets and whatever ``samples`` makes samples of: a dataclass whose attributes ``y`` and
+        ``persons`` are."""
+
+    @abstractmethod
+    def keys(self, of: Any, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
+        """Of every sample the key of its person, as ``options["group"]`` says.
+
+        Args:
+            of: what ``read`` gave, or one of its ``parts``.
+            place: where it was read from.
+            options: the silo's.
+            which: ``train`` or ``test`` of ``parts``; empty: all.
+
+        Raises:
+            TaskError: there is none of some sample. It does not show any key.
+        """
+
+    def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
+        """What in the silo's data may say whose samples they are, where ``group`` does not.
+
+        Raises:
+            TaskError: as ``load``.
+        """
+        return []
 
     @abstractmethod
     def samples(self, train: Any, test: Any) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
@@ -269,7 +297,8 @@ class DeclaredTask(Task):
         """Both parts as arrays."""
         x_train, x_test = self.samples(train, test)
         classes = self.num_classes if isinstance(self.problem, Classes) else None
-        return SiloData(x_train, train.y, x_test, test.y, classes, scale=self.scale_of(train))
+        scale, persons = self.scale_of(train), persons_of(train, test)
+        return SiloData(x_train, train.y, x_test, test.y, classes, scale, persons=persons)
 
     def read_both(self, chosen: Mapping[str, Any]) -> tuple[Any, Any]:
         """Training and test part as ``read`` gives them."""
@@ -278,19 +307,43 @@ class DeclaredTask(Task):
         if not chosen["data"]:
             raise TaskError(f"task {self.name!r} needs option data: {self.expected()}.")
         self._notes, self._warnings = [], []
-        whole = self.read(_place(chosen["data"], self.expected()), chosen)
+        place = _place(chosen["data"], self.expected())
+        whole = self.read(place, chosen)
         if chosen["test-data"]:
-            return whole, self.read(_place(chosen["test-data"], self.expected()), chosen)
+            elsewhere = _place(chosen["test-data"], self.expected())
+            test = self.read(elsewhere, chosen)
+            return self._numbered(chosen, (whole, place, ""), (test, elsewhere, ""))
         if (both := self.parts(whole)) is not None:
-            return both
-        share, strata = chosen["test-share"], self._strata(whole.y)
+            return self._numbered(chosen, (both[0], place, "train"), (both[1], place, "test"))
+        (whole,) = self._numbered(chosen, (whole, place, ""))
+        share, strata, drawn = chosen["test-share"], self._strata(whole.y), whole.persons
         if not 0 < share < 1:
             raise TaskError(f"test-share must be above 0 and below 1. Got {share}.")
         if chosen["fold"]:
-            rows = split_by_fold(strata, *_fold(chosen["fold"]), seed=chosen["seed"])
+            fold = _fold(chosen["fold"])
+            rows = split_by_fold(strata, *fold, seed=chosen["seed"], persons=drawn)
         else:
-            rows = split_by_class(strata, share, seed=chosen["seed"])
+            rows = split_by_class(strata, share, seed=chosen["seed"], persons=drawn)
+            if drawn is not None and not len(rows[1]):
+                raise TaskError(
+                    f"no test samples can be held out of {str(place)!r}: by its group, they are of "
+                    f"{num_persons(drawn)} persons, and training needs each of them, who has a "
+                    "class alone. Name other data in test-data."
+                )
         return whole.take(rows[0]), whole.take(rows[1])
+
+    def _numbered(self, chosen: Mapping[str, Any], *read: tuple[Any, Path, str]) -> tuple[Any, ...]:
+        """What was read, with numbers of persons where the silo says whose samples they are.
+
+        Args:
+            chosen: the silo's options.
+            read: of each part itself, where it was read from, and which one of that it is.
+        """
+        if not chosen["group"]:
+            return tuple(part for part, _, _ in read)
+        keys = [self.keys(part, place, chosen, which) for part, place, which in read]
+        numbers = number_persons(*keys)
+        return tuple(replace(one[0], persons=own) for one, own in zip(read, numbers, strict=True))
 
     def draws_test_part(self, options: Mapping[str, Option]) -> bool:
         """Whether the test samples are drawn from the data, by ``seed`` and ``fold``.
@@ -398,40 +451,9 @@ def _problem(entry: ErrorDetails, file: Path, declaration: type[Declaration]) ->
     return f"{key or file.name}: {text[:1].lower() + text[1:]}"
 
 
-def split_by_class(
-    y: NDArray[np.int64], share: float, *, seed: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows for training and for testing: of every class the same share, at random.
-
-    A class of one sample goes to training. Rows stay in their order.
-    """
-    rng = np.random.default_rng([seed, len(y)])
-    test = np.zeros(len(y), dtype=bool)
-    for label in np.unique(y):
-        rows = np.flatnonzero(y == label)
-        count = min(max(1, round(share * len(rows))), len(rows) - 1)
-        test[rng.permutation(rows)[:count]] = True
-    return np.flatnonzero(~test), np.flatnonzero(test)
-
-
-def split_by_fold(
-    y: NDArray[np.int64], number: int, count: int, *, seed: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Rows for training and for testing: the parts ``number`` of 1 to ``count`` share no row, hold
-    all of them together, and differ by one row at most, in all and of every class.
-
-    Rows stay in their order.
-
-    Raises:
-        TaskError: there are fewer rows than parts.
-    """
-    if len(y) < count:
-        raise TaskError(f"{count} folds need at least {count} samples. There are {len(y)}.")
-    rng = np.random.default_rng([seed, len(y), count])
-    dealt = np.concatenate([rng.permutation(np.flatnonzero(y == own)) for own in np.unique(y)])
-    test = np.zeros(len(y), dtype=bool)
-    test[dealt[number - 1 :: count]] = True
-    return np.flatnonzero(~test), np.flatnonzero(test)
+def persons_of(train: Any, test: Any) -> tuple[Persons, Persons] | None:
+    """Of both parts, if the silo says whose samples they are."""
+    return None if train.persons is None else (train.persons, test.persons)
 
 
 def _fold(text: str) -> tuple[int, int]:

@@ -31,7 +31,7 @@ from coterie.tasks.own.values import (
     without_rows,
 )
 
-__all__ = ["Contents", "first", "flags", "raw_texts", "read_columns", "shown"]
+__all__ = ["Contents", "first", "flags", "names_of", "raw_texts", "read_columns", "shown"]
 
 log = logging.getLogger("coterie.tasks")
 
@@ -189,6 +189,7 @@ class _Binary:
         else:
             self.opened = form.make_fragment(str(place), fs.LocalFileSystem())
             found = self.opened.physical_schema.names
+        self.names = [*found]
         self.called = _called(columns, found, place, dialect)
         self.about = self.opened.count_rows()
 
@@ -249,6 +250,7 @@ class _Delimited:
         except UnicodeDecodeError:
             raise _no_text(place, dialect) from None
         names, self.about = self.lines.names, self.lines.about
+        self.names = [name for name in names if name != BEYOND]
         self.called = _called(columns, names, place, dialect, self.lines)
         self.called += [BEYOND] * (BEYOND in names)
 
@@ -468,3 +470,20 @@ def flags(found: Coded, column: str, place: Path, dialect: Dialect) -> NDArray[n
             )
         )
     return values.astype(np.float32)
+
+
+def names_of(place: Path, dialect: Dialect) -> list[str]:
+    """Names of all columns of a file, as they stand there.
+
+    Raises:
+        TaskError: it cannot be read.
+    """
+    import pyarrow as pa
+
+    source = _Delimited if _kind(place) in TEXTS else _Binary
+    try:
+        return source(place, dialect, ()).names
+    except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, TaskError):
+            raise
+        raise TaskError(f"{str(place)!r} cannot be read: {without_rows(str(error))}.") from None

@@ -15,21 +15,24 @@ from pydantic import Field, field_validator, model_validator
 
 from coterie.tasks.base import (
     Option,
+    Persons,
     Samples,
     SiloData,
     StreamedData,
     TaskError,
+    place_of,
     read_options,
 )
 from coterie.tasks.images.scale import Scale, read_scale
 from coterie.tasks.own import layout
-from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask, Size
+from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask, Size, persons_of
 from coterie.tasks.own.dialect import OPTIONS as WRITTEN
 from coterie.tasks.own.dialect import Dialect, read_dialect
 from coterie.tasks.own.folders import DICOM_ADVICE, MORE, Account, Walk, by_ending, plain
 from coterie.tasks.own.layout import CLASS, MASK, VAL
 from coterie.tasks.own.pictures import SUFFIXES, TRAITS, Opener, Picture, UnreadableError
 from coterie.tasks.own.targets import MaskTarget, Target
+from coterie.tasks.own.whose import keys_in_paths, repeated_in_paths
 from coterie.tasks.problems import IGNORED
 
 HELD_BYTES = 512 << 20
@@ -85,6 +88,7 @@ class Files:
         labels: (n,) numbers of classes; of masks zeros.
         parts: ``train``, ``test`` or empty, for each.
         masks: of the images, where there are any.
+        persons: whose they are, if the silo says it.
         account: of the folder that they are in.
         validation: those that the folder keeps apart for validation; None: none.
     """
@@ -95,6 +99,7 @@ class Files:
     masks: list[Path] | None = None
     account: Account = field(default_factory=lambda: Account(Path()), compare=False)
     validation: Files | None = None
+    persons: Persons | None = None
 
     @property
     def y(self) -> NDArray[np.int64]:
@@ -109,6 +114,7 @@ class Files:
             labels=self.labels[rows],
             parts=[self.parts[i] for i in rows],
             masks=None if self.masks is None else [self.masks[i] for i in rows],
+            persons=None if self.persons is None else self.persons[rows],
         )
 
     def each(self) -> Iterable[tuple[Path, Path | None]]:
@@ -194,6 +200,7 @@ class ImageFolder(DeclaredTask):
         chosen = read_options(self.name, options, self.options)
         self._begin(chosen)
         train, test = self.read_both(chosen)
+        self._warn_of_both_sides(train, chosen)
         parts = [train, test, *([] if train.validation is None else [train.validation])]
         streamed = bool(chosen["stream"]) or sum(map(self._bytes, parts)) > HELD_BYTES
         skip = bool(chosen["skip-unreadable"])
@@ -205,12 +212,30 @@ class ImageFolder(DeclaredTask):
         if streamed:
             self._notes.append("images are read as they are needed")
             made: list[Any] = [Pictures(part, self._opener) for part in parts]
-            return StreamedData(made[0], made[1], val=made[2] if made[2:] else None)
+            whose = persons_of(parts[0], parts[1])
+            val = made[2] if made[2:] else None
+            return StreamedData(made[0], made[1], val=val, persons=whose)
         data = self.held(parts[0], parts[1])
         if not parts[2:]:
             return data
         x_val, y_val = self._arrays(parts[2])
         return replace(data, x_val=x_val, y_val=y_val)
+
+    def _warn_of_both_sides(self, train: Files, chosen: Mapping[str, Any]) -> None:
+        """Of persons who have images for training and for validation."""
+        if train.validation is None or not chosen["group"]:
+            return
+        place = place_of(chosen["data"])
+        own, apart = (
+            set(self.keys(part, place, chosen, which))
+            for part, which in ((train, layout.TRAIN), (train.validation, VAL))
+        )
+        if both := len(own & apart):
+            are = "person has" if both == 1 else "persons have"
+            self._warnings.append(
+                f"{both} {are} images for training and for validation: what rounds are chosen by "
+                "is probably too good"
+            )
 
     def _begin(self, chosen: Mapping[str, Any]) -> None:
         self._notes, self._warnings, self._accounts = [], [], []
@@ -233,7 +258,8 @@ class ImageFolder(DeclaredTask):
         """See ``DeclaredTask``."""
         if train.masks is None or test.masks is None:
             return super().held(train, test)
-        return SiloData(*self._arrays(train), *self._arrays(test))
+        whose = persons_of(train, test)
+        return SiloData(*self._arrays(train), *self._arrays(test), persons=whose)
 
     def samples(self, train: Files, test: Files) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Open, convert and resize."""
@@ -266,6 +292,19 @@ class ImageFolder(DeclaredTask):
             f"there are no images in {str(account.place)!r}. Expected {self.expected()}; images "
             f"end in {', '.join(SUFFIXES)}.{left}{advice}{hint}"
         )
+
+    def keys(self, of: Files, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
+        """See ``DeclaredTask``: what the pattern ``group`` finds in the path of each image."""
+        paths, depth = _below(place, of)
+        return keys_in_paths(paths, depth, options["group"])
+
+    def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
+        """See ``DeclaredTask``: names of images, or of their folders, that begin alike."""
+        chosen = read_options(self.name, options, self.options)
+        if chosen["group"] or not chosen["data"]:
+            return []
+        place = place_of(chosen["data"])
+        return repeated_in_paths(*_below(place, self.read(place, chosen)))
 
     def parts(self, whole: Files) -> tuple[Files, Files] | None:
         """``train`` and ``test``, where the folder has both."""
@@ -383,6 +422,11 @@ class ImageFolder(DeclaredTask):
             said = "1 unreadable image was" if skipped == 1 else f"{skipped} unreadable images were"
             self._warnings.append(f"{said} left out; the last: {last}")
         return part.take(np.array(kept, np.intp)) if skipped else part
+
+
+def _below(place: Path, files: Files) -> tuple[list[Path], int]:
+    """Paths below the data folder, and how many folders of them lead to that of the class."""
+    return [path.relative_to(place) for path in files.paths], 2 if files.parts[0] else 1
 
 
 def _files(found: Sequence[layout.Found], account: Account) -> Files:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coterie.tasks.base import ColumnScale
+from coterie.tasks.base import ColumnScale, Persons
+from coterie.tasks.draws import num_persons
 
 ROUNDING = 1e-12
 """Numbers whose difference is a smaller share of them are the same."""
@@ -38,3 +39,13 @@ def moments(numbers: NDArray[np.floating[Any]]) -> tuple[NDArray[np.float64], ..
     # A constant's deviation is not 0 but what rounding its mean leaves.
     constant = high - low <= ROUNDING * np.maximum(np.abs(low), np.abs(high))
     return there.astype(np.float64), mean, np.where(constant, 0.0, squares)
+
+
+def sums_of(persons: Persons | None, *parts: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    """(columns, 3) ``moments`` of training rows, a line for each column of all parts; with
+    ``persons`` a fourth number, how many of them have one there."""
+    sums = np.concatenate([np.stack(moments(part), axis=1) for part in parts])
+    if persons is None:
+        return sums
+    told = [num_persons(persons[there]) for part in parts for there in np.isfinite(part).T]
+    return np.column_stack([sums, told])

@@ -22,16 +22,17 @@ from coterie.tasks.base import (
     Column,
     ColumnScale,
     Option,
+    Persons,
     Samples,
     TaskError,
     place_of,
     read_options,
 )
-from coterie.tasks.own import dialect, files, looks
+from coterie.tasks.own import dialect, files, looks, whose
 from coterie.tasks.own.declared import OPTIONS, Declaration, DeclaredTask
 from coterie.tasks.own.dialect import Dialect
 from coterie.tasks.own.files import Contents
-from coterie.tasks.own.scaling import moments, scale_of
+from coterie.tasks.own.scaling import scale_of, sums_of
 from coterie.tasks.own.targets import (
     LabelColumns,
     NumberColumns,
@@ -117,7 +118,7 @@ class Rows:
     """Of a table: numbers (n, numeric columns) with NaN where missing, and 0/1: (n, values) for
     categories and (n, indicators) for what is missing; ``odd`` (n, columns) of the numeric and then
     the categorical ones: there is a value, but not as declared; ``rows``: numbers of them in the
-    file."""
+    file; ``persons``: whose they are, if the silo says it."""
 
     numbers: NDArray[np.float64]
     categories: NDArray[np.float32]
@@ -125,6 +126,7 @@ class Rows:
     odd: NDArray[np.bool_]
     y: NDArray[Any]
     rows: NDArray[np.intp]
+    persons: Persons | None = None
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
         """These rows only."""
@@ -135,6 +137,7 @@ class Rows:
             self.odd[rows],
             self.y[rows],
             self.rows[rows],
+            None if self.persons is None else self.persons[rows],
         )
 
 
@@ -193,6 +196,21 @@ class Table(DeclaredTask):
         self._warnings += found.warnings
         return found
 
+    def keys(self, of: Rows, place: Path, options: Mapping[str, Any], which: str) -> Sequence[str]:
+        """See ``DeclaredTask``: what stands in the column ``group``."""
+        keys = whose.keys_in_column(place, options["group"], self._dialect(options))
+        return [keys[row] for row in of.rows]
+
+    def look_for_persons(self, options: Mapping[str, Option]) -> list[str]:
+        """See ``DeclaredTask``: columns that are not declared, or numbers, and repeat."""
+        chosen = read_options(self.name, options, self.options)
+        if chosen["group"] or not chosen["data"]:
+            return []
+        declared = {*self.declaration.targets, *self.declaration.categorical}
+        return whose.repeated_in_columns(
+            place_of(chosen["data"]), self._dialect(chosen), declared, self.declaration.numeric
+        )
+
     def samples(self, train: Rows, test: Rows) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Standardise by the training rows; a missing number becomes their mean."""
         self._look_at(train)
@@ -220,8 +238,7 @@ class Table(DeclaredTask):
     def column_sums(self, options: Mapping[str, Option]) -> NDArray[np.float64]:
         """See ``Task``."""
         train, _ = self.read_both(read_options(self.name, options, self.options))
-        scaled = [train.numbers, *([train.y] if self.scaled_targets else [])]
-        return np.concatenate([np.stack(moments(own), axis=1) for own in scaled])
+        return sums_of(train.persons, train.numbers, *([train.y] if self.scaled_targets else []))
 
     def columns(self, options: Mapping[str, Option]) -> Sequence[Column]:
         """See ``Task``."""

@@ -207,6 +207,7 @@ network = "mclr"
         (
             [(1, 7, "yes"), (2, 8, "yes")],
             [
+                "every round sends an update that is made of 1 sample alone",
                 "only 1 training sample: a model learns little",
                 "only 1 test sample: what is measured on",
             ],

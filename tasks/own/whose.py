@@ -1,0 +1,244 @@
+"""Whose samples they are: the keys that ``group`` names, and what looks like one where it does not.
+
+Neither a key nor anything else that stands in the data is shown, or leaves this module as a text
+that anybody would see: a file's name may be a person's key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from coterie.tasks.base import TaskError
+from coterie.tasks.own import files
+from coterie.tasks.own.declared import in_nfc
+from coterie.tasks.own.dialect import EVERY, Dialect
+from coterie.tasks.own.values import SHOWN
+
+# ---------------------------------------------------------------- keys
+
+
+def checked_keys(keys: Sequence[str], where: str) -> Sequence[str]:
+    """The keys, if every sample has one.
+
+    Raises:
+        TaskError: some have none.
+    """
+    if missing := keys.count(""):
+        raise TaskError(
+            f"{where} (group) has no value in {missing} of {len(keys)} rows; the first is row "
+            f"{keys.index('') + 1}. Such a row could belong to anybody on the other side of a "
+            "split. Leave it out of the file, or give it a value of its own."
+        )
+    return keys
+
+
+def keys_in_column(place: Path, group: str, written: Dialect) -> Sequence[str]:
+    """Of every row what stands in a column, which need not be declared.
+
+    Args:
+        place: the file.
+        group: the column's name, in the file or as it is declared.
+        written: how the silo writes.
+
+    Raises:
+        TaskError: there is no such column, or no value in it.
+    """
+    import pyarrow.csv
+
+    column = written.columns.get(in_nfc(group), in_nfc(group))
+    found = files.names_of(place, written)
+    if column not in map(in_nfc, found):
+        has = ", ".join(map(repr, found[:SHOWN])) + (", …" * (len(found) > SHOWN))
+        raise TaskError(
+            f"{str(place)!r} has no column {column!r}, which group names in silo.toml. Its "
+            f"columns: {has}."
+        )
+    texts = files.raw_texts(place, column, written, f"a column {column!r}")
+    missing = {*pyarrow.csv.ConvertOptions().null_values, *written.missing.get(EVERY, ())}
+    means = {text: written.code(text or "") for text in set(texts)}
+    keys = ["" if means[text] in missing else means[text] for text in texts]
+    return checked_keys(keys, f"column {column!r} of {str(place)!r}")
+
+
+def keys_in_paths(paths: Sequence[PurePath], depth: int, pattern: str) -> Sequence[str]:
+    """Of every image what a pattern finds in its path: its first group, or all that it matches.
+
+    It is looked for in the path below the folder of the class, then in the file's name, then in the
+    whole path: the first of these in which it is found for all images is taken.
+
+    Args:
+        paths: below the data folder.
+        depth: how many of their folders lead to that of the class, itself included.
+        pattern: a regular expression.
+
+    Raises:
+        TaskError: it is none, or finds nothing in some paths.
+    """
+    try:
+        sought = re.compile(in_nfc(pattern))
+    except re.error as error:
+        raise TaskError(
+            f"group must be a regular expression, such as '^(P[0-9]+)_'. Got {pattern!r}: {error}."
+        ) from None
+    forms: tuple[Callable[[PurePath], str], ...] = (
+        lambda path: PurePath(*path.parts[depth:]).as_posix(),
+        lambda path: path.name,
+        lambda path: path.as_posix(),
+    )
+    fewest = len(paths)
+    for form in forms:
+        found = [sought.search(in_nfc(form(path))) for path in paths]
+        keys = [(one[1 if sought.groups else 0] or "") if one else "" for one in found]
+        if "" not in keys:
+            return keys
+        fewest = min(fewest, keys.count(""))
+    raise TaskError(
+        f"group = {pattern!r} finds no person in the paths of {fewest} of {len(paths)} images. It "
+        "is looked for in each path below the folder of its class, such as ward7/patient12/1.png, "
+        "and in the file's name; what its first (group) finds is the person."
+    )
+
+
+# ---------------------------------------------------------------- what looks like keys
+
+FEWEST, OFTEN = 3, 50
+"""Fewer different values are no persons, and values with more rows than that are something else."""
+MANY, TWICE = 10, 1.5
+"""Different values of a column whose name does not say it, and rows of each, at least."""
+EVEN, TOGETHER = 0.5, 1.2
+"""Largest variance per mean of how often a value is there, where it is so by design; and stretches
+of equal rows for each value, where rows of one person follow each other."""
+
+IDS = (
+    "ids?|nrs?|no|num|number|nummer|numm?ero|número|nro|key|uid|guid|uuid|code|ref|name|n|hash"
+    "|identifi(er|ant)|identificativo|kennung|schl(ü|ue)ssel|pseudonyme?|index|idx"
+)
+ALONE = (
+    "pat|patients?|patient(e|en|in|ë|ën|inn?en)|pacientes?|pazient[ei]|pasient|pacjent|pacient"
+    "|potilas|hasta|患者|病人|환자|subj|subjects?|sujets?|sujetos?|soggett[oi]|persons?|personnes?"
+    "|personas?|individuals?|individu[os]?|proband(en|in)?|teilnehmer(in)?|participants?"
+    "|participantes?|partecipant[ei]|respondents?|customers?|cust|clients?|clientes?|client[ei]"
+    "|klient(en)?|kunden?|klant(en)?|顧客|客户|고객|machines?|maschinen?|macchin[ae]|m[aá]quinas?"
+    "|mrn|ssn|pid|ipp"
+)
+WITH_AN_ID = (
+    "case|fall|cas|caso|user|usuario|utente|member|mitglied|membre|household|haushalt|account"
+    "|konto|compte|cuenta|device|ger(ä|ae)t|engine|vehicle|fahrzeug|asset|equipment|turbine|unit"
+    "|versicherten?|insured|admission|hadm|encounter|episode|stay|animal|tier|specimen|donor"
+    "|spender"
+)
+NAMED = re.compile(rf"({ALONE})|({ALONE}|{WITH_AN_ID})(n|s|en|es)?[ ]?({IDS})|({IDS}) ({ALONE})")
+CALLED_ID = re.compile(
+    r"(.* )?(ids?|nrs?|nummer|number|key|uid|guid|uuid|hash|pseudonyme?|identifi(er|ant)|kennung)"
+    r"|.*[a-z](id|nr)"
+)
+ELSE = re.compile(
+    r"\b(age|alter|edad|[âa]ge|date|datum|fecha|data|time|zeit|year|jahr|ann[ée]e|año|anno|month"
+    r"|monat|week|day|tag|hour|zip|plz|cap|postcode|postal|postleitzahl|icd|ops|diagnos\w*|ward"
+    r"|station|hospital|klinik|center|site|city|ort|country|land|region|department)\b"
+)
+"""What names of columns say that are no persons: age, dates, places, diagnoses."""
+CODE = re.compile(
+    r"[^\W\d_]{2,6}[-_ ]?\d{2,}|[^\W\d_][-_ ]?\d{3,}|(?=.*\d)(?=.*[a-f])[0-9a-f-]{8,}"
+)
+"""A letter and some digits, as P001; an ICD code has two of them."""
+NUMBERED = re.compile(r"[^\s.,]*\d[^\s.,]*")
+"""What is enough where the column's name ends as those of keys do."""
+DATE = re.compile(r"(19|20)\d\d([-./]?(0[1-9]|1[0-2])([-./]?[0-3]\d)?)?")
+
+
+def repeated_in_columns(
+    place: Path, written: Dialect, declared: Collection[str], numeric: Collection[str]
+) -> list[str]:
+    """What to tell of columns that may say whose rows they are, and repeat: their names alone.
+
+    Args:
+        place: the file.
+        written: how the silo writes.
+        declared: columns that are no such keys.
+        numeric: declared columns that are, if their name says so.
+    """
+    skipped = {written.columns.get(name, name) for name in declared}
+    inputs = {written.columns.get(name, name) for name in numeric}
+    times = Counter(files.names_of(place, written))
+    names = [name for name, n in times.items() if n == 1 and in_nfc(name) not in skipped]
+    plain = written.bare()
+    names = [name for name in names if in_nfc(name) not in inputs or _is_named(name)]
+    if not names:
+        return []
+    table = files.read_columns(place, [in_nfc(name) for name in names], plain, "its columns")
+    return [
+        f"column {name!r} has {known} different values in {rows} rows. If it says whose row it is, "
+        f'set group = "{name}" under [data] in silo.toml: nobody is then in training and in test '
+        "data both"
+        for name in names
+        for known, rows in _repeats(name, table.texts(in_nfc(name)))
+    ]
+
+
+def _is_named(name: str) -> bool:
+    return bool(NAMED.fullmatch(_words(name)))
+
+
+def _words(name: str) -> str:
+    """``PatNr`` and ``pat-nr`` as ``pat nr``."""
+    apart = re.sub(r"(?<=[^\W\d_A-Z])(?=[A-Z])", " ", in_nfc(name))
+    return " ".join(re.split(r"[\W_]+", apart.casefold())).strip()
+
+
+def _repeats(name: str, texts: Sequence[str | None]) -> Iterator[tuple[int, int]]:
+    """How many values in how many rows, if the column may say whose they are."""
+    values: dict[str, int] = {}
+    places = [values.setdefault(text, len(values)) for text in texts if text and text.strip()]
+    known, rows = len(values), len(places)
+    if not FEWEST <= known < rows:
+        return
+    if _is_named(name) or (known >= MANY and _look_like_keys(_words(name), [*values], places)):
+        yield known, rows
+
+
+def _look_like_keys(words: str, values: Sequence[str], places: Sequence[int]) -> bool:
+    """Of a column whose name does not say it. Diagnoses, ages and dates repeat as well."""
+    if not TWICE <= len(places) / len(values) <= OFTEN or ELSE.search(words):
+        return False
+    if all(DATE.match(value) for value in values):
+        return False
+    code = NUMBERED if CALLED_ID.fullmatch(words) else CODE
+    if all(code.fullmatch(value.lower()) for value in values):
+        return True
+    if not all(value.isdecimal() for value in values):
+        return False
+    often = np.bincount(places)
+    stretches = 1 + np.count_nonzero(np.diff(places))
+    return bool(often.var() <= EVEN * often.mean() or stretches <= TOGETHER * len(values))
+
+
+def repeated_in_paths(paths: Sequence[PurePath], depth: int) -> list[str]:
+    """What to tell of images whose names begin alike, or that lie together in folders.
+
+    Args:
+        paths, depth: as of ``keys_in_paths``.
+    """
+    beginnings = [re.match(r"(?=[^\W_]*\d)([^\W_]+)[\W_]", path.stem) for path in paths]
+    num_classes = len({path.parts[depth - 1] for path in paths})
+    for what, pattern, keys in (
+        ("folders inside those of the classes", "([^/]+)/[^/]+$",
+         [path.parts[-2] if len(path.parts) > depth + 1 else "" for path in paths]),
+        ("beginnings of their names", "^([^\\W_]+)[\\W_]",
+         [one[1] if one else "" for one in beginnings]),
+    ):  # fmt: skip
+        known = len({*keys})
+        if "" in keys or all(DATE.fullmatch(key) for key in keys):
+            continue
+        if known >= FEWEST and known > num_classes and TWICE <= len(paths) / known <= OFTEN:
+            return [
+                f"the {len(paths)} images have {known} different {what}. If these say whose image "
+                f"it is, set group = '{pattern}' under [data] in silo.toml: nobody is then in "
+                "training and in test data both"
+            ]
+    return []
