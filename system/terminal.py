@@ -66,7 +66,7 @@ def wrapped(lines: Iterable[str], width: int) -> Iterator[str]:
     further in than the line.
     """
     for line in lines:
-        label = re.match(r" *\S+(?: \S+)* {2,}|  +[^:]+: +", line)
+        label = re.match(r" *\S+(?: \S+)* {2,}|  +[^:]{1,20}: +", line)
         indent = len(label[0]) if label else len(line) - len(line.lstrip()) + 2
         yield textwrap.fill(
             line,
