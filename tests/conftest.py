@@ -143,7 +143,7 @@ def at(node: int, round: int, change: Fault) -> Fault:
 
 def error_reply(message: Message, answer: RecordDict) -> Message:
     """A fault: the node answers with an error."""
-    return Message(Error(1, "the disk is full"), reply_to=message)
+    return Message(Error(wire.FAILED, "the disk is full"), reply_to=message)
 
 
 class LossyGrid(InProcessGrid):

@@ -25,7 +25,7 @@ from coterie.server.runs.config import RunConfig
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
-from coterie.strategies.rounds.loop import RunResult
+from coterie.strategies.rounds.result import RunResult
 from tests.conftest import digits_config
 
 NAMES = "abcd"
@@ -158,7 +158,7 @@ def test_what_is_no_number_is_named_and_only_that() -> None:
 
 def test_the_reason_of_all_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sicken(monkeypatch, 1, silos="abcd")
-    monkeypatch.setattr("coterie.strategies.rounds.loop.TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr("coterie.strategies.strategy.TRY_AGAIN_S", 0.0)
     with pytest.raises(FederationError) as failed:
         play(tmp_path / "run", strategy="fedavg")
     assert str(failed.value).count("NaN") == 1 and ".;" not in str(failed.value)

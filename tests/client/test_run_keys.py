@@ -192,7 +192,7 @@ def test_a_command_line_has_the_keys_as_options(tmp_path: Path) -> None:
         assert done.returncode != 0
         assert "task 'digits' has no run key 'task.hidden'" in done.stdout + done.stderr
     done = coterie("simulate", str(file), "--task.hidden")
-    assert done.returncode == 2 and "'--task.hidden' needs a value" in done.stderr
+    assert done.returncode == 2 and "--task.hidden needs a value" in done.stderr
 
 
 # ---------------------------------------------------------------- a task's own schedule

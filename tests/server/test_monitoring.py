@@ -177,7 +177,7 @@ def found(federation: Federation) -> dict[str, int]:
 
 def test_a_coordinator_that_works_is_well(healthy: Federation) -> None:
     done = coterie("health", "--federation", str(healthy.folder))
-    assert done.returncode == 0 and "1 of 1 silos online" in done.stdout
+    assert done.returncode == 0 and "1 of 1 silo online" in done.stdout
     words = {line.split()[0] for line in done.stdout.splitlines()}
     assert words == {"ok"}
 

@@ -525,7 +525,7 @@ def lost_after(judged: Judged, node: int, number: int, *, for_good: bool) -> Non
         if meta.dst_node_id == node and meta.message_type == wire.TRAIN_DISCRIMINATOR:
             count["now"] += 1
             if count["now"] > number and (for_good or count["now"] <= number + 1):
-                return Message(Error(1, "the power is gone"), reply_to=message)
+                return Message(Error(wire.FAILED, "the power is gone"), reply_to=message)
         return reply
 
     judged.fault = fault

@@ -630,7 +630,7 @@ def test_a_silo_that_cannot_evaluate_is_named_and_the_others_count(
 
     def fault(message: Message, context: Context) -> Message:
         if message.metadata.message_type == wire.EVALUATE and context.node_id == 2:
-            return Message(Error(1, "no test data"), reply_to=message)
+            return Message(Error(wire.FAILED, "no test data"), reply_to=message)
         return app(message, context)
 
     grid = InProcessGrid(fault, plain_nodes(0, 1))  # type: ignore[arg-type]
