@@ -51,11 +51,10 @@ docs: setup-dev .links/coterie ## The documentation as a site in site/
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "Open site/index.html, or with its search: $(BIN)/python -m http.server --directory site"
 
-check: setup-dev .links/coterie ## Linter, types, import rules
+check: setup-dev .links/coterie ## Linter and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python -m pytest -q tests/test_imports.py tests/test_structure.py
 
 config: setup ## Write what is made from the options: defaults in pyproject.toml, tables of keys
 	@$(BIN)/python docs/generate.py

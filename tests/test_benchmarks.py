@@ -317,6 +317,7 @@ def test_cells_and_spreads_are_written_in_one_way():
     assert spread([np.nan]) == "–"
 
 
+@pytest.mark.nightly
 def test_a_stored_figure_is_computed_again():
     found = digits.measure("alone", 0)
     (stored,) = select(STORES["hcct_digits"].entries, setting="alone", seed=0)

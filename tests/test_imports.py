@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,11 @@ def sources(package: str) -> list[Path]:
     return found
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
 def imports(file: Path, *, lazy: bool = True) -> Iterator[str]:
     """Full names that a file imports, wherever it does so.
 
@@ -74,7 +80,7 @@ def imports(file: Path, *, lazy: bool = True) -> Iterator[str]:
         lazy: also imports inside functions. Imports for type checkers alone always count:
             they couple two packages as well.
     """
-    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree = parsed(file)
     inside = {
         id(node)
         for function in ast.walk(tree)
@@ -152,7 +158,7 @@ def test_the_engine_of_the_server_knows_no_presentation(engine: str) -> None:
 def keys_read(file: Path, keys: set[str]) -> set[str]:
     """Of these keys, what a file reads from any mapping that is not a run's configuration."""
     found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(file)):
         key: ast.expr | None = None
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
             key, holder = node.slice, node.value
@@ -211,9 +217,8 @@ def test_partition_is_pure_numerics() -> None:
 
 def inside_flower(file: Path) -> set[str]:
     """Modules of Flower that are not public and that a file imports, also by their name in text."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_imports import OURS, ROOT, imports, sources
+from tests.test_imports import OURS, ROOT, imports, parsed, sources
 
 BACK_UP = {
     ("client.app", "client.resident"): {"client/app.py"},
@@ -154,7 +154,7 @@ def test_a_feature_imports_the_core_and_no_other_feature() -> None:
 
 @cache
 def nodes(file: Path) -> list[ast.AST]:
-    return list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    return list(ast.walk(parsed(file)))
 
 
 def texts(file: Path) -> Iterator[str]:

@@ -186,6 +186,7 @@ def hospital(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.nightly
 def test_the_page_s_code_needs_nothing_but_file_and_card(hospital: Path, tmp_path: Path) -> None:
     away = tmp_path / "away"
     for ending in ("onnx", "pt2"):

@@ -188,6 +188,7 @@ def _groups_of(report: RoundReport, key: str) -> list[Any]:
     return [one["groups"] for one in report.details[key]]
 
 
+@pytest.mark.nightly
 def test_the_order_in_which_silos_are_listed_does_not_matter(two_kinds: RunResult) -> None:
     again = start(nodes([0, 0, 0, 5, 5, 5])[::-1])
     assert again.rounds[-1].groups == two_kinds.rounds[-1].groups
@@ -245,6 +246,7 @@ def test_a_run_that_ends_in_its_race_hands_out_what_is_best_by_then(
     assert "It ends with the best so far" in caplog.text
 
 
+@pytest.mark.nightly
 def test_silos_that_keep_their_errors_back_are_grouped_by_what_the_others_measured() -> None:
     silos = nodes([0, 0, 0, 5, 5, 5], train=100)
     for silo in (silos[0], silos[4]):
@@ -272,6 +274,7 @@ def test_no_silo_trains_in_a_smaller_group_than_it_accepts() -> None:
     assert len(group) == 1 or len(group) >= 4
 
 
+@pytest.mark.nightly
 def test_a_newcomer_finds_its_group_and_one_of_another_kind_stays_alone() -> None:
     silos = nodes([0, 0, 0, 5, 5, 5, 0, 8], train=100)
     late = [str(silo["name"]) for silo in silos[6:]]
@@ -289,11 +292,13 @@ def test_a_newcomer_finds_its_group_and_one_of_another_kind_stays_alone() -> Non
     assert not told[late[1]][1]["joins"] and told[late[1]][1]["grouped"] > 0.5
 
 
+@pytest.mark.nightly
 def test_the_others_stay_together_when_one_leaves() -> None:
     result = start(nodes([0, 0, 0, 5, 5, 5]), rounds=10, leaves={7: 1})
     assert ("s1-by-0", "s2-by-0") in result.rounds[-1].groups
 
 
+@pytest.mark.nightly
 def test_a_silo_that_comes_back_with_other_data_is_placed_anew(tmp_path: Path) -> None:
     """As many samples as before, of the other kind: it says that they are others.
 

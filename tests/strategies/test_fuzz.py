@@ -219,6 +219,7 @@ def measured_with(hostile: tuple[int, str, Any]) -> tuple[Any, Any]:
     return result.state.members.groups, result.state.distances[("node-1", "node-3")]
 
 
+@pytest.mark.nightly
 @settings(max_examples=60)
 @given(hostile_discriminators())
 def test_whatever_discriminators_a_silo_sends_the_others_are_measured_as_without_it(

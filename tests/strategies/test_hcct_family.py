@@ -145,6 +145,7 @@ def test_a_settled_partition_is_kept() -> None:
     assert all(g == groups[first - 1] for g in groups[first - 1 :])
 
 
+@pytest.mark.nightly
 def test_auto_finds_an_alpha_that_gives_the_hidden_groups() -> None:
     result = run(alpha="auto", rounds=9)
     assert result.groups[8] == result.groups[9] == HIDDEN

@@ -138,7 +138,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-SHORT = ("hcct", "fedgroup", "auto", "fedavg")
+SHORT = ("hcct", "fedgroup", "fedavg")
 
 
 @pytest.mark.parametrize(

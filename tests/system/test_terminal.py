@@ -80,7 +80,7 @@ ASCII = [
 ]
 
 
-@pytest.mark.parametrize("more", ASCII)
+@pytest.mark.parametrize("more", [ASCII[0], pytest.param(ASCII[1], marks=pytest.mark.nightly)])
 def test_commands_end_well_on_terminals_without_utf_8(more: dict[str, str], tmp_path: Path) -> None:
     create(tmp_path / "a", "a")
     entry = {"run": "r", "type": "train", "round": 3, "bytes": 5, "values": {}}

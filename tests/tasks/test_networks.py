@@ -128,11 +128,16 @@ def silo_settings(config: Mapping[str, Any]) -> SiloSettings:
     "keys",
     [
         {"strategy": "hcct", "keep_every": 1},
-        {"strategy": "hcct", "layers": "fc."},
-        {"strategy": "hcct", "layers": "auto", "guard": 0.2},
-        {"strategy": "fedgroup", "num_groups": 2, "pretrain_steps": 4},
-        {"strategy": "fedgenp", "generator_steps": 2},
-        {"strategy": "fedavg", "personalise": "ditto", "evaluate_trained": True},
+        *(
+            pytest.param(keys, marks=pytest.mark.nightly)
+            for keys in (
+                {"strategy": "hcct", "layers": "fc."},
+                {"strategy": "hcct", "layers": "auto", "guard": 0.2},
+                {"strategy": "fedgroup", "num_groups": 2, "pretrain_steps": 4},
+                {"strategy": "fedgenp", "generator_steps": 2},
+                {"strategy": "fedavg", "personalise": "ditto", "evaluate_trained": True},
+            )
+        ),
     ],
     ids=lambda keys: "-".join(str(value) for value in keys.values()),
 )
@@ -419,7 +424,7 @@ def test_what_cannot_be_frozen(freeze: str, said: str, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- LoRA
 
 
-@pytest.mark.parametrize("strategy", ["hcct", "fedavg"])
+@pytest.mark.parametrize("strategy", ["hcct", pytest.param("fedavg", marks=pytest.mark.nightly)])
 def test_the_transformer_of_the_guide_learns_by_lora(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
