@@ -63,10 +63,10 @@ def has_ipv6() -> bool:
 @pytest.mark.parametrize(
     ("host", "proxies"),
     [
-        ("127.0.0.1", PROXIES),
-        pytest.param("::1", {}, marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6")),
+        pytest.param("127.0.0.1", PROXIES, marks=pytest.mark.nightly if has_ipv6() else ()),
+        pytest.param("::1", PROXIES, marks=pytest.mark.skipif(not has_ipv6(), reason="no IPv6")),
     ],
-    ids=["proxies", "IPv6"],
+    ids=["IPv4", "IPv6"],
 )
 def test_a_run_within_this_machine_completes_and_its_log_is_clean(
     host: str, proxies: Mapping[str, str], tmp_path: Path
@@ -113,7 +113,9 @@ def test_a_federation_starts_behind_a_proxy(tmp_path: Path) -> None:
     assert "add 192.0.2.1 to no_proxy" in done.stderr
 
 
-@pytest.mark.parametrize("state", ["in memory", "in a database"])
+@pytest.mark.parametrize(
+    "state", ["in memory", pytest.param("in a database", marks=pytest.mark.nightly)]
+)
 def test_a_reply_that_an_ingress_does_not_pass_costs_its_silo_the_round_alone(
     state: str, tmp_path: Path
 ) -> None:
