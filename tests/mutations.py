@@ -89,8 +89,8 @@ MUTATIONS = (
     Mutation(
         "silos are evaluated on what they were trained on",
         "client/work",
-        "part(data.x_train, data.y_train), part(data.x_test, data.y_test)",
-        "part(data.x_train, data.y_train), part(data.x_train, data.y_train)",
+        "part(data.x_test, data.y_test, of_test)",
+        "part(data.x_train, data.y_train, of_train)",
         "tests/client/test_sgd.py tests/client/test_app.py",
     ),
     Mutation(
