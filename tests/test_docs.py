@@ -147,7 +147,16 @@ def test_the_task_of_the_guide_learns(tmp_path: Path, monkeypatch: pytest.Monkey
 PROBLEMS = {"Stay": "mae", "Relapse": "concordance", "Lesions": "dice"}
 
 
-@pytest.mark.parametrize("strategy", ["independent", "hcct", "fedgroup", "fedcollab"])
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        "hcct",
+        *(
+            pytest.param(one, marks=pytest.mark.nightly)
+            for one in ("independent", "fedgroup", "fedcollab")
+        ),
+    ],
+)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_the_learning_problems_of_the_guide_are_learned(
     name: str, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -170,7 +170,12 @@ def timeless(record: dict[str, Any]) -> list[dict[str, Any]]:
     return list(rounds)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+SHORT = ("fedavg", "hcct", "hcct-auto", "hcct-int8", "fedcollab", "fedgroup-secure", "auto-secure")
+
+
+@pytest.mark.parametrize(
+    "kind", [k if k in SHORT else pytest.param(k, marks=pytest.mark.nightly) for k in KINDS]
+)
 def test_the_resumed_run_ends_bit_identical(kind: str, whole: Whole, tmp_path: Path) -> None:
     expected = whole(kind)
     folder = tmp_path / "runs" / "run-1"
