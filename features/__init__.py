@@ -1,5 +1,6 @@
-"""What goes on around every round: each concern is a folder with the halves that it has.
+"""Concerns around every round, such as stragglers or early stopping: one folder each.
 
-``coordinator.py`` is its stage in the round (``coterie.strategies.rounds.stage``). A feature
-imports the core and no other feature; the core imports none.
+``coordinator.py`` holds the feature's stage on the coordinator's side (see
+``coterie.strategies.rounds.stage``). A feature imports the core and no other feature; the core
+imports no feature.
 """

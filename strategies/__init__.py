@@ -49,9 +49,9 @@ def __getattr__(name: str) -> Any:
     if name in PUBLIC:
         return strategy_class(name)
     if name in ("GroupStrategy", "RunResult"):
-        from coterie.strategies import strategy as loop
+        from coterie.strategies import strategy
 
-        return getattr(loop, name)
+        return getattr(strategy, name)
     if name == "Influence":
         from coterie.strategies.rounds.influence import Influence
 

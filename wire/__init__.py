@@ -113,4 +113,4 @@ from coterie.wire.statistics import (
     decode_statistics,
     encode_statistics,
 )
-from coterie.wire.words import counted, readable, reasons
+from coterie.wire.words import by_reason, counted, readable, reasons

@@ -1,8 +1,8 @@
-"""Entries of messages to silos: each is declared once, with where it goes and what it is to a silo.
+"""Entries of messages to silos. Each is declared here once, and nowhere else.
 
-A field of ``SiloKeys`` is a key of a run as well: with its bounds, help and default there. From
-here come the entries of training and evaluation messages, what a silo may refuse before it joins,
-what it takes where a message says nothing, and how it checks what a message says.
+A field of ``SiloKeys`` is also a key of a run, with bounds, help and a default. These declarations
+decide which entries training and evaluation messages carry, what a silo may refuse before it joins,
+which default a silo uses if a message lacks the entry, and how a silo checks its value.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 LOOP = ("train",)
-"""What a task may have of its own in place of the common loop of local training."""
+"""The method with which a task replaces the common training loop."""
 
 
 @dataclass(frozen=True)
 class AtSilo:
-    """What an entry is to a silo.
+    """How an entry reaches silos, and how they treat it.
 
     Attributes:
-        default: what the silo takes where a message says nothing.
-        sent: in training messages: ``always``; where the run has another value than ``default``
-            (``changed``); where another key is sent (its name); or as an algorithm has it
-            (``asked``).
-        evaluates: whether evaluation messages have it: never (empty), ``always``, or where silos
+        default: the value that a silo uses if a message lacks the entry.
+        sent: when training messages carry it: ``always``; only if the run's value differs from
+            ``default`` (``changed``); only together with another key (that key's name); or only
+            if an algorithm or the run adds it (``asked``).
+        evaluates: whether evaluation messages carry it: never (empty), ``always``, or only if silos
             train a model of their ``own`` before they evaluate.
-        term: whether silos are told before they join, and may refuse the run for it.
-        loop: whether only the common loop of local training does it: an algorithm with steps of its
-            own has no place for it.
-        without: what a task may have of its own with which the entry has no effect, or a wrong one.
-        idle: the value with which it does nothing there.
+        term: whether silos learn it before they join, so that they can refuse the run.
+        loop: whether only the common training loop supports it, so that an algorithm with its own
+            training steps cannot be combined with it.
+        without: methods of a task that replace ours and make the entry ineffective or wrong.
+        idle: the value at which it has no effect in such a task.
     """
 
     default: Scalar
@@ -53,7 +53,7 @@ class AtSilo:
 
 
 class SiloKeys(BaseModel):
-    """The keys of a run that silos read. Keys are written with dashes: ``local-epochs``."""
+    """Keys of a run that silos read, written with dashes outside Python: ``local-epochs``."""
 
     rounds: Annotated[int, AtSilo(0, sent="always", evaluates="always")] = Field(
         20, ge=1, le=100_000, description="Number of rounds."
@@ -218,19 +218,19 @@ ASKED: Mapping[str, AtSilo] = {
     names.GUARD_LR: _asked(0.01),
     names.GUARD_LR_DECAY: _asked(1.0),
 }
-"""Entries that are no keys of every run: an algorithm sends them, or the run itself."""
+"""Entries that are not keys of every run: an algorithm or the run itself adds them."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A declared entry as messages have it.
+    """A declared entry, ready for use.
 
     Attributes:
         name: with dashes.
         kind: ``int``, ``float``, ``str`` or ``bool``.
-        choices: the values that it can have; empty: any of the kind.
-        least: of a whole number, at a silo.
-        at: what it is to a silo.
+        choices: the allowed values; empty: any value of that kind.
+        least: the smallest whole number that a silo accepts.
+        at: its declaration.
     """
 
     name: str
@@ -242,14 +242,14 @@ class Entry:
 
 @cache
 def entries() -> Mapping[str, Entry]:
-    """Every declared entry by name; those that are keys of a run first."""
+    """Return every declared entry by name, keys of a run first."""
     found = {}
     for field_name, field in SiloKeys.model_fields.items():
         name = field_name.replace("_", "-")
         at = next(one for one in field.metadata if isinstance(one, AtSilo))
         choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
         kind: Any = type(at.default) if choices else field.annotation
-        # Silos take what a run cannot ask for and a message can: no epochs, no rounds.
+        # A message may say less than a run: plain Flower servers send no number of rounds.
         least = min((one.ge for one in field.metadata if hasattr(one, "ge")), default=0)
         found[name] = Entry(name, kind, choices, min(int(least), _whole(at.default)), at)
     for name, at in ASKED.items():
@@ -262,7 +262,7 @@ def _whole(default: Scalar) -> int:
 
 
 def training_entries(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    """What training messages carry of a run's keys."""
+    """Return the keys of a run that its training messages carry."""
     sent = {}
     for name, entry in entries().items():
         how = entry.at.sent
@@ -274,13 +274,13 @@ def training_entries(values: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 @cache
 def terms() -> frozenset[str]:
-    """Names of what silos are told before they join, and may refuse a run for."""
+    """Return the names of entries that silos learn before they join and may refuse a run for."""
     return frozenset(name for name, entry in entries().items() if entry.at.term)
 
 
 @cache
 def evaluation_entries(*, trains: bool) -> frozenset[str]:
-    """Names of what evaluation messages carry of a run's training messages.
+    """Return the names of training entries that evaluation messages carry as well.
 
     Args:
         trains: whether silos train a model of their own before they evaluate.
@@ -291,5 +291,5 @@ def evaluation_entries(*, trains: bool) -> frozenset[str]:
 
 @cache
 def loop_entries() -> tuple[str, ...]:
-    """Names of what only the common loop of local training does."""
+    """Return the names of entries that only the common training loop supports."""
     return tuple(name for name, entry in entries().items() if entry.at.loop)

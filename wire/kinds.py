@@ -1,4 +1,4 @@
-"""Types of messages to silos: each is declared once, with what a silo goes by before it answers."""
+"""Types of messages to silos, each declared once with the rules by which a silo answers it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ GROUPING = ("hcct", "fedgroup", "fedcollab")
 
 @dataclass(frozen=True)
 class Kind:
-    """What a type of message is to a silo.
+    """The rules for a type of message.
 
     Attributes:
-        strategies: it comes in runs of these alone; empty: of any.
-        secret: in a secure run its outcome stays at the silo.
-        before_scale: it is answered before the run has a scale.
-        without_labels: a silo whose samples have no labels yet answers it.
+        strategies: only runs of these strategies send it; empty: any run may.
+        secret: whether the outcome stays at the silo in a secure run.
+        before_scale: whether a silo answers it before the run has a column scale.
+        without_labels: whether a silo without labels answers it.
     """
 
     strategies: tuple[str, ...] = ()
@@ -50,11 +50,11 @@ KINDS: Mapping[str, Kind] = {
     names.LABEL_COUNTS: Kind(("fedgen",)),
     names.ENSEMBLE: Kind(("fedensemble",)),
 }
-"""Every type that a silo of coterie answers."""
+"""Every type that coterie's silos answer."""
 OTHER = Kind()
-"""A type of somebody else's app."""
+"""The rules for a type of another Flower app."""
 
 
 def kind_of(message_type: str) -> Kind:
-    """What a type of message is to a silo."""
+    """Return the rules for a type of message."""
     return KINDS.get(message_type, OTHER)

@@ -11,15 +11,21 @@ def counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def by_reason(of: Mapping[str, str]) -> dict[str, list[str]]:
+    """Reason → the names that share it, in the order given."""
+    names: dict[str, list[str]] = {}
+    for name, why in of.items():
+        names.setdefault(why, []).append(name)
+    return names
+
+
 def reasons(of: Mapping[str, str]) -> str:
     """Why, name by name, in one sentence for all who share a reason: ``a, b: too large; c: late.``
 
     Args:
         of: name → why, with or without a full stop.
     """
-    names: dict[str, list[str]] = {}
-    for name, why in of.items():
-        names.setdefault(why.rstrip(" ."), []).append(name)
+    names = by_reason({name: why.rstrip(" .") for name, why in of.items()})
     return "; ".join(f"{', '.join(own)}: {why}" for why, own in names.items()) + "." * bool(names)
 
 

@@ -432,8 +432,8 @@ def connect(
                 *(how.address, certificates, how.keys, retry, failed, patience), along=cache is None
             )
             node_id, calls = stack.enter_context(opening)
-        except grpc.RpcError:
-            raise refusal_of(errors[-1] if errors else None, way) from errors[-1]
+        except grpc.RpcError as error:
+            raise refusal_of(errors[-1] if errors else error, way) from error
         entered, retry.max_s = True, RETRY_S
         yield FleetLink(node_id, calls, cache, max_bytes, silos, way)
 

@@ -62,11 +62,9 @@ class Way:
 UNKNOWN_WAY = Way("", tls=False)
 
 
-def refusal_of(error: grpc.RpcError | None, way: Way) -> LinkError:
+def refusal_of(error: grpc.RpcError, way: Way) -> LinkError:
     """What the last call means of those that should have opened a connection."""
     where = f"the SuperLink at {way.address}"
-    if error is None:
-        return LinkError(f"no connection to {where}.")
     code, details = error.code(), sentence(_details(error))
     if _of_time(details):
         return LinkError(

@@ -1,1 +1,1 @@
-"""Updates in fewer bytes: whose models go out rounded."""
+"""Smaller models on the wire: which silos receive theirs in 16 bits a number."""

@@ -1,4 +1,4 @@
-"""Models go out in 16 bits a number to silos that have shown that they know how to round."""
+"""Send models in 16 bits a number to silos that have sent a rounded update themselves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coterie.strategies.rounds.stage import Played, Stage
 
 
 class Compression(Stage):
-    """Where the run asks for a smaller ``wire-format``. It remembers which silos know it."""
+    """Active if the run sets a smaller ``wire-format``. Remembers which silos support it."""
 
     name = "compression"
     first: ClassVar[frozenset[str]] = frozenset()
@@ -20,7 +20,7 @@ class Compression(Stage):
     def outgoing(
         self, mine: frozenset[str], orders: Sequence[kit.Order], now: kit.Round
     ) -> list[kit.Order]:
-        """The orders with their models rounded for silos that know how."""
+        """Round the models in orders to silos that support it."""
         if now.config.get(wire.WIRE_FORMAT, wire.FLOAT32) == wire.FLOAT32:
             return list(orders)
         return [
@@ -31,7 +31,7 @@ class Compression(Stage):
         ]
 
     def after(self, mine: frozenset[str], played: Played) -> tuple[frozenset[str], dict[str, Any]]:
-        """Those whose update came rounded, and of whom nothing was wrong since."""
+        """Add silos whose update was rounded; remove silos whose reply was wrong."""
         checked = played.checked
         wrong = {order.silo.name for order, why in checked.failed if not why.silent}
         rounded = {

@@ -1,1 +1,1 @@
-"""The end of a run that validation data no longer show to improve."""
+"""Early stopping on the silos' validation error."""

@@ -1,7 +1,7 @@
-"""A run ends when the silos' mean error on their validation data has not improved for a while.
+"""Stop a run early when the silos' mean validation error has stopped improving.
 
-Silos tell with their training the error of the model that they held after the round before. The run
-does not end while partitions are compared: the groups are to be found first.
+With each training reply, silos report the validation error of the model that they held after the
+previous round. A run never stops while the algorithm still compares partitions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from coterie.strategies.rounds.stage import ENDED_EARLY, Played, Stage
 
 @dataclass(frozen=True)
 class Best:
-    """After which round the mean error on validation data was lowest, and what it was."""
+    """The round with the lowest mean validation error so far, and that error."""
 
     round: int = 0
     error: float = math.inf
@@ -27,7 +27,7 @@ class Stopping(Stage):
     """Early stopping.
 
     Args:
-        patience: rounds without an improvement; 0 ends nothing.
+        patience: rounds without improvement before the run stops; 0 never stops it.
         evaluate_every: rounds between two evaluations.
     """
 
@@ -38,7 +38,7 @@ class Stopping(Stage):
         self.patience, self.evaluate_every = patience, evaluate_every
 
     def after(self, mine: Best, played: Played) -> tuple[Best, dict[str, Any]]:
-        """Whether the round before was the best; and the end, where it was too long ago."""
+        """Update the best round, and stop the run if it was too long ago."""
         now, before = played.now, played.now.number - 1
         if not self.patience or before % self.evaluate_every:
             return mine, {}

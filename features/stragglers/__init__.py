@@ -1,1 +1,1 @@
-"""Silos that are silent or slow: they are asked less often."""
+"""Stragglers: silos that are silent or slow are asked less often."""

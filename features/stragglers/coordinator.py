@@ -124,18 +124,18 @@ class Absences:
 
 
 class Stragglers(Stage):
-    """Who keeps the others waiting is asked less often."""
+    """Ask silos that keep the others waiting less often."""
 
     name = "stragglers"
     first = Absences()
 
     def admit(self, mine: Absences, room: Room) -> Room:
-        """Who rests in this round."""
+        """Let stragglers rest in this round."""
         names = [silo.name for silo in room.here]
         return replace(room, resting={**room.resting, **mine.resting(names, room.number)})
 
     def after(self, mine: Absences, played: Played) -> tuple[Absences, dict[str, Any]]:
-        """With what this round showed."""
+        """Count who was silent or slow in this round."""
         waits = Waits()
         for seconds in played.seconds:
             waits.note(seconds)

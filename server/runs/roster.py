@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 
 from coterie import wire
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
-from coterie.strategies.rounds.roster import MOST_REASONS, DescribedRoster, Silo, by_reason
+from coterie.strategies.rounds.roster import MOST_REASONS, DescribedRoster, Silo, sentences
 
 CHECK_AGAIN_S = 1.0
 """How often to look whether silos that were not asked are to be asked after all."""
@@ -118,9 +118,9 @@ class EnrolledRoster(DescribedRoster):
         return (self.enrolled() if self.enrolled is not None else {}).get(node) or f"node {node}"
 
     def _hopeless(self, reasons: Mapping[str, str], could: int) -> FederationError:
-        sentences = by_reason(reasons)
-        told = " ".join(sentences[:MOST_REASONS])
-        more = len(sentences) - MOST_REASONS
+        said = sentences(reasons)
+        told = " ".join(said[:MOST_REASONS])
+        more = len(said) - MOST_REASONS
         told += f" And {more} more." if more > 0 else ""
         who = f"only {could} of the enrolled silos can take part, and min-silos is {self.min_silos}"
         return FederationError(

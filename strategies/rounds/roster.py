@@ -274,7 +274,7 @@ class DescribedRoster:
                 untold = {who: why for who, why in self.refused.items() if why not in later}
                 refused = "".join(
                     f" {_listed(names)} {'was' if len(names) == 1 else 'were'} refused: {why}"
-                    for why, names in _apart(untold).items()
+                    for why, names in _by_reason(untold).items()
                 )
                 raise FederationError(
                     f"gave up after {patience_s:.0f} s: {text}.{refused} {self._after_waiting()}",
@@ -286,7 +286,7 @@ class DescribedRoster:
 
     def _reasons(self) -> str:
         """Why silos that are here do not take part, or not yet."""
-        found = [*self._later.values(), *by_reason(self.elsewhere)]
+        found = [*self._later.values(), *sentences(self.elsewhere)]
         more = len(found) - MOST_REASONS
         return "".join(f"; {reason.rstrip('.')}" for reason in found[:MOST_REASONS]) + (
             f"; and {more} more" if more > 0 else ""
@@ -562,16 +562,13 @@ class DescribedRoster:
         log.error("silo %s does not take part: %s", who, reason)
 
 
-def by_reason(reasons: Mapping[str, str]) -> list[str]:
+def sentences(reasons: Mapping[str, str]) -> list[str]:
     """One sentence for each reason why silos do not take part, with all silos that have it."""
-    return [_sentence(names, why) for why, names in _apart(reasons).items()]
+    return [_sentence(names, why) for why, names in _by_reason(reasons).items()]
 
 
-def _apart(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    apart: dict[str, list[str]] = {}
-    for who, why in sorted(reasons.items()):
-        apart.setdefault(why, []).append(who)
-    return apart
+def _by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    return wire.by_reason(dict(sorted(reasons.items())))
 
 
 def _sentence(names: Sequence[str], why: str) -> str:

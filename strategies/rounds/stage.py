@@ -1,7 +1,8 @@
-"""One concern around every round, in one place: who takes part, what goes out, what is remembered.
+"""Stages: concerns around every round, such as stragglers, each in one place.
 
-The engine calls all stages in their order, at three moments of a round. A stage knows no other.
-What it remembers is a frozen value, which lies in the run's checkpoints under its name.
+The engine calls all stages in order at three points of a round: when it decides who takes part,
+when orders go out, and after training. Stages do not know each other. What a stage remembers is a
+frozen value, which the run's checkpoints keep under the stage's name.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from typing import Any, ClassVar
 from coterie.strategies.rounds import kit
 
 ENDED_EARLY = "ended-early"
-"""The note of a stage that ends the run, with the reason in words."""
+"""Key of the note with which a stage ends the run; its value is the reason in words."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Who is here in a round, and who of them is not asked.
+    """Silos that are connected in a round, and which of them are not asked.
 
     Attributes:
         number: of the round.
@@ -33,16 +34,16 @@ class Room:
 
 @dataclass(frozen=True)
 class Played:
-    """What a round's training brought.
+    """The outcome of a round's training.
 
     Attributes:
         now: the round as the algorithm saw it.
         algorithm, state: who trained it, and where it stands after it.
-        orders, checked: what was asked of each silo, and the replies after all checks.
-        trained: updates of the round's own training, of all that count or train alone.
-        silent: silos that left another question unanswered.
-        seconds: of each exchange since the last such moment, silo → until it had answered or was
-            given up.
+        orders, checked: what each silo was asked, and its reply after all checks.
+        trained: updates of the round's own training that count, or of silos that train alone.
+        silent: silos that did not answer another question of this round.
+        seconds: for each exchange since the previous round's training, silo → seconds until it
+            answered or was given up.
         deadline_s: of an exchange.
     """
 
@@ -58,10 +59,10 @@ class Played:
 
 
 class Stage:
-    """A concern; every verb does nothing by default.
+    """One concern. Every method does nothing by default.
 
     Attributes:
-        name: of its folder.
+        name: its folder in ``features``.
         first: what it remembers before round 1.
     """
 
@@ -69,21 +70,21 @@ class Stage:
     first: ClassVar[Any] = None
 
     def admit(self, mine: Any, room: Room) -> Room:
-        """The room with whom this stage lets rest."""
+        """Return the room with the silos that this stage lets rest."""
         return room
 
     def outgoing(self, mine: Any, orders: Sequence[kit.Order], now: kit.Round) -> list[kit.Order]:
-        """The round's orders on their way out."""
+        """Return the round's orders as they are to be sent."""
         return list(orders)
 
     def after(self, mine: Any, played: Played) -> tuple[Any, dict[str, Any]]:
-        """What it remembers from now on, and its notes for the record."""
+        """Return what it remembers from now on, and its notes for the record."""
         return mine, {}
 
 
 @dataclass(frozen=True)
 class Stages:
-    """All stages of a run, with what they remember.
+    """All stages of a run, and what each remembers.
 
     Attributes:
         all: in the order in which they are called.
@@ -97,20 +98,20 @@ class Stages:
         return [(stage, self.kept.get(stage.name, stage.first)) for stage in self.all]
 
     def resting(self, here: Sequence[kit.Silo], number: int) -> dict[str, str]:
-        """Silo → why it is not asked in this round."""
+        """Return silo → why it is not asked in this round."""
         room = Room(number, tuple(here), {})
         for stage, mine in self._with_memory():
             room = stage.admit(mine, room)
         return dict(room.resting)
 
     def outgoing(self, orders: Sequence[kit.Order], now: kit.Round) -> list[kit.Order]:
-        """The round's orders as they go out."""
+        """Return the round's orders after all stages."""
         for stage, mine in self._with_memory():
             orders = stage.outgoing(mine, orders, now)
         return list(orders)
 
     def after(self, played: Played) -> tuple[Stages, dict[str, Any]]:
-        """The stages after a round, and what they note."""
+        """Return the stages after a round, and their notes."""
         kept, notes = dict(self.kept), dict[str, Any]()
         for stage, mine in self._with_memory():
             kept[stage.name], more = stage.after(mine, played)

@@ -31,7 +31,7 @@ from coterie.server.runs.inprocess import InProcessGrid
 from coterie.server.runs.record import read_run
 from coterie.server.runs.run import execute
 from coterie.strategies import FederationError
-from coterie.strategies import strategy as loop
+from coterie.strategies import strategy as rounds
 from coterie.strategies.rounds import roster as rosters
 from tests.client.test_app import ask, initial, train
 from tests.commands import coterie as command
@@ -307,7 +307,7 @@ class _Acting(InProcessGrid):
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rosters, "ASKED_AGAIN_S", 0.0)
     monkeypatch.setattr(rosters, "MOST_LATER_S", 0.0)
-    monkeypatch.setattr(loop, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(rounds, "TRY_AGAIN_S", 0.0)
 
 
 def config(**keys: Any) -> RunConfig:

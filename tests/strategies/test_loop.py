@@ -38,7 +38,7 @@ from coterie.strategies.rounds.messages import training_messages
 from coterie.strategies.rounds.models import weighted_mean
 from coterie.strategies.rounds.replies import check_replies
 from coterie.strategies.rounds.reports import RoundReport
-from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster, Silo, by_reason
+from coterie.strategies.rounds.roster import Churn, DescribedRoster, NodeRoster, Silo, sentences
 from coterie.strategies.strategy import GroupStrategy
 from coterie.wire import Model
 from tests.conftest import (
@@ -866,7 +866,7 @@ def test_described_silos_that_do_not_come_end_the_run_with_the_reason() -> None:
 
 def test_silos_that_do_not_take_part_for_one_reason_are_told_in_one_sentence() -> None:
     other = "it serves task 't', the run is of task 'u'."
-    found = by_reason(
+    found = sentences(
         {"s1": other, "s3": "its name is taken.", "s4": "serves task 'v'.", "s2": other}
         | {f"t{i}": "not now." for i in range(7)}
     )
