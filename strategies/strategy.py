@@ -456,7 +456,6 @@ class GroupStrategy(Strategy):
             groups=algorithm.groups(state),
             evaluate=self.evaluate and before.round % self.evaluate_every == 0,
             told=run.told,
-            since=algorithm.members(state).since,
             secure=self._entries(run, state),
         )
         clock.lap("prepare")
@@ -608,7 +607,6 @@ class GroupStrategy(Strategy):
             else ([], [])
         )
         evaluation = kit.read_evaluations(asked, replies, run.names)
-        guards = {n: g for n, g in kit.read_guards(asked, replies).items() if n in evaluation}
         clock.lap("evaluate")
         report = kit.RoundReport(
             round=standing.round,
@@ -619,7 +617,6 @@ class GroupStrategy(Strategy):
             seconds=clock.seconds,
             phases=phases,
             details={**algorithm.details(state), **_guests_entry(places)},
-            guard=guards,
             final=True,
         )
         silos = tuple(sorted((*silos, *guests), key=lambda silo: silo.name))
@@ -783,7 +780,6 @@ class GroupStrategy(Strategy):
                 groups=(),
                 evaluate=False,
                 told=run.told,
-                since={},
                 secure=self._entries(run, state),
             )
             checked = self._checked(run, orders, run.exchange(messages), state, now.number)
@@ -809,7 +805,6 @@ class GroupStrategy(Strategy):
             config=run.config,
             more=run.evaluate_config,
             told=run.told,
-            since=self.algorithm.members(state).since,
         )
         replies = run.exchange(messages)
         evaluation = kit.read_evaluations(plain, replies, run.names)
@@ -866,7 +861,6 @@ class GroupStrategy(Strategy):
             more={**run.evaluate_config, **({wire.ENDED_EARLY: True} if ended_early else {})},
             told=run.told,
             own=own,
-            since=self.algorithm.members(state).since,
         )
         replies = run.exchange(messages)
         for silo, reply in zip(placed, replies[len(silos) :], strict=True):

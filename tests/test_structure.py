@@ -82,7 +82,7 @@ REPLACED = {
 }
 """Calls that put something in place of names in Flower's modules."""
 
-FEATURES = {"secure": 29, "guard": 17, "unlabelled": 20, "influence": 8, "personalise": 9}
+FEATURES = {"secure": 29, "unlabelled": 20, "influence": 8, "personalise": 9}
 """Files whose code has the name of a feature. It should be a folder and a row of a registry."""
 
 

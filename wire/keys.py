@@ -166,18 +166,11 @@ class SiloKeys(BaseModel):
     ditto_lambda: Annotated[
         NotNegative, AtSilo(0.0, sent="personalise", evaluates="own", without=LOOP, idle=0)
     ] = Field(1.0, le=1e6, description="λ of Ditto's pull towards the group's model.")
-    guard: Annotated[NotNegative, AtSilo(0.0, evaluates="always")] = Field(
-        0.0,
-        le=0.5,
-        description="Share of its training data that a silo keeps out of the federation's training "
-        "for three quarters of the run, to compare its model with one that it trains alone: it "
-        "keeps the better, trained on all data by then. 0 turns it off.",
-    )
     validation: Annotated[NotNegative, AtSilo(0.0, evaluates="always")] = Field(
         0.0,
         le=0.5,
         description="Share of its training data that a silo keeps out of all training, to choose "
-        "rounds by: for `keep = best` and `patience`. 0 keeps none; not together with `guard`.",
+        "rounds by: for `keep = best` and `patience`. 0 keeps none.",
     )
 
 
@@ -212,11 +205,6 @@ ASKED: Mapping[str, AtSilo] = {
     names.GROUP_SIZE: _asked(1),
     names.PRETRAIN_EPOCHS: _asked(0),
     names.PRETRAIN_STEPS: _asked(0),
-    names.GUARD_SINCE: _asked(1),
-    names.GUARD_EPOCHS: _asked(1),
-    names.GUARD_STEPS: _asked(0),
-    names.GUARD_LR: _asked(0.01),
-    names.GUARD_LR_DECAY: _asked(1.0),
 }
 """Entries that are not keys of every run: an algorithm or the run itself adds them."""
 

@@ -190,15 +190,6 @@ PRETRAIN_STEPS: Final = "pretrain-steps"
 """Length of a run's cold starts, where it has one of its own; told before a silo joins."""
 ASKS_LABEL_COUNTS: Final = "label-counts"
 """Whether the run asks for ``LABEL_COUNTS``; told before a silo joins."""
-GUARD: Final = "guard"
-"""Share of the training data kept out of it, to compare with a model trained alone; 0 is off."""
-GUARD_SINCE: Final = "guard-since"
-"""The round in which the silo first took part: from there on it trains its own model."""
-GUARD_EPOCHS: Final = "guard-epochs"
-GUARD_STEPS: Final = "guard-steps"
-GUARD_LR: Final = "guard-lr"
-GUARD_LR_DECAY: Final = "guard-lr-decay"
-"""A round of that training: the run's own, whatever a message asks of the federation's model."""
 RUN: Final = "run"
 """The run's name, for the files that the silo keeps."""
 ASKED_BY: Final = "asked-by"
@@ -256,18 +247,12 @@ RECEIVED_ERROR: Final = "received-error"
 RECEIVED_EXAMPLES: Final = "received-num-examples"
 RECEIVED_VALIDATION_ERROR: Final = "received-validation-error"
 """Of the model received, on the silo's validation data."""
-ALONE_ERROR: Final = "alone-error"
-"""On test data, of the model that the silo trained alone."""
-VALIDATION_ERROR: Final = "validation-error"
-ALONE_VALIDATION_ERROR: Final = "alone-validation-error"
 UPDATE_NORM: Final = "update-norm"
 """Euclidean norm of what a training changed, in a secure run or in a smaller format."""
 UPDATE_LOST: Final = "update-lost"
 """Of an update in a smaller format: what was rounded away, as a share of its norm."""
 TRIVIAL: Final = "trivial"
 """What is missing to the leading metric's best value if the best single answer is always given."""
-KEPT_ALONE: Final = "kept-alone"
-"""1 if the silo keeps the model that it trained alone, else 0."""
 MIN_GROUP_SIZE: Final = "min-group-size"
 """With an update: the fewest silos, this one included, with which it may be averaged. Of silos that
 do not describe themselves, where it is more than 1."""
@@ -283,10 +268,8 @@ OWN_METRICS: Final = frozenset(
     {
         *(NUM_EXAMPLES, TRAIN_LOSS, LOSS, ERROR, SECONDS, HELD_OUT, DISCRIMINATOR_BYTES),
         *(HOLDOUT_ERROR, HOLDOUT_LOSS, HOLDOUT_EXAMPLES, RECEIVED_LOSS, RECEIVED_ERROR),
-        *(RECEIVED_EXAMPLES, ALONE_ERROR),
-        *(VALIDATION_ERROR, ALONE_VALIDATION_ERROR, KEPT_ALONE, TRAINED_LOSS, TRAINED_ERROR),
-        *(MIN_GROUP_SIZE, RECEIVED_VALIDATION_ERROR, UPDATE_NORM, UPDATE_NOISE),
-        UPDATE_LOST,
+        *(RECEIVED_EXAMPLES, RECEIVED_VALIDATION_ERROR, TRAINED_LOSS, TRAINED_ERROR),
+        *(MIN_GROUP_SIZE, UPDATE_NORM, UPDATE_NOISE, UPDATE_LOST),
     }
 )
 """These; any other key of a reply is a metric of the silo's app."""

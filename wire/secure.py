@@ -58,7 +58,7 @@ OF_ITS_OWN: Final = frozenset(
         *(names.ROUND, names.PURPOSE, names.PEERS, names.SEALED, names.GROUP_SIZE, names.GROUP),
         *(names.EVALUATE_RECEIVED, names.EVALUATE_TRAINED, names.METRIC, names.APART),
         names.LEFT_OUT,
-        *(names.GUARD_SINCE, names.OWN_ROUND, names.OWN_PURPOSE),
+        *(names.OWN_ROUND, names.OWN_PURPOSE),
     }
 )
 """Entries of a training message that members of a sum may be told differently: none of them changes

@@ -22,7 +22,7 @@ from coterie.client.cli.predict import Kept, asked, halves
 from coterie.client.home.card import Calibration, Card, write_card
 from coterie.client.work.data import Part, to_device
 from coterie.client.work.figures import Figure
-from coterie.client.work.guard import held_out
+from coterie.client.work.hold_out import held_out
 from coterie.client.work.measure import figures_of
 from coterie.client.work.workbench import hash_of
 from coterie.tasks.base import Option, TaskError
@@ -61,7 +61,7 @@ def calibrate(
 ) -> Calibrated:
     """Fit temperature and thresholds on data of the silo that the model was not trained on.
 
-    That is the validation data, if the run had a guard, else half of the test data; the figures are
+    That is the validation data, if the run had any, else half of the test data; the figures are
     of the whole test data, or of its other half.
 
     Args:
@@ -153,8 +153,12 @@ def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str
             "--set, or train again."
         )
     data = to_device(loaded, torch.device("cpu"), workers=workers)
-    if card.guard:
-        return "validation", held_out(data, card.guard, silo=card.silo, seed=card.seed), data.test
+    if card.validation:
+        return (
+            "validation",
+            held_out(data, card.validation, silo=card.silo, seed=card.seed),
+            data.test,
+        )
     fit, rest = (torch.from_numpy(rows) for rows in halves(len(data.test), data.test.persons))
     if not len(rest):
         raise TaskError(

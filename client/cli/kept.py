@@ -229,7 +229,7 @@ def calibrate(
 
     A temperature makes the probabilities fit how often the model is right here. With two classes,
     or labels, a threshold says above which probability the answer is yes (the second class). Both
-    are fitted on what the run kept out of training (guard, validation), else on half of the test
+    are fitted on what the run kept out of training (validation), else on half of the test
     data, and stand in the model's card. From then on predict and export use them.
     """
     from coterie.client.cli.answers import figure_lines

@@ -20,7 +20,6 @@ from coterie.client.home.best import Best
 from coterie.client.home.rounds import file_of, write_model
 from coterie.client.home.settings import SettingsError
 from coterie.client.work.data import Part
-from coterie.client.work.guard import Choice
 from coterie.client.work.measure import Evaluation
 from coterie.client.work.workbench import Workbench
 from coterie.system.files import write_atomically
@@ -90,17 +89,17 @@ class Card:
         group: number of its group, from 1; 0 if it is in none.
         group_size: how many silos were in it.
         members: their names, where the run tells them.
-        trained: ``together`` with the group, ``alone`` where the guard found that better, or
-            ``here``: as this silo trained it last, before it was averaged.
+        trained: ``together`` with the group, or ``here``: as this silo trained it last, before it
+            was averaged. Earlier versions also kept models trained ``alone``.
         num_examples: training samples of this silo.
         num_persons, test_persons: whose training and test samples are; 0: the silo did not say.
         test_error, test_loss, test_examples: on this silo's own test data.
-        validation_error, validation_error_alone: what the guard went by.
+        validation_error: on validation data, where the model was chosen by it.
         metric, unit: what leads, which the errors are of.
         figures: metric → value, and low and high end of its 95 % interval.
         trivial: metric → its value if always the one best answer were given.
-        guard, seed: the share of the training data that the run kept out of all training, and
-            the run's seed, which says which samples these are.
+        validation, seed: the share of the training data that the run kept out of all training,
+            and the run's seed, which says which samples these are.
         calibration: of its outputs; None: they are read as they are.
         sha256: ``wire.model_hash`` of the arrays.
         kept: when, ISO 8601.
@@ -109,10 +108,10 @@ class Card:
             kept the model and did not say.
         frozen: ``weights.frozen_digest`` of what the file does not hold, because it is not trained;
             empty: it holds the whole model.
-        data_hash: ``workbench.hash_of`` the training data, with what the guard left out.
+        data_hash: ``workbench.hash_of`` the training data, validation data included.
         scale: of a table's training data.
         best_of: the last round of those that it is the best of, on ``validation_examples`` samples
-            of validation data, which ``guard`` is then the share of; 0: it is the last one's.
+            of validation data; 0: it is the last one's.
         task_values: the run's keys for the task (``Task.run_values``), which made the model.
         privacy: of a silo with differential privacy: ``epsilon`` that its data had cost when the
             model was kept, in all runs together, ``delta``, ``noise`` and ``clip``; else empty.
@@ -138,7 +137,6 @@ class Card:
     test_loss: float
     test_examples: int
     validation_error: float | None
-    validation_error_alone: float | None
     sha256: str
     kept: str
     versions: Mapping[str, str]
@@ -150,7 +148,7 @@ class Card:
     unit: str = ""
     figures: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     trivial: Mapping[str, float] = field(default_factory=dict)
-    guard: float = 0.0
+    validation: float = 0.0
     seed: int = 0
     calibration: Calibration | None = None
     frozen: str = ""
@@ -175,7 +173,6 @@ def card_of(
     config: ConfigRecord,
     model: Model,
     tested: Evaluation,
-    choice: Choice | None = None,
     *,
     here: bool = False,
     best: Best | None = None,
@@ -186,13 +183,10 @@ def card_of(
         bench, model: of the silo, and what it keeps.
         config: of the message that brought the model.
         tested: on the silo's test data, the one to keep.
-        choice: the guard's, if it was on.
         here: it is as this silo has just trained it.
         best: what it was chosen by, if it is the best of several rounds.
     """
-    together = HERE if here else "together"
     members = config.get(wire.MEMBERS, [])
-    chosen_by = best.error if best is not None else None
     description = bench.describe()
     validation = config.get(wire.VALIDATION, 0.0)
     spared = float(validation) if isinstance(validation, int | float) else 0.0
@@ -207,13 +201,12 @@ def card_of(
         group=_whole(config, wire.GROUP),
         group_size=_whole(config, wire.GROUP_SIZE),
         members=tuple(str(name) for name in members) if isinstance(members, list) else (),
-        trained="alone" if choice is not None and choice.alone else together,
+        trained=HERE if here else "together",
         num_examples=description.num_examples,
         test_error=tested.error,
         test_loss=tested.loss,
         test_examples=tested.num_examples,
-        validation_error=chosen_by if choice is None else choice.validation.error,
-        validation_error_alone=None if choice is None else choice.validation_alone.error,
+        validation_error=None if best is None else best.error,
         sha256=model_hash(model),
         kept=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=dict(description.versions or {}),
@@ -225,7 +218,7 @@ def card_of(
         unit=description.unit,
         figures={n: (f.value, f.low, f.high) for n, f in tested.figures.items()},
         trivial=dict(tested.trivial),
-        guard=spared if choice is None else choice.held_out,
+        validation=spared,
         seed=_whole(config, wire.SEED),
         frozen=bench.frozen,
         task_values=dict(bench.task.run_values),
@@ -309,6 +302,9 @@ def read_card(file: Path) -> Card:
         with safe_open(file, framework="np") as opened:
             values = json.loads(_metadata(opened, file))
         values["members"] = tuple(values["members"])
+        if "guard" in values:  # of versions that also trained models alone
+            values["validation"] = values.pop("guard")
+            values.pop("validation_error_alone", None)
         if (own := values.get("calibration")) is not None:
             values["calibration"] = Calibration(**own | {"thresholds": tuple(own["thresholds"])})
         return Card(**values)
@@ -322,7 +318,7 @@ def _how_trained(card: Card) -> str:
     if card.trained == HERE:
         return "as this silo trained it last, before it was averaged"
     if card.trained == "alone":
-        return "alone, which the guard found better"
+        return "alone"
     return "alone: no other silo was in its group" if card.alone else card.trained
 
 
@@ -354,11 +350,6 @@ def _text(card: Card, file: Path) -> str:
         )
     if card.counted:
         rows["Files of this silo's data"] = card.counted
-    if card.validation_error is not None and card.validation_error_alone is not None:
-        rows[f"Guard, {lead.title} on validation data"] = (
-            f"together {value_text(card, card.validation_error)}, "
-            f"alone {value_text(card, card.validation_error_alone)}"
-        )
     if card.best_of and card.validation_error is not None:
         rows["Chosen"] = (
             f"the model after round {card.round}, the best of those measured until round "

@@ -18,7 +18,6 @@ METRICS = {
     "loss": (wire.LOSS, wire.RECEIVED_LOSS, wire.TRAINED_LOSS, wire.HOLDOUT_LOSS),
     "error": (
         *(wire.ERROR, wire.RECEIVED_ERROR, wire.TRAINED_ERROR, wire.HOLDOUT_ERROR),
-        *(wire.VALIDATION_ERROR, wire.ALONE_ERROR, wire.ALONE_VALIDATION_ERROR, wire.KEPT_ALONE),
         wire.RECEIVED_VALIDATION_ERROR,
     ),
     "seconds": (wire.SECONDS,),

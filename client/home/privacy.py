@@ -107,8 +107,7 @@ REFUSED_VALUES = {
 STAYING = frozenset(
     {
         *(wire.TRIVIAL, wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS),
-        *(wire.RECEIVED_VALIDATION_ERROR, wire.VALIDATION_ERROR),
-        *(wire.ALONE_VALIDATION_ERROR, wire.KEPT_ALONE),
+        wire.RECEIVED_VALIDATION_ERROR,
     }
 )
 """Metrics that are measured on training data, or come of it, and do not leave."""

@@ -15,7 +15,6 @@ from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.journal import WRONG, note
 from coterie.client.home.policy import permitted
 from coterie.client.home.rounds import file_of, write_model
-from coterie.client.work.guard import Choice, Guard, choose
 from coterie.client.work.measure import Evaluation, evaluate, evaluate_in_full, leading
 from coterie.client.work.personalisation import Personalisation, personalise
 from coterie.client.work.request import RefusedError, Request
@@ -45,11 +44,10 @@ def evaluate_model(request: Request) -> RecordDict:
     if bench.settings.unlabelled:
         return _keep_unmeasured(request)
     how = request.personalisation(before=before)
-    guard, validation = request.guard(), validation_of(request)
+    validation, best = validation_of(request), None
     keep, metric = request.config.get(wire.KEEP), request.metric()
-    choice, best = None, None
     with Stopwatch() as watch:
-        spared = request.spared(before=round_number)
+        spared = request.spared()
         if how is not None:
             _personalise(spared, how)
         result = (
@@ -60,16 +58,13 @@ def evaluate_model(request: Request) -> RecordDict:
         model = read_weights(bench.model)
         if validation is not None and keep and _is_final(request):
             _, best = validate(request, validation, held_after=round_number)
-        if guard is not None and keep and round_number < LAST_ROUND:
-            choice = _choose(bench, guard, model, round_number=round_number, metric=metric)
     if keep and bench.settings.home:
-        kept = model if choice is None else choice.model
-        of_kept = choice.test_alone if choice is not None and choice.alone else result
+        kept, of_kept = model, result
         if best is not None:
             kept = load_best(request, best)
             load_weights(bench.model, kept)
             of_kept = evaluate_in_full(bench.task, bench.model, spared.data, metric=metric)
-        card = card_of(bench, request.config, kept, of_kept, choice, best=best)
+        card = card_of(bench, request.config, kept, of_kept, best=best)
         keep_model(bench.settings.home, card, kept, final=_is_final(request))
     if keep and _is_final(request):
         _end_run(request)
@@ -90,7 +85,7 @@ def evaluate_model(request: Request) -> RecordDict:
         figures,
         lead=request.lead(),
     )
-    return _evaluation(request, result, watch.seconds, choice)
+    return _evaluation(request, result, watch.seconds)
 
 
 def _keep_unmeasured(request: Request) -> RecordDict:
@@ -112,18 +107,6 @@ def _personalise(bench: Workbench, how: Personalisation) -> None:
         personalise(bench, how)
     except SpentError as reason:
         log.warning("silo %r %s", bench.settings.name, reason)
-
-
-def _choose(
-    bench: Workbench, guard: Guard, model: Model, *, round_number: int, metric: str
-) -> Choice | None:
-    """None where the privacy budget does not allow the guard's own model."""
-    try:
-        return choose(bench, guard, model, round_number=round_number, metric=metric)
-    except SpentError as reason:
-        log.warning("silo %r %s", bench.settings.name, reason)
-        load_weights(bench.model, model)
-        return None
 
 
 def _is_final(request: Request) -> bool:
@@ -152,7 +135,7 @@ def evaluate_model_on_training_data(request: Request) -> RecordDict:
     bench, round_number = request.bench, request.round_number(default=LAST_ROUND)
     request.receive(request.personal(), before=round_number)
     with Stopwatch() as watch:
-        data = request.spared(before=round_number - 1).data
+        data = request.spared().data
         result = evaluate(bench.task, bench.model, data.train, metric=request.metric())
     return _evaluation(request, result, watch.seconds)
 
@@ -199,9 +182,7 @@ def _members(request: Request) -> list[Model]:
     return [wire.decode_arrays(records[name]) for name in names]
 
 
-def _evaluation(
-    request: Request, result: Evaluation, seconds: float, choice: Choice | None = None
-) -> RecordDict:
+def _evaluation(request: Request, result: Evaluation, seconds: float) -> RecordDict:
     metrics = {
         wire.NUM_EXAMPLES: result.num_examples,
         wire.LOSS: result.loss,
@@ -209,7 +190,6 @@ def _evaluation(
         wire.SECONDS: seconds,
         **_figures(result),
         **_trivial(request, result),
-        **(_guard_metrics(choice) if choice is not None else {}),
     }
     policy = request.bench.settings.policy
     return RecordDict({wire.METRICS: permitted(metrics, policy, staying=request.staying)})
@@ -230,12 +210,3 @@ def _trivial(request: Request, result: Evaluation) -> dict[str, float]:
     lead = leading(request.bench.task, request.metric())
     value = result.trivial.get(lead.name, nan)
     return {wire.TRIVIAL: lead.shortfall(value)} if isfinite(value) else {}
-
-
-def _guard_metrics(choice: Choice) -> dict[str, float | int]:
-    return {
-        wire.ALONE_ERROR: choice.test_alone.error,
-        wire.VALIDATION_ERROR: choice.validation.error,
-        wire.ALONE_VALIDATION_ERROR: choice.validation_alone.error,
-        wire.KEPT_ALONE: int(choice.alone),
-    }

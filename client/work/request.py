@@ -19,13 +19,7 @@ from coterie.client.home.budget import SpentError
 from coterie.client.home.held import Held, held
 from coterie.client.work.columns import in_scale
 from coterie.client.work.data import Data
-from coterie.client.work.guard import (
-    Guard,
-    guarded,
-    guarded_until,
-    leave_out_validation,
-    split_validation,
-)
+from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.measure import leading
 from coterie.client.work.optimisers import Schedule, class_of
 from coterie.client.work.personalisation import APFL, DITTO, FINETUNE, Own, Personalisation
@@ -172,7 +166,7 @@ class Request:
         plan = self.plan()
         self.metric()
         self.wire_format()
-        self.kept_out_share()
+        self.held_out_share(wire.VALIDATION)
         cold_start = self.value(wire.PRETRAIN_STEPS)
         if cold_start:
             self._check_passes(replace(plan, steps=cold_start), wire.PRETRAIN_STEPS)
@@ -203,13 +197,7 @@ class Request:
         if self.config.get(wire.PERSONALISE) in (FINETUNE, DITTO):
             epochs = self.value(wire.PERSONAL_EPOCHS)
             of_a_round.append(replace(plan, epochs=epochs, steps=0))
-        if share := self.held_out_share(wire.GUARD):
-            of_a_round.append(plan)
-        spared = data if not share else split_validation(self.bench, share, run_seed=0)
         planned = [private.planned(model, data.train, one) for one in of_a_round]
-        if share:
-            compared = private.planned(model, spared.train, plan)
-            planned.append(compared)
         planned = [replace(one, steps=one.steps * rounds) for one in planned]
         epochs = self.value(wire.PRETRAIN_EPOCHS)
         if cold_start or epochs:
@@ -353,33 +341,6 @@ class Request:
                     f"and this run's {name} = {asked} does not go with that."
                 )
 
-    def guard(self) -> Guard | None:
-        """What the silo does to end no worse than alone; None if the run has no guard."""
-        share = self.held_out_share(wire.GUARD)
-        if not share:
-            return None
-        rounds = self.value(wire.ROUNDS)
-        return Guard(
-            share=share,
-            run=self.run,
-            run_seed=self.run_seed,
-            since=self.value(wire.GUARD_SINCE),
-            until=guarded_until(rounds),
-            plan=self._guard_plan,
-        )
-
-    def _guard_plan(self, number: int) -> TrainPlan:
-        """The run's own training in this round, without a pull to others' models."""
-        decay = self.value(wire.GUARD_LR_DECAY)
-        plan = replace(
-            self._way(number),
-            epochs=self.value(wire.GUARD_EPOCHS),
-            lr=self.value(wire.GUARD_LR) * decay ** (number - 1),
-            steps=self.value(wire.GUARD_STEPS),
-        )
-        self._check_passes(plan, wire.GUARD_STEPS if plan.steps else wire.GUARD_EPOCHS)
-        return plan
-
     def _way(self, number: int | None = None) -> TrainPlan:
         """What all trainings of the run have in common, in this round or another."""
         asked = {name: self.value(name.replace("_", "-")) for name in COMMON}
@@ -493,20 +454,9 @@ class Request:
             )
         return share
 
-    def kept_out_share(self) -> float:
-        """Share of the training samples that no training of this run sees: the guard's, or what
-        rounds are chosen by."""
-        guard, validation = map(self.held_out_share, (wire.GUARD, wire.VALIDATION))
-        if guard and validation:
-            raise RefusedError(f"{wire.GUARD} and {wire.VALIDATION} cannot be combined.")
-        return guard or validation
-
-    def spared(self, *, before: int) -> Workbench:
-        """The bench without what training must not see: of the guard's share until models have been
-        compared after a round before this one, of validation data ever."""
-        share, guard = self.kept_out_share(), self.guard()
-        if guard is not None:
-            return guarded(self.bench, guard, before=before)
+    def spared(self) -> Workbench:
+        """The bench without validation data, which no training of this run sees."""
+        share = self.held_out_share(wire.VALIDATION)
         return leave_out_validation(self.bench, share, run_seed=self.run_seed)
 
     def value(self, name: str) -> Any:

@@ -378,7 +378,8 @@ def require_enough(model: nn.Module, part: Part) -> None:
     except ValueError:
         raise TooFewError(
             "a model with BatchNorm cannot be trained on one sample. Give the silo more training "
-            "data, hold out less of it (guard, alpha = auto), or take a network without BatchNorm."
+            "data, hold out less of it (validation, alpha = auto), or take a network without "
+            "BatchNorm."
         ) from None
 
 

@@ -20,13 +20,7 @@ from coterie.client.home.policy import permitted
 from coterie.client.work.data import Data, Part
 from coterie.client.work.diverged import divergence, odd_array
 from coterie.client.work.generators import AddedLoss, latent_loss
-from coterie.client.work.guard import (
-    Guard,
-    compare,
-    leave_out_validation,
-    split_validation,
-    train_alone,
-)
+from coterie.client.work.hold_out import split_validation
 from coterie.client.work.measure import evaluate, evaluate_in_full
 from coterie.client.work.meta_sgd import train_per_fedavg, train_pfedme
 from coterie.client.work.optimisers import Slots
@@ -102,9 +96,8 @@ class _Order:
 
     Attributes:
         plan: how to train.
-        bench: with the model received, and without what the guard still keeps out.
+        bench: with the model received, and without validation data.
         data: what to train with: the bench's, less a part if ``holdout`` is positive.
-        guard: what the silo does to end no worse than alone, if anything.
         holdout: share of the training data.
         validation: what rounds are chosen by, if the run has such data.
         own: what the silo makes of the model received for itself, if anything.
@@ -118,7 +111,6 @@ class _Order:
     plan: TrainPlan
     bench: Workbench
     data: Data
-    guard: Guard | None
     holdout: float
     validation: Part | None
     own: Personalisation | None
@@ -211,39 +203,18 @@ def _read_order(request: Request) -> _Order:
     plan, staying, round_number = request.plan(), request.personal(), request.round_number()
     before = 0 if request.purpose else round_number
     packed = request.receive(staying, before=before)
-    guard, own = request.guard(), request.personalisation(before=before)
-    metric = request.metric()
-    if guard is not None and not request.purpose and round_number > guard.until:
-        _compare_received(bench, guard, own, round_number=round_number, metric=metric)
+    own, metric = request.personalisation(before=before), request.metric()
     validation = validation_of(request)
-    # What else is asked in a round does not depend on whether it is asked before this or after.
-    bench = request.spared(before=round_number - bool(request.purpose))
+    bench = request.spared()
     holdout = request.held_out_share(wire.HOLDOUT, of=bench.data)
     data = split_validation(bench, holdout, run_seed=run_seed) if holdout else bench.data
     wire_format = request.wire_format() if packed else wire.FLOAT32
     kept = own is not None or request.config.get(wire.SECURE) or wire_format != wire.FLOAT32
     received = read_weights(bench.model) if kept else {}
     return _Order(
-        *(plan, bench, data, guard, holdout, validation, own, received, staying, packed, metric),
+        *(plan, bench, data, holdout, validation, own, received, staying, packed, metric),
         wire_format,
     )
-
-
-def _compare_received(
-    bench: Workbench,
-    guard: Guard,
-    own: Personalisation | None,
-    *,
-    round_number: int,
-    metric: str,
-) -> None:
-    """The guard's comparison, once; the model received is in the bench before and after."""
-    received = read_weights(bench.model)
-    if own is not None:
-        personalise(leave_out_validation(bench, guard.share, run_seed=guard.run_seed), own)
-    of_the_silo = read_weights(bench.model)
-    compare(bench, guard, of_the_silo, round_number=round_number - 1, metric=metric)
-    load_weights(bench.model, received)
 
 
 def _evaluate_received(request: Request, order: _Order) -> dict[str, float | int]:
@@ -311,8 +282,6 @@ def _train_own_models(request: Request, order: _Order, trained: Model) -> dict[s
             keep_model(bench.settings.home, card, trained)
     if order.own is not None:
         train_own(bench, order.received, order.own)
-    if order.guard is not None:
-        train_alone(request.bench, order.guard, round_number=request.round_number())
     return metrics
 
 

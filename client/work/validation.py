@@ -11,7 +11,7 @@ from coterie import wire
 from coterie.client.home import best
 from coterie.client.home.best import Best
 from coterie.client.work.data import Part
-from coterie.client.work.guard import split_validation
+from coterie.client.work.hold_out import split_validation
 from coterie.client.work.measure import Evaluation, evaluate
 from coterie.client.work.request import Request
 from coterie.client.work.weights import read_weights, travelling

@@ -249,9 +249,6 @@ def print_final(console: Console, folder: Path) -> None:
         _print_statistics(console, folder)
         return
     console.print(_silo_table(run) if len(_last(run)) <= MAX_SILOS_LISTED else _group_table(run))
-    if guarded := run.alone_errors:
-        kept = ", ".join(run.kept_alone) or "none"
-        say(console, f"guard: of {len(guarded)} silos, these kept their own model: {kept}")
     if run.ended_early:
         say(console, f"ended early, after round {len(run.rounds)}: {run.ended_early}")
     if run.collaboration:
@@ -300,13 +297,13 @@ def _last(run: Run) -> Evaluations:
 
 def _silo_table(run: Run) -> Table:
     """Every silo's model at the end, with those that left, and the mean of those that did not."""
-    errors, alone, own = run.last_errors(), run.alone_errors, run.last_personal_errors()
-    here, tested, kept = run.final_errors, run.test_counts(), run.kept_alone
+    errors, own = run.last_errors(), run.last_personal_errors()
+    here, tested = run.final_errors, run.test_counts()
     table = Table(show_footer=bool(here))
     table.add_column("silo", f"mean of {len(here)}")
     for column in ("samples", "tested on", "group"):
         table.add_column(column, justify="right")
-    told = [("keeps" if alone else run.lead.title, here), *([("alone", alone)] if alone else [])]
+    told = [(run.lead.title, here)]
     told += [("Per", {name: own[name] for name in own if name in here})] if own else []
     for column, known in told:
         values = list(known.values())
@@ -319,9 +316,8 @@ def _silo_table(run: Run) -> Table:
             "–" if math.isnan(facts.num_examples) else f"{facts.num_examples:.0f}",
             str(tested.get(name, "–")),
             group_of.get(name, "–") if name in _last(run) else "left",
-            run.lead.text(errors.get(name)) + (" (its own)" if name in kept else ""),
+            run.lead.text(errors.get(name)),
         ]
-        cells += [run.lead.text(alone.get(name))] if alone else []
         cells += [run.lead.text(own.get(name))] if own else []
         table.add_row(Text(name), *cells)
     return table

@@ -18,11 +18,11 @@ DATA_NOTE = "silos.txt"
 
 COMPARED_KEYS = (
     "task", "seed", "rounds", "local-epochs", "local-steps", "batch-size", "lr", "lr-decay",
-    "momentum", "weight-decay", "proximal-mu", "precision", "guard", "personalise",
+    "momentum", "weight-decay", "proximal-mu", "precision", "personalise",
     "personal-epochs", "personal-lr", "ditto-lambda",
 )  # fmt: skip
 """Two runs are comparable when these are equal: what a silo's own training depends on."""
-NEWER_KEYS = {"local-steps": 0, "proximal-mu": 0.0, "guard": 0.0, "personalise": "none"}
+NEWER_KEYS = {"local-steps": 0, "proximal-mu": 0.0, "personalise": "none"}
 """Of these, what held in records of releases that did not have them."""
 
 
@@ -34,7 +34,7 @@ class Gains:
         together: silo → its last error in this run.
         stayed: silos that took part to the end: only their gains count.
         alone, common: the same of a run in which everybody trained alone, or one model for all.
-            Without such a run, alone is what silos with a guard trained beside this one.
+            Empty without such a run.
         alone_run, common_run: names of those runs, or empty.
     """
 
@@ -83,7 +83,7 @@ def compare(run: Run, *, alone: Run | None, common: Run | None) -> Gains:
         stayed=frozenset(
             next((o.errors for o in reversed(run.rounds) if o.errors), errors_of(run.initial))
         ),
-        alone=run.alone_errors if alone is None else alone.last_errors(),
+        alone={} if alone is None else alone.last_errors(),
         common={} if common is None else common.last_errors(),
         alone_run="" if alone is None else alone.name,
         common_run="" if common is None else common.name,

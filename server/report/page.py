@@ -114,9 +114,6 @@ def _figures(story: Story) -> dict[str, str]:
         figures[f"mean gain over alone, {lead.points}"] = signed_points(story.gains.mean_gain, lead)
         spread = f"standard deviation of the gains, {lead.points}"
         figures[spread] = lead.gain(story.gains.rsd, sign="")
-    if guarded := story.run.alone_errors:
-        kept = f"{len(story.run.kept_alone)} of {len(guarded)}"
-        figures["silos that kept their own model (guard)"] = kept
     if story.gains.together:
         figures[f"mean {lead.title}"] = lead.text(story.gains.mean_error)
     if now is not None:
@@ -197,7 +194,6 @@ def _silo_table(story: Story) -> Table:
         remark = [f"joined in round {joined[name]}"] if joined.get(name, 1) > 1 else []
         remark += [f"left before round {left[name]}"] if name in left and name not in now else []
         remark += ["its samples have no labels yet"] * (name in unlabelled)
-        remark += ["keeps the model that it trained alone"] * (name in story.run.kept_alone)
         rows.append(
             (
                 name,
@@ -238,7 +234,7 @@ def _measured(
     if run.metric == wire.ERROR and tested and error is not None and math.isfinite(error):
         beside.append(f"{round(error * tested)} of {tested}")
     ends = [figures.get(run.metric + end, math.nan) for end in (wire.LOW, wire.HIGH)]
-    if all(map(math.isfinite, ends)) and name not in run.kept_alone:
+    if all(map(math.isfinite, ends)):
         beside.append(f"95 %: {run.lead.interval(*ends)}")
     return f"{run.lead.text(error)} ({'; '.join(beside)})" if beside else run.lead.text(error)
 

@@ -212,8 +212,6 @@ def train_config(config: RunConfig, *, run: str) -> dict[str, Scalar]:
 
 
 def _validation_problems(config: RunConfig) -> Iterator[str]:
-    if config.validation and config.guard:
-        yield "validation and guard cannot be combined: take one of the two"
     for key, asked in (("keep = best", config.keep == "best"), ("patience", config.patience)):
         if asked and not config.validation:
             yield f"{key} needs validation data: set validation, to 0.1 for example"
@@ -320,6 +318,13 @@ def _fixed(row: Row) -> set[str]:
     return {name.replace("_", "-") for name in row.fixed}
 
 
+GONE = {
+    "guard": "it is gone. strategy = auto tries training alone among others, and validation with "
+    "keep = best keeps each silo's best model",
+}
+"""Keys of earlier versions → what to do in their place."""
+
+
 def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]:
     """Keys that are nobody's, or another strategy's."""
     mine = keys_of(row, around=around)
@@ -330,7 +335,7 @@ def _foreign(own: Mapping[str, Any], row: Row, *, around: bool) -> Iterator[str]
             yield f"{_belongs(key)}, and the strategy is {row.name}"
         else:
             near = get_close_matches(key, [*mine, *RunConfig.own_keys(), *owners()], n=1)
-            advice = (
+            advice = GONE.get(key) or (
                 f"did you mean {near[0]}?"
                 if near
                 else "docs/reference/configuration.md lists the keys"

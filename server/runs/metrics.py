@@ -29,11 +29,6 @@ def ipr(errors: Errors, alone: Errors) -> float:
     return _mean([gain > 0 for gain in gains(errors, alone).values()])
 
 
-def not_worse(errors: Errors, alone: Errors) -> float:
-    """Share of silos as good as alone or better, in [0, 1]. NaN as in ``ipr``."""
-    return _mean([gain >= 0 for gain in gains(errors, alone).values()])
-
-
 def rsd(errors: Errors, alone: Errors) -> float:
     """Reward standard deviation: the population's, of the gains; NaN as in ``ipr``."""
     found = list(gains(errors, alone).values())

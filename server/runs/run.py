@@ -19,7 +19,7 @@ from coterie import wire
 from coterie.server.paths import default_runs_dir, place
 from coterie.server.runs.answers import AnnouncingGrid
 from coterie.server.runs.checkpoint import Checkpoints
-from coterie.server.runs.config import RunConfig, foreign_keys, train_config
+from coterie.server.runs.config import GONE, RunConfig, foreign_keys, train_config
 from coterie.server.runs.initial import initial_arrays
 from coterie.server.runs.metrics import Lead
 from coterie.server.runs.record import Recorder, Run, reading
@@ -233,8 +233,14 @@ def execute(
 
 
 def recorded_config(run: Run) -> RunConfig:
-    """The configuration of a record; earlier releases wrote the keys of every strategy into it."""
-    foreign = foreign_keys(run.config)
+    """The configuration of a record; earlier releases wrote the keys of every strategy into it.
+
+    Keys that are gone are left out, and the log says so where they did something.
+    """
+    foreign = foreign_keys(run.config) | GONE
+    for key in GONE.keys() & run.config.keys():
+        if run.config[key]:
+            log.warning("%s = %s of the record is left out: %s", key, run.config[key], GONE[key])
     return RunConfig.read({key: v for key, v in run.config.items() if key not in foreign})
 
 

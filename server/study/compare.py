@@ -609,13 +609,8 @@ def _run_repeat(
 
 def _outcome(found: Measure) -> str:
     """One run in a few words."""
-    kept = found.kept_alone
     groups = wire.counted(len(found.groups), "group")
-    return (
-        f"mean {found.lead.title} {found.lead.text(found.mean)}, {groups}, "
-        + (f"{len(kept)} kept their own model ({', '.join(kept[:4])}), " if kept else "")
-        + f"{found.seconds:.1f} s"
-    )
+    return f"mean {found.lead.title} {found.lead.text(found.mean)}, {groups}, {found.seconds:.1f} s"
 
 
 def _run_here(silos: Sequence[SiloSpec], keys: Mapping[str, Any], target: Path) -> None:
@@ -724,7 +719,6 @@ def _keep(result: Result, comparison: Comparison, folder: Path, title: str) -> N
             {"name": name, "seed": repeat.seed}
             | ({"fold": repeat.fold} if repeat.fold else {})
             | {"errors": dict(own.errors), "curve": own.curve, "groups": own.groups}
-            | ({"kept-alone": own.kept_alone} if own.kept_alone else {})
             for name, by_repeat in result.measures.items()
             for repeat, own in by_repeat.items()
         ],

@@ -51,7 +51,6 @@ class Measure:
         silo_seconds: the silos' own for all of that, added up, as far as they state them.
         lead: in what errors are counted.
         trained, tested: silo → samples, as far as known.
-        kept_alone: silos that kept the model that they trained alone (``guard``).
     """
 
     errors: Mapping[str, float]
@@ -63,7 +62,6 @@ class Measure:
     lead: Lead = field(default_factory=Lead)
     trained: Mapping[str, float] = field(default_factory=dict)
     tested: Mapping[str, int] = field(default_factory=dict)
-    kept_alone: tuple[str, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -135,7 +133,6 @@ def measure(run: Run) -> Measure:
         lead=run.lead,
         trained={name: silo.num_examples for name, silo in run.silos.items()},
         tested=run.test_counts(),
-        kept_alone=run.kept_alone,
     )
 
 

@@ -300,7 +300,7 @@ def _too_few_text(num_examples: float) -> str:
     text = f"it has too few samples to hold any out: {num_examples:g}, "
     if num_examples < 2:
         return text + "at least 2 are needed."
-    return text + "of which fewer than the 2 that are needed are left (guard keeps some out)."
+    return text + "of which fewer than the 2 that are needed are left (validation keeps some out)."
 
 
 def _stated(update: kit.Update, key: str) -> int | None:

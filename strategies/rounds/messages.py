@@ -12,18 +12,6 @@ from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
 
-def guard_entries(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's own round, for the model that silos with a guard train by themselves."""
-    if not config.get(wire.GUARD):
-        return {}
-    return {
-        wire.GUARD_EPOCHS: config.get(wire.LOCAL_EPOCHS, 1),
-        wire.GUARD_STEPS: config.get(wire.LOCAL_STEPS, 0),
-        wire.GUARD_LR: float(config.get(wire.LR, 0.01)),
-        wire.GUARD_LR_DECAY: float(config.get(wire.LR_DECAY, 1.0)),
-    }
-
-
 def own_entries(model: Model) -> dict[str, Any]:
     """What a message says in the place of a model that its silo has and nobody else."""
     if not isinstance(model, kit.Unseen):
@@ -64,7 +52,6 @@ def training_messages(
     groups: Sequence[kit.Group],
     evaluate: bool,
     told: Mapping[str, Any],
-    since: Mapping[str, int],
     secure: Callable[[kit.Order], Mapping[str, Any]] | None = None,
 ) -> list[Message]:
     """One message per order.
@@ -76,7 +63,6 @@ def training_messages(
         groups: who trains together.
         evaluate: whether silos answer for the model received as well.
         told: entries that the configuration comes before.
-        since: silo → the round in which it first took part.
         secure: entries of an order in a secure run; None in others.
     """
     encoder = Encoder()
@@ -85,8 +71,6 @@ def training_messages(
     for order in orders:
         size = 1 if order.purpose else sizes.get(order.silo.name, 1)
         entries = _entries(order, number, {**told, **config}, size, evaluate=evaluate)
-        if guarded := guard_entries(config):
-            entries |= {**guarded, wire.GUARD_SINCE: since.get(order.silo.name, number)}
         entries |= {**own_entries(order.model), **(secure(order) if secure else {})}
         content = RecordDict({wire.CONFIG: ConfigRecord(entries)})
         for name, part in {wire.ARRAYS: order.model, **order.extras}.items():
@@ -132,7 +116,6 @@ def evaluation_messages(
     more: Mapping[str, Any],
     told: Mapping[str, Any],
     own: Mapping[str, Mapping[str, Any]] | None = None,
-    since: Mapping[str, int],
 ) -> list[Message]:
     """Every silo's own model, to be evaluated.
 
@@ -144,21 +127,17 @@ def evaluation_messages(
         more: entries of all these messages.
         told: entries that both come before.
         own: silo → further entries of its message.
-        since: silo → the round in which it first took part.
     """
     encoder = Encoder()
-    guarded = guard_entries(config)
-    trains = bool(guarded) or wire.PERSONALISE in config
-    keys = wire.evaluation_entries(trains=trains)
+    keys = wire.evaluation_entries(trains=wire.PERSONALISE in config)
     of_training = {
         key: value for key, value in config.items() if key in keys or key.startswith(wire.TASK_KEYS)
     }
-    entries = {**told, **of_training, **guarded, **more, wire.ROUND: number}
+    entries = {**told, **of_training, **more, wire.ROUND: number}
     messages = []
     for silo in silos:
-        came = {wire.GUARD_SINCE: since.get(silo.name, number)} if guarded else {}
         model = models[silo.name]
-        mine = {**came, **own_entries(model), **(own or {}).get(silo.name, {})}
+        mine = {**own_entries(model), **(own or {}).get(silo.name, {})}
         content = RecordDict({wire.CONFIG: ConfigRecord({**entries, **mine})})
         if kit.is_seen(model):
             content[wire.ARRAYS] = encoder.encode(model, packed=silo.described)

@@ -22,7 +22,6 @@ from coterie.strategies.rounds.models import Unseen, each
 from coterie.strategies.rounds.reports import (
     Evaluation,
     Figures,
-    GuardReport,
     PhaseReport,
     SiloReport,
 )
@@ -46,11 +45,6 @@ Sketches = Mapping[str, int]
 
 RAISED = 2
 """Flower's error code of a ClientApp that raised."""
-
-GUARD_KEYS = (
-    *(wire.ERROR, wire.ALONE_ERROR),
-    *(wire.VALIDATION_ERROR, wire.ALONE_VALIDATION_ERROR),
-)
 
 
 class ReplyError(ValueError):
@@ -349,22 +343,6 @@ def read_evaluations(
             continue
         loss = _sane(metrics.get(wire.LOSS, float("nan")))
         found[silo.name] = (loss, _sane(error_of(metrics), least=0), int(count))
-    return dict(sorted(found.items()))
-
-
-def read_guards(silos: Sequence[Silo], replies: Sequence[Message | None]) -> dict[str, GuardReport]:
-    """What silos with a guard found."""
-    found = {}
-    for silo, reply in zip(silos, replies, strict=True):
-        if reply is None or reply.has_error():
-            continue
-        metrics = wire.read_metrics(reply.content)
-        error, alone, validation, alone_validation = (
-            metrics.get(key, float("nan")) for key in GUARD_KEYS
-        )
-        if all(0 <= one <= MAX_VALUE for one in (error, alone, validation, alone_validation)):
-            kept_alone = metrics.get(wire.KEPT_ALONE) == 1
-            found[silo.name] = GuardReport(error, alone, validation, alone_validation, kept_alone)
     return dict(sorted(found.items()))
 
 

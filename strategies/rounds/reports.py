@@ -63,23 +63,6 @@ class SiloReport:
 
 
 @dataclass(frozen=True)
-class GuardReport:
-    """What a silo found that also trained alone. Errors in [0, 1].
-
-    Attributes:
-        error, alone_error: on its test data, of the federation's model and of its own.
-        validation_error, alone_validation_error: on what it kept out of both trainings.
-        kept_alone: it keeps its own.
-    """
-
-    error: float
-    alone_error: float
-    validation_error: float
-    alone_validation_error: float
-    kept_alone: bool
-
-
-@dataclass(frozen=True)
 class RoundReport:
     """What happened in a round.
 
@@ -99,7 +82,6 @@ class RoundReport:
         phases: message type → what was exchanged before the round's training; purpose → what
             silos did in the round's own exchange beside their training.
         details: what the algorithm adds for the record.
-        guard: silo → what it found, after the last round of a run with ``guard``.
         ended_early: why this is the last round of a run of more, in words; empty: it is not.
         final: this is the evaluation after the last round.
     """
@@ -118,6 +100,5 @@ class RoundReport:
     seconds: Mapping[str, float] = field(default_factory=dict)
     phases: Mapping[str, PhaseReport] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-    guard: Mapping[str, GuardReport] = field(default_factory=dict)
     ended_early: str = ""
     final: bool = False

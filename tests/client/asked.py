@@ -20,7 +20,6 @@ from torch.utils.data import Dataset
 from coterie import wire
 from coterie.client.home.card import card_of, keep_model
 from coterie.client.home.settings import SiloSettings
-from coterie.client.work.guard import Choice
 from coterie.client.work.measure import evaluate_in_full
 from coterie.client.work.weights import read_weights
 from coterie.client.work.workbench import open_workbench
@@ -213,13 +212,12 @@ class Streaming(TwoLabels):
         )
 
 
-def keep(home: Path, kind: type[Task], *, guard: float = 0.0, **options: Option) -> Path:
+def keep(home: Path, kind: type[Task], *, validation: float = 0.0, **options: Option) -> Path:
     """Keep a task's model as a silo does at the end of a run; return its file."""
     settings = SiloSettings("a", f"{__name__}:{kind.__name__}", options=options, home=str(home))
     bench = open_workbench(settings)
     tested = evaluate_in_full(bench.task, bench.model, bench.data)
     values = {wire.RUN: kind.__name__, wire.ROUND: 1, wire.ROUNDS: 1}
-    config = ConfigRecord({**values, wire.SEED: 3})
+    config = ConfigRecord({**values, wire.SEED: 3, wire.VALIDATION: validation})
     model = read_weights(bench.model)
-    choice = Choice(False, model, tested, tested, tested, guard) if guard else None
-    return keep_model(str(home), card_of(bench, config, model, tested, choice), model)
+    return keep_model(str(home), card_of(bench, config, model, tested), model)

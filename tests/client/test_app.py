@@ -325,11 +325,19 @@ def test_another_model_is_refused_and_the_next_message_is_answered(kind: str) ->
 @pytest.mark.parametrize(
     ("samples", "shares", "said"),
     [
-        (1, {"guard": 0.2}, "has too few training samples for guard: 1 is left"),
+        (1, {"validation": 0.2}, "has too few training samples for validation: 1 is left"),
         (1, {"holdout": 0.2}, "has too few training samples for holdout: 1 is left"),
-        (2, {"guard": 0.2, "holdout": 0.2}, "has too few training samples for holdout: 1 is left"),
-        (3, {"guard": 0.5, "holdout": 0.2}, "has too few training samples for holdout: 1 is left"),
-        (20, {"guard": 0.6}, "guard must be in [0, 0.5]. Got 0.6"),
+        (
+            2,
+            {"validation": 0.2, "holdout": 0.2},
+            "has too few training samples for holdout: 1 is left",
+        ),
+        (
+            3,
+            {"validation": 0.5, "holdout": 0.2},
+            "has too few training samples for holdout: 1 is left",
+        ),
+        (20, {"validation": 0.6}, "validation must be in [0, 0.5]. Got 0.6"),
     ],
 )
 def test_what_leaves_nothing_to_train_with_is_refused_with_the_reason(
@@ -342,7 +350,7 @@ def test_what_leaves_nothing_to_train_with_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     ("samples", "shares"),
-    [(2, {"guard": 0.2}), (2, {"holdout": 0.2}), (3, {"guard": 0.2, "holdout": 0.2})],
+    [(2, {"validation": 0.2}), (2, {"holdout": 0.2}), (3, {"validation": 0.2, "holdout": 0.2})],
 )
 def test_one_sample_that_is_left_is_trained_with(samples: int, shares: dict[str, Any]) -> None:
     config = digits_config("a", **{"data.train": samples})
@@ -354,11 +362,11 @@ def test_one_sample_that_is_left_is_too_few_for_batch_norm(normed: dict[str, Any
     two, one = (normed | {"data.train": samples} for samples in (2, 1))
     start = initial(node_config=normed)
     assert not train(start, two, task="normed").has_error()
-    for config, shares in ((one, {}), (two, {"guard": 0.2}), (two, {"holdout": 0.5})):
+    for config, shares in ((one, {}), (two, {"validation": 0.2}), (two, {"holdout": 0.5})):
         reply = train(start, config, task="normed", **shares)
         assert reply.error.code == wire.REFUSED
         assert "BatchNorm cannot be trained on one sample" in reply.error.reason
-    tuned = {"personalise": "finetune", "personal_epochs": 1, "guard": 0.2}
+    tuned = {"personalise": "finetune", "personal_epochs": 1, "validation": 0.2}
     reply = ask(wire.EVALUATE, two, model=start, **(TRAINING | tuned | {"task": "normed"}))
     assert "BatchNorm cannot be trained on one sample" in reply.error.reason
     reply = ask(wire.EVALUATE, normed, model=start, personalise="finetune", batch_size=1,

@@ -227,7 +227,7 @@ def test_a_run_that_would_go_over_the_budget_is_refused_at_the_join(tmp_path: Pa
     assert not ask(wire.DESCRIBE, node, rounds=most, **JOINING).has_error()
     said = reason(ask(wire.DESCRIBE, node, rounds=most + 1, **JOINING), wire.SPENT)
     assert "has a privacy budget of ε 4 at δ 0.000625, of which 0 is spent by other runs" in said
-    for beside in ({"guard": 0.1}, {"personalise": "ditto"}, {"pretrain_epochs": 3}):
+    for beside in ({"personalise": "ditto"}, {"pretrain_epochs": 3}):
         assert ask(wire.DESCRIBE, node, rounds=most, **JOINING, **beside).has_error(), beside
 
 
@@ -319,20 +319,21 @@ def test_every_strategy_that_makes_a_silo_answer_what_it_refuses_is_refused_or_c
 
 
 def test_metrics_of_training_data_do_not_leave(tmp_path: Path) -> None:
-    told = {"holdout": 0.2, "guard": 0.2, "rounds": 4, "evaluate_received": True}
+    told = {"holdout": 0.2, "validation": 0.2, "rounds": 4, "evaluate_received": True}
     plain = train(initial(), digits_config("a", **SIXTEEN), **told).content[wire.METRICS]
-    assert set(plain) & STAYING == {wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS}
+    of_training = {wire.TRAIN_LOSS, wire.HOLDOUT_ERROR, wire.HOLDOUT_LOSS}
+    assert set(plain) & STAYING == of_training | {wire.RECEIVED_VALIDATION_ERROR}
     node = silo(tmp_path, epsilon=100.0)
     own = train(initial(), node, **told).content[wire.METRICS]
     assert set(own) == (set(plain) - STAYING) | {wire.UPDATE_NOISE}
     assert own[wire.UPDATE_NOISE] > 0
-    end = {"keep": True, "server_round": 1, "rounds": 1, "guard": 0.2}
+    end = {"keep": True, "server_round": 1, "rounds": 1, "validation": 0.2}
     kept = ask(wire.EVALUATE, node, model=initial(), **end).content[wire.METRICS]
-    assert not set(kept) & STAYING and wire.ALONE_ERROR in kept
+    assert not set(kept) & STAYING and wire.ERROR in kept
 
 
 def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
-    """The round's model, a cold start, a trial, Ditto's own, and the guard's two."""
+    """The round's model, a cold start, a trial, and Ditto's own."""
     node, model = silo(tmp_path, epsilon=1000.0), initial()
 
     def charges(kind: str, **told: Any) -> int:
@@ -344,14 +345,6 @@ def test_everything_that_is_trained_is_charged(tmp_path: Path) -> None:
     assert charges(wire.COLD_START, purpose="cold start") == 1
     assert charges(wire.TRAIN, purpose="trial-1") == 1
     assert charges(wire.TRAIN, server_round=2, personalise="ditto", ditto_lambda=0.1) == 2
-    guard = {"guard": 0.2, "rounds": 2, "guard_since": 1, "run": "guarded", "lr": 0.04}
-    assert charges(wire.TRAIN, **guard, guard_lr=0.04) == 2, "together, and alone on all data"
-    # The model to compare with is that of the round before, which has been paid for.
-    assert charges(wire.TRAIN, **guard, guard_lr=0.04, server_round=2) == 2
-    longer = {**guard, "server_round": 2, "run": "other", "lr": 0.03}
-    assert charges(wire.TRAIN, **longer, guard_lr=0.02) == 4, (
-        "two rounds alone, and to compare with"
-    )
     assert charges(wire.EVALUATE, personalise="finetune", server_round=3) == 1
 
 
@@ -534,5 +527,5 @@ def test_a_run_whose_silos_are_refused_at_the_join_says_why(tmp_path: Path) -> N
 
 
 def test_a_run_tells_before_the_join_what_a_budget_goes_by() -> None:
-    told = terms(RunConfig.read({"guard": 0.1, "rounds": 7, "local-epochs": 3}))
-    assert (told["guard"], told["rounds"], told["local-epochs"]) == (0.1, 7, 3)
+    told = terms(RunConfig.read({"validation": 0.1, "rounds": 7, "local-epochs": 3}))
+    assert (told["validation"], told["rounds"], told["local-epochs"]) == (0.1, 7, 3)

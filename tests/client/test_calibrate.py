@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from coterie.client.cli.predict import halves, predict
 from coterie.client.home.card import Calibration, read_card, write_card
 from coterie.client.home.settings import SiloSettings
-from coterie.client.work.guard import split_validation
+from coterie.client.work.hold_out import split_validation
 from coterie.client.work.workbench import open_workbench
 from coterie.tasks.base import SiloData, Task
 from coterie.wire import model_hash
@@ -24,9 +24,9 @@ MANY = ("--set", "rows=3000")
 
 
 def calibrated(
-    home: Path, kind: type[Task], *more: str, guard: float = 0.0, rows: int = 3000
+    home: Path, kind: type[Task], *more: str, validation: float = 0.0, rows: int = 3000
 ) -> Calibration:
-    file = asked.keep(home, kind, guard=guard, rows=rows)
+    file = asked.keep(home, kind, validation=validation, rows=rows)
     assert silo(["calibrate", "--home", str(home), "--set", f"rows={rows}", *more]) == 0
     found = read_card(file).calibration
     assert found is not None
@@ -148,10 +148,10 @@ def test_calibrating_again_starts_from_the_model_itself(tmp_path: Path) -> None:
     assert read_card(model_of(tmp_path)).calibration == found
 
 
-def test_with_a_guard_it_is_fitted_on_what_no_training_saw(
+def test_with_validation_data_it_is_fitted_on_what_no_training_saw(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = calibrated(tmp_path, asked.TwoClasses, guard=0.25)
+    found = calibrated(tmp_path, asked.TwoClasses, validation=0.25)
     assert (found.part, found.examples, found.measured) == ("validation", 750, 3000)
     assert "all 750 samples of the validation data" in capsys.readouterr().out
     task = f"{asked.__name__}:TwoClasses"

@@ -1,21 +1,18 @@
-"""What a silo keeps and what it writes down: its ledger, its model with a card, its guard."""
+"""What a silo keeps and what it writes down: its ledger, its model with a card."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from safetensors.numpy import load_file, save_file
 
 import coterie.client.home.rounds
-import coterie.client.work.guard
 import coterie.client.work.train
 from coterie import wire
 from coterie.client.app import app
@@ -24,8 +21,8 @@ from coterie.client.home.card import CardError, keep_model, read_card
 from coterie.client.home.folder import create
 from coterie.client.resident.ledger import read, totals
 from coterie.client.work.discriminators import DiscriminatorPlan, open_pairs, train_stack
-from coterie.client.work.guard import held_out, is_alone_better, leave_out_validation
-from coterie.client.work.measure import Evaluation, evaluate
+from coterie.client.work.hold_out import leave_out_validation
+from coterie.client.work.measure import evaluate
 from coterie.client.work.sgd import seed_of
 from coterie.client.work.weights import load_weights, read_weights
 from coterie.client.work.workbench import Workbench, workbench_of
@@ -79,7 +76,7 @@ class Listening(InProcessGrid):
 
 def test_the_ledger_names_everything_that_went_over_the_wire(tmp_path: Path) -> None:
     grid = Listening(app, nodes(tmp_path))
-    run(tmp_path, grid=grid, strategy="hcct", personal="head", guard=0.2)
+    run(tmp_path, grid=grid, strategy="hcct", personal="head", validation=0.2)
     for index, name in enumerate(NAMES, start=1):
         sent = [m for m in grid.passed if m.metadata.src_node_id == index]
         entries = list(read(tmp_path / name))
@@ -419,86 +416,13 @@ def test_predict_says_what_is_wrong(
     assert "no model 'other-7' is kept" in capsys.readouterr().err
 
 
-# ---------------------------------------------------------------- guard
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"strategy": "fedavg"},
-        {"strategy": "fedavg", "sample": 1, "rounds": 4},
-        {"strategy": "fedgroup", "num_groups": 2, "pretrain_epochs": 1},
-        {"strategy": "hcct", "churn": "c+2", "min_silos": 2, "proximal_mu": 0.1},
-    ],
-)
-def test_the_guards_own_model_is_the_one_of_independent_training(
-    keys: dict[str, Any], tmp_path: Path
-) -> None:
-    """On all data: same w⁰, rounds, epochs, learning rates and randomness, whoever is drawn."""
-    run(tmp_path / "guarded", guard=0.25, **keys)
-    own = {k: v for k, v in keys.items() if k in ("rounds", "churn", "min_silos")}
-    independent = run(tmp_path / "independent", **own, strategy="independent")
-    for name in NAMES:
-        folder = tmp_path / "guarded" / name / "alone" / "run-1"
-        alone = load_file(folder / f"round-{keys.get('rounds', 3):06d}.safetensors")
-        assert model_hash(alone) == independent["model-hashes"][name]
-
-
-def test_once_the_models_are_compared_all_data_are_trained_on(tmp_path: Path) -> None:
-    """Of four rounds the last: until then what is held out is in no model that is compared."""
-    seen: Counter[int] = Counter()
-    trained = coterie.client.work.train.train
-
-    def watched(bench: Any, part: Any, plan: Any, **more: Any) -> float:
-        seen[len(part)] += 1
-        return trained(bench, part, plan, **more)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(coterie.client.work.train, "train", watched)
-        run(tmp_path, strategy="fedavg", guard=0.25, rounds=4)
-    assert seen == {15: 3 * 3, 20: 3}
-    assert read_card(tmp_path / "a" / "models" / "run-1.safetensors").guard == 0
-
-
-def test_the_federations_model_is_kept_where_it_is_better_by_a_standard_error() -> None:
-    def found(error: float, loss: float = 1.0) -> Evaluation:
-        return Evaluation(loss, error, 20)
-
-    assert is_alone_better(found(0.5), found(0.4)) and is_alone_better(found(0.4), found(0.4, 0.5))
-    assert is_alone_better(found(0.4), found(0.5)), "two of 20 are too few"
-    assert not is_alone_better(found(0.1), found(0.4))
-    unbounded = Evaluation(1.0, 7.5, 20), Evaluation(1.0, 8.0, 20)
-    assert not is_alone_better(*unbounded) and is_alone_better(*unbounded[::-1])
-
-
-def test_the_silo_keeps_what_is_better_on_its_validation_data(tmp_path: Path) -> None:
-    """Silos whose digits are turned differently do harm to each other in one global model."""
-    turned = nodes(tmp_path, **{"data.train": 60})
-    for i, node in enumerate(turned):
-        node |= {"data.rotation": 90 * i, "data.skip": 80 * i}
-    grid = InProcessGrid(app, turned)
-    record = run(tmp_path, grid=grid, strategy="fedavg", guard=0.25, rounds=6, lr=0.2)
-    guard = record["guard"]
-    assert set(guard["silos"]) == set(NAMES)
-    assert guard["kept-alone"], "one model for three rotations is worse than alone"
-    for name, entry in guard["silos"].items():
-        card = read_card(tmp_path / name / "models" / "run-1.safetensors")
-        kept = load_file(tmp_path / name / "models" / "run-1.safetensors")
-        assert entry["kept-alone"] is (card.trained == "alone") is (name in guard["kept-alone"])
-        assert (model_hash(kept) == record["model-hashes"][name]) is not entry["kept-alone"]
-        together, alone = entry["validation-error"], entry["alone-validation-error"]
-        assert entry["kept-alone"] or together <= alone
-        tested = entry["alone-error"] if entry["kept-alone"] else entry["error"]
-        assert card.test_error == tested
-    errors = guard["silos"].values()
-    assert guard["ipr"] == np.mean([e["error"] < e["alone-error"] for e in errors])
-    assert guard["not-worse-with-guard"] >= guard["not-worse"]
+# ---------------------------------------------------------------- validation data
 
 
 def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
-    """With the guard a silo trains as one that never had those samples."""
+    """With ``validation`` a silo trains as one that never had those samples."""
     from coterie.client.home.settings import SiloSettings
-    from coterie.client.work.guard import split_validation
+    from coterie.client.work.hold_out import split_validation
     from coterie.client.work.workbench import open_workbench
 
     bench = open_workbench(SiloSettings("a", options={"train": 20, "test": 20}))
@@ -512,7 +436,7 @@ def test_validation_data_are_in_no_training(tmp_path: Path) -> None:
 
 
 def messages_of(strategy: str, home: Path, **keys: Any) -> list[Message]:
-    """Everything that a run with the guard asks of its silos."""
+    """Everything that a run with ``validation`` asks of its silos."""
     asked: list[Message] = []
 
     class Asking(InProcessGrid):
@@ -522,7 +446,7 @@ def messages_of(strategy: str, home: Path, **keys: Any) -> list[Message]:
             return super().push_messages(messages)
 
     grid = Asking(app, nodes(home))
-    run(home, grid=grid, strategy=strategy, guard=0.25, rounds=1, **keys)
+    run(home, grid=grid, strategy=strategy, validation=0.25, rounds=1, **keys)
     return asked
 
 
@@ -536,18 +460,20 @@ def messages_of(strategy: str, home: Path, **keys: Any) -> list[Message]:
         ("fedcollab", wire.TRAIN_DISCRIMINATOR, {"discriminator_rounds": 1}),
     ],
 )
-def test_silos_are_told_of_the_guard_wherever_a_strategy_chooses(
+def test_silos_are_told_of_validation_wherever_a_strategy_chooses(
     strategy: str, kind: str, keys: dict[str, Any], tmp_path: Path
 ) -> None:
     asked = messages_of(strategy, tmp_path, **keys)
     told = [
-        m.content[wire.CONFIG].get(wire.GUARD) for m in asked if m.metadata.message_type == kind
+        m.content[wire.CONFIG].get(wire.VALIDATION)
+        for m in asked
+        if m.metadata.message_type == kind
     ]
     assert told and set(told) == {0.25}
 
 
-def guarded_bench() -> tuple[Workbench, Workbench]:
-    """A silo of 20 training samples, and what its guard leaves of it."""
+def spared_bench() -> tuple[Workbench, Workbench]:
+    """A silo of 20 training samples, and what validation leaves of it."""
     bench = workbench_of(
         Context(
             run_id=1, node_id=3, node_config=digits_config("a"), state=RecordDict(), run_config={}
@@ -556,8 +482,14 @@ def guarded_bench() -> tuple[Workbench, Workbench]:
     return bench, leave_out_validation(bench, 0.25, run_seed=4)
 
 
-def ask_about_guarded(kind: str, **records: Any) -> Message:
-    config = {wire.GUARD: 0.25, wire.SEED: 4, wire.ROUND: 1, wire.STEPS: 3, wire.PAIR_LABELS: "1"}
+def ask_with_validation(kind: str, **records: Any) -> Message:
+    config = {
+        wire.VALIDATION: 0.25,
+        wire.SEED: 4,
+        wire.ROUND: 1,
+        wire.STEPS: 3,
+        wire.PAIR_LABELS: "1",
+    }
     records[wire.CONFIG] = ConfigRecord(config)
     message = Message(RecordDict(records), dst_node_id=3, message_type=kind, group_id="1")
     node = digits_config("a")
@@ -570,9 +502,9 @@ def ask_about_guarded(kind: str, **records: Any) -> Message:
 
 
 def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
-    bench, spared = guarded_bench()
+    bench, spared = spared_bench()
     model = read_weights(bench.fresh_model(0))
-    reply = ask_about_guarded(
+    reply = ask_with_validation(
         wire.EVALUATE_TRAINING, **{wire.ARRAYS: wire.encode_arrays(model, packed=True)}
     )
     load_weights(bench.model, model)
@@ -583,40 +515,11 @@ def test_what_a_strategy_chooses_by_is_without_the_validation_data() -> None:
     assert metrics[wire.LOSS] == pytest.approx(expected.loss)
 
 
-def test_the_card_tells_which_samples_the_guard_kept_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A run of one round has none left to train on them."""
-    monkeypatch.setattr(coterie.client.work.guard, "is_alone_better", lambda *_: False)
-    run(tmp_path, strategy="fedavg", guard=0.2, seed=5, rounds=1)
-    card = read_card(tmp_path / "a" / "models" / "run-1.safetensors")
-    assert (card.guard, card.seed) == (0.2, 5)
-    context = Context(
-        run_id=1, node_id=1, node_config=nodes(tmp_path)[0], state=RecordDict(), run_config={}
-    )
-    bench = workbench_of(context)
-    kept_out = held_out(bench.data, card.guard, silo=card.silo, seed=card.seed)
-    trained_on = leave_out_validation(bench, 0.2, run_seed=5).data.train
-    rows = [
-        bytes(row)
-        for part in (kept_out, trained_on, bench.data.train)
-        for row in part.at(torch.arange(len(part)))[0].numpy()
-    ]
-    assert (len(kept_out), len(trained_on)) == (4, 16)
-    assert sorted(rows[:20]) == sorted(rows[20:])
-
-
 def test_discriminators_are_trained_and_scored_without_the_validation_data() -> None:
-    _, spared = guarded_bench()
+    _, spared = spared_bench()
     plan = DiscriminatorPlan(steps=3, batch_size=32, lr=0.01)
-    reply = ask_about_guarded(wire.TRAIN_DISCRIMINATOR)
+    reply = ask_with_validation(wire.TRAIN_DISCRIMINATOR)
     assert wire.read_metrics(reply.content)[wire.HELD_OUT] == 8, "of 15, not of 20"
     pairs = open_pairs(spared, None, [1], samples=500, seed=4)
     train_stack(pairs, plan, seed=seed_of(4, "a", 1, ""))
     assert_equal_models(wire.decode_arrays(reply.content[wire.DISCRIMINATORS]), pairs.arrays())
-
-
-def test_a_run_without_a_guard_has_none(hospital: tuple[Path, dict[str, Any]]) -> None:
-    home, record = hospital
-    assert "guard" not in record
-    assert not list(home.rglob("alone"))

@@ -56,9 +56,8 @@ def _pairs(draw: np.random.Generator) -> list[list[float]]:
         {"strategy": "fedavg", "balance": "weights"},
         {"strategy": "hcct", "alpha": 20.0, "balance": "sampling"},
         {"strategy": "fedavg", "validation": 0.2, "patience": 2},
-        {"strategy": "fedavg", "guard": 0.2},
     ],
-    ids=["weights", "sampling", "validation", "guard"],
+    ids=["weights", "sampling", "validation"],
 )
 def test_they_take_part_and_the_record_holds_no_nan(
     keys: dict[str, Any], nodes: list[dict[str, Any]], tmp_path: Path

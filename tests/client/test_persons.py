@@ -27,7 +27,7 @@ from coterie.client.work.columns import column_sums
 from coterie.client.work.data import Data, Held, Streamed, draw
 from coterie.client.work.discriminators import open_pairs
 from coterie.client.work.figures import with_intervals
-from coterie.client.work.guard import held_out, leave_out_validation, split_validation
+from coterie.client.work.hold_out import held_out, leave_out_validation, split_validation
 from coterie.client.work.oddities import warnings_of
 from coterie.client.work.statistics import count, intervals, suppress
 from coterie.client.work.workbench import Workbench, hash_of, open_workbench
@@ -167,7 +167,7 @@ def test_a_silo_of_one_person_cannot_hold_out(tmp_path: Path) -> None:
         "data.group": "patient",
     }
     told = {**TRAINING, "task": "study", "local_epochs": 1}
-    for key in ("guard", "validation", "holdout"):
+    for key in ("validation", "holdout"):
         reply = train(initial(0, node), node, **{**told, key: 0.2})
         assert f"has too few persons in its training data for {key}: 1 is left" in (
             reply.error.reason
@@ -187,9 +187,9 @@ class Grouped(asked.TwoClasses):
         return replace(plain, persons=(np.arange(n) // 10, n + np.arange(n) // 10))
 
 
-def kept_at(home: Path, *, guard: float = 0.0) -> Path:
+def kept_at(home: Path, *, validation: float = 0.0) -> Path:
     asked.Grouped = Grouped  # type: ignore[attr-defined]
-    return asked.keep(home, Grouped, guard=guard, rows=400)
+    return asked.keep(home, Grouped, validation=validation, rows=400)
 
 
 def test_a_model_is_calibrated_on_other_persons_than_it_is_measured_on(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_model_is_calibrated_on_other_persons_than_it_is_measured_on(tmp_path:
 
 
 def test_with_a_guard_it_is_calibrated_on_whom_no_training_saw(tmp_path: Path) -> None:
-    kept = load_kept(kept_at(tmp_path, guard=0.25))
+    kept = load_kept(kept_at(tmp_path, validation=0.25))
     found = calibrate(kept, options={"rows": 400}).calibration
     assert (found.part, found.examples, found.part_persons) == ("validation", 100, 10)
 
@@ -380,7 +380,7 @@ def test_epsilon_is_said_to_be_of_one_sample(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        {"strategy": "hcct", "guard": 0.2, "alpha": "auto"},
+        {"strategy": "hcct", "validation": 0.2, "alpha": "auto"},
         {"strategy": "auto", "validation": 0.2},
         {"strategy": "fedcollab"},
     ],

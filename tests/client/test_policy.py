@@ -134,7 +134,7 @@ def test_epochs_by_another_name_are_refused_too_and_when_the_silo_joins(
     [
         {"local_steps": 6},
         {"local_steps": 3, "local_epochs": 9},
-        {"local_steps": 6, "guard": 0.25},
+        {"local_steps": 6, "validation": 0.25},
         {"personal_epochs": 2, "adapt_steps": 2},
         {"inner_steps": 2},
     ],

@@ -92,7 +92,7 @@ def test_a_silo_keeps_the_round_that_was_best_on_its_validation_data(tmp_path: P
     found = run(tmp_path, **CHOOSING)
     card = card_at(tmp_path)
     assert 1 <= card.round < 12 and (card.rounds, card.best_of) == (12, 12)
-    assert card.guard == 0.25 and card.validation_examples == 10
+    assert card.validation == 0.25 and card.validation_examples == 10
     assert card.sha256 == model_hash(kept_at(tmp_path)) != found.models["a"]
     # The same rounds, one fewer at a time: what is kept is the last model of that many.
     until = run(tmp_path / "until", **{**CHOOSING, "rounds": 12, "keep_every": card.round})
@@ -249,7 +249,7 @@ def test_silos_evaluate_every_few_rounds_and_after_the_last(tmp_path: Path) -> N
     [
         ({"keep": "best"}, "keep = best needs validation data"),
         ({"patience": 3}, "patience needs validation data"),
-        ({"validation": 0.2, "guard": 0.2}, "validation and guard cannot be combined"),
+        ({"guard": 0.2}, "unknown key 'guard': it is gone. strategy = auto"),
         ({"validation": 0.6}, "validation must be at least 0 and at most 0.5"),
         ({"evaluate-every": 0}, "evaluate-every must be at least 1"),
         ({"keep": "first"}, "keep must be last or best"),

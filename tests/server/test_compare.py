@@ -15,10 +15,8 @@ from rich.console import Console
 from scipy.stats import t as student
 from scipy.stats import ttest_rel, wilcoxon
 
-from coterie.server.cli.commands import print_final
 from coterie.server.runs.metrics import Lead
-from coterie.server.runs.record import event_of, read_run, read_whole, run_of
-from coterie.server.runs.record.follow import Progress
+from coterie.server.runs.record import read_whole, run_of
 from coterie.server.study import compare as compare_module
 from coterie.server.study.compare import compare, read
 from coterie.server.study.comparison import (
@@ -700,45 +698,6 @@ def test_a_strategy_that_fails_is_named_and_the_others_go_on(
     said, table = go(file, tmp_path / "out")
     assert {row.name for row in table} == {"alone", "fedavg", "IFCA, K 2"}
     assert said.count("  seed ") == 2, "only what was missing"
-
-
-def test_a_comparison_shows_the_models_that_guards_kept(tmp_path: Path) -> None:
-    """Labels turned round at one of two silos: what they learn together helps neither."""
-    declared(tmp_path)
-    b = dict(np.load(tmp_path / "b.npz"))
-    np.savez(tmp_path / "b.npz", x=b["x"], y=1 - b["y"])
-    run = "\n[run]\nrounds = 3\nguard = 0.3\nlr = 0.5\n"
-    said, table = go(written(tmp_path, DECLARED + run + FEDAVG), tmp_path / "out")
-    (path,) = (tmp_path / "out" / "records").glob("fedavg-*-seed0")
-    record, kept = json.loads((path / "run.json").read_text()), read_whole(path).kept_alone
-    assert kept, "training together must be bad here"
-    assert f"{len(kept)} kept their own model ({', '.join(kept)})" in said
-    told = record["guard"]["silos"]
-    shown = [
-        told[n]["alone-error"] if n in kept else record["final-evaluation"][n]["error"]
-        for n in "ab"
-    ]
-    (fedavg,) = [row for row in table if row.name == "fedavg"]
-    assert fedavg.error == pytest.approx(np.mean(shown))
-    assert fedavg.error != pytest.approx(
-        np.mean([own["error"] for own in record["final-evaluation"].values()])
-    )
-    progress = Progress("fedavg")
-    for line in (path / "events.jsonl").read_text(encoding="utf-8").splitlines():
-        told_so_far = event_of(line)
-        assert told_so_far is not None
-        progress.feed(told_so_far)
-    assert progress.mean_error == pytest.approx(np.mean(shown)), "the live view, too"
-    console = Console(file=io.StringIO(), width=200)
-    print_final(console, path)
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert f"of 2 silos, these kept their own model: {', '.join(kept)}" in text
-    assert text.count("(its own)") == len(kept) and "mean of 2" in text and "tested on" in text
-    (path / "run.json").unlink()
-    assert read_run(path).final_errors == dict(zip("ab", shown, strict=True))
-    page = (path / "report.html").read_text(encoding="utf-8")
-    assert "keeps the model that it trained alone" in page
-    assert "There is nothing to compare this run with" not in page
 
 
 @pytest.mark.parametrize("place", ['data = "~typo/d"', 'task = "~typo/study.toml"'])

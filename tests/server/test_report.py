@@ -115,7 +115,6 @@ TUNED = {"personalise": "finetune", "personal-epochs": 1, "ditto-lambda": 1.0}
     [
         ({"local-steps": 5}, {}, False),
         ({"local-steps": 5}, {"local-steps": 5, "local-epochs": 9}, True),
-        ({"guard": 0.2}, {"guard": 0.0}, False),
         ({"proximal-mu": 0.1}, {}, False),
         (TUNED, {}, False),
         (TUNED, TUNED | {"personal-epochs": 2}, False),
@@ -126,7 +125,7 @@ TUNED = {"personalise": "finetune", "personal-epochs": 1, "ditto-lambda": 1.0}
             False,
         ),
         ({"personal-epochs": 1, "personalise": "none"}, {"personal-epochs": 2}, True),
-        ({"local-steps": 0, "proximal-mu": 0.0, "guard": 0.0, "personalise": "none"}, {}, True),
+        ({"local-steps": 0, "proximal-mu": 0.0, "personalise": "none"}, {}, True),
     ],
 )
 def test_only_a_run_of_the_same_training_is_compared(

@@ -715,8 +715,8 @@ def test_a_refusal_in_the_middle_is_final_and_one_that_comes_back_is_asked_again
     assert tried[0]["missing"] == {"node-2": reason}
 
 
-def test_samples_that_a_guard_keeps_are_not_called_too_few_to_begin_with(tmp_path: Path) -> None:
-    keys = {"strategy": "fedcollab", "rounds": 1, "min-silos": 3, "guard": 0.2}
+def test_samples_kept_for_validation_are_not_called_too_few_to_begin_with(tmp_path: Path) -> None:
+    keys = {"strategy": "fedcollab", "rounds": 1, "min-silos": 3, "validation": 0.2}
     configs = [
         digits_config(n, i, **{"data.train": 2 if n == "a" else 30}) for i, n in enumerate("abc")
     ]
@@ -724,7 +724,7 @@ def test_samples_that_a_guard_keeps_are_not_called_too_few_to_begin_with(tmp_pat
     result = execute(grid, RunConfig.read(keys), run_id=1, folder=tmp_path / "run")
     assert result.rounds[0].details["discriminators"]["missing"] == {
         "a": "it has too few samples to hold any out: 2, of which fewer than the 2 that are needed "
-        "are left (guard keeps some out)."
+        "are left (validation keeps some out)."
     }
 
 

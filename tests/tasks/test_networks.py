@@ -132,7 +132,7 @@ def silo_settings(config: Mapping[str, Any]) -> SiloSettings:
             pytest.param(keys, marks=pytest.mark.nightly)
             for keys in (
                 {"strategy": "hcct", "layers": "fc."},
-                {"strategy": "hcct", "layers": "auto", "guard": 0.2},
+                {"strategy": "hcct", "layers": "auto", "validation": 0.2},
                 {"strategy": "fedgroup", "num_groups": 2, "pretrain_steps": 4},
                 {"strategy": "fedgenp", "generator_steps": 2},
                 {"strategy": "fedavg", "personalise": "ditto", "evaluate_trained": True},
@@ -258,7 +258,7 @@ def test_the_head_of_a_library_s_network_can_be_personal(study: Path, tmp_path: 
     (tmp_path / "study.toml").write_text(text)
     for name in NAMES:
         shutil.copy(study / f"{name}.npz", tmp_path)
-    grid, _ = run(tmp_path, tmp_path, strategy="hcct", personal="head", guard=0.2)
+    grid, _ = run(tmp_path, tmp_path, strategy="hcct", personal="head", validation=0.2)
     sent = {name for message in grid.passed for name in arrays_of(message)}
     beginnings = {name.split(".")[0] for name in sent}
     assert beginnings == {"stage3", "stage4", "conv5"}, "neither fc nor what is frozen"

@@ -71,18 +71,6 @@ class Round(RoundReport):
         return errors_of(self.after)
 
     @property
-    def kept_alone(self) -> tuple[str, ...]:
-        """Silos whose guard kept the model that they trained alone."""
-        return tuple(name for name, found in self.guard.items() if found.kept_alone)
-
-    @property
-    def kept_errors(self) -> dict[str, float]:
-        """Silo → error of the model that was evaluated, or of the one that its guard kept."""
-        own = {name: self.guard[name].alone_error for name in self.kept_alone}
-        found = errors_of(self.evaluation)
-        return found | {name: error for name, error in own.items() if math.isfinite(error)}
-
-    @property
     def personal_errors(self) -> dict[str, float]:
         """Silo → error of the model as it trained it in the round, before the averaging."""
         told = self.personalised.items()
@@ -160,7 +148,7 @@ class Run:
         refused: silo → why it was not let in.
         rounds: ascending.
         initial: of the initial model.
-        final: what came after the last round: evaluation, last groups, guards, exchanges.
+        final: what came after the last round: evaluation, last groups, exchanges.
         collaboration: figures beside training alone, if the run was told which run that is.
         model_hashes: silo → of its final model.
         resumed: in time.
@@ -224,22 +212,9 @@ class Run:
         return self.status in ENDS
 
     @property
-    def kept_alone(self) -> tuple[str, ...]:
-        """Silos whose guard kept the model that they trained alone."""
-        return self.final.kept_alone if self.final else ()
-
-    @property
     def final_errors(self) -> dict[str, float]:
-        """Silo → error of the model that it has at the end: the federation's, or with ``guard`` the
-        one that it kept. Who left before the end is not in."""
-        return self.final.kept_errors if self.final else {}
-
-    @property
-    def alone_errors(self) -> dict[str, float]:
-        """Silo → error of the model that it trained alone beside the federation's (``guard``)."""
-        guard = self.final.guard if self.final else {}
-        told = {name: found.alone_error for name, found in guard.items()}
-        return {name: error for name, error in told.items() if math.isfinite(error)}
+        """Silo → error of the model that it has at the end. Who left before is not in."""
+        return errors_of(self.final.evaluation) if self.final else {}
 
     @property
     def final_groups(self) -> Groups:

@@ -12,7 +12,7 @@ from typing import Any
 
 from coterie import wire
 from coterie.server.runs.metrics import Lead
-from coterie.server.runs.record.contents import Event, Round, Run
+from coterie.server.runs.record.contents import Event, Round, Run, errors_of
 from coterie.server.runs.record.format import event_of
 from coterie.server.runs.record.reading import EVENTS
 from coterie.server.runs.record.values import Groups
@@ -158,7 +158,7 @@ class Progress:
         self.states |= dict.fromkeys(refused, "not let in")
         self.left_out += [f"round {self.round}: {n}: {why}" for n, why in report.left_out.items()]
         if report.evaluation:
-            self.errors |= report.kept_errors
+            self.errors |= errors_of(report.evaluation)
             self.evaluated = report.evaluated_round
         self._feed_phase(report)
         self.samples |= {name: silo.num_examples for name, silo in report.silos.items()}

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from coterie import wire
-from coterie.server.runs.metrics import Collaboration, ipr, mean_accuracy, not_worse
+from coterie.server.runs.metrics import Collaboration, mean_accuracy
 from coterie.server.runs.record.contents import (
     Budget,
     Evaluations,
@@ -24,20 +24,22 @@ from coterie.server.runs.record.contents import (
     SiloFacts,
 )
 from coterie.server.runs.record.values import Fields, clean_within, known, plain
-from coterie.strategies.rounds.reports import GuardReport, PhaseReport, SiloReport
+from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 FORMAT = 1
+GONE = "guard"
+"""Of earlier versions: which silos kept a model that they had also trained alone."""
 ROUND_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
         "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
-        "personalised", "metrics", "train-metrics", "guard", "ended-early",
+        "personalised", "metrics", "train-metrics", GONE, "ended-early",
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
 OF_UPDATES = ("update-norm", "update-lost", "discrepancy")
 FINAL_KEYS = frozenset(
-    {"final-evaluation", "final-groups", "final-phases", "final-details", "guard", "ended-early"}
+    {"final-evaluation", "final-groups", "final-phases", "final-details", "ended-early"}
 )
 """Keys of a run of which one is there when something came after its last round."""
 
@@ -51,7 +53,6 @@ def _round_of(told: Fields, *, final: bool = False) -> Round:
         Round,
         personalised={name: own[:2] for name, own in told.evaluation("personalised").items()},
         details={k: clean_within(v) for k, v in told.values.items() if k not in ROUND_KEYS},
-        guard={name: one.read(GuardReport) for name, one in told.each("guard")},
         final=final,
         after=told.evaluation("evaluation-after"),
     )
@@ -77,7 +78,6 @@ def plain_round(one: Round) -> dict[str, Any]:
     if one.evaluation:
         entry["evaluated-round"] = one.evaluated_round
         entry["evaluation"] = _plain_evaluation(one.evaluation)
-    entry |= {"guard": plain(one.guard)} if one.guard else {}
     for key, told_by in (("train-metrics", one.train_metrics), ("metrics", one.metrics)):
         entry |= {key: {name: dict(own) for name, own in told_by.items()}} if told_by else {}
     return entry | ({"evaluation-after": _plain_evaluation(one.after)} if one.after else {})
@@ -143,7 +143,6 @@ def _final_of(told: Fields, last: int) -> Round | None:
         metrics=told.figures("final-metrics"),
         phases={kind: one.read(PhaseReport) for kind, one in told.each("final-phases")},
         details=clean_within(told.of("final-details", dict)),
-        guard={name: one.read(GuardReport) for name, one in told.inside("guard").each("silos")},
         ended_early=told.text("ended-early"),
         final=True,
     )
@@ -197,7 +196,6 @@ def _plain(run: Run) -> dict[str, Any]:
         "final-metrics": {name: dict(own) for name, own in final.metrics.items()} or None,
         "final-groups": final.groups if final.evaluation else None,
         "final-details": _news(final, run.rounds[-1:]) or None,
-        "guard": _plain_guard(final.guard) if final.guard else None,
         "ended-early": final.ended_early or None,
         "error": run.error or None,
         "seconds": known(run.seconds),
@@ -220,25 +218,6 @@ def _news(final: Round, last: Iterable[Round]) -> dict[str, Any]:
         told |= one.grouping.without_matrices()
     now = final.grouping.without_matrices()
     return {key: value for key, value in now.items() if key not in told or told[key] != value}
-
-
-def _plain_guard(guard: Mapping[str, GuardReport]) -> dict[str, Any]:
-    """How often silos keep their own model, and IPR with and without.
-
-    IPR is the share of silos strictly better than alone. A silo that keeps its own model is exactly
-    as good as alone, so the guard shows in ``not-worse``, the share of silos no worse than alone.
-    """
-    alone = {name: entry.alone_error for name, entry in guard.items()}
-    without = {name: entry.error for name, entry in guard.items()}
-    kept = {n: e.alone_error if e.kept_alone else e.error for n, e in guard.items()}
-    return {
-        "kept-alone": [name for name, entry in guard.items() if entry.kept_alone],
-        "ipr": ipr(without, alone),
-        "ipr-with-guard": ipr(kept, alone),
-        "not-worse": not_worse(without, alone),
-        "not-worse-with-guard": not_worse(kept, alone),
-        "silos": plain(guard),
-    }
 
 
 # ---------------------------------------------------------------- events
