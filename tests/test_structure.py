@@ -232,3 +232,11 @@ def test_flowers_inside_is_reached_no_more_often(
 @pytest.mark.parametrize("feature", FEATURES)
 def test_no_more_files_name_a_feature(feature: str) -> None:
     assert named(feature) == FEATURES[feature]
+
+
+def test_what_the_page_of_the_architecture_names_is_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_]+/[a-z_/]*(?:\.py)?)`", text))
+    assert len(named) > 25
+    assert not [name for name in named if not (ROOT / name).exists()]
+    assert len(text.splitlines()) <= 80, "two screens"
