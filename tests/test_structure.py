@@ -30,9 +30,6 @@ BACK_UP = {
 }
 """Imports that close a circle between two folders, and the files that have them."""
 
-USES_RIVALS = {"auto", "fedcollab", "fedgenp", "fedgroup", "hcct"}
-"""Folders of strategies that import from the one of the strategies they are compared with."""
-
 BY_STRING = {
     "server/machine/local.py": {"coterie.client"},
     "server/runs/inprocess.py": {
@@ -140,10 +137,9 @@ def test_every_debt_closes_a_circle(debt: tuple[str, str]) -> None:
         in_order(set(arrows()) - set(BACK_UP) | {debt})
 
 
-def test_what_runs_inside_the_groups_comes_from_no_rival_but_for_the_debts() -> None:
-    users = {start for start, end in arrows() if end == "strategies.baselines"}
-    own = {start.removeprefix("strategies.") for start in users if start.count(".")}
-    assert own - {"registry", "__init__"} == USES_RIVALS
+def test_what_runs_inside_the_groups_comes_from_no_rival() -> None:
+    users = {start for start, end in arrows() if end == "strategies.rivals"}
+    assert users <= {"strategies.registry", "strategies"}
 
 
 def test_a_feature_imports_the_core_and_no_other_feature() -> None:

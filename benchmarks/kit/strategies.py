@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import FedAvg
+from coterie.strategies.plain.fedavg import FedAvg
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, orders_from
 from coterie.strategies.rounds.members import Plain
 from coterie.strategies.rounds.policy import average_groups

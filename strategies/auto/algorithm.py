@@ -80,11 +80,11 @@ from coterie.strategies.auto.told import (
     verdict_entry,
     verdict_text,
 )
-from coterie.strategies.baselines import probes
 from coterie.strategies.errors import EXIT_CONFIG, FederationError
 from coterie.strategies.fedcollab.algorithm import FedCollab, FedCollabState
 from coterie.strategies.fedcollab.discriminators import Discriminators
 from coterie.strategies.partition.gram import gram
+from coterie.strategies.plain import probes
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

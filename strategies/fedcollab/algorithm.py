@@ -30,7 +30,6 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.within import Within, WithinField
 from coterie.strategies.fedcollab.discriminators import (
     Discriminators,
     Measurement,
@@ -42,6 +41,7 @@ from coterie.strategies.partition import coalition, fedcollab
 from coterie.strategies.partition.coalition import MAX_OPTIMAL_SILOS, FedCollabBound, Solver
 from coterie.strategies.partition.distance import Distance, null_error
 from coterie.strategies.partition.fedcollab import StructureReport
+from coterie.strategies.plain.within import Within, WithinField
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

@@ -20,7 +20,6 @@ import numpy as np
 from pydantic import AfterValidator, Field
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import FedAvg
 from coterie.strategies.errors import refused
 from coterie.strategies.fedgenp.latent import (
     Generator,
@@ -32,6 +31,7 @@ from coterie.strategies.fedgenp.latent import (
     predictor_arrays,
     predictor_shape,
 )
+from coterie.strategies.plain.fedavg import FedAvg
 from coterie.strategies.rounds import kit
 from coterie.wire import Layers, Model
 

@@ -45,11 +45,11 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.placing import compared
-from coterie.strategies.baselines.within import Within, WithinField
 from coterie.strategies.errors import EXIT_NO_SILOS, FederationError
 from coterie.strategies.partition import fedgroup
 from coterie.strategies.partition.gram import cross, gram
+from coterie.strategies.plain.placing import compared
+from coterie.strategies.plain.within import Within, WithinField
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

@@ -39,7 +39,6 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.within import Within, WithinField
 from coterie.strategies.errors import EXIT_CONFIG, FederationError, refused
 from coterie.strategies.hcct import alpha as trials
 from coterie.strategies.hcct.alpha import Found, Landscape, Trial
@@ -51,6 +50,7 @@ from coterie.strategies.partition.coalition import (
 )
 from coterie.strategies.partition.gram import gram
 from coterie.strategies.partition.hcct import layer_choice, place
+from coterie.strategies.plain.within import Within, WithinField
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

@@ -38,10 +38,10 @@ from coterie.strategies import (
     PFedMe,
     RunResult,
 )
-from coterie.strategies.baselines.flsc import first_choices
-from coterie.strategies.baselines.one_model import information
-from coterie.strategies.baselines.within import num_steps
+from coterie.strategies.plain.within import num_steps
 from coterie.strategies.registry import ROWS, STRATEGIES
+from coterie.strategies.rivals.flsc import first_choices
+from coterie.strategies.rivals.one_model import information
 from coterie.strategies.rounds.algorithm import Update
 from coterie.strategies.rounds.roster import DescribedRoster, Silo
 from coterie.strategies.strategy import GroupStrategy
@@ -657,7 +657,7 @@ def test_zero_steps_of_adaption_are_the_papers_number(make: Any, papers: int) ->
 OTHERS = ("independent", "fedavg", "fedensemble")
 """In a module of baselines, and checked elsewhere."""
 BASELINE_NAMES = sorted(
-    row.name for row in ROWS if row.module.startswith("baselines.") and row.name not in OTHERS
+    row.name for row in ROWS if row.module.startswith("rivals.") and row.name not in OTHERS
 )
 
 

@@ -13,8 +13,8 @@ from flwr.app import ArrayRecord, MetricRecord
 from coterie import strategies
 from coterie.server.runs.inprocess import InProcessGrid
 from coterie.strategies import HCCT, FedAvg, FederationError, FedGenP, GroupStrategy, RunResult
-from coterie.strategies.baselines.one_model import Independent
 from coterie.strategies.fedgenp.latent import GeneratorPlan
+from coterie.strategies.plain.fedavg import Independent
 from coterie.strategies.registry import ROWS
 from coterie.strategies.rounds.algorithm import Algorithm, Order, Round, Update, orders_from
 from coterie.strategies.rounds.checkpoint import Checkpoint

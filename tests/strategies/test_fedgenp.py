@@ -30,13 +30,13 @@ from coterie.strategies import (
     Independent,
     PerFedAvg,
 )
-from coterie.strategies.baselines.one_model import Independent as IndependentAlgorithm
 from coterie.strategies.errors import FederationError
 from coterie.strategies.fedgenp import generative
 from coterie.strategies.fedgenp.algorithm import FedGenP as FedGenPAlgorithm
 from coterie.strategies.fedgenp.fedgen import FedGen as FedGenAlgorithm
 from coterie.strategies.fedgenp.generative import GenerativeState, Given, teaching
 from coterie.strategies.fedgenp.latent import GeneratorPlan
+from coterie.strategies.plain.fedavg import Independent as IndependentAlgorithm
 from coterie.strategies.rounds.algorithm import Order, Round, Update
 from coterie.strategies.rounds.checkpoint import Checkpoint
 from coterie.strategies.rounds.members import Plain as PlainState

@@ -14,8 +14,8 @@ from pydantic import Field
 
 from coterie import wire
 from coterie.server.runs.inprocess import InProcessGrid
-from coterie.strategies.baselines.one_model import FedAvg as FedAvgAlgorithm
 from coterie.strategies.errors import FederationError
+from coterie.strategies.plain.fedavg import FedAvg as FedAvgAlgorithm
 from coterie.strategies.rounds.algorithm import Answers, Exchanges, Order, Round, Update
 from coterie.strategies.rounds.members import Plain
 from coterie.strategies.rounds.reports import PhaseReport

@@ -22,7 +22,7 @@ from coterie.strategies import (
     PerFedAvg,
     PFedMe,
 )
-from coterie.strategies.baselines.within import FedNovaInside, Within, normalised
+from coterie.strategies.plain.within import FedNovaInside, Within, normalised
 from coterie.strategies.rounds.algorithm import Round, Update
 from coterie.strategies.rounds.members import Members
 from coterie.strategies.rounds.roster import Silo

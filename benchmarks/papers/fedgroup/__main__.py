@@ -40,8 +40,8 @@ from coterie.client.work.data import Held
 from coterie.client.work.sgd import TrainPlan, seed_of
 from coterie.client.work.weights import read_weights
 from coterie.strategies import FedGroup
-from coterie.strategies.baselines.fesem import FeSEMState
-from coterie.strategies.baselines.flsc import Choices
+from coterie.strategies.rivals.fesem import FeSEMState
+from coterie.strategies.rivals.flsc import Choices
 from coterie.tasks import Task
 from coterie.tasks.base import SiloData
 from coterie.wire import Model

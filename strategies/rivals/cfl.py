@@ -31,9 +31,9 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.placing import compared, constant_lr, nearest, placing_order
 from coterie.strategies.partition.cfl import bipartition, is_split_due, mean_norm
 from coterie.strategies.partition.gram import gram
+from coterie.strategies.plain.placing import compared, constant_lr, nearest, placing_order
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

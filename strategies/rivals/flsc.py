@@ -8,7 +8,7 @@
   FLSC with N_g = 1.
 
 Before every round each silo whose turn it is is asked for its loss of every model
-(``coterie.strategies.baselines.probes``). It trains the mean of its best, and what it sends back is
+(``coterie.strategies.plain.probes``). It trains the mean of its best, and what it sends back is
 averaged into every model that it chose; a model that nobody chose keeps its weights. Every model is
 sent to everybody, so an update counts only where enough others count with it for its silo's
 smallest group.
@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.probes import losses
+from coterie.strategies.plain.probes import losses
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

@@ -26,15 +26,15 @@ import numpy as np
 from pydantic import Field
 
 from coterie import wire
-from coterie.strategies.baselines.placing import (
+from coterie.strategies.partition._check import Groups
+from coterie.strategies.partition.clustering import Linkage, Metric, hierarchical, k_means
+from coterie.strategies.plain.placing import (
     compared,
     constant_lr,
     gram_of,
     nearest,
     placing_order,
 )
-from coterie.strategies.partition._check import Groups
-from coterie.strategies.partition.clustering import Linkage, Metric, hierarchical, k_means
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

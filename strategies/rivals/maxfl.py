@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from coterie.strategies.baselines.probes import loss_of, probe
+from coterie.strategies.plain.probes import loss_of, probe
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 

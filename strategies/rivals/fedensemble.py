@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, InstanceOf
 
 from coterie import wire
-from coterie.strategies.baselines.one_model import FedAvg
+from coterie.strategies.plain.fedavg import FedAvg
 from coterie.strategies.rounds import kit
 from coterie.wire import Model
 
