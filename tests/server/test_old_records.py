@@ -103,10 +103,12 @@ def test_a_run_goes_on_after_a_round_of_its_record(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "key"), [("hcct-1", "alpha"), ("fedcollab-1", "c")])
 def test_its_configuration_is_taken_without_the_keys_of_other_strategies(
-    name: str, key: str
+    name: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = read_whole(RECORDS / name)
     config = recorded_config(run).plain()
+    said = "guard = 0.2 of the record is left out: it is gone."
+    assert said in caplog.text and "guard" not in config
     assert "pretrain-epochs" in run.config and "pretrain-epochs" not in config
     assert config[key] == run.config[key]
     assert {k: run.config[k] for k in config if k in run.config}.items() <= config.items()
