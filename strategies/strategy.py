@@ -933,7 +933,7 @@ def welcome(algorithm: kit.Algorithm[Any], state: Any, now: kit.Round) -> Any:
     members = algorithm.members(state)
     new = [silo for silo in now.silos if silo.name not in members.sizes]
     if new:
-        members = kit.enrol(members, new, algorithm.newcomer_model(state), number=now.number)
+        members = kit.enrol(members, new, algorithm.newcomer_model(state))
     changed = kit.renewed(members, now.silos)
     members = kit.with_data(kit.with_minimums(members, now.silos), now.silos)
     state = algorithm.with_members(state, members)

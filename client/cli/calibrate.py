@@ -154,11 +154,8 @@ def _parts(kept: Kept, options: Mapping[str, Option], workers: int) -> tuple[str
         )
     data = to_device(loaded, torch.device("cpu"), workers=workers)
     if card.validation:
-        return (
-            "validation",
-            held_out(data, card.validation, silo=card.silo, seed=card.seed),
-            data.test,
-        )
+        part = held_out(data, card.validation, silo=card.silo, seed=card.seed)
+        return "validation", part, data.test
     fit, rest = (torch.from_numpy(rows) for rows in halves(len(data.test), data.test.persons))
     if not len(rest):
         raise TaskError(

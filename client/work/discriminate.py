@@ -14,7 +14,6 @@ from coterie.client.work.discriminators import (
     open_pairs,
     train_stack,
 )
-from coterie.client.work.hold_out import leave_out_validation
 from coterie.client.work.request import RefusedError, Request
 from coterie.client.work.sgd import Stopwatch
 from coterie.client.work.workbench import Workbench
@@ -81,10 +80,10 @@ def _pairs(request: Request, *, labelled: bool) -> Pairs:
     if set(labels) - {"0", "1"}:
         raise RefusedError(f"{wire.PAIR_LABELS} must be of the digits 0 and 1. Got {labels!r}.")
     record = wire.array_records(request.message.content).get(wire.DISCRIMINATORS)
-    kept_out = request.held_out_share(wire.VALIDATION)
+    spared = request.spared()
     try:
         return open_pairs(
-            leave_out_validation(request.bench, kept_out, run_seed=request.run_seed),
+            spared,
             None if record is None else wire.decode_arrays(record),
             [int(label) for label in labels],
             samples=request.value(wire.SAMPLES),

@@ -341,10 +341,10 @@ class Request:
                     f"and this run's {name} = {asked} does not go with that."
                 )
 
-    def _way(self, number: int | None = None) -> TrainPlan:
-        """What all trainings of the run have in common, in this round or another."""
+    def _way(self) -> TrainPlan:
+        """What all trainings of the run have in common, in this round."""
         asked = {name: self.value(name.replace("_", "-")) for name in COMMON}
-        plan = TrainPlan(epochs=1, lr=0.01, schedule=self._schedule(number), **asked)
+        plan = TrainPlan(epochs=1, lr=0.01, schedule=self._schedule(), **asked)
         if plan.batch_size == 1 and has_batch_norm(self.bench.model):
             raise RefusedError("a model with BatchNorm cannot be trained with batch-size 1.")
         try:
@@ -521,16 +521,14 @@ class Request:
             raise RefusedError(f"{key} must be one of {', '.join(known)}. Got {value!r}.")
         return value
 
-    def _schedule(self, number: int | None) -> Schedule | None:
+    def _schedule(self) -> Schedule | None:
         kind, warm_up, rounds = map(self.value, (wire.SCHEDULE, wire.WARM_UP, wire.ROUNDS))
         own = self.bench.task.lr_factor if has_own(self.bench.task, "lr_factor") else None
         if (kind == "constant" and not warm_up and own is None) or not rounds:
             return None
         if warm_up >= 1:
             raise RefusedError(f"{wire.WARM_UP} must be a share of the run below 1. Got {warm_up}.")
-        if number is None:
-            number = self.integer(wire.ROUND, minimum=0, default=1)
-        begin = max(number - 1, 0) / rounds
+        begin = max(self.round_number(default=1) - 1, 0) / rounds
         schedule = Schedule(kind, warm_up, begin, 1 / rounds, own)
         try:
             schedule.factor(0.0)

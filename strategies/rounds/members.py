@@ -24,7 +24,6 @@ class Members:
         sizes: silo → number of training samples, from its last accepted reply (or as stated).
         groups: who trained together in the last round.
         minimums: silo → the smallest group that it accepts, where it stated one.
-        since: silo → the round in which it first took part.
         data: silo → what it said of its data when it came last: ``Silo.data``.
     """
 
@@ -33,7 +32,6 @@ class Members:
     sizes: Mapping[str, float] = field(default_factory=dict)
     groups: tuple[Group, ...] = ()
     minimums: Mapping[str, int] = field(default_factory=dict)
-    since: Mapping[str, int] = field(default_factory=dict)
     data: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
     @property
@@ -82,13 +80,12 @@ def present_groups(groups: Iterable[Group], here: Iterable[str]) -> tuple[Group,
     return tuple(sorted([*filter(None, kept), *((n,) for n in here if n not in grouped)]))
 
 
-def enrol(members: Members, new: Sequence[Silo], model: Model, *, number: int) -> Members:
-    """Let silos in with ``model`` as their current model, in the round ``number``."""
+def enrol(members: Members, new: Sequence[Silo], model: Model) -> Members:
+    """Let silos in with ``model`` as their current model."""
     return replace(
         members,
         models={**members.models, **{silo.name: model for silo in new}},
         sizes={**members.sizes, **{silo.name: float(silo.num_examples) for silo in new}},
-        since={**members.since, **{silo.name: number for silo in new}},
     )
 
 

@@ -27,13 +27,13 @@ from coterie.server.runs.record.values import Fields, clean_within, known, plain
 from coterie.strategies.rounds.reports import PhaseReport, SiloReport
 
 FORMAT = 1
-GONE = "guard"
+GUARD = "guard"
 """Of earlier versions: which silos kept a model that they had also trained alone."""
 ROUND_KEYS = frozenset(
     {
         "round", "groups", "joined", "left", "left-out", "seconds", "phases", "silos",
         "evaluation", "evaluation-after", "evaluated-round", "event", "at", "refused",
-        "personalised", "metrics", "train-metrics", GONE, "ended-early",
+        "personalised", "metrics", "train-metrics", GUARD, "ended-early",
     }
 )  # fmt: skip
 """Keys of a round that belong to the loop; every other one is the strategy's."""
