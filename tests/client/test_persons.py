@@ -99,7 +99,7 @@ def persons_of(data: Data) -> tuple[set[int], set[int]]:
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.5])
 @pytest.mark.parametrize("seed", range(3))
-def test_whole_persons_are_held_out_by_guard_validation_and_trials(
+def test_whole_persons_are_held_out_by_validation_and_trials(
     share: float, seed: int, tmp_path: Path
 ) -> None:
     bench = bench_of(tmp_path)
